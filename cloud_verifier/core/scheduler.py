@@ -1,0 +1,351 @@
+"""The verifier's mind: all sessions, who gets into the next step, and what each step commits.
+
+Sans-IO: messages and step results come in with `now` (seconds, monotonic), effects and plans come out.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cloud_verifier.core.effects import Effect, End, Reply
+from cloud_verifier.core.session import Progress, VerifySession
+from cloud_verifier.core.slots import SlotPool
+from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
+from common.errors import (
+    CapacityError,
+    Code,
+    ForerunError,
+    LocalError,
+    PeerError,
+    UnavailableError,
+    UserError,
+)
+from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose
+from common.tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of one verifier. Each is checked in the constructor."""
+
+    max_sessions: int = 64  # open at once
+    max_rows: int = 256  # nodes (tips included) in one step, all sessions
+    max_nodes_per_session: int = 32  # of those, for one session
+    prefill_chunk: int = 256  # prompt tokens in one step, all sessions; bounds the step that others wait for
+    max_live_nodes: int = 128  # live nodes a session may ever hold here; more are dropped
+    min_credit: int = 8  # a session is always let propose this many
+    live_node_budget: int = 2048  # live nodes over all sessions; credit divides it
+    idle_timeout: float = 300.0  # seconds without a Propose after which a session that waits for one ends
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if getattr(self, name) <= 0:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if self.min_credit > self.max_live_nodes:
+            raise UserError(f"min_credit {self.min_credit} exceeds max_live_nodes {self.max_live_nodes}")
+
+
+class VerifyScheduler:
+    """Drives all sessions of one engine.
+
+    The driver calls `on_open`, `on_propose`, `on_close` as messages come; whenever the engine is free
+    `next_step` for a plan and, when it has run, `on_step_done` (or `on_step_failed`); `on_timer` when
+    `next_timer_at` has come; `drain` when the process should go. After each it carries out `effects()`.
+    Session keys are the caller's, one per stream, never used twice.
+    """
+
+    def __init__(self, info: TargetInfo, config: SchedulerConfig | None = None) -> None:
+        self.info = info
+        self.config = config or SchedulerConfig()
+        self.pool = SlotPool(info.num_slots)
+        self.draining = False
+        self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
+        self.num_steps = 0
+        self.num_evaluated = 0  # nodes, tips included
+        self._effects: list[Effect] = []
+        self._running: dict[int, VerifySession] | None = None  # in the order of the plan's items
+        self._step_began_at = 0.0
+        self._eos = frozenset(info.eos_token_ids)
+
+    # Inputs -----------------------------------------------------------------------------------------------
+
+    def on_open(self, key: int, request: Open, now: float) -> None:
+        """A stream's `Open`. Answers `Opened`, or ends the stream with the reason."""
+        if key in self.sessions:
+            self._end(key, PeerError("a second Open came on this stream", Code.FAILED_PRECONDITION))
+            return
+        try:
+            self._check_open(request)
+            session = self._admit(key, request, now)
+        except ForerunError as error:
+            self._effects.append(End(key, error))
+            return
+        credit = session.credit_told = self._credit()
+        self._effects.append(Reply(key, Opened(session.tree.tip_position, credit)))
+        finish = session.finish_reason()
+        if finish is not None:
+            self._finish(session, finish)
+
+    def on_propose(self, key: int, message: Propose, now: float) -> None:
+        """Nodes from the edge. Ignored for a session that has ended, since they may have crossed its end."""
+        session = self.sessions.get(key)
+        if session is None:
+            return
+        try:
+            session.receive(message, now)
+        except ForerunError as error:
+            self._end(key, error)
+
+    def on_violation(self, key: int, error: ForerunError, now: float) -> None:
+        """A message that breaks the protocol before it is one: its stream ends with the error, no other."""
+        if key in self.sessions:
+            self._end(key, error)
+        else:
+            self._effects.append(End(key, error))
+
+    def on_close(self, key: int, message: Close | None, now: float) -> None:
+        """The edge said `Close`, or its stream is gone (None). Its slots are free at once or after the step."""
+        session = self.sessions.get(key)
+        if session is None:
+            return
+        if message is None:
+            self._drop(session)
+        else:
+            self._finish(session, FinishReason.CANCELLED)
+
+    def next_step(self, now: float) -> StepPlan | None:
+        """The next ragged batch, or None while a step runs or nothing is to do."""
+        if self._running is not None:
+            return None
+        ready = [session for session in self.sessions.values() if session.ready]
+        chunks = self._prefill_chunks(ready)
+        decoding = [session for session in ready if self._reaches_tip(session, chunks)][
+            : self.config.max_rows
+        ]
+        nodes = self._pick_nodes(decoding)
+        members = [session for session in ready if session.key in nodes or chunks.get(session.key)]
+        if not members:
+            return None
+        items = [s.plan(chunks.get(s.key, 0), nodes.get(s.key, ()), self.pool) for s in members]
+        self._running = {session.key: session for session in members}
+        self._step_began_at = now
+        for session in members:
+            self.sessions.move_to_end(session.key)
+        return StepPlan(tuple(items))
+
+    def on_step_done(self, result: StepResult, now: float) -> None:
+        """The choices of the running step: commit, reply, and free what died."""
+        for session, choices in zip(self._take_running(), result.choices, strict=True):
+            if session.ended:
+                session.abort_step(self.pool)
+                session.abandon(self.pool)
+                continue
+            evaluated = len(choices)
+            queue_time = self._step_began_at - session.ready_at
+            progress = session.apply(choices, self.pool, now)
+            self.num_evaluated += evaluated
+            if progress.tokens:
+                self._commit(session, progress, evaluated, queue_time, now)
+        self.num_steps += 1
+
+    def on_step_failed(self, error: ForerunError, now: float) -> None:
+        """The engine could not run the step: its sessions end with the error, the others go on."""
+        for session in self._take_running():
+            session.abort_step(self.pool)
+            if session.ended:
+                session.abandon(self.pool)
+            else:
+                self._end(session.key, error)
+
+    def on_timer(self, now: float) -> None:
+        """End sessions that have waited for a Propose longer than the idle time."""
+        for session in list(self.sessions.values()):
+            if self._waits(session) and session.active_at + self.config.idle_timeout <= now:
+                message = f"no Propose for {self.config.idle_timeout:.0f} s on a session without fill"
+                self._end(session.key, UnavailableError(message, Code.DEADLINE_EXCEEDED))
+
+    def drain(self, grace: float, now: float) -> None:
+        """Admit nobody any more and tell every session to reconnect elsewhere within `grace` seconds."""
+        self.draining = True
+        for key in self.sessions:
+            self._effects.append(Reply(key, Drain(round(grace * 1e6))))
+
+    # Outputs ----------------------------------------------------------------------------------------------
+
+    def effects(self) -> list[Effect]:
+        """What to do now, in order; each is handed out once."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    @property
+    def next_timer_at(self) -> float | None:
+        """When `on_timer` is due, seconds; None for never."""
+        waiting = [s.active_at for s in self.sessions.values() if self._waits(s)]
+        return min(waiting) + self.config.idle_timeout if waiting else None
+
+    def check_integrity(self) -> None:
+        """Raise `LocalError` unless every slot is free or owned exactly once and every tree is whole."""
+        owned = [slot for s in self._owners() for slot in s.slots.view.tolist()]
+        owned += [slot for s in self._owners() if s.rows for slot in s.rows.slots.tolist()]
+        if len(set(owned)) != len(owned) or len(owned) + self.pool.num_free != self.pool.num_slots:
+            raise LocalError(f"{len(owned)} slots owned, {self.pool.num_free} free of {self.pool.num_slots}")
+        if sum(s.reserved for s in self._owners()) != self.pool.num_reserved:
+            raise LocalError(f"{self.pool.num_reserved} slots are reserved by nobody in particular")
+        for session in self.sessions.values():
+            session.tree.check_integrity()
+
+    # Admission --------------------------------------------------------------------------------------------
+
+    def _check_open(self, request: Open) -> None:
+        info = self.info
+        if self.draining:
+            raise UnavailableError("this verifier is draining; reconnect to another one")
+        if request.model and request.model != info.name:
+            raise UserError(
+                f"model {request.model!r} is not served here; this is {info.name!r}", Code.NOT_FOUND
+            )
+        if request.fingerprint != info.fingerprint:
+            raise UserError(
+                f"tokenizer mismatch: the edge's fingerprint is {request.fingerprint.hex()}, the target's "
+                f"{info.fingerprint.hex()}; use a draft model with the target's tokenizer",
+                Code.FAILED_PRECONDITION,
+            )
+        self._check_tokens(request)
+        self._check_length(request)
+
+    def _check_tokens(self, request: Open) -> None:
+        if not request.prompt:
+            raise UserError("the prompt is empty; at least one token is needed")
+        sampling = request.sampling
+        biased = [token for token, _ in sampling.logit_bias]
+        named = (("prompt", request.prompt), ("committed", request.committed), ("logit_bias", biased))
+        for name, tokens in (*named, ("stop_token_ids", sampling.stop_token_ids)):
+            self._check_in_vocabulary(name, tokens)
+
+    def _check_in_vocabulary(self, name: str, tokens: Iterable[int]) -> None:
+        size = self.info.vocab_size
+        outside = next((token for token in tokens if not 0 <= token < size), None)
+        if outside is not None:
+            message = f"{name} holds token id {outside}; this target's vocabulary has ids 0 to {size - 1}"
+            raise UserError(message, Code.OUT_OF_RANGE)
+
+    def _check_length(self, request: Open) -> None:
+        limit, prompt, text = self.info.max_positions, len(request.prompt), request.sampling.max_tokens
+        if prompt + text > limit:
+            raise UserError(
+                f"prompt of {prompt} tokens and max_tokens {text} exceed the target's {limit} positions; "
+                "shorten the prompt or ask for less",
+                Code.OUT_OF_RANGE,
+            )
+        if len(request.committed) > text:
+            message = f"{len(request.committed)} committed tokens exceed max_tokens {text}"
+            raise PeerError(message, Code.OUT_OF_RANGE)
+
+    def _admit(self, key: int, request: Open, now: float) -> VerifySession:
+        if len(self.sessions) >= self.config.max_sessions:
+            raise CapacityError(
+                f"all {self.config.max_sessions} sessions of this verifier are taken; try later"
+            )
+        stop = frozenset(request.sampling.stop_token_ids)
+        stop_ids = stop if request.sampling.ignore_eos else stop | self._eos
+        session = VerifySession(key, request, self.info.vocab_size, stop_ids, self.config.max_live_nodes, now)
+        need = session.max_length + self.config.max_nodes_per_session
+        self.pool.reserve(need)
+        session.reserved = need
+        self.sessions[key] = session
+        return session
+
+    def _credit(self) -> int:
+        share = self.config.live_node_budget // max(1, len(self.sessions))
+        return max(self.config.min_credit, min(self.config.max_live_nodes, share))
+
+    # The step ---------------------------------------------------------------------------------------------
+
+    def _prefill_chunks(self, ready: list[VerifySession]) -> dict[int, int]:
+        """Prefill rows by session key, oldest session first, `prefill_chunk` in all."""
+        left, chunks = self.config.prefill_chunk, dict[int, int]()
+        for session in sorted((s for s in ready if s.num_prefill), key=lambda s: (s.opened_at, s.key)):
+            chunks[session.key] = min(left, session.num_prefill)
+            left -= chunks[session.key]
+        return chunks
+
+    @staticmethod
+    def _reaches_tip(session: VerifySession, chunks: dict[int, int]) -> bool:
+        return session.num_prefill == chunks.get(session.key, 0) and session.may_evaluate_tip
+
+    def _pick_nodes(self, decoding: list[VerifySession]) -> dict[int, list[Node]]:
+        """Every tip, then the nodes of the likeliest paths, over all sessions and within the limits.
+
+        A parent is at least as likely as its child and has a smaller id, so the order takes it first.
+        """
+        picked = {session.key: [session.tree.tip] for session in decoding}
+        left = self.config.max_rows - len(picked)
+        ranked = sorted(
+            (
+                (-session.tree.worth(node), node.id, session.key, node)
+                for session in decoding
+                for node in session.step_nodes()
+            ),
+            key=lambda entry: entry[:3],
+        )
+        for _, _, key, node in ranked:
+            if left > 0 and len(picked[key]) < self.config.max_nodes_per_session:
+                picked[key].append(node)
+                left -= 1
+        return picked
+
+    def _take_running(self) -> list[VerifySession]:
+        if self._running is None:
+            raise LocalError("a step was reported that had not begun")
+        running, self._running = list(self._running.values()), None
+        return running
+
+    def _commit(
+        self, session: VerifySession, progress: Progress, evaluated: int, queue_time: float, now: float
+    ) -> None:
+        credit = self._credit()
+        told, session.credit_told = session.credit_told, credit
+        echo = session.take_echo()
+        hold = now - session.proposed_at if echo else 0.0
+        message = Commit(
+            start=session.tree.tip_position + 1 - len(progress.tokens),
+            tokens=tuple(progress.tokens),
+            server_made=progress.server_made,
+            echo=echo,
+            hold_us=round(hold * 1e6),
+            queue_us=max(0, round(queue_time * 1e6)),
+            compute_us=round((now - self._step_began_at) * 1e6),
+            credit=credit if credit != told else None,
+            evaluated=evaluated,
+        )
+        self._effects.append(Reply(session.key, message))
+        if progress.finish is not None:
+            self._finish(session, progress.finish)
+
+    # Endings ----------------------------------------------------------------------------------------------
+
+    def _finish(self, session: VerifySession, reason: FinishReason) -> None:
+        self._effects.append(Reply(session.key, Finish(reason, session.tree.tip_position)))
+        self._effects.append(End(session.key))
+        self._drop(session)
+
+    def _end(self, key: int, error: ForerunError) -> None:
+        self._effects.append(End(key, error))
+        self._drop(self.sessions[key])
+
+    def _drop(self, session: VerifySession) -> None:
+        """Forget the session now; its slots wait for the running step, if it is in it."""
+        del self.sessions[session.key]
+        session.ended = True
+        if session.rows is None:
+            session.abandon(self.pool)
+
+    def _waits(self, session: VerifySession) -> bool:
+        return not session.may_evaluate_tip and session.num_prefill == 0 and session.rows is None
+
+    def _owners(self) -> list[VerifySession]:
+        """Sessions that own slots: the open ones and those that ended within the running step."""
+        running = list((self._running or {}).values())
+        return list(self.sessions.values()) + [s for s in running if s.key not in self.sessions]

@@ -1,0 +1,282 @@
+"""One session as the verifier sees it: its tree, what it has evaluated, and its part of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cloud_verifier.core.slots import SlotList, SlotPool
+from cloud_verifier.core.target import IntArray, StepItem
+from common.errors import Code, PeerError
+from common.messages import FinishReason, Open, Propose, unpack_logprob
+from common.tree import DEAD, Committed, Node, Place, SpeculationTree
+
+MAX_PLACES = 4096
+"""Wire ids remembered per session. An edge that never says what it has seen loses the oldest, which only
+makes late children of those nodes count as dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A session's part of the running step: `chunk` prefill rows, then the nodes (tip first, if any)."""
+
+    chunk: int
+    nodes: tuple[Node, ...]
+    slots: IntArray
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a step brought: the tokens committed, which of them no draft had proposed, and the end if it came."""
+
+    tokens: list[int] = field(default_factory=list)
+    server_made: int = 0  # bit i: tokens[i] was not among the edge's nodes
+    finish: FinishReason | None = None
+
+
+class VerifySession:
+    """Tree, slots and counters of one session. Driven by `VerifyScheduler`; knows no other session.
+
+    Args: key, the scheduler's number for it; request, its `Open`, already checked; vocab_size; stop_ids,
+    the tokens that end it; max_live, nodes it may hold; now, seconds.
+    """
+
+    def __init__(
+        self, key: int, request: Open, vocab_size: int, stop_ids: frozenset[int], max_live: int, now: float
+    ) -> None:
+        self.key = key
+        self.request = request
+        self.tree = SpeculationTree(request.prompt + request.committed)
+        self.slots = SlotList(self.max_length)
+        self.rows: Rows | None = None  # in the running step
+        self.ended = False
+        self.opened_at = now
+        self.ready_at = now  # since when its next rows could have run
+        self.active_at = now  # last sign of life from the edge
+        self.num_proposes = 0  # messages
+        self.proposed_at = now  # arrival of the newest
+        self._num_echoed = 0  # of them; the edge measures its RTT by the echo
+        self.num_dropped = 0  # nodes above the hard limit
+        self.credit_told: int | None = None
+        self.reserved = 0
+        self._vocab_size = vocab_size
+        self._stop_ids = stop_ids
+        self._max_live = max_live
+        self._places: dict[int, Place] = {}  # wire id -> where it went, in order of ids
+        self._next_wire_id = 1
+        self._seen = self.tree.tip_position
+        self._bare_step_granted = False
+
+    # What it is -------------------------------------------------------------------------------------------
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def max_length(self) -> int:
+        """Prompt and text, in tokens, at most."""
+        return self.prompt_length + self.request.sampling.max_tokens
+
+    @property
+    def num_prefill(self) -> int:
+        """Committed positions before the tip that the target has not seen."""
+        return self.tree.tip_position - len(self.slots)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step has something to evaluate for it."""
+        return not self.ended and self.rows is None and (self.num_prefill > 0 or self.may_evaluate_tip)
+
+    @property
+    def may_evaluate_tip(self) -> bool:
+        """With fill always; without, once a draft (or an empty Propose) has come."""
+        return self.request.fill or self._bare_step_granted or self.tree.num_speculative > 0
+
+    # Inputs -----------------------------------------------------------------------------------------------
+
+    def receive(self, message: Propose, now: float) -> None:
+        """Attach the nodes of one Propose. Raises `PeerError` for what no honest edge sends."""
+        was_ready = self.ready
+        self._check_shape(message)
+        self.num_proposes += 1
+        self.proposed_at = self.active_at = now
+        self._forget_seen(message.seen_advance)
+        for index, token in enumerate(message.tokens):
+            self._place(message, index, token)
+        if not message.tokens:
+            self._bare_step_granted = True
+        if self.ready and not was_ready:
+            self.ready_at = now
+
+    def step_nodes(self) -> list[Node]:
+        """Live nodes below the tip whose choice could still be needed, parents before children."""
+        last = self.max_length - 1
+        return [node for node in self.tree.speculative() if node.position < last]
+
+    def plan(self, chunk: int, nodes: Sequence[Node], pool: SlotPool) -> StepItem:
+        """Its item of the next step: `chunk` prefill rows, then `nodes` (empty, or the tip and below it,
+        parents first)."""
+        start = len(self.slots)
+        slots = pool.take(chunk + len(nodes))
+        self.rows = Rows(chunk, tuple(nodes), slots)
+        self._bare_step_granted = self._bare_step_granted and not nodes  # a prefill chunk leaves it
+        row_of = {node.id: chunk + row for row, node in enumerate(nodes)}
+        parents = list(range(-1, chunk - 1))
+        parents += [chunk - 1 if i == 0 else row_of[_parent(node)] for i, node in enumerate(nodes)]
+        tokens = self.tree.committed[start : start + chunk] + [node.token for node in nodes]
+        positions = list(range(start, start + chunk)) + [node.position for node in nodes]
+        penalties = self.request.sampling.has_penalties
+        return StepItem(
+            session=self.key,
+            prefix_slots=self.slots.view,
+            tokens=np.array(tokens, dtype=np.int32),
+            positions=np.array(positions, dtype=np.int32),
+            parents=np.array(parents, dtype=np.int32),
+            slots=slots,
+            outputs=np.arange(chunk, chunk + len(nodes), dtype=np.int32),
+            sampling=self.request.sampling,
+            prompt=np.array(self.request.prompt, dtype=np.int32) if penalties else None,
+            generated=self._generated(start) if penalties else None,
+        )
+
+    def apply(self, choices: IntArray, pool: SlotPool, now: float) -> Progress:
+        """The step is done: note the choices, walk, keep the committed slots and free the others."""
+        rows = self._end_rows()
+        for node, choice in zip(rows.nodes, choices.tolist(), strict=True):
+            node.choice = choice
+        progress = Progress()
+        while self.tree.tip.choice is not None and progress.finish is None:
+            self._commit_next(self.tree.tip.choice, progress)
+        kept = [rows.chunk + i for i, node in enumerate(rows.nodes) if node.committed]
+        keep = np.zeros(len(rows.slots), dtype=bool)
+        keep[: rows.chunk] = True
+        keep[kept] = True
+        self.slots.extend(rows.slots[keep])
+        pool.give_back(rows.slots[~keep])
+        self.ready_at = now
+        return progress
+
+    def abort_step(self, pool: SlotPool) -> None:
+        """The step it is in brought nothing: free the slots of its rows."""
+        pool.give_back(self._end_rows().slots)
+
+    def abandon(self, pool: SlotPool) -> None:
+        """Free every slot; it is in no step any more."""
+        pool.give_back(self.slots.view)
+        pool.release_reservation(self.reserved)
+        self.slots = SlotList(0)
+        self.reserved = 0
+        self.ended = True
+
+    def take_echo(self) -> int:
+        """The number of Propose messages so far, if one came since the last call; else 0."""
+        news = self.num_proposes if self.num_proposes > self._num_echoed else 0
+        self._num_echoed = self.num_proposes
+        return news
+
+    def finish_reason(self) -> FinishReason | None:
+        """Whether the committed text is complete as it stands."""
+        if self.tree.tip_position >= self.prompt_length and self.tree.tip.token in self._stop_ids:
+            return FinishReason.STOP
+        if len(self.tree.committed) >= self.max_length:
+            return FinishReason.LENGTH
+        return None
+
+    # Inside -----------------------------------------------------------------------------------------------
+
+    def _check_shape(self, message: Propose) -> None:
+        count = len(message.tokens)
+        if len(message.logprobs) != count:
+            raise PeerError(f"a Propose of {count} nodes has {len(message.logprobs)} log-probability bytes")
+        if message.parent_deltas and len(message.parent_deltas) != count:
+            raise PeerError(f"a Propose of {count} nodes has {len(message.parent_deltas)} parent deltas")
+        if self._seen + message.seen_advance > self.tree.tip_position or message.seen_advance < 0:
+            raise PeerError(
+                f"seen_advance {message.seen_advance} claims tokens beyond the committed position "
+                f"{self.tree.tip_position}",
+                Code.OUT_OF_RANGE,
+            )
+
+    def _place(self, message: Propose, index: int, token: int) -> None:
+        if not 0 <= token < self._vocab_size:
+            raise PeerError(
+                f"proposed token id {token} is outside the vocabulary of {self._vocab_size}",
+                Code.OUT_OF_RANGE,
+            )
+        wire_id = self._next_wire_id
+        self._next_wire_id += 1
+        parent = self._parent_place(message, index, wire_id)
+        if isinstance(parent, Node | Committed) and parent.position + 1 >= self.max_length:
+            raise PeerError(
+                f"node {wire_id} lies at position {parent.position + 1}, beyond the last one asked for "
+                f"({self.max_length - 1})",
+                Code.OUT_OF_RANGE,
+            )
+        if self.tree.num_speculative >= self._max_live:
+            self.num_dropped += 1
+            return
+        place = self.tree.attach(parent, token, unpack_logprob(message.logprobs[index]))
+        if place is DEAD:
+            return
+        self._places[wire_id] = place
+        if len(self._places) > MAX_PLACES:
+            del self._places[next(iter(self._places))]
+
+    def _parent_place(self, message: Propose, index: int, wire_id: int) -> Place:
+        deltas = message.parent_deltas
+        if deltas:
+            delta = deltas[index]
+        else:
+            delta = 0 if index == 0 and message.anchor is not None else 1
+        if delta == 0:
+            return Committed(self._checked_anchor(message.anchor, wire_id))
+        if not 1 <= delta < wire_id:
+            raise PeerError(f"node {wire_id} names a parent {delta} ids earlier, which does not exist")
+        return self._places.get(wire_id - delta, DEAD)
+
+    def _checked_anchor(self, anchor: int | None, wire_id: int) -> int:
+        if anchor is None:
+            raise PeerError(f"node {wire_id} hangs at the anchor, but the message has none")
+        low, high = self.prompt_length - 1, self.tree.tip_position
+        if not low <= anchor <= high:
+            raise PeerError(
+                f"anchor {anchor} is not a committed position between {low} and {high}", Code.OUT_OF_RANGE
+            )
+        return anchor
+
+    def _forget_seen(self, advance: int) -> None:
+        """Drop ids that the edge will not name again: it knows that they are committed or dead."""
+        self._seen += advance
+        while self._places:
+            wire_id, place = next(iter(self._places.items()))
+            if isinstance(place, Node) and (place.id in self.tree.live or place.position > self._seen):
+                break
+            if isinstance(place, Committed) and place.position > self._seen:
+                break
+            del self._places[wire_id]
+
+    def _commit_next(self, token: int, progress: Progress) -> None:
+        advance = self.tree.advance(token)
+        if not advance.accepted:
+            progress.server_made |= 1 << len(progress.tokens)
+        progress.tokens.append(token)
+        progress.finish = self.finish_reason()
+
+    def _end_rows(self) -> Rows:
+        rows, self.rows = self.rows, None
+        if rows is None:
+            raise AssertionError(f"session {self.key} is not in the step")
+        return rows
+
+    def _generated(self, start: int) -> IntArray:
+        return np.array(
+            self.tree.committed[self.prompt_length : max(start, self.prompt_length)], dtype=np.int32
+        )
+
+
+def _parent(node: Node) -> int:
+    assert node.parent is not None, "only a tip has no parent, and the tip comes first"
+    return node.parent

@@ -1,0 +1,86 @@
+"""The words between the scheduler and an engine that runs the target model: one ragged step, and its choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.sampling import SamplingParams
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepItem:
+    """One session's rows in a step. Every row is one token to evaluate.
+
+    Rows hang together as a tree: `parents[i]` is the row above row i (always < i), or -1 for a row that
+    follows the prefix. A row sees all of the prefix, its ancestors and itself. A prefill chunk is a chain.
+    """
+
+    session: int  # the scheduler's key; opaque to the engine
+    prefix_slots: IntArray  # [C] KV slots of positions 0..C-1, written by earlier steps
+    tokens: IntArray  # [T]
+    positions: IntArray  # [T]; C + depth
+    parents: IntArray  # [T]
+    slots: IntArray  # [T] where each row's KV is written; distinct, and not among any prefix's
+    outputs: IntArray  # [O] rows whose choice is wanted, increasing; may be empty
+    sampling: SamplingParams
+    # The two fields below are filled only if sampling.has_penalties.
+    prompt: IntArray | None = None  # [P] the whole prompt, wherever the rows begin
+    generated: IntArray | None = None  # [G] committed tokens after the prompt, at positions before row 0's.
+    # What a row's choice counts as generated: `generated`, then its path's rows at positions >= P, itself included.
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one forward of the target evaluates, over all sessions."""
+
+    items: tuple[StepItem, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(item.tokens) for item in self.items)
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(len(item.outputs) for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The choices, item by item and row by row as in `StepItem.outputs`.
+
+    The choice at a row of position p is the token the target writes at position p + 1: the argmax of
+    the processed logits plus the noise of (seed, p + 1), lowest id on a tie.
+    """
+
+    choices: tuple[IntArray, ...]  # each [O]
+    margins: tuple[FloatArray, ...]  # each [O]: score of the choice minus the runner-up's, >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """What a verifier says of the model it serves."""
+
+    name: str
+    vocab_size: int  # token ids run from 0 to this, exclusive
+    max_positions: int  # longest prompt + text
+    num_slots: int  # KV slots in all
+    eos_token_ids: tuple[int, ...]
+    fingerprint: bytes  # of the token table, `common.vocabulary`
+
+
+class TargetEngine(Protocol):
+    """Runs the target. One thread calls it; `evaluate` may take as long as the hardware needs."""
+
+    @property
+    def info(self) -> TargetInfo: ...
+
+    def evaluate(self, plan: StepPlan) -> StepResult:
+        """Run one step. Slots of earlier steps keep their KV until a later step writes them anew."""
+        ...

@@ -1,0 +1,229 @@
+"""Choices of a whole step, where the logits are: `common.choice` for many rows at once.
+
+Plain greedy rows take a few kernels. On a CPU all other rows go through the reference itself, which evaluates
+noise only for tokens that can still win; on an accelerator evaluating it everywhere costs less than a look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cloud_verifier.engine.noise import gumbel, noise_keys
+from common import choice as reference
+from common.errors import LocalError
+from common.sampling import SamplingParams
+
+IntArray = NDArray[np.int32]
+
+CHUNK = 2**24  # logits at a time: 128 rows of 131,072; each temporary array then takes 128 MiB
+FRONT = 1024  # tokens sorted for a filter before all are; top-k and top-p of ordinary text end well within
+UNBOUNDED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRow:
+    """What one row of logits is turned into a choice with; arguments of `common.choice.choose`."""
+
+    params: SamplingParams
+    position: int  # of the row; the choice is written at position + 1
+    prompt: IntArray | None = None  # [P] with `generated` all tokens up to `position`; read by penalties only
+    generated: IntArray | None = None  # [G]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the logits are taken as they are: no bias, no penalties."""
+        return not self.params.logit_bias and not self.params.has_penalties
+
+
+def choose(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Tensor]:
+    """The choices int64 [O] and margins float32 [O] of logits float32 [O, V], on the logits' device.
+
+    Raises `LocalError` for logits of another shape or type, without a finite maximum in each row, or
+    penalties without their tokens.
+    """
+    _check(logits, rows)
+    return _choose_on_cpu(logits, rows) if logits.device.type == "cpu" else choose_dense(logits, rows)
+
+
+def choose_dense(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Tensor]:
+    """`choose` with nothing pruned, and nothing brought to the host but checks and filters that go deep."""
+    _check(logits, rows)
+    size = max(1, CHUNK // logits.shape[1])
+    choices, margins = [logits.new_empty(0, dtype=torch.int64)], [logits.new_empty(0)]
+    for at in range(0, len(rows), size):
+        part = rows[at : at + size]
+        chosen, ahead = _choose_adjusted(_adjusted(logits[at : at + size], part), part)
+        choices.append(chosen)
+        margins.append(ahead)
+    return torch.cat(choices), torch.cat(margins)
+
+
+def _check(logits: Tensor, rows: Sequence[ChoiceRow]) -> None:
+    if (
+        logits.ndim != 2
+        or logits.dtype != torch.float32
+        or logits.shape[0] != len(rows)
+        or not logits.shape[1]
+    ):
+        raise LocalError(
+            f"float32 logits of shape [{len(rows)}, V] are wanted, one row per choice; "
+            f"these are {logits.dtype} of shape {list(logits.shape)}"
+        )
+    _check_best(logits)
+
+
+def _check_best(logits: Tensor) -> None:
+    """`common.choice.check_best` of every row, for one transfer of one byte if all is well."""
+    best = logits.amax(dim=1)
+    if not bool(torch.isfinite(best).all()):
+        reference.check_best(float(best[~torch.isfinite(best)][0]))
+
+
+def _choose_on_cpu(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Tensor]:
+    choices = torch.empty(len(rows), dtype=torch.int64)
+    margins = torch.empty(len(rows))
+    fast = [index for index, row in enumerate(rows) if row.params.greedy and row.plain]
+    if fast:
+        choices[fast], margins[fast] = _top_two(_take(logits, fast).clone())
+    for index, row in enumerate(rows):
+        if not (row.params.greedy and row.plain):
+            one = logits[index].detach().numpy()
+            choice = reference.choose(one, row.params, row.position, row.prompt, row.generated)
+            choices[index], margins[index] = choice.token, choice.margin
+    return choices, margins
+
+
+def _choose_adjusted(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Tensor]:
+    """The greedy rows and the others apart, put back in order."""
+    greedy = [index for index, row in enumerate(rows) if row.params.greedy]
+    noisy = [index for index, row in enumerate(rows) if not row.params.greedy]
+    choices = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    margins = torch.empty(len(rows), device=logits.device)
+    if greedy:
+        choices[greedy], margins[greedy] = _top_two(_take(logits, greedy).clone())
+    if noisy:
+        scores = _scores(_take(logits, noisy), [rows[index] for index in noisy])
+        choices[noisy], margins[noisy] = _top_two(scores)
+    return choices, margins
+
+
+def _top_two(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The best token int64 [R] of each row of [R, V] and how far it is ahead, float32 [R]. Spoils `scores`.
+
+    torch promises that `max` along a dimension gives the first of equals, so the lowest id; `topk` does not.
+    """
+    best, choices = scores.max(dim=1)
+    scores.scatter_(1, choices.unsqueeze(1), -torch.inf)
+    return choices, (best.double() - scores.amax(dim=1).double()).float()
+
+
+def _scores(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
+    """Processed logits plus noise, float64 [R, V], of rows that are all sampled."""
+    scaled = logits.double()
+    scaled.sub_(scaled.amax(dim=1, keepdim=True))
+    scaled.div_(_column([row.params.temperature for row in rows], scaled))
+    filtered = [index for index, row in enumerate(rows) if reference.has_filters(row.params)]
+    if filtered:
+        part = _take(scaled, filtered)
+        kept = part.masked_fill(~_kept(part, [rows[index].params for index in filtered]), -torch.inf)
+        scaled[filtered] = kept
+    keys = noise_keys(
+        [row.params.seed for row in rows], [row.position + 1 for row in rows], logits.device
+    ).unsqueeze(1)
+    return gumbel(keys, torch.arange(logits.shape[1], device=logits.device)).add_(scaled)
+
+
+def _kept(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Which tokens of [R, V] the filters keep: those not behind the last one kept, best first, then by id."""
+    value, token, settled = _last_kept(scaled, params, FRONT)
+    if not bool(settled.all()):
+        deep = (~settled.squeeze(1)).nonzero().squeeze(1).tolist()
+        value[deep], token[deep], _ = _last_kept(_take(scaled, deep), [params[index] for index in deep], None)
+    tokens = torch.arange(scaled.shape[1], device=scaled.device)
+    return (scaled > value) | ((scaled == value) & (tokens <= token))
+
+
+def _last_kept(
+    scaled: Tensor, params: Sequence[SamplingParams], front: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Value and id of the last token kept in each row, and whether `front` tokens were enough; each [R, 1].
+
+    They were enough if the last one kept stands above the front's end: which of several equal tokens at
+    the end are in the front is up to `topk`.
+    """
+    values, tokens = _sorted_front(scaled, front)
+    whole = values.shape[1] == scaled.shape[1]
+    top_k = _column([one.top_k or UNBOUNDED for one in params], tokens)
+    count = torch.minimum(top_k, _num_nucleus(scaled, values, top_k, params))
+    least = _column([reference.log_min_p(one) for one in params], values)
+    count = torch.minimum(count, (values >= least).sum(dim=1, keepdim=True)).clamp_(1, values.shape[1])
+    value, token = values.gather(1, count - 1), tokens.gather(1, count - 1)
+    within = (value > values[:, -1:]) & ((top_k <= values.shape[1]) | (top_k == UNBOUNDED))
+    return value, token, within | torch.isneginf(value) | whole
+
+
+def _sorted_front(scaled: Tensor, front: int | None) -> tuple[Tensor, Tensor]:
+    """The `front` best values [R, K] and their ids, equal values by id; all of them if `front` is None."""
+    if front is None or front >= scaled.shape[1]:
+        return torch.sort(scaled, dim=1, descending=True, stable=True)
+    values, tokens = scaled.topk(front, dim=1)
+    tokens, order = tokens.sort(dim=1)
+    values, best_first = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, tokens.gather(1, best_first)
+
+
+def _num_nucleus(scaled: Tensor, values: Tensor, top_k: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """How many of `values` [R, K], best first, top-p keeps of those that top-k left; int64 [R, 1]."""
+    if all(one.top_p >= 1.0 for one in params):
+        return torch.full_like(top_k, UNBOUNDED)
+    columns = torch.arange(values.shape[1], device=values.device)
+    sums = _weights(values).masked_fill_(columns >= top_k, 0).cumsum(dim=1)
+    total = sums[:, -1:]
+    if any(not one.top_k and one.top_p < 1.0 for one in params):
+        everything = _weights(scaled).sum(dim=1, keepdim=True)
+        total = torch.where(top_k == UNBOUNDED, everything, total)
+    top_p = _column([one.top_p for one in params], values)
+    goal = torch.minimum(total, (total.double() * top_p).ceil_().long())
+    count = (sums < goal).sum(dim=1, keepdim=True) + 1
+    return torch.where(top_p < 1.0, count, UNBOUNDED)
+
+
+def _weights(scaled: Tensor) -> Tensor:
+    """Unnormalised probabilities as integers, int64: their sums are exact in any order."""
+    return scaled.exp().mul_(reference.WEIGHT_UNIT).round_().long()
+
+
+def _adjusted(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
+    """Logits after bias and penalties: a copy with the changed ones written in, or the input."""
+    vocab_size = logits.shape[1]
+    changes = [reference.adjustments(row.params, row.prompt, row.generated, vocab_size) for row in rows]
+    found = [(index, change) for index, change in enumerate(changes) if change is not None]
+    if not found:
+        return logits
+    places = np.concatenate([index * vocab_size + change.tokens for index, change in found])
+    numbers = np.concatenate([(change.bias, change.factor, change.minus) for _, change in found], axis=1)
+    where = torch.from_numpy(places).to(logits.device)
+    bias, factor, minus = torch.from_numpy(numbers).to(logits.device)
+    adjusted = logits.clone(memory_format=torch.contiguous_format)
+    flat = adjusted.view(-1)
+    values = flat[where].double() + bias
+    values = torch.where(values > 0, values / factor, values * factor) - minus
+    flat[where] = values.clamp_(max=reference.FLOAT32_MAX).float()
+    _check_best(adjusted)
+    return adjusted
+
+
+def _take(table: Tensor, rows: Sequence[int]) -> Tensor:
+    """The named rows; the table itself if those are all."""
+    return table if len(rows) == table.shape[0] else table[list(rows)]
+
+
+def _column(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """One number per row, [R, 1], with the type and device of `like`."""
+    return torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True).unsqueeze(1)

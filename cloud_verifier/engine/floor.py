@@ -1,0 +1,41 @@
+"""An engine that is at least as slow as asked: it stands for a larger target in demonstrations and benchmarks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from cloud_verifier.core.target import StepPlan, StepResult, TargetEngine, TargetInfo
+from common.errors import UserError
+
+
+class FlooredEngine:
+    """Runs `engine` and sleeps the rest of `floor_s` seconds in every step. A `TargetEngine` itself."""
+
+    def __init__(
+        self,
+        engine: TargetEngine,
+        floor_s: float,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not 0.0 <= floor_s < 60.0:
+            raise UserError(f"the step floor is {floor_s} s; it must lie in [0, 60)")
+        self._engine = engine
+        self._floor_s = floor_s
+        self._clock = clock
+        self._sleep = sleep
+
+    @property
+    def info(self) -> TargetInfo:
+        return self._engine.info
+
+    def evaluate(self, plan: StepPlan) -> StepResult:
+        """See `TargetEngine.evaluate`."""
+        end_at = self._clock() + self._floor_s
+        result = self._engine.evaluate(plan)
+        rest = end_at - self._clock()
+        if rest > 0.0:
+            self._sleep(rest)
+        return result

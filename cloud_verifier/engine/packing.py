@@ -1,0 +1,140 @@
+"""A step plan laid end to end: the arrays that one packed forward needs, checked before they reach the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.core.target import IntArray, StepItem, StepPlan
+from common.errors import LocalError
+
+IndexArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """All rows of a plan in one line: item after item, row after row. int64, because torch indexes with it."""
+
+    items: tuple[StepItem, ...]
+    starts: tuple[int, ...]  # [I + 1] packed row at which each item starts, and the number of rows T
+    tokens: IndexArray  # [T]
+    positions: IndexArray  # [T]
+    slots: IndexArray  # [T]
+    parents: IndexArray  # [T] packed row of the parent, or -1 where a row follows the prefix
+    outputs: IndexArray  # [O] packed rows whose logits are wanted
+
+    @property
+    def num_rows(self) -> int:
+        return self.starts[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What the model and the KV store can take; the ranges that a plan is checked against."""
+
+    vocab_size: int
+    max_positions: int
+    num_slots: int
+
+
+def pack(plan: StepPlan, limits: StepLimits) -> PackedStep:
+    """Lay `plan` end to end. Raises `LocalError` that names the rule it breaks (`StepItem`'s docstring)."""
+    starts = [0]
+    for item in plan.items:
+        _check_shapes(item)
+        starts.append(starts[-1] + len(item.tokens))
+    firsts = np.repeat(starts[:-1], np.diff(starts))
+    parents = _join([item.parents for item in plan.items])
+    step = PackedStep(
+        items=plan.items,
+        starts=tuple(starts),
+        tokens=_join([item.tokens for item in plan.items]),
+        positions=_join([item.positions for item in plan.items]),
+        slots=_join([item.slots for item in plan.items]),
+        parents=np.where(parents < 0, -1, parents + firsts),
+        outputs=_join([item.outputs + start for item, start in zip(plan.items, starts, strict=False)]),
+    )
+    if step.num_rows:
+        _check_rows(step, parents, limits)
+        _check_slots(step, limits.num_slots)
+    return step
+
+
+def ancestor_mask(parents: IntArray) -> NDArray[np.bool_]:
+    """Which rows of one item a row sees: itself and its ancestors. parents [T] local; returns bool [T, T]."""
+    num_rows = len(parents)
+    if bool((parents == np.arange(-1, num_rows - 1)).all()):
+        return np.tri(num_rows, dtype=np.bool_)
+    mask = np.eye(num_rows, dtype=np.bool_)
+    for row, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            mask[row] |= mask[parent]
+    return mask
+
+
+def path_rows(parents: IntArray, row: int) -> list[int]:
+    """The rows from the first below the prefix down to `row`, itself included. parents [T] local."""
+    path: list[int] = []
+    while row >= 0:
+        path.append(row)
+        row = int(parents[row])
+    return path[::-1]
+
+
+def _join(arrays: Sequence[IntArray]) -> IndexArray:
+    if not arrays:
+        return np.zeros(0, dtype=np.int64)
+    return np.concatenate(arrays, dtype=np.int64)
+
+
+def _check_shapes(item: StepItem) -> None:
+    num_rows = len(item.tokens)
+    if not num_rows == len(item.positions) == len(item.parents) == len(item.slots):
+        raise _broken(
+            f"session {item.session} has {num_rows} tokens, {len(item.positions)} positions, "
+            f"{len(item.parents)} parents and {len(item.slots)} slots; the four must be equal"
+        )
+    outputs = item.outputs
+    if len(outputs) and not (
+        0 <= outputs[0] and outputs[-1] < num_rows and bool((np.diff(outputs) > 0).all())
+    ):
+        raise _broken(
+            f"session {item.session} wants outputs {outputs.tolist()} of {num_rows} rows; "
+            "they must be rows of it, increasing"
+        )
+
+
+def _check_rows(step: PackedStep, parents: IndexArray, limits: StepLimits) -> None:
+    """Parents come before their rows, positions continue the parent's or the prefix's, tokens are in range."""
+    counts = np.diff(step.starts)
+    local = np.arange(step.num_rows) - np.repeat(step.starts[:-1], counts)
+    if bool(((parents < -1) | (parents >= local)).any()):
+        raise _broken("a row's parent must be -1 or a row before it of the same item")
+    prefixes = np.repeat([len(item.prefix_slots) for item in step.items], counts)
+    expected = np.where(parents < 0, prefixes, step.positions[step.parents] + 1)
+    if bool((step.positions != expected).any()):
+        raise _broken("a row's position must be one after its parent's, or the prefix's length")
+    if int(step.positions.max()) >= limits.max_positions:
+        raise _broken(f"a row lies beyond the model's last position, {limits.max_positions - 1}")
+    if int(step.tokens.min()) < 0 or int(step.tokens.max()) >= limits.vocab_size:
+        raise _broken(f"a token id lies outside the vocabulary of {limits.vocab_size}")
+
+
+def _check_slots(step: PackedStep, num_slots: int) -> None:
+    """Every row has a slot of its own, which no prefix of this step reads."""
+    prefixes = _join([item.prefix_slots for item in step.items])
+    both = np.concatenate((step.slots, prefixes))
+    if int(both.min()) < 0 or int(both.max()) >= num_slots:
+        raise _broken(f"a slot lies outside the KV store of {num_slots}")
+    written = np.bincount(step.slots, minlength=num_slots)
+    if int(written.max()) > 1:
+        raise _broken("two rows are to be written to one slot")
+    if bool(written[prefixes].any()):
+        raise _broken("a row is to be written to a slot that a prefix of this step reads")
+
+
+def _broken(reason: str) -> LocalError:
+    return LocalError(f"step plan refused: {reason}")

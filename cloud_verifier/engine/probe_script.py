@@ -1,0 +1,123 @@
+"""The steps of the conformance probe: what is packed, in which order, into which slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from cloud_verifier.core.target import IntArray, StepItem, StepPlan
+from cloud_verifier.engine.engine import TorchEngine
+from cloud_verifier.engine.packing import path_rows
+from common.errors import UserError
+from common.sampling import SamplingParams
+
+TREE = (-1, 0, 0, 1, 2, -1, 5, 3)
+"""Parents of the rows of a tree: two roots, a fork, four levels, branches interleaved."""
+
+BRANCH = 4
+"""Row of `TREE` that is committed with its ancestors before the last step."""
+
+SHORTEST = 24
+"""Tokens of the longest session if there is no window."""
+
+MARGIN = 11
+"""Tokens by which the longest session passes the window."""
+
+COMPARED_ROWS = 12
+"""Rows of a prefill chunk whose logits are asked for, the last ones: they see most."""
+
+TokenPath = tuple[int, ...]
+"""All tokens from position 0 up to a row: what its logits are a function of."""
+
+_GREEDY = SamplingParams()
+
+
+@dataclass(slots=True)
+class _Session:
+    key: int
+    tokens: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+
+
+class ProbeScript:
+    """Drives an engine through prefill chunks and trees of three sessions, and collects the logits."""
+
+    def __init__(self, engine: TorchEngine, seed: int) -> None:
+        self._engine = engine
+        self._random = np.random.default_rng(seed)
+        self._free: list[int] = self._random.permutation(engine.info.num_slots).tolist()
+        self._found: dict[TokenPath, Tensor] = {}
+
+    def warm_up(self) -> None:
+        """One small step, which shows what the layers ask for."""
+        self._step([(_Session(0), self._chunk(_Session(0), 4))])
+
+    def run(self, window: int) -> dict[TokenPath, Tensor]:
+        """Run all steps with sessions longer than `window` positions; logits float32 [V] by token path.
+
+        Raises `UserError` if the model's positions end before its window does.
+        """
+        longest = max(SHORTEST, window + MARGIN)
+        room = self._engine.info.max_positions - longest - len(TREE)
+        if room < 0:
+            raise UserError(f"its last position is {-room} too early for the conformance probe")
+        first, second, third = (_Session(key) for key in range(3))
+        cut = longest // 3
+        self._advance([(first, cut), (second, 13)])
+        self._advance([(third, 5), (first, longest - cut - 4)])
+        trunk, tree = self._chunk(first, 4), self._tree(second)
+        self._step([(second, tree), (first, trunk)])
+        self._commit(first, trunk, 3)
+        self._commit(second, tree, BRANCH)
+        sessions = (first, second, third)
+        self._step([(session, self._tree(session)) for session in sessions])
+        return self._found
+
+    def _advance(self, chunks: Sequence[tuple[_Session, int]]) -> None:
+        """Prefill one chunk of each session, in one step."""
+        items = [(session, self._chunk(session, count)) for session, count in chunks]
+        self._step(items)
+        for session, item in items:
+            self._commit(session, item, len(item.tokens) - 1)
+
+    def _chunk(self, session: _Session, count: int) -> StepItem:
+        return self._item(session, range(-1, count - 1), max(0, count - COMPARED_ROWS))
+
+    def _tree(self, session: _Session) -> StepItem:
+        return self._item(session, TREE, 0)
+
+    def _item(self, session: _Session, parents: Sequence[int], first_output: int) -> StepItem:
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        count = len(depths)
+        return StepItem(
+            session=session.key,
+            prefix_slots=_ints(session.slots),
+            tokens=self._random.integers(self._engine.info.vocab_size, size=count).astype(np.int32),
+            positions=_ints(depths) + np.int32(len(session.slots)),
+            parents=_ints(parents),
+            slots=_ints([self._free.pop() for _ in range(count)]),
+            outputs=np.arange(first_output, count, dtype=np.int32),
+            sampling=_GREEDY,
+        )
+
+    def _step(self, items: Sequence[tuple[_Session, StepItem]]) -> None:
+        logits = iter(self._engine.logits(StepPlan(tuple(item for _, item in items))))
+        for session, item in items:
+            for row in item.outputs.tolist():
+                path = item.tokens[path_rows(item.parents, row)]
+                self._found[*session.tokens, *path.tolist()] = next(logits)
+
+    def _commit(self, session: _Session, item: StepItem, row: int) -> None:
+        """Make the path down to `row` part of the session's prefix; slots of other branches are not reused."""
+        path = path_rows(item.parents, row)
+        session.tokens.extend(item.tokens[path].tolist())
+        session.slots.extend(item.slots[path].tolist())
+
+
+def _ints(values: Sequence[int]) -> IntArray:
+    return np.array(values, dtype=np.int32)

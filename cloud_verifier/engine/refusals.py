@@ -1,0 +1,63 @@
+"""What the engine cannot serve, told from a model's configuration before its weights are read.
+
+Several of these fail silently otherwise: they compute logits, and the logits are wrong. What no configuration
+tells is left to the conformance probe (`probe.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from common.errors import UserError
+
+SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
+"""Layer kinds whose whole state is K and V per token."""
+
+BATCH_WIDE_ROPE = frozenset({"dynamic", "longrope"})
+"""RoPE kinds that choose frequencies by the longest position of the whole batch, so sessions change each other."""
+
+
+def refuse_config(name: str, config: Any) -> None:
+    """Raise `UserError` with the reason if `config` (a transformers configuration) is of a kind not served."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise refusal(
+            name, "it is an encoder-decoder model; the verifier serves decoder-only language models"
+        )
+    text = config.get_text_config(decoder=True)
+    kinds = {*(getattr(text, "layer_types", None) or ()), *(getattr(text, "layers_block_type", None) or ())}
+    strange = sorted(kinds - SERVED_LAYERS)
+    if strange:
+        raise refusal(
+            name, f"it has layers of kind {', '.join(strange)}; only full and sliding attention is served"
+        )
+    batch_wide = sorted(BATCH_WIDE_ROPE.intersection(_rope_types(getattr(text, "rope_parameters", None))))
+    if batch_wide:
+        raise refusal(
+            name,
+            f"its RoPE is of type {batch_wide[0]}, which lets the longest session change the numbers of all others",
+        )
+
+
+def refuse_architecture(name: str, model: Any) -> None:
+    """Raise `UserError` if `model` (a transformers model) says that it keeps state outside K and V."""
+    if getattr(model, "_is_stateful", False):
+        raise refusal(
+            name, "its layers carry recurrent state, which cannot be shared or rolled back by token"
+        )
+
+
+def refusal(name: str, reason: str) -> UserError:
+    """The error that says why model `name` is not served."""
+    return UserError(f"model '{name}' cannot be served: {reason}. Choose another target model.")
+
+
+def _rope_types(parameters: object) -> Iterator[str]:
+    """Every `rope_type` in RoPE parameters, which hold one set, or one set per layer kind."""
+    if not isinstance(parameters, Mapping):
+        return
+    for key, value in parameters.items():
+        if key in ("rope_type", "type") and isinstance(value, str):
+            yield value
+        else:
+            yield from _rope_types(value)

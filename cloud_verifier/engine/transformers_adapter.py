@@ -1,0 +1,239 @@
+"""The only file that touches transformers: loads a causal LM and its tokenizer, and calls them.
+
+The model's code is transformers' own, unmodified; only its attention function is ours, through
+`AttentionInterface`. No mask function is registered for it, so transformers builds no masks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from cloud_verifier.engine.attention import attention_function
+from cloud_verifier.engine.fp32_head import install_fp32_head
+from cloud_verifier.engine.refusals import refusal, refuse_architecture, refuse_config
+from common.errors import UserError
+
+ATTENTION = "forerun"
+"""The name our attention function is registered under."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+UNBOUNDED_POSITIONS = 2**31 - 1
+
+_T = TypeVar("_T")
+_LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError)
+"""What transformers, safetensors and the hub raise for files that are missing, foreign or broken."""
+
+
+class TargetModel:
+    """A causal LM whose attention is ours, with its tokenizer. Raises `UserError` if the model cannot be served."""
+
+    def __init__(
+        self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> None:
+        self.name = name
+        self._model = model.eval()
+        self._tokenizer = tokenizer
+        self._text = model.config.get_text_config(decoder=True)
+        refuse_config(name, model.config)
+        refuse_architecture(name, model)
+        self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        install_fp32_head(model.get_output_embeddings())
+        AttentionInterface.register(ATTENTION, cast(Callable[..., Any], attention_function))
+        self._use_attention(ATTENTION)
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._model.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._text.vocab_size)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self._text.num_hidden_layers)
+
+    @property
+    def max_positions(self) -> int:
+        """Longest prompt + text, `UNBOUNDED_POSITIONS` if the configuration names no limit."""
+        return int(getattr(self._text, "max_position_embeddings", None) or UNBOUNDED_POSITIONS)
+
+    @property
+    def sliding_windows(self) -> tuple[int, ...]:
+        """The sliding windows that the configuration names, in positions; at most one today."""
+        window = getattr(self._text, "sliding_window", None)
+        return (window,) if isinstance(window, int) else ()
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """End tokens of the generation settings, else of the configuration; increasing, may be empty."""
+        found = getattr(self._model.generation_config, "eos_token_id", None)
+        found = self._text.eos_token_id if found is None else found
+        if found is None:
+            return ()
+        return tuple(sorted(set(found))) if isinstance(found, list | tuple) else (int(found),)
+
+    def forward(self, tokens: Tensor, positions: Tensor, outputs: Tensor) -> Tensor:
+        """Run the packed rows inside a current step (`attention.current_step`).
+
+        `tokens` and `positions` are int64 [1, T], `outputs` int64 [O] packed rows; all on the model's device.
+        Returns logits float32 [O, V].
+        """
+        kept = {"logits_to_keep": outputs} if self._keeps_rows else {}
+        result = self._model(input_ids=tokens, position_ids=positions, use_cache=False, **kept)
+        logits: Tensor = result.logits[0]
+        return (logits if kept else logits.index_select(0, outputs)).float()
+
+    def plain_logits(self, tokens: Sequence[int], last: int) -> Tensor:
+        """Logits float32 [last, V] of the last rows of one sequence, by transformers alone (inside `plain`)."""
+        ids = torch.tensor([list(tokens)], device=self.device)
+        kept = {"logits_to_keep": last} if self._keeps_rows else {}
+        logits: Tensor = self._model(input_ids=ids, use_cache=False, **kept).logits[0, -last:]
+        return logits.float()
+
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """Give the model transformers' eager attention back until the block ends."""
+        self._use_attention("eager")
+        try:
+            yield
+        finally:
+            self._use_attention(ATTENTION)
+
+    @contextmanager
+    def windows_at_most(self, limit: int) -> Iterator[None]:
+        """Shrink longer sliding windows to `limit` until the block ends, so that a probe can pass them cheaply."""
+        holders = [self._text, *self._model.modules()]
+        widths = [(holder, getattr(holder, "sliding_window", None)) for holder in holders]
+        wide = [(holder, width) for holder, width in widths if isinstance(width, int) and width > limit]
+        for holder, _ in wide:
+            holder.sliding_window = limit
+        try:
+            yield
+        finally:
+            for holder, width in wide:
+                holder.sliding_window = width
+
+    def token_table(self) -> list[bytes | None]:
+        """The tokenizer's token texts as stored (byte-level unicode, UTF-8), by id; None for ids without one."""
+        tokens = self._words.convert_ids_to_tokens(list(range(self.vocab_size)))
+        return [None if token is None else token.encode() for token in cast(list[str | None], tokens)]
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of `text`, with the special tokens that the tokenizer puts around a prompt."""
+        return list(self._words(text)["input_ids"])
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`, special tokens included."""
+        return str(self._words.decode(list(tokens), clean_up_tokenization_spaces=False))
+
+    @property
+    def _words(self) -> PreTrainedTokenizerBase:
+        if self._tokenizer is None:
+            raise UserError(
+                f"model '{self.name}' was loaded without a tokenizer; its folder needs tokenizer.json"
+            )
+        return self._tokenizer
+
+    def _use_attention(self, kind: str) -> None:
+        """transformers only logs a warning where it refuses, hence the look at what it did."""
+        self._model.set_attn_implementation(kind)
+        if self._text._attn_implementation != kind:
+            raise refusal(
+                self.name, f"{type(self._model).__name__} does not use transformers' attention interface"
+            )
+
+
+def load_target(
+    source: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    with_tokenizer: bool = True,
+) -> TargetModel:
+    """Load a model from a folder or a Hugging Face hub id; safetensors only, and never code from the model.
+
+    `dtype` is "auto" (as stored) or a key of `DTYPES`; `device` as torch names it ("cpu", "cuda:0").
+    Raises `UserError` that says what to change.
+    """
+    where = _device(device)
+    kind = _dtype(dtype)
+    path = Path(source).expanduser()
+    place = str(path) if path.is_dir() else source
+    config = _loading(source, lambda: AutoConfig.from_pretrained(place, trust_remote_code=False))
+    refuse_config(source, config)
+    model = _loading(source, lambda: _load_weights(source, place, kind))
+    words = _loading(source, lambda: _load_tokenizer(place)) if with_tokenizer else None
+    return TargetModel(source, model.to(where), words)
+
+
+def _load_weights(source: str, place: str, dtype: torch.dtype | str) -> PreTrainedModel:
+    """Weights, all of them: transformers fills missing ones with random numbers and a warning."""
+    model, report = AutoModelForCausalLM.from_pretrained(
+        place,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        attn_implementation="eager",
+        output_loading_info=True,
+    )
+    lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if lacking:
+        raise UserError(
+            f"the weights of '{source}' are incomplete: {len(lacking)} tensors such as {lacking[0]}"
+        )
+    return cast(PreTrainedModel, model)
+
+
+def _load_tokenizer(place: str) -> PreTrainedTokenizerBase:
+    return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(place, trust_remote_code=False))
+
+
+def _loading(source: str, load: Callable[[], _T]) -> _T:
+    """Run `load`; errors of files and formats become a `UserError` that says what to do."""
+    try:
+        return load()
+    except _LOAD_ERRORS as error:
+        cause = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"cannot load the target model '{source}': {cause[0]} Give a folder that holds config.json, "
+            "*.safetensors and tokenizer.json, or the id of a model on the Hugging Face hub that this machine "
+            "can reach."
+        ) from error
+
+
+def _dtype(name: str) -> torch.dtype | str:
+    if name == "auto":
+        return name
+    if name not in DTYPES:
+        raise UserError(f"dtype is '{name}'; it must be auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"device '{name}' is unknown to torch; use cpu, cuda or cuda:0") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device '{name}' was asked for, and torch sees no CUDA device here; use cpu")
+    return device

@@ -1,0 +1,133 @@
+"""The gRPC face of a verifier: one coroutine a stream that passes messages between the wire and the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cloud_verifier.core.effects import End
+from cloud_verifier.core.target import TargetInfo
+from cloud_verifier.worker import Outgoing, Worker
+from common.errors import Code, ForerunError, PeerError, UnavailableError
+from common.messages import Open
+from common.pb import verifier_pb2 as pb
+from common.pb import verifier_pb2_grpc as pb_grpc
+from common.rpc.codec import decode_request, encode_response
+from common.rpc.describe import Description, TokenTable, encode_description
+from common.rpc.options import server_options
+from common.rpc.status import to_status
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
+
+
+class VerifierService(pb_grpc.VerifierServiceServicer):
+    """Session streams and `Describe` of one worker."""
+
+    def __init__(self, worker: Worker, info: TargetInfo, table: TokenTable) -> None:
+        self._worker = worker
+        self._info = info
+        self._table = table
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+        info = self._info
+        return encode_description(
+            Description(
+                model=info.name,
+                vocab_size=info.vocab_size,
+                max_positions=info.max_positions,
+                fingerprint=info.fingerprint,
+                eos_token_ids=info.eos_token_ids,
+                vocabulary=self._table if request.include_vocabulary else None,
+            )
+        )
+
+    async def Session(
+        self, requests: AsyncIterator[pb.SessionRequest], context: Any
+    ) -> AsyncIterator[pb.SessionResponse]:
+        key, queue = self._worker.connect()
+        reader = asyncio.create_task(self._read(key, requests, queue))
+        try:
+            while not isinstance(item := await queue.get(), End):
+                yield encode_response(item)
+        finally:
+            reader.cancel()
+            self._worker.disconnect(key)
+        if item.error is not None:
+            logger.info("x stream %d: %s", key, item.error)
+            await context.abort(*to_status(item.error))
+
+    async def _read(
+        self, key: int, requests: AsyncIterator[pb.SessionRequest], queue: asyncio.Queue[Outgoing]
+    ) -> None:
+        """Hand the worker what comes. The iterator's end is a disconnect: a goodbye would have been `Close`."""
+        opened = False
+        try:
+            async for request in requests:
+                message = decode_request(request)
+                if not opened and not isinstance(message, Open):
+                    raise PeerError("the first message of a stream is Open", Code.FAILED_PRECONDITION)
+                opened = True
+                self._worker.receive(key, message)
+        except ForerunError as error:
+            self._worker.violate(key, error)
+        else:
+            queue.put_nowait(End(key, UnavailableError("the stream was half-closed without a Close")))
+
+
+class Server:
+    """A verifier listening on `address` (HOST:PORT; port 0 picks one). An async context manager.
+
+    Raises `UserError`-like `OSError` text as `UnavailableError` when the address cannot be bound.
+    """
+
+    def __init__(self, worker: Worker, info: TargetInfo, table: TokenTable, address: str) -> None:
+        self._worker = worker
+        self._service = VerifierService(worker, info, table)
+        self._address = address
+        self._server: grpc.aio.Server | None = None
+        self._health = health.aio.HealthServicer()
+        self._heartbeat: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def __aenter__(self) -> Server:
+        server = self._server = grpc.aio.server(options=server_options())
+        pb_grpc.add_VerifierServiceServicer_to_server(self._service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        try:
+            self.port = server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise UnavailableError(f"cannot listen on {self._address}: {error}") from error
+        await server.start()
+        self._heartbeat = asyncio.create_task(self._worker.run())
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None and self._heartbeat is not None, "entered before"
+        await self._server.stop(grace=None)
+        self._heartbeat.cancel()
+        await asyncio.gather(self._heartbeat, return_exceptions=True)
+
+    async def drain(self, grace: float) -> None:
+        """Stop admitting, tell every session to go, and wait until they have or `grace` seconds are over."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._worker.drain(grace)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace
+        while self._worker.num_sessions and loop.time() < deadline:
+            await asyncio.sleep(0.05)
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)

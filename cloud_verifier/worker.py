@@ -1,0 +1,123 @@
+"""The verifier's heartbeat: schedule, run, apply. The engine has its own thread, the scheduler the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from cloud_verifier.core.effects import End, Reply
+from cloud_verifier.core.scheduler import VerifyScheduler
+from cloud_verifier.core.target import StepPlan, TargetEngine
+from common.errors import ForerunError, LocalError
+from common.messages import Close, Open, Propose, ServerMessage
+
+logger = logging.getLogger(__name__)
+
+Outgoing = ServerMessage | End
+
+
+class Worker:
+    """Joins one engine and one scheduler. All methods belong to the event loop's thread.
+
+    A stream calls `connect` for a key and a queue of what to send, then `receive` for each message, and
+    `disconnect` when it is gone for whatever reason.
+    """
+
+    def __init__(
+        self, engine: TargetEngine, scheduler: VerifyScheduler, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.scheduler = scheduler
+        self._engine = engine
+        self._clock = clock
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._wake = asyncio.Event()
+        self._queues: dict[int, asyncio.Queue[Outgoing]] = {}
+        self._next_key = 1
+
+    # Streams ----------------------------------------------------------------------------------------------
+
+    def connect(self) -> tuple[int, asyncio.Queue[Outgoing]]:
+        """A key for a new stream, and the queue of what to send on it; it ends with an `End`."""
+        key, queue = self._next_key, asyncio.Queue[Outgoing]()
+        self._next_key += 1
+        self._queues[key] = queue
+        return key, queue
+
+    def receive(self, key: int, message: Open | Propose | Close) -> None:
+        now = self._clock()
+        match message:
+            case Open():
+                self.scheduler.on_open(key, message, now)
+            case Propose():
+                self.scheduler.on_propose(key, message, now)
+            case Close():
+                self.scheduler.on_close(key, message, now)
+        self._apply()
+
+    def violate(self, key: int, error: ForerunError) -> None:
+        """What came on this stream was no message of the protocol."""
+        self.scheduler.on_violation(key, error, self._clock())
+        self._apply()
+
+    def disconnect(self, key: int) -> None:
+        del self._queues[key]
+        self.scheduler.on_close(key, None, self._clock())
+        self._apply()
+
+    def drain(self, grace: float) -> None:
+        """Admit nobody any more; every session is told to reconnect elsewhere within `grace` seconds."""
+        self.scheduler.drain(grace, self._clock())
+        self._apply()
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self.scheduler.sessions)
+
+    # The heartbeat ----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                plan = self.scheduler.next_step(self._clock())
+                if plan is None:
+                    await self._rest()
+                    continue
+                await self._step(loop, plan)
+        finally:
+            self._executor.shutdown(wait=True)
+
+    async def _step(self, loop: asyncio.AbstractEventLoop, plan: StepPlan) -> None:
+        try:
+            result = await loop.run_in_executor(self._executor, self._engine.evaluate, plan)
+        except (
+            Exception
+        ) as error:  # an engine may raise anything; its step's sessions end, the service does not
+            logger.exception("! a step of %d rows failed", plan.num_rows)
+            failure = LocalError(f"the target could not evaluate a step: {error}")
+            self.scheduler.on_step_failed(failure, self._clock())
+        else:
+            self.scheduler.on_step_done(result, self._clock())
+        self._apply()
+
+    async def _rest(self) -> None:
+        """Until an input comes or the timer is due."""
+        timer = self.scheduler.next_timer_at
+        timeout = None if timer is None else max(0.0, timer - self._clock())
+        try:
+            await asyncio.wait_for(self._wake.wait(), timeout)
+        except TimeoutError:
+            self.scheduler.on_timer(self._clock())
+            self._apply()
+        self._wake.clear()
+
+    def _apply(self) -> None:
+        for effect in self.scheduler.effects():
+            queue = self._queues.get(effect.session)
+            if queue is not None:
+                queue.put_nowait(effect.message if isinstance(effect, Reply) else effect)
+        self._wake.set()

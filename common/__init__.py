@@ -1,0 +1,1 @@
+"""What the two sides of Forerun share: words (messages, tree, noise, sampling, estimators, errors) and the wire."""

@@ -1,0 +1,305 @@
+"""From logits to a choice: the reference that both sides and every engine must agree with.
+
+Order: logit bias, repetition penalty, presence and frequency penalties, temperature, top-k, top-p, min-p,
+noise, argmax. Each filter looks at what the one before it left, as in Hugging Face's logits processors. What
+is kept is always the front of one order: best logit first, lowest id first among equals.
+
+Two rules make the result the same in numpy, torch and CUDA. Logits are float32, adjusted ones are rounded
+back to float32, and all that follows is float64. Probabilities are summed as integers (multiples of 2**-42 of
+the best token's), so that the edge of top-p does not depend on the order of a sum.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import LocalError, UserError
+from common.noise import BLOCK, NOISE_MAX, bits_under, gumbel_under, least_bits, noise_key
+from common.sampling import SamplingParams
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+Logits = NDArray[np.float32]
+TokenIds = NDArray[np.int32] | NDArray[np.int64]
+
+WEIGHT_UNIT = 2.0**42  # integer weight of the best token; 2**20 tokens then sum to at most 2**62
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+# How far below the best logit to look, in nats after temperature, until enough tokens are found.
+DEPTHS = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0, sys.float_info.max)
+NUM_FIRST = 32  # tokens scored first to raise the bar; more lift it hardly higher
+ROUNDING = 1e-9  # far above a float64's error in sums of numbers below 200, far below any margin
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the model writes, and by how much: the best score minus the runner-up's, inf if there is none."""
+
+    token: int
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The best tokens under the noise, best first, equal scores by id; fewer than asked if few are left."""
+
+    tokens: IntArray  # [n]
+    scores: FloatArray  # [n] processed logit + noise, in nats; only differences mean something
+
+    @property
+    def margin(self) -> float:
+        return float(self.scores[0] - self.scores[1]) if self.scores.size > 1 else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """Bias and penalties as a sparse change: x + bias, then / or * factor by its sign, then - minus."""
+
+    tokens: IntArray  # [N] distinct, increasing
+    bias: FloatArray  # [N]
+    factor: FloatArray  # [N] 1 where nothing repeats
+    minus: FloatArray  # [N]
+
+
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raise `UserError` if a logit bias or stop token lies outside 0..vocab_size - 1."""
+    named = [("logit_bias", token) for token, _ in params.logit_bias]
+    named += [("stop_token_ids", token) for token in params.stop_token_ids]
+    for name, token in named:
+        if not 0 <= token < vocab_size:
+            raise UserError(f"{name} names token {token}; this model's ids run from 0 to {vocab_size - 1}")
+
+
+def choose(
+    logits: Logits,
+    params: SamplingParams,
+    position: int,
+    prompt: TokenIds | None = None,
+    generated: TokenIds | None = None,
+) -> Choice:
+    """The token written at `position + 1`, from the logits [V] of the row at `position`.
+
+    `prompt` and `generated` are all tokens up to `position`; only penalties read them.
+    Raises `LocalError` if the logits have no finite maximum or penalties lack their tokens.
+    """
+    if not params.greedy:
+        ranking = rank(logits, params, position, 2, prompt, generated)
+        return Choice(int(ranking.tokens[0]), ranking.margin)
+    adjusted = adjusted_logits(logits, params, prompt, generated)
+    token = int(adjusted.argmax())  # numpy promises the first, so the lowest id
+    others = [float(side.max()) for side in (adjusted[:token], adjusted[token + 1 :]) if side.size]
+    return Choice(token, float(adjusted[token]) - max(others, default=-math.inf))
+
+
+def rank(
+    logits: Logits,
+    params: SamplingParams,
+    position: int,
+    count: int,
+    prompt: TokenIds | None = None,
+    generated: TokenIds | None = None,
+) -> Ranking:
+    """The `count` (>= 1) best tokens for `position + 1`: choice, runner-up and so on; else as `choose`."""
+    scaled = _scaled(adjusted_logits(logits, params, prompt, generated), params)
+    if params.greedy:
+        return _rank_plain(scaled, count)
+    key = noise_key(params.seed, position + 1)
+    kept = _kept(scaled, params)
+    if kept is None:
+        return _rank_noisy(scaled, np.arange(scaled.size), key, count)
+    return _rank_noisy(scaled[kept], kept, key, count)
+
+
+def process_logits(
+    logits: Logits,
+    params: SamplingParams,
+    prompt: TokenIds | None = None,
+    generated: TokenIds | None = None,
+) -> FloatArray:
+    """The processed logits [V] whose softmax is the law of `choose`; filtered tokens are -inf, the best is 0.
+
+    At temperature 0 nothing is scaled or filtered: the best token is never filtered.
+    """
+    scaled = _scaled(adjusted_logits(logits, params, prompt, generated), params)
+    kept = None if params.greedy else _kept(scaled, params)
+    if kept is None:
+        return scaled
+    processed = np.full_like(scaled, -np.inf)
+    processed[kept] = scaled[kept]
+    return processed
+
+
+def adjusted_logits(
+    logits: Logits,
+    params: SamplingParams,
+    prompt: TokenIds | None = None,
+    generated: TokenIds | None = None,
+) -> Logits:
+    """The float32 logits [V] after bias and penalties, checked; the input itself if there are none."""
+    given = np.asarray(logits, np.float32)
+    if given.ndim != 1 or not given.size:
+        raise LocalError(f"logits of one row are wanted, shape [V]; these have shape {list(given.shape)}")
+    check_best(float(given.max()))
+    change = adjustments(params, prompt, generated, given.size)
+    if change is None:
+        return given
+    adjusted = given.copy()
+    values = given[change.tokens].astype(np.float64) + change.bias
+    values = np.where(values > 0, values / change.factor, values * change.factor) - change.minus
+    with np.errstate(over="ignore"):  # below a float32's range a token is as good as forbidden
+        adjusted[change.tokens] = np.minimum(values, FLOAT32_MAX)
+    check_best(float(adjusted.max()))
+    return adjusted
+
+
+def adjustments(
+    params: SamplingParams, prompt: TokenIds | None, generated: TokenIds | None, vocab_size: int
+) -> Adjustments | None:
+    """What bias and penalties do to which tokens; None if they do nothing.
+
+    The repetition penalty is CTRL's (Keskar et al. 2019, 4.1) as Hugging Face applies it, over prompt and
+    generated tokens; presence and frequency penalties are OpenAI's, over the generated tokens.
+    Raises `LocalError` if penalties lack their tokens or an id lies outside the vocabulary.
+    """
+    if not params.logit_bias and not params.has_penalties:
+        return None
+    biased = np.array([token for token, _ in params.logit_bias], np.int64)
+    written, seen = _history(params, prompt, generated)
+    tokens = np.unique(np.concatenate([biased, seen]))
+    if tokens.size and not (tokens[0] >= 0 and tokens[-1] < vocab_size):
+        raise LocalError(f"token ids {tokens[0]} to {tokens[-1]} are not within 0..{vocab_size - 1}")
+    bias = np.zeros(tokens.size)
+    np.add.at(bias, np.searchsorted(tokens, biased), [value for _, value in params.logit_bias])
+    factor = np.ones(tokens.size)
+    factor[np.searchsorted(tokens, seen)] = params.repetition_penalty
+    times = np.bincount(np.searchsorted(tokens, written), minlength=tokens.size)
+    minus = params.presence_penalty * (times > 0) + params.frequency_penalty * times
+    return Adjustments(tokens, bias, factor, minus)
+
+
+def check_best(best: float) -> None:
+    """Raise `LocalError` unless a row's greatest logit is finite; maxima hand on nan in numpy and torch."""
+    if not math.isfinite(best):
+        raise LocalError(
+            f"the logits' greatest value is {best}: the model's weights or its arithmetic are broken "
+            "(float16 overflows in models made for bfloat16); try another dtype"
+        )
+
+
+def nucleus(total: int, top_p: float) -> int:
+    """The integer weight that top-p must reach, of a total of integer weights."""
+    return min(total, math.ceil(top_p * float(total)))
+
+
+def log_min_p(params: SamplingParams) -> float:
+    """min-p as a bound on the processed logit, where the best token has 0."""
+    return math.log(params.min_p) if params.min_p > 0 else -math.inf
+
+
+def has_filters(params: SamplingParams) -> bool:
+    """Whether tokens are filtered before the noise; greedy choices never need it."""
+    return not params.greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
+
+
+def _history(
+    params: SamplingParams, prompt: TokenIds | None, generated: TokenIds | None
+) -> tuple[IntArray, IntArray]:
+    """The generated tokens and all tokens, or none where no penalty reads them."""
+    if not params.has_penalties:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    if prompt is None or generated is None:
+        raise LocalError("penalties need the tokens before the row: prompt and generated")
+    written = np.asarray(generated, np.int64)
+    return written, np.concatenate([np.asarray(prompt, np.int64), written])
+
+
+def _scaled(adjusted: Logits, params: SamplingParams) -> FloatArray:
+    """Logits relative to the best, in float64, divided by the temperature unless it is 0."""
+    scaled = adjusted.astype(np.float64)
+    scaled -= scaled.max()
+    if not params.greedy:
+        with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
+            scaled /= params.temperature
+    return scaled
+
+
+def _kept(scaled: FloatArray, params: SamplingParams) -> IntArray | None:
+    """Ids that the filters keep, best first; None if there is no filter. Sorts no more than it must."""
+    if not has_filters(params):
+        return None
+    everything = int(_weights(scaled).sum()) if params.top_p < 1.0 and not params.top_k else None
+    for depth in DEPTHS:
+        front = np.flatnonzero(scaled >= -depth)
+        if front.size < params.top_k and depth < DEPTHS[-1]:
+            continue
+        front = front[np.argsort(-scaled[front], kind="stable")]
+        count = _num_kept(scaled[front], params, everything)
+        if count < front.size or depth == DEPTHS[-1]:
+            return front[:count]
+    raise AssertionError("the last depth holds every token")
+
+
+def _num_kept(ranked: FloatArray, params: SamplingParams, everything: int | None) -> int:
+    """How many of the tokens, best first, the filters keep; `everything` is the weight of all, if known."""
+    count = min(params.top_k, ranked.size) if params.top_k else ranked.size
+    if params.top_p < 1.0:
+        sums = np.cumsum(_weights(ranked[:count]))
+        goal = nucleus(int(sums[-1]) if everything is None else everything, params.top_p)
+        count = min(count, int(np.searchsorted(sums, goal)) + 1)
+    return min(count, int(np.count_nonzero(ranked >= log_min_p(params))))
+
+
+def _weights(scaled: FloatArray) -> IntArray:
+    """Unnormalised probabilities as integers: their sums are exact in any order."""
+    return np.rint(np.exp(scaled) * WEIGHT_UNIT).astype(np.int64)
+
+
+def _rank_plain(scaled: FloatArray, count: int) -> Ranking:
+    front, _ = _front(scaled, count)
+    tokens = front[np.argsort(-scaled[front], kind="stable")[:count]]
+    return Ranking(tokens, scaled[tokens])
+
+
+def _rank_noisy(scaled: FloatArray, tokens: IntArray, key: int, count: int) -> Ranking:
+    """The best of `scaled` + noise: noise for the likely tokens, then for those that can still win."""
+    front, depth = _front(scaled, max(count, NUM_FIRST))
+    scores = scaled[front] + gumbel_under(key, tokens[front])
+    bar = _nth_best(scores, count)
+    late = _late_winners(scaled, tokens, key, depth, bar)
+    found = np.concatenate([front[scores >= bar], late])
+    scores = np.concatenate([scores[scores >= bar], scaled[late] + gumbel_under(key, tokens[late])])
+    order = np.lexsort((tokens[found], -scores))[:count]
+    return Ranking(tokens[found[order]], scores[order])
+
+
+def _front(scaled: FloatArray, count: int) -> tuple[IntArray, float]:
+    """Indices of at least `count` of the best values (all finite ones if fewer), and the depth they reach."""
+    for depth in DEPTHS[:-1]:
+        front = np.flatnonzero(scaled >= -depth)
+        if front.size >= count:
+            return front, depth
+    return np.flatnonzero(scaled >= -DEPTHS[-1]), DEPTHS[-1]
+
+
+def _nth_best(scores: FloatArray, count: int) -> float:
+    if scores.size < count:
+        return -math.inf
+    return float(np.partition(scores, scores.size - count)[scores.size - count])
+
+
+def _late_winners(scaled: FloatArray, tokens: IntArray, key: int, depth: float, bar: float) -> IntArray:
+    """Indices below `-depth` that may reach the bar, looked for a block at a time (`common.noise.BLOCK`)."""
+    late = [np.empty(0, np.int64)]
+    if depth < DEPTHS[-1]:
+        least = np.uint64(least_bits(bar + depth - ROUNDING))
+        for at in range(0, scaled.size, BLOCK):
+            block = scaled[at : at + BLOCK]
+            able = np.flatnonzero((block < -depth) & (block + NOISE_MAX >= bar))
+            able += at
+            late.append(able[bits_under(np.uint64(key), tokens[able]) >= least])
+    return np.concatenate(late)

@@ -1,0 +1,68 @@
+"""Every error Forerun raises on purpose, drawn as a tree by whose fault it is.
+
+    ForerunError
+    ├── UserError        a setting or an input that the person running this must change
+    ├── PeerError        the other side of the wire broke a rule of docs/protocol.md
+    ├── CapacityError    nobody's fault: this machine has no room now; try again later or elsewhere
+    ├── UnavailableError the other side cannot be reached or is going away
+    └── LocalError       a defect of ours
+
+Each carries a `Code` that names the gRPC status it travels as, so that the core needs no gRPC.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Code(Enum):
+    """The gRPC statuses Forerun uses, by their gRPC names."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    OUT_OF_RANGE = "OUT_OF_RANGE"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    UNAVAILABLE = "UNAVAILABLE"
+    INTERNAL = "INTERNAL"
+
+
+class ForerunError(Exception):
+    """Base of all; `code` is the status it travels as, the message is a sentence for a person."""
+
+    default_code = Code.INTERNAL
+
+    def __init__(self, message: str, code: Code | None = None) -> None:
+        super().__init__(message)
+        self.code = code or self.default_code
+
+
+class UserError(ForerunError):
+    """A setting or an input that the person running this must change."""
+
+    default_code = Code.INVALID_ARGUMENT
+
+
+class PeerError(ForerunError):
+    """The other side of the wire broke a rule of docs/protocol.md."""
+
+    default_code = Code.INVALID_ARGUMENT
+
+
+class CapacityError(ForerunError):
+    """No room now. Trying again later, or on another verifier, may work."""
+
+    default_code = Code.RESOURCE_EXHAUSTED
+
+
+class UnavailableError(ForerunError):
+    """The other side cannot be reached or is going away; a reconnect continues the text."""
+
+    default_code = Code.UNAVAILABLE
+
+
+class LocalError(ForerunError):
+    """A defect of ours: an input in a state that cannot take it, an invariant that does not hold."""
+
+    default_code = Code.INTERNAL

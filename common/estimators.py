@@ -1,0 +1,156 @@
+"""What is measured on the way and predicted from it: round trips, ratios, step times. All times in seconds.
+
+No estimator reads a clock: it is told durations. Each says something sensible before its first sample.
+"""
+
+from __future__ import annotations
+
+import math
+
+from common.errors import LocalError
+
+INITIAL_RTT = 0.333  # kInitialRtt, RFC 9002 6.2.2
+GRANULARITY = 0.001  # kGranularity, RFC 9002 6.1.2
+
+
+class RttEstimator:
+    """Round trip time of the network alone, by RFC 9002 section 5; seconds.
+
+    One departure: there the peer's delay is subtracted only down to `min_rtt`, because it is rounded and
+    coarse. Here the hold is the verifier's queue and compute time, most of the elapsed time and measured to
+    the microsecond, so it is always subtracted, down to 0.
+    """
+
+    def __init__(self, initial_rtt: float = INITIAL_RTT) -> None:
+        self.latest_rtt = 0.0
+        self.min_rtt = 0.0
+        self.smoothed_rtt = _duration("initial_rtt", initial_rtt)  # as RFC 9002 5.3 starts
+        self.rtt_variance = initial_rtt / 2  # a mean deviation, whatever its name
+        self.num_samples = 0
+
+    def sample(self, elapsed: float, hold: float = 0.0) -> None:
+        """Take one round trip of `elapsed` seconds, of which the peer held the message for `hold`.
+
+        Raises `LocalError` if `elapsed` is negative or not finite; a hold beyond it counts as all of it.
+        """
+        held = min(max(hold, 0.0), elapsed) if math.isfinite(hold) else 0.0
+        self.latest_rtt = latest = _duration("elapsed", elapsed) - held
+        if self.num_samples == 0:
+            self.min_rtt = self.smoothed_rtt = latest
+            self.rtt_variance = latest / 2
+        else:
+            self.min_rtt = min(self.min_rtt, latest)
+            self.rtt_variance += (abs(self.smoothed_rtt - latest) - self.rtt_variance) / 4
+            self.smoothed_rtt += (latest - self.smoothed_rtt) / 8
+        self.num_samples += 1
+
+    def forget_min(self) -> None:
+        """Start `min_rtt` anew at the latest sample: the path has changed (RFC 9002 5.2)."""
+        self.min_rtt = self.latest_rtt
+
+    @property
+    def probe_timeout(self) -> float:
+        """After this long without an answer something is probably lost (PTO, RFC 9002 6.2.1)."""
+        return self.smoothed_rtt + max(4 * self.rtt_variance, GRANULARITY)
+
+
+class RatioEstimator:
+    """A ratio of two sums that fade: accepted per proposed, tokens per step. Never a mean of ratios.
+
+    Old evidence halves every `half_life` units of the denominator, so one sample of 8 counts exactly like
+    8 samples of 1 at the same moment. The prior counts as `prior_weight` units and fades with the rest.
+    """
+
+    def __init__(self, prior: float, prior_weight: float = 8.0, half_life: float = 200.0) -> None:
+        if not (prior_weight > 0 and half_life > 0 and math.isfinite(prior)):
+            raise LocalError("a ratio needs a finite prior, a weight and a half-life above 0")
+        self._numerator = prior * prior_weight
+        self._denominator = prior_weight
+        self._half_life = half_life
+
+    def add(self, numerator: float, denominator: float) -> None:
+        """Take in a sample. Raises `LocalError` for a negative or infinite denominator."""
+        kept = 0.5 ** (_duration("denominator", denominator) / self._half_life)
+        # Within the sample as well the earlier units have faded: the mean of 2**-(u / half_life).
+        fresh = (1 - kept) * self._half_life / (math.log(2) * denominator) if denominator else 1.0
+        self._numerator = self._numerator * kept + numerator * fresh
+        self._denominator = self._denominator * kept + denominator * fresh
+
+    @property
+    def ratio(self) -> float:
+        return self._numerator / self._denominator
+
+    @property
+    def weight(self) -> float:
+        """Units of the denominator that the ratio rests on, the prior's included."""
+        return self._denominator
+
+
+class LinearTimeEstimator:
+    """Duration in seconds as fixed + per_row * width, by least squares over fading sums.
+
+    Old samples halve every `half_life` samples. Means and centred moments are kept in place of raw sums
+    (West 1979, with fading weights). The slope moves from its last value towards the fit only as fast as
+    widths vary (`DAMPING`), so with one width throughout the slope stays and the fixed part is learnt.
+    """
+
+    DAMPING = 1.0  # rows squared: the fit weighs half once the widths seen have this much sum of squares
+
+    def __init__(self, fixed: float, per_row: float, half_life: float = 50.0) -> None:
+        self._fixed, self._per_row = _duration("fixed", fixed), _duration("per_row", per_row)
+        self._fade = 0.5 ** (1 / half_life)
+        self._weight = 0.0
+        self._mean_width = self._mean_time = 0.0
+        self._width_squares = self._products = 0.0
+
+    def sample(self, width: float, duration: float) -> None:
+        """One step of `width` rows took `duration` seconds. Raises `LocalError` if either is negative."""
+        _duration("width", width)
+        _duration("duration", duration)
+        old = self._weight * self._fade
+        self._weight = old + 1.0
+        off_width, off_time = width - self._mean_width, duration - self._mean_time
+        self._mean_width += off_width / self._weight
+        self._mean_time += off_time / self._weight
+        share = old / self._weight
+        self._width_squares = self._width_squares * self._fade + share * off_width * off_width
+        self._products = self._products * self._fade + share * off_width * off_time
+        self._fit()
+
+    def predict(self, width: float) -> float:
+        """Seconds that a step of `width` rows will take, never negative."""
+        return self._fixed + self._per_row * width
+
+    @property
+    def per_row(self) -> float:
+        """Seconds that one more row costs."""
+        return self._per_row
+
+    def _fit(self) -> None:
+        damped = self._products + self.DAMPING * self._per_row
+        slope = max(0.0, damped / (self._width_squares + self.DAMPING))
+        # More rows cannot take less time, nor can no rows take negative time: else the line goes through 0.
+        if self._mean_width > 0:
+            slope = min(slope, self._mean_time / self._mean_width)
+        self._per_row = slope
+        self._fixed = self._mean_time - slope * self._mean_width
+
+
+class StepTimeEstimator(LinearTimeEstimator):
+    """Time of one target step over all its rows. It starts as a 7B model on a data centre GPU would."""
+
+    def __init__(self, fixed: float = 0.030, per_row: float = 0.00005, half_life: float = 50.0) -> None:
+        super().__init__(fixed, per_row, half_life)
+
+
+class DraftTimeEstimator(LinearTimeEstimator):
+    """Time of one draft step over its nodes. It starts as a 0.5B model on a laptop would."""
+
+    def __init__(self, fixed: float = 0.005, per_row: float = 0.0003, half_life: float = 50.0) -> None:
+        super().__init__(fixed, per_row, half_life)
+
+
+def _duration(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise LocalError(f"{name} is {value}; it must be finite and not negative")
+    return value

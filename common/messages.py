@@ -1,0 +1,117 @@
+"""What travels between edge and verifier, as frozen values. The codec (`common.rpc.codec`) puts them on the wire.
+
+docs/protocol.md states the rules; tokens are ids, text never travels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from common.sampling import SamplingParams
+
+INITIAL_CREDIT = 32
+"""Live nodes an edge may have at the verifier before `Opened` tells its own figure (protocol rule 4)."""
+
+MAX_NODES = 256
+"""Nodes in one Propose (protocol rule 15): sixteen times what a step evaluates for one session by default, and
+small enough that a message is a few kilobytes."""
+
+LOGPROB_STEP = 1.0 / 16.0
+"""Nats per unit of the one-byte log-probability of a node: byte b means exp(-b/16); 255 = 1.2e-7 or less."""
+
+
+def pack_logprob(logprob: float) -> int:
+    """A log-probability (nats, <= 0) as one byte, rounded to the nearest sixteenth."""
+    return min(255, max(0, round(-logprob / LOGPROB_STEP)))
+
+
+def unpack_logprob(byte: int) -> float:
+    """The log-probability in nats that `byte` stands for."""
+    return -byte * LOGPROB_STEP
+
+
+class FinishReason(Enum):
+    """Why a session ended."""
+
+    STOP = 1  # a stop token or the model's own end token was committed
+    LENGTH = 2  # max_tokens were generated
+    CANCELLED = 3  # the edge closed it
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """First message of a stream. On a reconnect `committed` carries what the edge already has."""
+
+    prompt: tuple[int, ...]  # token ids
+    sampling: SamplingParams
+    fingerprint: bytes  # of the edge's token table, `common.vocabulary`
+    model: str = ""  # the target wanted; empty = whatever the verifier serves
+    committed: tuple[int, ...] = ()  # tokens generated and committed on earlier streams of this session
+    fill: bool = True  # evaluate the bare tip when no draft is there
+    session_id: str = ""  # chosen by the edge, for logs
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Nodes for the tree, in order. Ids are implicit: the nodes of one stream count 1, 2, 3 ...
+
+    `parent_deltas` empty means a chain: the first node hangs at `anchor` if there is one, else below the
+    node before it, and each other node below the one before it. Otherwise a delta d >= 1 names the node
+    d ids earlier and 0 the committed token at position `anchor`.
+    A Propose without nodes lets a session without fill evaluate its bare tip once.
+    """
+
+    tokens: tuple[int, ...] = ()
+    logprobs: bytes = b""  # one byte a node, `pack_logprob`: chance that it is right if its parent is
+    parent_deltas: tuple[int, ...] = ()
+    anchor: int | None = None  # position of a committed token, counted from the prompt's first
+    seen_advance: int = 0  # committed tokens the edge has learned of since its last Propose
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The edge needs no more; a goodbye, which a half-close is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The verifier took the session. `position` is the tip's."""
+
+    position: int
+    credit: int  # live nodes the verifier will hold for this session
+    hold_us: int = 0  # from the arrival of `Open` to the sending of this
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Committed tokens, from position `start` on. Times are the verifier's own and in microseconds."""
+
+    start: int
+    tokens: tuple[int, ...]
+    server_made: int = 0  # bit i set: token i was not among the edge's nodes
+    echo: int = 0  # Propose messages received on this stream so far
+    hold_us: int = 0  # from the arrival of the newest of them to the sending of this
+    queue_us: int = 0  # how long the tip was ready before its step began
+    compute_us: int = 0  # the step's duration
+    credit: int | None = None  # present when it changed
+    evaluated: int = 0  # nodes the step evaluated for this session, the tip included
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """This verifier is going away: reconnect (elsewhere) within `grace_us`."""
+
+    grace_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The session has ended at `position`, the last committed token's."""
+
+    reason: FinishReason
+    position: int
+
+
+ClientMessage = Open | Propose | Close
+ServerMessage = Opened | Commit | Drain | Finish

@@ -1,0 +1,145 @@
+"""Gumbel noise as a pure function of (seed, position, token): what makes two machines agree without talking.
+
+Both sides add g(seed, position, token) to their logits and take the best token, so the same model makes the
+same choice anywhere, and a model close to it makes mostly the same (Gumbel-max coupling, Daliri et al. 2024,
+arXiv 2408.07978). Nothing is drawn and nothing is remembered: asking twice is asking the same.
+
+The 64-bit integers are SplitMix64 streams read at random places: the position-th output of the seed's stream
+is a key, the token-th output of the key's stream is the noise's bits. (Steele, Lea & Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014; `MIX_*` are the constants of its mix64 as Vigna's splitmix64.c
+has them: David Stafford's "Mix13", a better-tuned MurmurHash3 finaliser.)
+`cloud_verifier.engine.noise` says the same in torch, bit for bit. The two logarithms that follow are the
+libraries' own, so the noise itself agrees to the last bit or two of a float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+Bits = NDArray[np.uint64]
+FloatArray = NDArray[np.float64]
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+MASK_64 = 2**64 - 1
+GAMMA = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: the step between a stream's counters
+MIX_SHIFTS = (30, 27, 31)
+MIX_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+# Uniforms are the midpoints of 2**52 equal cells, exact in a float64, never 0 and never 1. That bounds the
+# noise: -log(-log(1 - 2**-53)) = 36.7368..., -log(-log(2**-53)) = -3.6038..., both rounded outwards here.
+UNIFORM_BITS = 52
+NOISE_MAX = 36.74
+NOISE_MIN = -3.61
+
+BLOCK = 2**14  # tokens at a time: temporary arrays of 128 KiB stay in the cache and in the heap
+
+
+def noise_key(seed: int, position: int) -> int:
+    """The key of one position's noise: an unsigned 64-bit integer; `seed` is taken modulo 2**64."""
+    stream = _mix_int((seed + GAMMA) & MASK_64)
+    return _mix_int((stream + (position + 1) * GAMMA) & MASK_64)
+
+
+def noise_keys(seeds: Bits | int, positions: IntArray) -> Bits:
+    """`noise_key` over arrays that broadcast together. A seed given as an int serves all positions."""
+    with np.errstate(over="ignore"):  # numpy warns when a 0-d array wraps, and wrapping is the point
+        streams = _mix(np.asarray(seeds, np.uint64) + np.uint64(GAMMA))
+        return _mix(streams + _counter(positions))
+
+
+def noise_bits(seed: int, position: int, tokens: IntArray) -> Bits:
+    """64 noise bits of each token id of `tokens` (any shape) at one position."""
+    key = np.uint64(noise_key(seed, position))
+    return _in_blocks(lambda block: bits_under(key, block), tokens)
+
+
+def noise_bits_at(seed: int, positions: IntArray, tokens: IntArray) -> Bits:
+    """`noise_bits` over arrays of positions and token ids that broadcast together."""
+    return bits_under(noise_keys(seed, positions), tokens)
+
+
+def bits_under(keys: Bits | np.uint64, tokens: IntArray) -> Bits:
+    """64 noise bits of token ids under keys of `noise_keys`; both broadcast together."""
+    with np.errstate(over="ignore"):
+        return _mix(keys + _counter(tokens))
+
+
+def gumbel(seed: int, position: int, tokens: IntArray) -> FloatArray:
+    """Standard Gumbel noise of each token id at one position, within [NOISE_MIN, NOISE_MAX].
+
+    `position` is the place of the token that is being chosen, counted from the prompt's first token.
+    """
+    return gumbel_under(noise_key(seed, position), tokens)
+
+
+def gumbel_under(key: int, tokens: IntArray) -> FloatArray:
+    """`gumbel` under a key of `noise_key`."""
+    return _in_blocks(lambda block: gumbel_of_bits(bits_under(np.uint64(key), block)), tokens)
+
+
+def gumbel_at(seed: int, positions: IntArray, tokens: IntArray) -> FloatArray:
+    """`gumbel` over arrays of positions and token ids that broadcast together."""
+    return gumbel_of_bits(noise_bits_at(seed, positions, tokens))
+
+
+def gumbel_of_bits(bits: Bits) -> FloatArray:
+    """-log(-log(u)) with u the midpoint of the cell that the upper 52 bits name; increasing in them."""
+    noise: FloatArray = (bits >> np.uint64(64 - UNIFORM_BITS)).astype(np.float64)
+    noise += 0.5
+    noise *= 2.0**-UNIFORM_BITS
+    for _ in range(2):
+        np.log(noise, out=noise)
+        np.negative(noise, out=noise)
+    return noise
+
+
+def least_bits(noise: float) -> int:
+    """A bound for sieving without logarithms: bits below this give noise below `noise`. Never too high."""
+    uniform = float(np.exp(-np.exp(-min(max(noise, NOISE_MIN), NOISE_MAX))))
+    slack = 2.0**-40 * (1.0 - uniform) + 2.0**-UNIFORM_BITS * 4  # rounding of the two exponentials
+    cells = int((uniform - slack) * 2.0**UNIFORM_BITS)
+    return max(0, cells) << (64 - UNIFORM_BITS)
+
+
+def _in_blocks(work: Callable[[IntArray], NDArray[Scalar]], tokens: IntArray) -> NDArray[Scalar]:
+    """`work(tokens)`, a block at a time: twice as fast on a whole vocabulary, for it stays in the cache."""
+    if tokens.size <= BLOCK:
+        return work(tokens)
+    flat = tokens.reshape(-1)
+    first = work(flat[:BLOCK])
+    result = np.empty(flat.size, first.dtype)
+    result[:BLOCK] = first
+    for at in range(BLOCK, flat.size, BLOCK):
+        result[at : at + BLOCK] = work(flat[at : at + BLOCK])
+    return result.reshape(tokens.shape)
+
+
+def _counter(numbers: IntArray) -> Bits:
+    counter = np.array(numbers, np.uint64)  # a copy, to count up in place
+    counter += np.uint64(1)
+    counter *= np.uint64(GAMMA)
+    return counter
+
+
+def _mix(state: Bits) -> Bits:
+    """SplitMix64's mix64 over an array, with one scratch array: fresh pages cost more than the arithmetic."""
+    mixed = np.asarray(state)  # numpy makes scalars of 0-d results, and those have no `out=`
+    scratch = np.empty_like(mixed)
+    for shift, factor in zip(MIX_SHIFTS[:2], MIX_FACTORS, strict=True):
+        np.right_shift(mixed, np.uint64(shift), out=scratch)
+        np.bitwise_xor(mixed, scratch, out=mixed)
+        np.multiply(mixed, np.uint64(factor), out=mixed)
+    np.right_shift(mixed, np.uint64(MIX_SHIFTS[2]), out=scratch)
+    return np.bitwise_xor(mixed, scratch, out=mixed)
+
+
+def _mix_int(state: int) -> int:
+    """The same on one Python integer."""
+    for shift, factor in zip(MIX_SHIFTS[:2], MIX_FACTORS, strict=True):
+        state = ((state ^ (state >> shift)) * factor) & MASK_64
+    return state ^ (state >> MIX_SHIFTS[2])

@@ -1,0 +1,169 @@
+"""Protobuf to messages: where what a stranger wrote enters the process, so every field is bounded here.
+
+A violation raises `PeerError` with a sentence that names field, value and range; sampling parameters out of
+range raise the `UserError` of `SamplingParams`. Nothing else is raised, whatever the bytes were.
+"""
+
+from __future__ import annotations
+
+from common.errors import PeerError, UserError
+from common.messages import (
+    ClientMessage,
+    Close,
+    Commit,
+    Drain,
+    Finish,
+    FinishReason,
+    Open,
+    Opened,
+    Propose,
+    ServerMessage,
+)
+from common.pb import verifier_pb2 as pb
+from common.rpc import bounds
+from common.sampling import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKENS, SamplingParams
+
+_DEFAULTS = SamplingParams()
+
+
+def decode_request(request: pb.SessionRequest) -> ClientMessage:
+    """What the edge sent. Raises `PeerError`, `UserError`."""
+    kind = request.WhichOneof("message")
+    if kind == "propose":
+        return _propose(request.propose)
+    if kind == "open":
+        return _open(request.open)
+    if kind == "close":
+        return Close()
+    raise PeerError("the request is empty or unknown; it must hold one of open, propose, close")
+
+
+def decode_response(response: pb.SessionResponse) -> ServerMessage:
+    """What the verifier sent. Raises `PeerError`."""
+    kind = response.WhichOneof("message")
+    if kind == "commit":
+        return _commit(response.commit)
+    if kind == "opened":
+        return _opened(response.opened)
+    if kind == "drain":
+        return Drain(response.drain.grace_us)
+    if kind == "finish":
+        return _finish(response.finish)
+    raise PeerError("the response is empty or unknown; it must hold one of opened, commit, drain, finish")
+
+
+def decode_sampling(message: pb.Sampling) -> SamplingParams:
+    """Sampling parameters, absent ones at their default. Raises `UserError`."""
+    _few("logit_bias", len(message.logit_bias), MAX_LOGIT_BIAS_ENTRIES)
+    _few("stop_token_ids", len(message.stop_token_ids), MAX_STOP_TOKENS)
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p if message.HasField("top_p") else _DEFAULTS.top_p,
+        min_p=message.min_p,
+        repetition_penalty=(
+            message.repetition_penalty
+            if message.HasField("repetition_penalty")
+            else _DEFAULTS.repetition_penalty
+        ),
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple((entry.token, entry.bias) for entry in message.logit_bias),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else _DEFAULTS.max_tokens,
+        seed=message.seed,
+    )
+
+
+def _open(message: pb.Open) -> Open:
+    return Open(
+        prompt=bounds.tokens("open.prompt", message.prompt, 1, bounds.MAX_PROMPT_TOKENS),
+        sampling=decode_sampling(message.sampling),
+        fingerprint=bounds.blob("open.fingerprint", message.fingerprint, bounds.MAX_FINGERPRINT_BYTES),
+        model=bounds.text("open.model", message.model, bounds.MAX_MODEL_CHARS),
+        committed=bounds.tokens("open.committed", message.committed, 0, bounds.MAX_COMMITTED_TOKENS),
+        fill=message.fill if message.HasField("fill") else True,
+        session_id=bounds.text("open.session_id", message.session_id, bounds.MAX_SESSION_ID_CHARS),
+    )
+
+
+def _propose(message: pb.Propose) -> Propose:
+    tokens = bounds.tokens("propose.tokens", message.tokens, 0, bounds.MAX_NODES)
+    logprobs = message.logprobs
+    if len(logprobs) != len(tokens):
+        raise PeerError(f"propose.logprobs has {len(logprobs)} bytes; one for each of {len(tokens)} tokens")
+    anchor = message.anchor if message.HasField("anchor") else None
+    if anchor is not None:
+        bounds.in_range("propose.anchor", anchor, 0, bounds.MAX_POSITION)
+    deltas = _deltas(message, len(tokens), anchor) if message.parent_deltas else ()
+    seen = bounds.in_range("propose.seen_advance", message.seen_advance, 0, bounds.MAX_POSITION)
+    return Propose(tokens, logprobs, deltas, anchor, seen)
+
+
+def _deltas(message: pb.Propose, num_nodes: int, anchor: int | None) -> tuple[int, ...]:
+    number = len(message.parent_deltas)
+    if number != num_nodes:
+        raise PeerError(
+            f"propose.parent_deltas has {number} entries; "
+            f"there must be none (a chain) or one for each of {num_nodes} tokens"
+        )
+    deltas = tuple(message.parent_deltas)
+    bounds.in_range("propose.parent_deltas", max(deltas), 0, bounds.MAX_PARENT_DELTA)
+    if anchor is None and 0 in deltas:
+        raise PeerError("propose.parent_deltas has a 0, which names the anchor; propose.anchor must be set")
+    return deltas
+
+
+def _opened(message: pb.Opened) -> Opened:
+    return Opened(
+        position=bounds.in_range("opened.position", message.position, 0, bounds.MAX_POSITION),
+        credit=bounds.in_range("opened.credit", message.credit, 0, bounds.MAX_CREDIT),
+        hold_us=message.hold_us,
+    )
+
+
+def _commit(message: pb.Commit) -> Commit:
+    tokens = bounds.tokens("commit.tokens", message.tokens, 0, bounds.MAX_COMMIT_TOKENS)
+    last_start = bounds.MAX_POSITION - len(tokens)
+    credit = message.credit if message.HasField("credit") else None
+    if credit is not None:
+        bounds.in_range("commit.credit", credit, 0, bounds.MAX_CREDIT)
+    return Commit(
+        start=bounds.in_range("commit.start", message.start, 0, last_start),
+        tokens=tokens,
+        server_made=_mask(message.server_made, len(tokens)),
+        echo=message.echo,
+        hold_us=message.hold_us,
+        queue_us=message.queue_us,
+        compute_us=message.compute_us,
+        credit=credit,
+        evaluated=bounds.in_range("commit.evaluated", message.evaluated, 0, bounds.MAX_CREDIT + 1),
+    )
+
+
+def _mask(packed: bytes, num_tokens: int) -> int:
+    if len(packed) > bounds.MAX_COMMIT_TOKENS // 8:  # before it becomes a large integer
+        bounds.blob("commit.server_made", packed, bounds.MAX_COMMIT_TOKENS // 8)
+    mask = int.from_bytes(packed, "little")
+    if mask >> num_tokens:
+        raise PeerError(
+            f"commit.server_made sets bit {mask.bit_length() - 1}; with {num_tokens} tokens "
+            f"bits 0 to {num_tokens}, exclusive, are allowed"
+        )
+    return mask
+
+
+def _finish(message: pb.Finish) -> Finish:
+    try:
+        reason = FinishReason(message.reason)
+    except ValueError:
+        known = ", ".join(f"{reason.value} ({reason.name})" for reason in FinishReason)
+        raise PeerError(f"finish.reason is {message.reason}; it must be one of {known}") from None
+    return Finish(reason, bounds.in_range("finish.position", message.position, 0, bounds.MAX_POSITION))
+
+
+def _few(field: str, number: int, limit: int) -> None:
+    """As `SamplingParams` checks it, but before a million entries have become Python objects."""
+    if number > limit:
+        raise UserError(f"{field} has {number} entries; at most {limit} are allowed")

@@ -1,0 +1,86 @@
+"""What a verifier says of itself, `Describe`: its model, its limits and, if asked, its token table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import PeerError
+from common.pb import verifier_pb2 as pb
+from common.rpc import bounds
+
+PROTOCOL_VERSION = 1
+"""Of docs/protocol.md. Raised when an old client would go wrong; what it may ignore does not raise it."""
+
+TokenTable = tuple[bytes | None, ...]
+"""Each token's bytes by id; None for an id without a token (padding)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """One verifier's answer to `Describe`."""
+
+    model: str
+    vocab_size: int  # token ids run from 0 to this, exclusive, padding included
+    max_positions: int  # longest prompt + text
+    fingerprint: bytes  # of the token table, `common.vocabulary`
+    eos_token_ids: tuple[int, ...] = ()
+    vocabulary: TokenTable | None = None  # vocab_size entries; None if it was not asked for
+    protocol_version: int = PROTOCOL_VERSION
+
+
+def encode_describe_request(include_vocabulary: bool = False) -> pb.DescribeRequest:
+    """Ask for a description, with the token table or without."""
+    return pb.DescribeRequest(include_vocabulary=include_vocabulary)
+
+
+def encode_description(description: Description) -> pb.DescribeResponse:
+    """The verifier's answer."""
+    table = description.vocabulary
+    return pb.DescribeResponse(
+        protocol_version=description.protocol_version,
+        model=description.model,
+        vocab_size=description.vocab_size,
+        max_positions=description.max_positions,
+        eos_token_ids=description.eos_token_ids,
+        fingerprint=description.fingerprint,
+        vocabulary=None if table is None else _encode_table(table),
+    )
+
+
+def decode_description(response: pb.DescribeResponse) -> Description:
+    """The verifier's answer. Raises `PeerError` when a field is out of bounds or the version is not ours."""
+    version = response.protocol_version
+    if version != PROTOCOL_VERSION:
+        raise PeerError(f"describe.protocol_version is {version}; this edge speaks {PROTOCOL_VERSION} only")
+    size = bounds.in_range("describe.vocab_size", response.vocab_size, 1, bounds.MAX_VOCAB_SIZE)
+    limit = bounds.MAX_POSITION
+    eos = bounds.tokens("describe.eos_token_ids", response.eos_token_ids, 0, bounds.MAX_EOS_TOKENS)
+    return Description(
+        model=bounds.text("describe.model", response.model, bounds.MAX_MODEL_CHARS),
+        vocab_size=size,
+        max_positions=bounds.in_range("describe.max_positions", response.max_positions, 1, limit),
+        fingerprint=bounds.blob("describe.fingerprint", response.fingerprint, bounds.MAX_FINGERPRINT_BYTES),
+        eos_token_ids=eos,
+        vocabulary=_decode_table(response.vocabulary, size) if response.HasField("vocabulary") else None,
+    )
+
+
+def _encode_table(table: TokenTable) -> pb.Vocabulary:
+    return pb.Vocabulary(
+        pieces=[piece or b"" for piece in table],
+        absent=[token for token, piece in enumerate(table) if piece is None],
+    )
+
+
+def _decode_table(message: pb.Vocabulary, vocab_size: int) -> TokenTable:
+    bounds.count("describe.vocabulary.pieces", len(message.pieces), vocab_size, vocab_size)
+    bounds.count("describe.vocabulary.absent", len(message.absent), 0, vocab_size)
+    table: list[bytes | None] = list(message.pieces)
+    longest = max(len(piece) for piece in message.pieces)
+    bounds.count("describe.vocabulary.pieces' longest", longest, 0, bounds.MAX_PIECE_BYTES, "bytes")
+    for token in message.absent:
+        bounds.in_range("describe.vocabulary.absent", token, 0, vocab_size - 1)
+        if table[token]:
+            raise PeerError(f"describe.vocabulary.absent names token {token}, which has a piece")
+        table[token] = None
+    return tuple(table)

@@ -1,0 +1,131 @@
+"""Messages to protobuf. What our own side made is trusted: a number outside its field is a defect of ours.
+
+Such a defect shows as `ValueError` from protobuf. Fields at their default are left out, which protobuf does
+by itself for all but the `optional` ones.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from common.messages import (
+    ClientMessage,
+    Close,
+    Commit,
+    Drain,
+    Finish,
+    Open,
+    Opened,
+    Propose,
+    ServerMessage,
+)
+from common.pb import verifier_pb2 as pb
+from common.sampling import SamplingParams
+
+MAX_US = 2**32 - 1
+"""Where times saturate: 71 minutes, after which nobody measures a round trip."""
+
+_DEFAULTS = SamplingParams()
+
+
+def encode_request(message: ClientMessage) -> pb.SessionRequest:
+    """What the edge sends."""
+    match message:
+        case Propose():
+            return pb.SessionRequest(propose=_propose(message))
+        case Open():
+            return pb.SessionRequest(open=_open(message))
+        case Close():
+            return pb.SessionRequest(close=pb.Close())
+        case _:
+            assert_never(message)
+
+
+def encode_response(message: ServerMessage) -> pb.SessionResponse:
+    """What the verifier sends."""
+    match message:
+        case Commit():
+            return pb.SessionResponse(commit=_commit(message))
+        case Opened():
+            return pb.SessionResponse(opened=_opened(message))
+        case Drain():
+            return pb.SessionResponse(drain=pb.Drain(grace_us=_us(message.grace_us)))
+        case Finish():
+            return pb.SessionResponse(finish=_finish(message))
+        case _:
+            assert_never(message)
+
+
+def encode_sampling(sampling: SamplingParams) -> pb.Sampling:
+    """Sampling parameters; those at their default are absent."""
+    return pb.Sampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=_unless(sampling.top_p, _DEFAULTS.top_p),
+        min_p=sampling.min_p,
+        repetition_penalty=_unless(sampling.repetition_penalty, _DEFAULTS.repetition_penalty),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=[pb.LogitBias(token=token, bias=bias) for token, bias in sampling.logit_bias],
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        max_tokens=None if sampling.max_tokens == _DEFAULTS.max_tokens else sampling.max_tokens,
+        seed=sampling.seed,
+    )
+
+
+def _open(message: Open) -> pb.Open:
+    return pb.Open(
+        prompt=message.prompt,
+        sampling=encode_sampling(message.sampling),
+        fingerprint=message.fingerprint,
+        model=message.model,
+        committed=message.committed,
+        fill=None if message.fill else False,
+        session_id=message.session_id,
+    )
+
+
+def _propose(message: Propose) -> pb.Propose:
+    return pb.Propose(
+        tokens=message.tokens,
+        logprobs=message.logprobs,
+        parent_deltas=message.parent_deltas,
+        anchor=message.anchor,
+        seen_advance=message.seen_advance,
+    )
+
+
+def _opened(message: Opened) -> pb.Opened:
+    return pb.Opened(position=message.position, credit=message.credit, hold_us=_us(message.hold_us))
+
+
+def _commit(message: Commit) -> pb.Commit:
+    return pb.Commit(
+        start=message.start,
+        tokens=message.tokens,
+        server_made=_bits(message.server_made),
+        echo=message.echo,
+        hold_us=_us(message.hold_us),
+        queue_us=_us(message.queue_us),
+        compute_us=_us(message.compute_us),
+        credit=message.credit,
+        evaluated=message.evaluated,
+    )
+
+
+def _finish(message: Finish) -> pb.Finish:
+    reason = pb.FinishReason.Name(message.reason.value)
+    return pb.Finish(reason=reason, position=message.position)
+
+
+def _unless(value: float, default: float) -> float | None:
+    return None if value == default else value
+
+
+def _us(duration: int) -> int:
+    return min(duration, MAX_US)
+
+
+def _bits(mask: int) -> bytes:
+    return mask.to_bytes((mask.bit_length() + 7) // 8, "little")

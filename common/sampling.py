@@ -1,0 +1,75 @@
+"""Sampling parameters: what turns the target's logits into its choice, checked where they enter."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from common.errors import UserError
+
+MAX_SEED = 2**64 - 1
+MAX_LOGIT_BIAS_ENTRIES = 1024  # OpenAI's API allows 300; a bound keeps one Open small.
+MAX_STOP_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen from the target's logits. Checked in the constructor.
+
+    The order is bias, penalties, temperature, top-k, top-p, min-p, noise, argmax (`common.choice`).
+    Raises `UserError` that names the field, its value and the range allowed.
+    """
+
+    temperature: float = 0.0  # 0 = greedy; else logits are divided by it
+    top_k: int = 0  # keep the k best tokens; 0 = all
+    top_p: float = 1.0  # keep the smallest set of best tokens with this much probability
+    min_p: float = 0.0  # keep tokens at least this likely relative to the best
+    repetition_penalty: float = (
+        1.0  # divides (or multiplies, if negative) logits of tokens seen, prompt included
+    )
+    presence_penalty: float = 0.0  # subtracted once from tokens already generated
+    frequency_penalty: float = 0.0  # subtracted per occurrence among the generated tokens
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    stop_token_ids: tuple[int, ...] = ()  # generation ends after one of these, besides the model's own
+    ignore_eos: bool = False  # go on after the model's own end tokens
+    max_tokens: int = 256  # generated tokens at most
+    seed: int = 0  # the noise's key, 64 bits unsigned
+
+    def __post_init__(self) -> None:
+        _in_range("temperature", self.temperature, 0.0, 100.0)
+        _in_range("top_k", self.top_k, 0, 2**31 - 1)
+        _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        _in_range("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _in_range("seed", self.seed, 0, MAX_SEED)
+        _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS_ENTRIES)
+        _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKENS)
+        for token, bias in self.logit_bias:
+            _in_range("logit_bias token id", token, 0, 2**31 - 1)
+            _in_range(f"logit_bias of token {token}", bias, -1000.0, 1000.0)
+        for token in self.stop_token_ids:
+            _in_range("stop_token_ids", token, 0, 2**31 - 1)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether a choice depends on which tokens came before, beyond what the model itself sees."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _in_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
+    fits = math.isfinite(value) and (low < value if low_open else low <= value) and value <= high
+    if not fits:
+        bracket = "(" if low_open else "["
+        raise UserError(f"{name} is {value}; it must lie in {bracket}{low}, {high}]")
+
+
+def _at_most(name: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise UserError(f"{name} has {count} entries; at most {limit} are allowed")

@@ -1,0 +1,217 @@
+"""The speculation tree: the tokens below the last committed one, held alike by edge and verifier.
+
+The edge grows it, the verifier decides it, both prune it (docs/architecture.md). The root is the *tip*, the
+last committed token. Everything here is bookkeeping on ids; no model, no network, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from common.errors import Code, LocalError, PeerError
+
+
+@dataclass(slots=True)
+class Node:
+    """One token proposed below a parent, or the tip itself.
+
+    `evaluated` says that this side's model has run on it (the draft on the edge, the target on the verifier);
+    `busy` that it is running now. `choice` is the target's and known only on the verifier.
+    """
+
+    id: int
+    parent: int | None  # None: the tree began here
+    token: int
+    position: int  # counted from the prompt's first token
+    logprob: float  # nats; chance that it is right if its parent is, as the edge sees it
+    path_logprob: float  # nats; sum over its path since the tree's last server-made tip
+    children: dict[int, int] = field(default_factory=dict)  # token -> node id
+    evaluated: bool = False
+    busy: bool = False
+    choice: int | None = None
+    wire_id: int = 0  # its number on the current stream; 0 = not sent
+    committed: bool = False  # it is, or was, the tip
+
+
+class Dead(Enum):
+    """Where a node is that can no longer become text."""
+
+    DEAD = "dead"
+
+
+DEAD = Dead.DEAD
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A place on the committed path."""
+
+    position: int
+
+
+Place = Node | Committed | Dead
+"""Where a node went on arrival: into the tree (from then on it lives, is committed or dies), or folded onto
+the committed path, or nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What one commit did: the new tip, whether the edge had proposed it, and the nodes that died."""
+
+    tip: Node
+    accepted: bool
+    dead: tuple[Node, ...]
+
+
+@dataclass(slots=True)
+class TreeCounts:
+    """Where every node went. grown = accepted + pruned + live; arrived adds folded, merged and late (law 3)."""
+
+    grown: int = 0  # nodes attached below the tip
+    accepted: int = 0  # of those, became the tip
+    pruned: int = 0  # of those, died when the tip moved elsewhere
+    folded: int = 0  # arrived late and agreed with the committed text
+    late: int = 0  # arrived late and disagreed, or below a dead parent
+    merged: int = 0  # arrived as a second child with the same token
+
+
+class SpeculationTree:
+    """Committed tokens and the live nodes below them.
+
+    Args: committed, the token ids known so far (the prompt, on a reconnect also the text); at least one.
+    Raises `LocalError` on misuse, `PeerError` where a place named by the peer cannot be.
+    """
+
+    def __init__(self, committed: Sequence[int]) -> None:
+        if not committed:
+            raise LocalError("a tree needs at least one committed token")
+        self.committed: list[int] = list(committed)
+        self.counts = TreeCounts()
+        self._next_id = 1
+        self.live: dict[int, Node] = {}
+        self.tip = self._make_tip(self.committed[-1], len(self.committed) - 1)
+
+    @property
+    def tip_position(self) -> int:
+        return len(self.committed) - 1
+
+    @property
+    def num_speculative(self) -> int:
+        """Live nodes below the tip."""
+        return len(self.live) - 1
+
+    def grow(self, parent: Node, token: int, logprob: float) -> Node:
+        """Attach `token` below a live node; a child that already holds the token is returned instead."""
+        existing = parent.children.get(token)
+        if existing is not None:
+            self.counts.merged += 1
+            return self.live[existing]
+        if parent.id not in self.live:
+            raise LocalError(f"node {parent.id} is not live and cannot get a child")
+        node = Node(
+            id=self._take_id(),
+            parent=parent.id,
+            token=token,
+            position=parent.position + 1,
+            logprob=logprob,
+            path_logprob=parent.path_logprob + logprob,
+        )
+        parent.children[token] = node.id
+        self.live[node.id] = node
+        self.counts.grown += 1
+        return node
+
+    def attach(self, parent: Place, token: int, logprob: float) -> Place:
+        """Put an arriving node where it belongs: below its live parent, onto the committed path, or nowhere.
+
+        A parent at an already committed position folds the node if it agrees with what was committed there.
+        """
+        if isinstance(parent, Node) and parent.id in self.live:
+            return self.grow(parent, token, logprob)
+        if isinstance(parent, Committed) or (isinstance(parent, Node) and parent.committed):
+            return self._attach_committed(parent.position, token, logprob)
+        self.counts.late += 1
+        return DEAD
+
+    def advance(self, token: int) -> Advance:
+        """Commit `token` after the tip: its child becomes the tip, or a new one is made; the rest dies."""
+        old = self.tip
+        child = old.children.get(token)
+        self.committed.append(token)
+        del self.live[old.id]
+        if child is None:
+            self.tip = self._make_tip(token, self.tip_position)
+        else:
+            self.tip = self.live[child]
+            self.tip.committed = True
+            self.counts.accepted += 1
+        dead = self._kill(other for other in old.children.values() if other != child)
+        return Advance(self.tip, child is not None, dead)
+
+    def worth(self, node: Node) -> float:
+        """Log-probability (nats) that the path from the tip to the node is the target's."""
+        return node.path_logprob - self.tip.path_logprob
+
+    def speculative(self) -> Iterator[Node]:
+        """The live nodes below the tip, parents before children."""
+        tip = self.tip.id
+        return (node for node in self.live.values() if node.id != tip)
+
+    def subtree(self, node: Node) -> Iterator[Node]:
+        """The node and everything below it, parents first."""
+        stack = [node]
+        while stack:
+            current = stack.pop()
+            yield current
+            stack.extend(self.live[child] for child in current.children.values())
+
+    def check_integrity(self) -> None:
+        """Raise `LocalError` unless every link, position and count agrees."""
+        reached = {node.id for node in self.subtree(self.tip)}
+        if reached != set(self.live):
+            raise LocalError(f"nodes {set(self.live) - reached} do not hang below the tip")
+        for node in self.live.values():
+            self._check_children(node)
+        counts, live = self.counts, self.num_speculative
+        if counts.grown != counts.accepted + counts.pruned + live:
+            raise LocalError(f"{counts.grown} nodes grown, but {counts} and {live} live")
+        if self.tip.position != self.tip_position or self.tip.token != self.committed[-1]:
+            raise LocalError(f"the tip {self.tip} is not the last of {len(self.committed)} committed tokens")
+
+    def _check_children(self, node: Node) -> None:
+        for token, child_id in node.children.items():
+            child = self.live[child_id]
+            if (child.parent, child.token, child.position) != (node.id, token, node.position + 1):
+                raise LocalError(f"{child} does not fit below {node}")
+
+    def _attach_committed(self, position: int, token: int, logprob: float) -> Place:
+        if position > self.tip_position or position < 0:
+            raise PeerError(
+                f"a node hangs at position {position}, but the committed text ends at {self.tip_position}",
+                Code.OUT_OF_RANGE,
+            )
+        if position == self.tip_position:
+            return self.grow(self.tip, token, logprob)
+        if self.committed[position + 1] == token:
+            self.counts.folded += 1
+            return Committed(position + 1)
+        self.counts.late += 1
+        return DEAD
+
+    def _kill(self, roots: Iterator[int]) -> tuple[Node, ...]:
+        dead = [node for root in roots for node in self.subtree(self.live[root])]
+        for node in dead:
+            del self.live[node.id]
+        self.counts.pruned += len(dead)
+        return tuple(dead)
+
+    def _make_tip(self, token: int, position: int) -> Node:
+        tip = Node(self._take_id(), None, token, position, logprob=0.0, path_logprob=0.0, committed=True)
+        self.live[tip.id] = tip
+        return tip
+
+    def _take_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1

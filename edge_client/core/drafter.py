@@ -1,0 +1,62 @@
+"""The words between the edge session and a drafter: which nodes to expand, and the candidates found there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """A node to expand: evaluate the draft model on it and rank what may follow.
+
+    `parent` is the id of the node above; None for the tip, whichever node that is by now. Its ancestors were
+    expanded before, stand earlier in the same request, or (after a surprise) are evaluated on the way.
+    """
+
+    id: int
+    parent: int | None
+    token: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """What may follow a node: candidate tokens, best first.
+
+    `scores` are the draft's processed logits plus the shared noise at position + 1 (nats; no noise when
+    greedy), the very quantity whose argmax the target will choose by; equal length, decreasing.
+    """
+
+    id: int
+    tokens: tuple[int, ...]
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reroot:
+    """The tip moved. `committed` are (node id, token) from the old tip's child to the new tip, in order;
+    `dead` are all other node ids that ended, expanded or not."""
+
+    committed: tuple[tuple[int, int], ...]
+    dead: tuple[int, ...]
+
+
+class Drafter(Protocol):
+    """Runs the draft model for one session at a time. One thread calls it."""
+
+    def start(self, tokens: Sequence[int], tip: int, sampling: SamplingParams) -> None:
+        """Begin anew on a prompt's token ids; the last of them is the tip, node id `tip`. What `reroot` adds
+        later is generated text, as the penalties count it."""
+        ...
+
+    def expand(self, rows: Sequence[DraftRow]) -> list[Expansion]:
+        """Evaluate the rows in one batch where it can; answers in the order of `rows`."""
+        ...
+
+    def reroot(self, change: Reroot) -> None:
+        """Keep what hangs below the new tip, free the rest. Cheap: no model evaluation."""
+        ...

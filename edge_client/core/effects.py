@@ -1,0 +1,65 @@
+"""What the edge session asks its driver to do, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import ForerunError
+from common.messages import Close, FinishReason, Open, Propose
+from common.sampling import SamplingParams
+from edge_client.core.drafter import DraftRow, Reroot
+
+
+@dataclass(frozen=True, slots=True)
+class StartDrafter:
+    """Hand the drafter its text; what follows it are `Expand` and `MoveTip` for these nodes."""
+
+    tokens: tuple[int, ...]
+    tip: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """Run one draft step and answer with `on_drafted` (or `on_drafter_failed`). One is under way at a time."""
+
+    rows: tuple[DraftRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTip:
+    """Tell the drafter that the tip moved; after the draft step under way, before the next."""
+
+    change: Reroot
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a new stream; the messages to send follow. Whatever the old one still holds is void."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Write the message on the current stream."""
+
+    message: Open | Propose | Close
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Committed text for the user, from position `start` on. Bit i of `server_made`: token i was not drafted."""
+
+    start: int
+    tokens: tuple[int, ...]
+    server_made: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The session is over: with a reason, or with the error that ended it. Nothing follows."""
+
+    reason: FinishReason | None
+    error: ForerunError | None = None
+
+
+Effect = StartDrafter | Expand | MoveTip | Connect | Send | Emit | Finished

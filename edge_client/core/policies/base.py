@@ -1,0 +1,67 @@
+"""What a growth policy is asked, and what it may look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.estimators import RttEstimator
+
+from common.tree import Node, SpeculationTree
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that may follow a node, with the chance (nats) that it does if the node is right."""
+
+    token: int
+    logprob: float
+
+
+@dataclass(slots=True)
+class GrowthView:
+    """What the session shows its policy. Read only."""
+
+    tree: SpeculationTree
+    last_position: int  # no token of the text lies beyond
+    rtt: RttEstimator
+    credit: int  # live nodes the verifier will hold
+    num_sent: int = 0  # live nodes below the tip that were sent on this stream
+    stream_up: bool = False
+
+    @property
+    def credit_left(self) -> int:
+        return self.credit - self.num_sent
+
+
+class GrowthPolicy(Protocol):
+    """Decides which nodes exist, which are drafted next and which are sent. Called by `EdgeSession` only.
+
+    `fill` says whether the verifier may go on alone while no draft is there.
+    """
+
+    name: str
+    fill: bool
+
+    def branch(self, view: GrowthView, node: Node, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Which candidates become children of `node`, which has just been drafted."""
+        ...
+
+    def expand(self, view: GrowthView) -> Sequence[Node]:
+        """Which nodes to draft in the next draft step, parents first; none to rest until something changes."""
+        ...
+
+    def send(self, view: GrowthView) -> Sequence[Node]:
+        """Which unsent nodes to send now, parents first, at most `view.credit_left`."""
+        ...
+
+
+def unsent(view: GrowthView) -> list[Node]:
+    """Live nodes below the tip that the verifier does not know, parents first."""
+    return [node for node in view.tree.speculative() if not node.wire_id]
+
+
+def can_expand(view: GrowthView, node: Node) -> bool:
+    """Whether drafting `node` could give a child that may become text."""
+    return not node.evaluated and not node.busy and node.position < view.last_position

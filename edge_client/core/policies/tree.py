@@ -1,0 +1,61 @@
+"""Best-first tree over path probability: several nodes a draft step, siblings ranked under the noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.errors import UserError
+from common.tree import Node
+from edge_client.core.policies.base import Candidate, GrowthView, can_expand, unsent
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSettings:
+    """How wide and how deep. The defaults are the best of a search at RTT 60 ms (docs/architecture.md)."""
+
+    width: int = 8  # nodes drafted in one step at most
+    max_children: int = 4  # of one node
+    cut: float = 0.005  # paths less likely than this, seen from the tip, are not grown
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.max_children < 1:
+            raise UserError(f"width {self.width} and max_children {self.max_children} must be at least 1")
+        if not 0 < self.cut < 1:
+            raise UserError(f"cut is {self.cut}; it must lie in (0, 1)")
+
+
+class TreePolicy:
+    """Drafts the likeliest unexpanded nodes first and sends every node that it keeps, likeliest first."""
+
+    name = "tree"
+    fill = True
+
+    def __init__(self, settings: TreeSettings | None = None) -> None:
+        self.settings = settings or TreeSettings()
+        self._min_worth = math.log(self.settings.cut)
+
+    def branch(self, view: GrowthView, node: Node, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        least = self._min_worth - view.tree.worth(node)
+        children = [c for c in candidates[: self.settings.max_children] if c.logprob >= least]
+        return children
+
+    def expand(self, view: GrowthView) -> Sequence[Node]:
+        tree = view.tree
+        if tree.num_speculative >= view.credit:
+            return ()
+        least = self._min_worth + tree.tip.path_logprob
+        frontier = [n for n in tree.live.values() if n.path_logprob >= least and can_expand(view, n)]
+        frontier.sort(key=_likeliest_first)
+        return frontier[: self.settings.width]
+
+    def send(self, view: GrowthView) -> Sequence[Node]:
+        nodes = unsent(view)
+        nodes.sort(key=_likeliest_first)
+        return nodes[: max(0, view.credit_left)]
+
+
+def _likeliest_first(node: Node) -> tuple[float, int]:
+    """A parent is never less likely than its child and has the smaller id, so it comes first."""
+    return (-node.path_logprob, node.id)

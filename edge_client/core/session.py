@@ -1,0 +1,372 @@
+"""The edge's mind for one generation: grows the tree, sends it, follows the commits, survives lost streams.
+
+Sans-IO: inputs carry `now` (seconds, monotonic); `effects()` tells the driver what to do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from common.estimators import RttEstimator
+
+from common.errors import (
+    CapacityError,
+    Code,
+    ForerunError,
+    LocalError,
+    PeerError,
+    UnavailableError,
+    UserError,
+)
+from common.messages import (
+    INITIAL_CREDIT,
+    MAX_NODES,
+    Close,
+    Commit,
+    Drain,
+    Finish,
+    FinishReason,
+    Open,
+    Opened,
+)
+from common.sampling import SamplingParams
+from common.tree import Node, SpeculationTree
+from edge_client.core.confidence import Confidence
+from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
+from edge_client.core.policies import Candidate, GrowthPolicy, GrowthView
+from edge_client.core.stats import SessionStats
+from edge_client.core.wire import WireNumbers
+
+
+class State(Enum):
+    """Of the session's stream."""
+
+    NEW = "new"
+    OPENING = "opening"  # Open is on its way; drafts already follow it
+    OPEN = "open"
+    LOST = "lost"  # waiting to reconnect
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """One generation. Checked in the constructor."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    fingerprint: bytes
+    model: str = ""
+    session_id: str = ""
+    confidence: Confidence = field(default_factory=Confidence)
+    first_backoff: float = 0.1  # seconds before the first reconnect; doubles (gRPC's own policy doubles too)
+    max_backoff: float = 5.0  # seconds; a person who watches the text should not wait longer for a retry
+    max_attempts: int = 8  # reconnects in a row without a message from the verifier
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise UserError("the prompt is empty; at least one token is needed")
+        if not 0 < self.first_backoff <= self.max_backoff:
+            raise UserError(f"backoff {self.first_backoff} to {self.max_backoff} s is not a range above 0")
+        if self.max_attempts < 0:
+            raise UserError(f"max_attempts is {self.max_attempts}; it must be 0 or more")
+
+
+class EdgeSession:
+    """Drives one generation from the prompt to its end, across reconnects.
+
+    The driver calls `start` once, then `on_drafted` / `on_drafter_failed` after each `Expand`, `on_message`
+    for what the stream brings, `on_stream_lost` when it breaks, `on_timer` when `next_timer_at` has come and
+    `close` when the user has enough. After each call it carries out `effects()` in order.
+    """
+
+    def __init__(self, config: SessionConfig, policy: GrowthPolicy) -> None:
+        self.config = config
+        self.policy = policy
+        self.state = State.NEW
+        self.stats = SessionStats()
+        self.tree = SpeculationTree(config.prompt)
+        last_position = len(config.prompt) + config.sampling.max_tokens - 1
+        self.view = GrowthView(self.tree, last_position, RttEstimator(), INITIAL_CREDIT)
+        self.next_timer_at: float | None = None
+        self._effects: list[Effect] = []
+        self._numbers = WireNumbers()
+        self._sent_at: deque[tuple[int, float]] = deque()  # (n-th Propose of the stream, seconds)
+        self._num_proposes = 0  # on this stream
+        self._opened_at = 0.0  # when Open was sent, for the first RTT sample
+        self._unseen = 0  # committed tokens not yet reported in a Propose
+        self._attempts = 0
+        self._drafting = False
+        self._draft_began_at = 0.0
+        self._drafter_ok = True
+
+    # Inputs -----------------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> None:
+        """Begin: connect, and draft while the stream opens."""
+        self._expect(State.NEW)
+        self._effects.append(StartDrafter(self.config.prompt, self.tree.tip.id, self.config.sampling))
+        self._connect(now)
+
+    def on_message(self, message: Opened | Commit | Drain | Finish, now: float) -> None:
+        """A message of the current stream. Raises `PeerError` if the verifier broke the protocol."""
+        if self.state in (State.OVER, State.LOST):
+            return  # it crossed our Close, or comes from a stream given up
+        self._expect(State.OPENING, State.OPEN)
+        self._attempts = 0
+        match message:
+            case Opened():
+                self._on_opened(message, now)
+            case Commit():
+                self._on_commit(message, now)
+            case Drain():
+                self.on_stream_lost(UnavailableError("the verifier is draining"), now)
+            case Finish():
+                self._on_finish(message)
+
+    def on_drafted(self, expansions: Sequence[Expansion], now: float) -> None:
+        """The draft step that `Expand` asked for."""
+        self._end_draft_step(len(expansions), now)
+        for expansion in expansions:
+            node = self.tree.live.get(expansion.id)
+            if node is not None:
+                self._branch(node, expansion)
+        self._pump(now)
+
+    def on_drafter_failed(self, error: ForerunError, now: float) -> None:
+        """The drafter gave up: the text goes on without drafts, at the server's own speed."""
+        self._end_draft_step(0, now)
+        self._drafter_ok = False
+        self._pump(now)
+
+    def on_stream_lost(self, error: ForerunError, now: float) -> None:
+        """The stream broke or was refused: reconnect after a pause if that can help, else end with `error`."""
+        if self.state is State.OVER:
+            return
+        self._expect(State.OPENING, State.OPEN)
+        if (
+            not isinstance(error, UnavailableError | CapacityError)
+            or self._attempts >= self.config.max_attempts
+        ):
+            self._end(None, error)
+            return
+        pause = min(self.config.max_backoff, self.config.first_backoff * 2**self._attempts)
+        self._attempts += 1
+        self.state = State.LOST
+        self.view.stream_up = False
+        self.next_timer_at = now + pause
+        self._pump(now)
+
+    def on_timer(self, now: float) -> None:
+        """`next_timer_at` has come."""
+        if self.next_timer_at is None or now < self.next_timer_at:
+            return
+        self.next_timer_at = None
+        self.stats.resumes += 1
+        self._connect(now)
+
+    def close(self, now: float) -> None:
+        """The user has enough."""
+        if self.state in (State.OPENING, State.OPEN):
+            self._effects.append(Send(Close()))
+        if self.state is not State.OVER:
+            self._end(FinishReason.CANCELLED, None)
+
+    def fail(self, error: ForerunError, now: float) -> None:
+        """Something outside the session makes going on useless: say goodbye and end with `error`."""
+        if self.state in (State.OPENING, State.OPEN):
+            self._effects.append(Send(Close()))
+        if self.state is not State.OVER:
+            self._end(None, error)
+
+    # Outputs ----------------------------------------------------------------------------------------------
+
+    def effects(self) -> list[Effect]:
+        """What to do now, in order; each is handed out once."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """The tokens generated and committed so far."""
+        return tuple(self.tree.committed[len(self.config.prompt) :])
+
+    def check_integrity(self) -> None:
+        """Raise `LocalError` unless the tree is whole and the counts of sent nodes agree."""
+        self.tree.check_integrity()
+        sent = sum(1 for node in self.tree.speculative() if node.wire_id)
+        if sent != self.view.num_sent:
+            raise LocalError(f"{sent} live nodes carry a wire id, {self.view.num_sent} are counted")
+
+    # The stream -------------------------------------------------------------------------------------------
+
+    def _connect(self, now: float) -> None:
+        """A new stream begins with what is committed; every live node is to be sent anew."""
+        self.state = State.OPENING
+        self.view.stream_up = True
+        self.view.credit = INITIAL_CREDIT
+        self.view.num_sent = 0
+        for node in self.tree.live.values():
+            node.wire_id = 0
+        self._numbers = WireNumbers()
+        self._sent_at.clear()
+        self._num_proposes = self._unseen = 0
+        self._opened_at = now
+        self._effects += [Connect(), Send(self._open())]
+        self._pump(now)
+
+    def _open(self) -> Open:
+        config = self.config
+        return Open(
+            prompt=config.prompt,
+            sampling=config.sampling,
+            fingerprint=config.fingerprint,
+            model=config.model,
+            committed=self.text,
+            fill=self.policy.fill,
+            session_id=config.session_id,
+        )
+
+    def _on_opened(self, message: Opened, now: float) -> None:
+        self._expect(State.OPENING)
+        if message.position != self.tree.tip_position:
+            raise PeerError(
+                f"the verifier opened at position {message.position}, not {self.tree.tip_position}"
+            )
+        self.state = State.OPEN
+        self.view.credit = message.credit
+        self.view.rtt.sample(now - self._opened_at, message.hold_us * 1e-6)
+        self._pump(now)
+
+    def _on_commit(self, message: Commit, now: float) -> None:
+        self._expect(State.OPEN)
+        if message.start != self.tree.tip_position + 1:
+            raise PeerError(f"a Commit begins at {message.start}; {self.tree.tip_position + 1} comes next")
+        if message.start + len(message.tokens) - 1 > self.view.last_position:
+            raise PeerError(f"a Commit goes beyond the last position asked for, {self.view.last_position}")
+        self._sample_rtt(message, now)
+        self._count(message)
+        if message.credit is not None:
+            self.view.credit = message.credit
+        self._advance(message.tokens)
+        self._effects.append(Emit(message.start, message.tokens, message.server_made))
+        self._pump(now)
+
+    def _sample_rtt(self, message: Commit, now: float) -> None:
+        """RTT from the newest Propose the verifier had; each is used once (RFC 9002, 5.1)."""
+        sent_at = None
+        while self._sent_at and self._sent_at[0][0] <= message.echo:
+            number, at = self._sent_at.popleft()
+            sent_at = at if number == message.echo else None
+        if sent_at is not None:
+            self.view.rtt.sample(now - sent_at, message.hold_us * 1e-6)
+
+    def _count(self, message: Commit) -> None:
+        stats = self.stats
+        stats.target_steps += 1
+        stats.committed += len(message.tokens)
+        stats.accepted += len(message.tokens) - message.server_made.bit_count()
+        stats.evaluated += message.evaluated
+        stats.queue_time += message.queue_us * 1e-6
+        stats.compute_time += message.compute_us * 1e-6
+
+    def _advance(self, tokens: Sequence[int]) -> None:
+        committed: list[tuple[int, int]] = []
+        dead: list[int] = []
+        for token in tokens:
+            advance = self.tree.advance(token)
+            committed.append((advance.tip.id, token))
+            gone = [advance.tip, *advance.dead]
+            self.view.num_sent -= sum(1 for node in gone if node.wire_id)
+            dead += [node.id for node in advance.dead]
+        self._unseen += len(tokens)
+        self._effects.append(MoveTip(Reroot(tuple(committed), tuple(dead))))
+
+    def _on_finish(self, message: Finish) -> None:
+        if message.position != self.tree.tip_position:
+            raise PeerError(
+                f"the verifier finished at position {message.position}, the text here ends at "
+                f"{self.tree.tip_position}"
+            )
+        self._end(message.reason, None)
+
+    # Growing ----------------------------------------------------------------------------------------------
+
+    def _branch(self, node: Node, expansion: Expansion) -> None:
+        node.evaluated, node.busy = True, False
+        logprobs = self.config.confidence.logprobs(expansion.scores)
+        candidates = [Candidate(t, p) for t, p in zip(expansion.tokens, logprobs, strict=True)]
+        for child in self.policy.branch(self.view, node, candidates):
+            self.tree.grow(node, child.token, child.logprob)
+
+    def _pump(self, now: float) -> None:
+        """Send what should go and draft what should grow."""
+        if self.state is State.OVER:
+            return
+        if self.view.stream_up:
+            self._send(now)
+        if self._drafter_ok and not self._drafting:
+            self._expand(now)
+        if self._must_nudge():
+            self._propose([], now)
+
+    def _send(self, now: float) -> None:
+        nodes = list(self.policy.send(self.view))
+        for first in range(0, len(nodes), MAX_NODES):
+            self._propose(nodes[first : first + MAX_NODES], now)
+
+    def _must_nudge(self) -> bool:
+        """Without fill, when no draft is under way or sent, one empty Propose a commit keeps the text going."""
+        quiet = not self._drafting and not self._sent_at and not self.view.num_sent
+        return quiet and self.view.stream_up and not self.policy.fill
+
+    def _propose(self, nodes: Sequence[Node], now: float) -> None:
+        message = self._numbers.propose(self.tree, nodes, self._unseen)
+        self._unseen = 0
+        self._num_proposes += 1
+        self._sent_at.append((self._num_proposes, now))
+        self.view.num_sent += len(nodes)
+        self.stats.proposed += len(nodes)
+        self._effects.append(Send(message))
+
+    def _expand(self, now: float) -> None:
+        nodes = self.policy.expand(self.view)
+        if not nodes:
+            return
+        for node in nodes:
+            node.busy = True
+        self._drafting = True
+        self._draft_began_at = now
+        tip = self.tree.tip
+        rows = tuple(
+            DraftRow(node.id, None if node is tip else node.parent, node.token, node.position)
+            for node in nodes
+        )
+        self._effects.append(Expand(rows))
+
+    def _end_draft_step(self, drafted: int, now: float) -> None:
+        if not self._drafting:
+            raise LocalError("a draft step was reported that had not been asked for")
+        self._drafting = False
+        self.stats.draft_steps += 1
+        self.stats.drafted += drafted
+        self.stats.draft_time += now - self._draft_began_at
+
+    # States -----------------------------------------------------------------------------------------------
+
+    def _end(self, reason: FinishReason | None, error: ForerunError | None) -> None:
+        self.state = State.OVER
+        self.next_timer_at = None
+        self.view.stream_up = False
+        self._effects.append(Finished(reason, error))
+
+    def _expect(self, *states: State) -> None:
+        if self.state not in states:
+            allowed = " or ".join(state.value for state in states)
+            raise LocalError(
+                f"session {self.config.session_id!r} is {self.state.value}; this input needs it {allowed}",
+                Code.INTERNAL,
+            )

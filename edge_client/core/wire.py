@@ -1,0 +1,39 @@
+"""Numbering nodes on a stream, and the Propose that carries them (docs/protocol.md, rules on nodes)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.errors import LocalError
+from common.messages import Propose, pack_logprob
+from common.tree import Node, SpeculationTree
+
+
+class WireNumbers:
+    """Node ids of one stream: 1, 2, 3 ... in the order of sending."""
+
+    def __init__(self) -> None:
+        self._next = 1
+
+    def propose(self, tree: SpeculationTree, nodes: Sequence[Node], seen_advance: int) -> Propose:
+        """Number `nodes` (unsent, parents first or sent before) and pack them in one message."""
+        deltas = [self._take(tree, node) for node in nodes]
+        chain = all(delta == 1 for delta in deltas[1:]) and (not deltas or deltas[0] <= 1)
+        return Propose(
+            tokens=tuple(node.token for node in nodes),
+            logprobs=bytes(pack_logprob(node.logprob) for node in nodes),
+            parent_deltas=() if chain else tuple(deltas),
+            anchor=tree.tip_position if 0 in deltas else None,
+            seen_advance=seen_advance,
+        )
+
+    def _take(self, tree: SpeculationTree, node: Node) -> int:
+        """Give the node its number; how many ids before it its parent is, 0 for the tip."""
+        node.wire_id = self._next
+        self._next += 1
+        if node.parent == tree.tip.id:
+            return 0
+        parent = tree.live[node.parent] if node.parent in tree.live else None
+        if parent is None or not parent.wire_id or parent.wire_id >= node.wire_id:
+            raise LocalError(f"node {node.id} is to be sent before its parent {node.parent}")
+        return node.wire_id - parent.wire_id

@@ -1,0 +1,76 @@
+"""The drafter's thread: takes the session's effects in order, hands the draft steps back to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+from common.errors import ForerunError, LocalError
+from edge_client.core.drafter import Drafter, Expansion
+from edge_client.core.effects import Expand, MoveTip, StartDrafter
+
+logger = logging.getLogger(__name__)
+
+Drafted = Callable[[Sequence[Expansion] | ForerunError], None]
+Job = tuple[StartDrafter | Expand | MoveTip, Drafted | None]
+
+
+class DraftWorker:
+    """Owns a drafter: it is called from this worker's one thread only. A context manager."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="drafter", daemon=True)
+
+    def __enter__(self) -> DraftWorker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def submit(self, effect: StartDrafter | MoveTip) -> None:
+        self._jobs.put((effect, None))
+
+    def expand(self, effect: Expand, on_drafted: Drafted) -> None:
+        """`on_drafted` is called in the running event loop's thread, with the expansions or the failure."""
+        loop = asyncio.get_running_loop()
+
+        def hand_back(outcome: Sequence[Expansion] | ForerunError) -> None:
+            try:
+                loop.call_soon_threadsafe(on_drafted, outcome)
+            except RuntimeError:  # the loop was closed while the step ran: nobody waits for it
+                logger.debug("x a draft step ended after its loop")
+
+        self._jobs.put((effect, hand_back))
+
+    def _run(self) -> None:
+        failure: ForerunError | None = None  # since the last StartDrafter
+        while (job := self._jobs.get()) is not None:
+            effect, hand_back = job
+            if isinstance(effect, StartDrafter):
+                failure = None
+            outcome: Sequence[Expansion] | ForerunError = failure or ()
+            if failure is None:
+                try:
+                    outcome = self._do(effect)
+                except Exception as error:  # outermost frame of this thread: drafting ends, the text does not
+                    logger.exception("! the drafter failed")
+                    outcome = failure = LocalError(f"the drafter failed: {error}")
+            if hand_back is not None:
+                hand_back(outcome)
+
+    def _do(self, effect: StartDrafter | Expand | MoveTip) -> Sequence[Expansion]:
+        match effect:
+            case StartDrafter():
+                self._drafter.start(effect.tokens, effect.tip, effect.sampling)
+            case MoveTip():
+                self._drafter.reroot(effect.change)
+            case Expand():
+                return self._drafter.expand(effect.rows)
+        return ()

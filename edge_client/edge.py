@@ -1,0 +1,111 @@
+"""The edge put together: a loaded draft model, its thread, a channel to a verifier, and generations on them."""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.vocabulary import Vocabulary, explain_mismatch
+
+from common.errors import Code, UserError
+from common.messages import FinishReason
+from common.sampling import SamplingParams
+from edge_client.channel import VerifierChannel
+from edge_client.core.policies import GrowthPolicy
+from edge_client.core.session import EdgeSession, SessionConfig
+from edge_client.draft_worker import DraftWorker
+from edge_client.generation import Generation
+from edge_client.llama.drafter import LlamaDrafter
+from edge_client.llama.runtime import LlamaRuntime
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One completion asked of an edge."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    policy: GrowthPolicy
+
+
+class TextDecoder:
+    """Turns tokens into text as they come; bytes of an unfinished character wait for the rest."""
+
+    def __init__(self, runtime: LlamaRuntime) -> None:
+        self._runtime = runtime
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        return self._decoder.decode(b"".join(self._runtime.piece(token) for token in tokens))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class Edge:
+    """Draft model and verifier, ready for generations one after the other. An async context manager.
+
+    Entering asks the verifier what it serves and raises `UserError` with both fingerprints and the first
+    differing token if the draft's tokenizer is not the target's, `UnavailableError` if nobody answers.
+    """
+
+    def __init__(self, runtime: LlamaRuntime, address: str, *, check: bool = True) -> None:
+        self.runtime = runtime
+        self.vocabulary = Vocabulary(runtime.token_table())
+        self._drafts = DraftWorker(LlamaDrafter(runtime))
+        self._channel = VerifierChannel(address)
+        self._check = check
+        self._numbers = itertools.count(1)
+        self.max_positions = 0
+
+    async def __aenter__(self) -> Edge:
+        try:
+            await self._handshake()
+        except BaseException:
+            await self._channel.__aexit__()
+            raise
+        self._drafts.__enter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._drafts.__exit__()
+        await self._channel.__aexit__()
+
+    def generation(self, request: Request) -> Generation:
+        """A new generation; iterate over it. One at a time: the draft model serves one session."""
+        config = SessionConfig(
+            prompt=request.prompt,
+            sampling=request.sampling,
+            fingerprint=self.vocabulary.fingerprint,
+            session_id=f"edge-{next(self._numbers)}",
+        )
+        drafts = None if request.policy.name == "off" else self._drafts
+        return Generation(EdgeSession(config, request.policy), self._channel, drafts)
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """Token ids of a prompt. Raises `UserError` if there are none."""
+        tokens = tuple(self.runtime.tokenize(text, True))
+        if not tokens:
+            raise UserError("the prompt is empty; at least one token is needed")
+        return tokens
+
+    async def _handshake(self) -> None:
+        description = await self._channel.describe()
+        self.max_positions = description.max_positions
+        if not self._check or description.fingerprint == self.vocabulary.fingerprint:
+            return
+        table = (await self._channel.describe(include_vocabulary=True)).vocabulary
+        explanation = explain_mismatch(self.vocabulary, Vocabulary(list(table or ())))
+        raise UserError(explanation, Code.FAILED_PRECONDITION)
+
+
+def reason_in_words(reason: FinishReason | None) -> str:
+    """Why a generation ended, for people."""
+    words = {
+        FinishReason.STOP: "a stop token came",
+        FinishReason.LENGTH: "the number of tokens asked for is reached",
+        FinishReason.CANCELLED: "it was stopped here",
+    }
+    return words[reason] if reason is not None else "an error ended it"

@@ -1,0 +1,150 @@
+"""One generation in production: pumps inputs into an `EdgeSession` and carries out its effects."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from common.errors import ForerunError, LocalError, UnavailableError
+from common.messages import FinishReason, ServerMessage
+from edge_client.channel import Stream, VerifierChannel
+from edge_client.core.drafter import Expansion
+from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
+from edge_client.core.session import EdgeSession
+from edge_client.draft_worker import DraftWorker
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Serialised messages of all streams so far, bytes; gRPC and HTTP/2 framing excluded."""
+
+    up: int = 0
+    down: int = 0
+
+
+class Generation:
+    """Runs one session. Iterate over it for committed text; after the loop `reason` says why it ended.
+
+    Args: session, new; channel, where its verifier is; drafts, the drafter's thread, or None to leave the
+    verifier alone. Raises, from the iteration, the `ForerunError` that ended the session.
+    """
+
+    def __init__(
+        self,
+        session: EdgeSession,
+        channel: VerifierChannel,
+        drafts: DraftWorker | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.session = session
+        self.traffic = Traffic()
+        self.reason: FinishReason | None = None
+        self._channel = channel
+        self._drafts = drafts
+        self._clock = clock
+        self._stream: Stream | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._emitted: asyncio.Queue[Emit | Finished] = asyncio.Queue()
+
+    async def __aiter__(self) -> AsyncIterator[Emit]:
+        self._input(lambda now: self.session.start(now))
+        try:
+            while isinstance(item := await self._emitted.get(), Emit):
+                yield item
+        finally:
+            await self._close()
+        self.reason = item.reason
+        if item.error is not None:
+            raise item.error
+
+    # Inputs -----------------------------------------------------------------------------------------------
+
+    def _input(self, call: Callable[[float], None]) -> None:
+        """Give the session one input at the present time, then carry out its effects in order."""
+        try:
+            call(self._clock())
+        except ForerunError as error:
+            self.session.fail(error, self._clock())
+        for effect in self.session.effects():
+            self._carry_out(effect)
+        self._set_timer()
+
+    def _on_message(self, stream: Stream, message: ServerMessage) -> None:
+        if stream is self._stream:
+            self._input(lambda now: self.session.on_message(message, now))
+
+    def _on_lost(self, stream: Stream, error: ForerunError | None) -> None:
+        if stream is self._stream:
+            lost = error or UnavailableError("the verifier ended the stream without a Finish")
+            self._input(lambda now: self.session.on_stream_lost(lost, now))
+
+    def _on_drafted(self, outcome: Sequence[Expansion] | ForerunError) -> None:
+        if isinstance(outcome, ForerunError):
+            self._input(lambda now: self.session.on_drafter_failed(outcome, now))
+        else:
+            self._input(lambda now: self.session.on_drafted(outcome, now))
+
+    def _on_timer(self) -> None:
+        self._input(self.session.on_timer)
+
+    # Effects ----------------------------------------------------------------------------------------------
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case StartDrafter() | MoveTip():
+                if self._drafts is not None:
+                    self._drafts.submit(effect)
+            case Expand():
+                self._expand(effect)
+            case Connect():
+                self._connect()
+            case Send():
+                if self._stream is not None:
+                    self._stream.send(effect.message)
+            case Emit() | Finished():
+                self._emitted.put_nowait(effect)
+            case _:
+                assert_never(effect)
+
+    def _expand(self, effect: Expand) -> None:
+        if self._drafts is None:
+            asyncio.get_running_loop().call_soon(self._on_drafted, LocalError("there is no drafter"))
+        else:
+            self._drafts.expand(effect, self._on_drafted)
+
+    def _connect(self) -> None:
+        self._drop_stream()
+        stream = self._channel.open(
+            lambda message: self._on_message(stream, message), lambda error: self._on_lost(stream, error)
+        )
+        self._stream = stream
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at = self.session.next_timer_at
+        if at is not None:
+            delay = max(0.0, at - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
+
+    def _drop_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.abandon()
+            self._count(self._stream)
+            self._stream = None
+
+    def _count(self, stream: Stream) -> None:
+        self.traffic.up += stream.bytes_up
+        self.traffic.down += stream.bytes_down
+
+    async def _close(self) -> None:
+        """The user stopped early, or the session ended: say goodbye if somebody listens."""
+        self._input(self.session.close)
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.finish()
+            self._count(stream)

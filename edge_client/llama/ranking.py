@@ -1,0 +1,186 @@
+"""From a draft's logits to the candidates that may follow: the target's rule, on the draft's side.
+
+The target chooses argmax(processed logits + noise) (`common.choice`); the candidates are the best by the same
+quantity. Only the draft's likeliest tokens are looked at before the noise is added, which is not exact and
+need not be: a candidate missed costs speed, never text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.choice import rank
+from common.noise import bits_under, gumbel_of_bits, noise_key
+from common.sampling import SamplingParams
+from edge_client.core.drafter import Expansion
+
+Logits = NDArray[np.float32]
+Tokens = NDArray[np.int64]
+Scores = NDArray[np.float64]
+
+NUM_NOISY = 64
+"""Tokens per row that get noise. The target's choice lies outside the draft's best 64 in a few percent of
+cases at temperature 1, where the draft could not have been sure of it either."""
+
+SMALLEST_GROUP = 4  # below, finding groups costs more than they save
+
+
+class RankedNode(Protocol):
+    """What a ranker reads of a node."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+
+
+Node = TypeVar("Node", bound=RankedNode)
+
+
+class Ranker:
+    """Ranks the rows of one draft step. `num_candidates` per row at most, fewer where filters leave fewer."""
+
+    def __init__(self, num_vocab: int, num_candidates: int = 8, num_noisy: int = NUM_NOISY) -> None:
+        self._num_candidates = min(num_candidates, num_vocab)
+        self._best = TopTokens(num_vocab, self._num_candidates)
+        self._likely = TopTokens(num_vocab, min(max(num_noisy, num_candidates), num_vocab))
+        self._params = SamplingParams()
+        self._prompt: Tokens = np.empty(0, np.int64)
+
+    def start(self, params: SamplingParams, prompt: Sequence[int]) -> None:
+        """Rank by these parameters from now on; `prompt` is what a repetition penalty looks back at."""
+        self._params = params
+        self._prompt = np.asarray(prompt, np.int64)
+
+    def rank(
+        self, logits: Logits, nodes: Sequence[Node], generated: Callable[[Node], Sequence[int]]
+    ) -> list[Expansion]:
+        """Candidates after each node, from its row of `logits` [nodes, vocabulary], which stay as they are.
+
+        `generated` tells the tokens generated up to and with a node; asked only if the parameters need them.
+        Scores are exact up to a constant of their row. Raises `LocalError` if penalties meet logits of NaN.
+        """
+        params = self._params
+        if params.has_penalties or params.logit_bias:
+            return [self._rank_row(*row, generated) for row in zip(logits, nodes, strict=True)]
+        if params.greedy:
+            return _expansions(nodes, *self._best(logits))
+        tokens, values = self._likely(logits)
+        scores = self._filtered(values / np.float64(params.temperature), logits)
+        scores += self._noise(nodes, tokens)
+        return _expansions(nodes, *_largest(tokens, scores, self._num_candidates))
+
+    def _rank_row(self, logits: Logits, node: Node, generated: Callable[[Node], Sequence[int]]) -> Expansion:
+        """By the target's own rule, exact and slower."""
+        history = np.asarray(generated(node), np.int64)
+        best = rank(logits, self._params, node.position, self._num_candidates, self._prompt, history)
+        return Expansion(node.id, tuple(best.tokens.tolist()), tuple(best.scores.tolist()))
+
+    def _noise(self, nodes: Sequence[Node], tokens: Tokens) -> Scores:
+        """[rows, k] the noise at the position after each node."""
+        seed = self._params.seed
+        # Keys in Python integers: for the few rows of a step that beats a dozen calls on short arrays.
+        keys = np.array([[noise_key(seed, node.position + 1)] for node in nodes], np.uint64)
+        return gumbel_of_bits(bits_under(keys, tokens))
+
+    def _filtered(self, scores: Scores, logits: Logits) -> Scores:
+        """-inf where top-k, top-p or min-p drop a token. `scores` [rows, k] decrease along a row.
+
+        Each filter keeps a leading part of the sorted row, so that all three are one length per row.
+        """
+        params, (num_rows, width) = self._params, scores.shape
+        keep = np.full((num_rows, 1), width)
+        if params.top_k:
+            keep = np.minimum(keep, params.top_k)
+        if params.top_p < 1.0:
+            keep = np.minimum(keep, self._nucleus(scores, logits))
+        if params.min_p > 0.0:
+            bar = scores[:, :1] + math.log(params.min_p)
+            keep = np.minimum(keep, (scores >= bar).sum(axis=1, keepdims=True))
+        scores[np.arange(width) >= keep] = -np.inf
+        return scores
+
+    def _nucleus(self, scores: Scores, logits: Logits) -> NDArray[np.int64]:
+        """[rows, 1] how many of the best tokens have `top_p` of the probability that top-k leaves."""
+        top_k, temperature = self._params.top_k, self._params.temperature
+        weights = np.exp(scores - scores[:, :1])
+        if 0 < top_k <= scores.shape[1]:
+            total = weights[:, :top_k].sum(axis=1, keepdims=True)
+        else:
+            best = scores[:, :1].astype(np.float32)
+            total = np.exp(logits * np.float32(1.0 / temperature) - best).sum(axis=1, keepdims=True)
+        before = np.cumsum(weights, axis=1) - weights
+        kept: NDArray[np.int64] = (before < self._params.top_p * total).sum(axis=1, keepdims=True)
+        return kept
+
+
+class TopTokens:
+    """Finds the `count` largest of each row with one pass over it, and no sort of more than a corner of it.
+
+    A row is dealt out to groups; the `count` largest all lie in the `count` groups with the largest maxima.
+    A group is a strided set, so that the maxima of all groups are a few elementwise maxima of row pieces.
+    """
+
+    def __init__(self, num_vocab: int, count: int) -> None:
+        self._count = count
+        self._group_size = max(1, round(math.sqrt(num_vocab / count)))  # balances both partitions
+        self._num_groups = num_vocab // self._group_size
+        self._grouped = self._num_groups * self._group_size  # the rest of the row is always looked at
+        self._offsets: Tokens = np.arange(self._group_size, dtype=np.int64)[:, None] * self._num_groups
+        self._rest: Tokens = np.arange(self._grouped, num_vocab, dtype=np.int64)
+
+    def __call__(self, logits: Logits) -> tuple[Tokens, Logits]:
+        """Ids and logits, both [rows, count], decreasing, from contiguous `logits` [rows, vocabulary]."""
+        if self._group_size < SMALLEST_GROUP or self._num_groups <= self._count:
+            split = max(0, logits.shape[1] - self._count)
+            tokens = logits.argpartition(split, axis=1)[:, split:]
+        else:
+            tokens = self._within_best_groups(logits)
+        values = logits.ravel().take(tokens + _row_starts(logits))
+        return _largest(tokens, values, self._count)
+
+    def _within_best_groups(self, logits: Logits) -> Tokens:
+        """[rows, count * group size + rest] ids of all tokens of the best groups."""
+        num_rows = len(logits)
+        grid = logits[:, : self._grouped].reshape(num_rows, self._group_size, self._num_groups)
+        maxima = np.maximum.reduce(grid, axis=1)
+        split = self._num_groups - self._count
+        groups = maxima.argpartition(split, axis=1)[:, None, split:]
+        tokens: Tokens = (groups + self._offsets).reshape(num_rows, -1)
+        if not len(self._rest):
+            return tokens
+        rest = np.broadcast_to(self._rest, (num_rows, len(self._rest)))
+        return np.concatenate([tokens, rest], axis=1)
+
+
+Values = TypeVar("Values", Logits, Scores)
+
+
+def _row_starts(matrix: NDArray[Any]) -> Tokens:
+    """[rows, 1] index of each row's first element in the flat matrix: `take` there gathers fastest."""
+    num_rows, width = matrix.shape
+    return np.arange(0, num_rows * width, width)[:, None]
+
+
+def _largest(tokens: Tokens, values: Values, count: int) -> tuple[Tokens, Values]:
+    """The `count` best of each row, [rows, count], decreasing."""
+    order = values.argsort(axis=1)[:, : -count - 1 : -1] + _row_starts(values)
+    return tokens.ravel().take(order), values.ravel().take(order)
+
+
+def _expansions(nodes: Sequence[RankedNode], tokens: Tokens, scores: Logits | Scores) -> list[Expansion]:
+    rows = zip(nodes, tokens.tolist(), scores.tolist(), strict=True)
+    if np.isfinite(scores[:, -1]).all():
+        return [Expansion(node.id, tuple(ids), tuple(values)) for node, ids, values in rows]
+    return [_without_filtered(node.id, ids, values) for node, ids, values in rows]
+
+
+def _without_filtered(node_id: int, tokens: list[int], scores: list[float]) -> Expansion:
+    """Filtered tokens have the score -inf and stand last."""
+    count = sum(math.isfinite(score) for score in scores)
+    return Expansion(node_id, tuple(tokens[:count]), tuple(scores[:count]))

@@ -1,0 +1,55 @@
+"""How the draft model is loaded and run. Built once at the command line, checked here, passed down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import UserError
+
+KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
+"""Name -> ggml_type of a KV cell. q8_0 halves f16's memory; llama.cpp takes it with flash attention only."""
+
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ, a constant of llama.cpp's build
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaSettings:
+    """Raises `UserError` that names the field, its value and what is allowed."""
+
+    path: str  # a local GGUF file, or hf://organisation/repository/file.gguf
+    n_ctx: int = 4096  # KV cells in all: prompt, text and the live tree share them; 0 = as trained
+    n_seq_max: int = 64  # one for the committed text, the rest for as many leaves of the tree
+    n_batch: int = 512  # tokens per llama_decode while prefilling
+    max_rows: int = 32  # rows per draft step that ask for logits; sizes llama.cpp's output buffers
+    threads: int = 0  # of a single-row step; 0 = one per processor that this process may use
+    threads_batch: int = 0  # of a step with several rows; 0 = as `threads`
+    # None: off on the processor, where it took 8.5 ms for 8 rows over 256 cells instead of 1.7 (and computes in
+    # f16); with layers on an accelerator, or KV in q8_0, llama.cpp decides.
+    flash_attention: bool | None = None
+    kv_type: str = "f16"  # a key of KV_TYPES
+    gpu_layers: int = 0  # layers on the accelerator; -1 = all
+    use_extra_bufts: bool | None = None  # weights repacked for the processor; None = unless that would crash
+    verbose: bool = False  # llama.cpp's own log at its own levels, else all of it at DEBUG
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise UserError(
+                "the draft model's path is empty; name a GGUF file or hf://organisation/repo/file.gguf"
+            )
+        if self.kv_type not in KV_TYPES:
+            raise UserError(f"kv_type is {self.kv_type!r}; it must be one of {', '.join(KV_TYPES)}")
+        if self.kv_type == "q8_0" and self.flash_attention is False:
+            raise UserError("kv_type q8_0 needs flash attention; leave flash_attention unset or use f16")
+        _in_range("n_ctx", self.n_ctx, 0, 2**31 - 1)
+        _in_range("n_seq_max", self.n_seq_max, 2, MAX_SEQUENCES)
+        _in_range("max_rows", self.max_rows, 1, 2**15)
+        # Half a batch for rows, half for what they stand on; llama.cpp reserves outputs for n_seq_max rows.
+        _in_range("n_batch", self.n_batch, max(2 * self.max_rows, self.n_seq_max), 2**20)
+        _in_range("threads", self.threads, 0, 512)
+        _in_range("threads_batch", self.threads_batch, 0, 512)
+        _in_range("gpu_layers", self.gpu_layers, -1, 2**15)
+
+
+def _in_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise UserError(f"{name} is {value}; it must lie in [{low}, {high}]")

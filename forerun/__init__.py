@@ -1,0 +1,1 @@
+"""The command line of Forerun: composes edge, verifier, link and demo pair."""

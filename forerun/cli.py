@@ -1,0 +1,45 @@
+"""The command `forerun`: finds the subcommand, turns errors into sentences and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from common.errors import ForerunError, UserError
+from forerun import demo, edge, link_command, verify
+
+COMMANDS = (demo, verify, edge, link_command)
+
+DESCRIPTION = """\
+Forerun runs a small draft model on this device and lets a large target model on a server decide: the text is
+exactly the target's own, and it comes sooner than the server could stream it.
+
+Start with `forerun demo`. For two machines: `forerun verify` on the server, `forerun edge complete` here."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All subcommands with their options."""
+    parser = argparse.ArgumentParser(
+        prog="forerun", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Exit code 0; 1 after an error; 2 for a user's error (as argparse); 130 after Ctrl-C."""
+    options = build_parser().parse_args(argv)
+    logging.basicConfig(level=options.log_level.upper(), format="%(levelname).1s %(name)s: %(message)s")
+    try:
+        code: int = options.run(options)
+    except ForerunError as error:
+        print(f"forerun: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UserError) else 1
+    except KeyboardInterrupt:
+        return 130
+    return code

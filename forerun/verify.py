@@ -1,0 +1,129 @@
+"""`forerun verify`: load a target model and serve it to edges."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+from typing import Any
+
+from common.errors import UserError
+from forerun.options import add_core, ms, pin_to_core
+
+DESCRIPTION = """\
+Loads a causal language model (a local folder in Hugging Face format, or a hub id), checks that Forerun's packed
+evaluation of it is right, and serves it to edges over gRPC until it is stopped. On SIGTERM it tells
+every session to go elsewhere, waits for at most --grace seconds and ends.
+
+  forerun verify --model demo_models/target --listen 127.0.0.1:50051"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "verify",
+        help="serve a target model to edges (the server side)",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    option = parser.add_argument
+    option(
+        "--model",
+        required=True,
+        metavar="PATH",
+        help="folder with config, tokenizer and safetensors, or hub id",
+    )
+    option("--listen", default="127.0.0.1:50051", metavar="HOST:PORT", help="port 0 picks one (%(default)s)")
+    option("--device", default="cpu", help="cpu, or cuda once its attention kernel is there (%(default)s)")
+    option(
+        "--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s: float32 on a CPU)"
+    )
+    option("--threads", type=int, default=0, metavar="N", help="torch's threads; 0 leaves torch's own choice")
+    option(
+        "--slots", type=int, default=16384, metavar="N", help="tokens of KV over all sessions (%(default)s)"
+    )
+    option("--max-sessions", type=int, default=64, metavar="N", help="sessions open at once (%(default)s)")
+    option(
+        "--max-nodes",
+        type=int,
+        default=32,
+        metavar="N",
+        help="nodes a session may have in one step (%(default)s)",
+    )
+    option(
+        "--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens in one step (%(default)s)"
+    )
+    option(
+        "--step-floor",
+        type=ms,
+        default=0.0,
+        metavar="MS",
+        help="make every step take at least this long, to stand for a larger target",
+    )
+    option(
+        "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
+    )
+    option("--json", action="store_true", help="say that it listens as a line of JSON")
+    add_core(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    pin_to_core(options.core)
+    asyncio.run(_serve(options))
+    return 0
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    # Imported here: torch and transformers take seconds, and an edge has neither.
+    from cloud_verifier.service import Server
+    from cloud_verifier.worker import Worker
+
+    engine, table = _load(options)
+    worker = Worker(engine, _scheduler(engine.info, options))
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    async with Server(worker, engine.info, table, options.listen) as server:
+        host = options.listen.rpartition(":")[0]
+        _announce(options, engine.info.name, f"{host}:{server.port}")
+        await stop.wait()
+        await server.drain(options.grace)
+
+
+def _load(options: argparse.Namespace) -> tuple[Any, tuple[bytes | None, ...]]:
+    try:
+        import torch
+
+        from cloud_verifier.engine.floor import FlooredEngine
+        from cloud_verifier.engine.loading import load_engine
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed; pip install 'forerun[verifier]'") from error
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    engine, table = load_engine(options.model, options.slots, dtype=options.dtype, device=options.device)
+    return (FlooredEngine(engine, options.step_floor) if options.step_floor else engine), table
+
+
+def _scheduler(info: Any, options: argparse.Namespace) -> Any:
+    from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
+
+    config = SchedulerConfig(
+        max_sessions=options.max_sessions,
+        max_nodes_per_session=options.max_nodes,
+        prefill_chunk=options.prefill_chunk,
+    )
+    return VerifyScheduler(info, config)
+
+
+def _announce(options: argparse.Namespace, name: str, address: str) -> None:
+    if options.json:
+        print(json.dumps({"listening": address, "model": name}), flush=True)
+        return
+    print(f"Serving {name} on {address}; stop with Ctrl-C.", flush=True)
+    if options.step_floor:
+        print(
+            f"Every step takes at least {options.step_floor * 1e3:g} ms, to stand for a larger target.",
+            flush=True,
+        )

@@ -1,0 +1,212 @@
+"""Law: each bound of rule 15 takes its limit and refuses one more, in a sentence that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from common.errors import Code, PeerError, UserError
+from common.messages import Commit, Finish, FinishReason, Open, Opened, Propose
+from common.pb import verifier_pb2 as pb
+from common.rpc import bounds
+from common.rpc.codec import decode_request, decode_response, encode_request
+from common.rpc.options import MAX_MESSAGE_BYTES
+from common.sampling import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKENS, SamplingParams
+
+BIG = 2**32 - 1
+
+
+def names(cases: Sequence[tuple[str, *tuple[object, ...]]]) -> list[str]:
+    """A test id for each case: its field and number."""
+    return [f"{case[0]}-{number}" for number, case in enumerate(cases)]
+
+
+def take_open(**fields: object) -> Open:
+    message = pb.Open(**{"prompt": [1], **fields})  # type: ignore[arg-type]  # fields vary by case
+    decoded = decode_request(pb.SessionRequest(open=message))
+    assert isinstance(decoded, Open)
+    return decoded
+
+
+def take_propose(**fields: object) -> Propose:
+    message = pb.Propose(**fields)  # type: ignore[arg-type]  # fields vary by case
+    decoded = decode_request(pb.SessionRequest(propose=message))
+    assert isinstance(decoded, Propose)
+    return decoded
+
+
+def take_opened(**fields: int) -> Opened:
+    decoded = decode_response(pb.SessionResponse(opened=pb.Opened(**fields)))
+    assert isinstance(decoded, Opened)
+    return decoded
+
+
+def take_commit(**fields: object) -> Commit:
+    message = pb.Commit(**fields)  # type: ignore[arg-type]  # fields vary by case
+    decoded = decode_response(pb.SessionResponse(commit=message))
+    assert isinstance(decoded, Commit)
+    return decoded
+
+
+def take_finish(reason: int, position: int) -> Finish:
+    wire = pb.Finish(position=position).SerializeToString() + b"\x08" + bytes([reason])
+    decoded = decode_response(pb.SessionResponse(finish=pb.Finish.FromString(wire)))
+    assert isinstance(decoded, Finish)
+    return decoded
+
+
+OPEN_CASES = [
+    ("open.prompt", [5], []),
+    ("open.prompt", [bounds.MAX_TOKEN_ID], [bounds.MAX_TOKEN_ID + 1]),
+    ("open.committed", [0, bounds.MAX_TOKEN_ID], [0, BIG]),
+    ("open.fingerprint", b"x" * bounds.MAX_FINGERPRINT_BYTES, b"x" * (bounds.MAX_FINGERPRINT_BYTES + 1)),
+    ("open.model", "m" * bounds.MAX_MODEL_CHARS, "m" * (bounds.MAX_MODEL_CHARS + 1)),
+    ("open.model", "org/model ä", "model\nlevel=error"),
+    ("open.session_id", "s" * bounds.MAX_SESSION_ID_CHARS, "s" * (bounds.MAX_SESSION_ID_CHARS + 1)),
+    ("open.session_id", "a b", "a\x1b[2Jb"),
+]
+
+
+@pytest.mark.parametrize(("field", "allowed", "refused"), OPEN_CASES, ids=names(OPEN_CASES))
+def test_open_is_bounded(field: str, allowed: object, refused: object) -> None:
+    name = field.partition(".")[2]
+    take_open(**{name: allowed})
+    with pytest.raises(PeerError, match=f"^{field} ") as caught:
+        take_open(**{name: refused})
+    assert caught.value.code is Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("field", "limit"),
+    [("prompt", bounds.MAX_PROMPT_TOKENS), ("committed", bounds.MAX_COMMITTED_TOKENS)],
+)
+def test_a_million_tokens_are_taken_and_one_more_is_not(field: str, limit: int) -> None:
+    assert len(getattr(take_open(**{field: [5] * limit}), field)) == limit
+    with pytest.raises(PeerError, match=f"^open.{field} has {limit + 1} entries; there must be"):
+        take_open(**{field: [5] * (limit + 1)})
+
+
+def nodes(number: int) -> dict[str, object]:
+    return {"tokens": [9] * number, "logprobs": bytes(number)}
+
+
+def deltas(*values: int, anchor: int | None = 0) -> dict[str, object]:
+    return {**nodes(2), "parent_deltas": values, "anchor": anchor}
+
+
+PROPOSE_CASES = [
+    ("tokens", nodes(bounds.MAX_NODES), nodes(bounds.MAX_NODES + 1)),
+    ("tokens", nodes(1), {"tokens": [bounds.MAX_TOKEN_ID + 1], "logprobs": b"\0"}),
+    ("logprobs", nodes(2), {**nodes(2), "logprobs": b"\0"}),
+    ("logprobs", nodes(0), {**nodes(0), "logprobs": b"\0"}),
+    ("parent_deltas", {**nodes(2), "parent_deltas": []}, deltas(1)),
+    ("parent_deltas", deltas(0, 1), deltas(0, 1, 1)),
+    ("parent_deltas", deltas(0, bounds.MAX_PARENT_DELTA), deltas(0, bounds.MAX_PARENT_DELTA + 1)),
+    ("parent_deltas", deltas(1, 1, anchor=None), deltas(0, 1, anchor=None)),
+    ("anchor", {"anchor": bounds.MAX_POSITION}, {"anchor": bounds.MAX_POSITION + 1}),
+    ("seen_advance", {"seen_advance": bounds.MAX_POSITION}, {"seen_advance": bounds.MAX_POSITION + 1}),
+]
+
+
+@pytest.mark.parametrize(("field", "allowed", "refused"), PROPOSE_CASES, ids=names(PROPOSE_CASES))
+def test_propose_is_bounded(field: str, allowed: dict[str, object], refused: dict[str, object]) -> None:
+    take_propose(**allowed)
+    with pytest.raises(PeerError, match=rf"^propose\.{field} "):
+        take_propose(**refused)
+
+
+@pytest.mark.parametrize(
+    ("field", "limit"), [("position", bounds.MAX_POSITION), ("credit", bounds.MAX_CREDIT)]
+)
+def test_opened_is_bounded(field: str, limit: int) -> None:
+    take_opened(**{field: limit})
+    with pytest.raises(PeerError, match=rf"^opened\.{field} is {limit + 1}; it must lie in \[0, {limit}\]$"):
+        take_opened(**{field: limit + 1})
+
+
+COMMIT_CASES = [
+    ("tokens", {"tokens": [1] * bounds.MAX_COMMIT_TOKENS}, {"tokens": [1] * (bounds.MAX_COMMIT_TOKENS + 1)}),
+    ("tokens", {"tokens": [bounds.MAX_TOKEN_ID]}, {"tokens": [BIG]}),
+    ("start", {"start": bounds.MAX_POSITION}, {"start": bounds.MAX_POSITION + 1}),
+    ("start", {"start": bounds.MAX_POSITION - 2, "tokens": [1] * 2}, {"start": BIG, "tokens": [1] * 2}),
+    (
+        "start",
+        {"start": bounds.MAX_POSITION - 2, "tokens": [1] * 2},
+        {"start": bounds.MAX_POSITION - 1, "tokens": [1] * 2},
+    ),
+    (
+        "server_made",
+        {"tokens": [1] * 9, "server_made": b"\xff\x01"},
+        {"tokens": [1] * 9, "server_made": b"\0\2"},
+    ),
+    ("server_made", {"server_made": bytes(512)}, {"server_made": bytes(513)}),
+    ("credit", {"credit": bounds.MAX_CREDIT}, {"credit": bounds.MAX_CREDIT + 1}),
+    ("evaluated", {"evaluated": bounds.MAX_CREDIT + 1}, {"evaluated": bounds.MAX_CREDIT + 2}),
+]
+
+
+@pytest.mark.parametrize(("field", "allowed", "refused"), COMMIT_CASES, ids=names(COMMIT_CASES))
+def test_commit_is_bounded(field: str, allowed: dict[str, object], refused: dict[str, object]) -> None:
+    take_commit(**allowed)
+    with pytest.raises(PeerError, match=rf"^commit\.{field} "):
+        take_commit(**refused)
+
+
+def test_finish_is_bounded() -> None:
+    assert take_finish(3, bounds.MAX_POSITION) == Finish(FinishReason.CANCELLED, bounds.MAX_POSITION)
+    with pytest.raises(PeerError, match=r"^finish\.position "):
+        take_finish(1, bounds.MAX_POSITION + 1)
+
+
+@pytest.mark.parametrize("reason", [0, 4, 100])
+def test_an_unknown_finish_reason_is_refused(reason: int) -> None:
+    with pytest.raises(PeerError, match=rf"^finish\.reason is {reason}; it must be one of 1 \(STOP\), 2"):
+        take_finish(reason, 0)
+
+
+def test_an_empty_or_unknown_member_is_refused() -> None:
+    unknown = b"\x7a\x00"  # field 15, length 0: a message kind of some later version
+    with pytest.raises(PeerError, match="open, propose, close"):
+        decode_request(pb.SessionRequest.FromString(unknown))
+    with pytest.raises(PeerError, match="opened, commit, drain, finish"):
+        decode_response(pb.SessionResponse.FromString(unknown))
+
+
+SAMPLING_CASES = [
+    ("temperature", pb.Sampling(temperature=-0.1)),
+    ("temperature", pb.Sampling(temperature=float("nan"))),
+    ("top_p", pb.Sampling(top_p=0.0)),
+    ("repetition_penalty", pb.Sampling(repetition_penalty=0.0)),
+    ("max_tokens", pb.Sampling(max_tokens=0)),
+    ("top_k", pb.Sampling(top_k=BIG)),
+    ("logit_bias", pb.Sampling(logit_bias=[pb.LogitBias(token=1)] * (MAX_LOGIT_BIAS_ENTRIES + 1))),
+    ("logit_bias token id", pb.Sampling(logit_bias=[pb.LogitBias(token=BIG)])),
+    ("stop_token_ids", pb.Sampling(stop_token_ids=[1] * (MAX_STOP_TOKENS + 1))),
+    ("stop_token_ids", pb.Sampling(stop_token_ids=[BIG])),
+]
+
+
+@pytest.mark.parametrize(("field", "sampling"), SAMPLING_CASES, ids=names(SAMPLING_CASES))
+def test_bad_sampling_is_the_users_error(field: str, sampling: pb.Sampling) -> None:
+    with pytest.raises(UserError, match=f"^{field} ") as caught:
+        take_open(sampling=sampling)
+    assert caught.value.code is Code.INVALID_ARGUMENT
+
+
+def test_sampling_lists_are_taken_up_to_their_limit() -> None:
+    biased = [pb.LogitBias(token=1)] * MAX_LOGIT_BIAS_ENTRIES
+    opened = take_open(sampling=pb.Sampling(logit_bias=biased, stop_token_ids=[1] * MAX_STOP_TOKENS))
+    assert len(opened.sampling.logit_bias) == MAX_LOGIT_BIAS_ENTRIES
+    assert len(opened.sampling.stop_token_ids) == MAX_STOP_TOKENS
+
+
+def test_the_longest_open_fits_a_message() -> None:
+    token = 2**28 - 1  # four bytes as a varint
+    longest = Open(
+        prompt=(token,) * bounds.MAX_PROMPT_TOKENS,
+        sampling=SamplingParams(),
+        fingerprint=bytes(bounds.MAX_FINGERPRINT_BYTES),
+        committed=(token,) * bounds.MAX_COMMITTED_TOKENS,
+    )
+    assert encode_request(longest).ByteSize() <= MAX_MESSAGE_BYTES

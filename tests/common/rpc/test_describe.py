@@ -1,0 +1,95 @@
+"""Law: a verifier's description comes back as it was, padding told from empty tokens, and is bounded."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import PeerError
+from common.pb import verifier_pb2 as pb
+from common.rpc import bounds
+from common.rpc.describe import (
+    PROTOCOL_VERSION,
+    Description,
+    decode_description,
+    encode_describe_request,
+    encode_description,
+)
+
+PIECE = st.none() | st.binary(max_size=8)
+
+
+@st.composite
+def descriptions(draw: st.DrawFn) -> Description:
+    table = draw(st.lists(PIECE, min_size=1, max_size=30).map(tuple))
+    return Description(
+        model=draw(st.text(st.characters(exclude_categories=("C", "Z")), max_size=20)),
+        vocab_size=len(table),
+        max_positions=draw(st.integers(1, bounds.MAX_POSITION)),
+        fingerprint=draw(st.binary(max_size=bounds.MAX_FINGERPRINT_BYTES)),
+        eos_token_ids=tuple(draw(st.lists(st.integers(0, bounds.MAX_TOKEN_ID), max_size=4))),
+        vocabulary=draw(st.sampled_from([table, None])),
+    )
+
+
+def answer(**fields: object) -> pb.DescribeResponse:
+    """A valid answer but for `fields`."""
+    whole = {"protocol_version": PROTOCOL_VERSION, "vocab_size": 2, "max_positions": 9, **fields}
+    return pb.DescribeResponse(**whole)  # type: ignore[arg-type]  # fields vary by case
+
+
+def table(pieces: list[bytes], absent: list[int]) -> dict[str, pb.Vocabulary]:
+    return {"vocabulary": pb.Vocabulary(pieces=pieces, absent=absent)}
+
+
+@given(descriptions())
+def test_descriptions_come_back_as_they_were(description: Description) -> None:
+    wire = encode_description(description).SerializeToString()
+    assert decode_description(pb.DescribeResponse.FromString(wire)) == description
+
+
+def test_padding_is_told_from_a_token_that_is_the_empty_string() -> None:
+    decoded = decode_description(answer(**table([b"", b""], [1])))
+    assert decoded.vocabulary == (b"", None)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_table_is_asked_for(asked: bool) -> None:
+    assert encode_describe_request(asked).include_vocabulary is asked
+
+
+LONG = bytes(bounds.MAX_PIECE_BYTES)
+CASES: list[tuple[str, dict[str, object], dict[str, object]]] = [
+    ("protocol_version", {}, {"protocol_version": PROTOCOL_VERSION + 1}),
+    ("vocab_size", {"vocab_size": bounds.MAX_VOCAB_SIZE}, {"vocab_size": bounds.MAX_VOCAB_SIZE + 1}),
+    ("vocab_size", {"vocab_size": 1}, {"vocab_size": 0}),
+    ("max_positions", {"max_positions": bounds.MAX_POSITION}, {"max_positions": bounds.MAX_POSITION + 1}),
+    ("max_positions", {"max_positions": 1}, {"max_positions": 0}),
+    ("model", {"model": "m" * bounds.MAX_MODEL_CHARS}, {"model": "m" * (bounds.MAX_MODEL_CHARS + 1)}),
+    ("fingerprint", {"fingerprint": bytes(64)}, {"fingerprint": bytes(65)}),
+    ("eos_token_ids", {"eos_token_ids": [1] * 128}, {"eos_token_ids": [1] * 129}),
+    ("vocabulary.pieces", {**table([b"a", b"b"], [])}, {**table([b"a"], [])}),
+    ("vocabulary.pieces' longest", {**table([LONG, b""], [])}, {**table([LONG + b"x", b""], [])}),
+    ("vocabulary.absent", {**table([b"", b""], [0, 1])}, {**table([b"", b""], [0, 1, 1])}),
+    ("vocabulary.absent", {**table([b"a", b""], [1])}, {**table([b"a", b""], [2])}),
+    ("vocabulary.absent", {**table([b"a", b""], [1])}, {**table([b"a", b""], [0])}),
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "allowed", "refused"), CASES, ids=[f"{case[0]}-{n}" for n, case in enumerate(CASES)]
+)
+def test_a_description_is_bounded(field: str, allowed: dict[str, object], refused: dict[str, object]) -> None:
+    decode_description(answer(**allowed))
+    with pytest.raises(PeerError, match=rf"^describe\.{field} "):
+        decode_description(answer(**refused))
+
+
+@given(st.binary(max_size=100))
+def test_no_bytes_break_decoding(wire: bytes) -> None:
+    try:
+        decode_description(pb.DescribeResponse.FromString(wire))
+    except (DecodeError, PeerError):
+        pass

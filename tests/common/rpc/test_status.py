@@ -1,0 +1,112 @@
+"""Law: an error arrives as the same status, sentence and detail, and blamed on the right side (rule 14)."""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import (
+    CapacityError,
+    Code,
+    ForerunError,
+    LocalError,
+    PeerError,
+    UnavailableError,
+    UserError,
+)
+from common.rpc.status import (
+    DETAIL_KEY,
+    MAX_MESSAGE_CHARS,
+    Status,
+    StatusDetail,
+    from_grpc_code,
+    to_detail,
+    to_error,
+    to_grpc_code,
+    to_status,
+)
+
+AT_THE_EDGE: dict[type[ForerunError], type[ForerunError]] = {
+    UserError: UserError,
+    PeerError: LocalError,
+    LocalError: PeerError,
+    CapacityError: CapacityError,
+    UnavailableError: UnavailableError,
+}
+KINDS = list(AT_THE_EDGE)
+
+
+def received(status: Status) -> grpc.aio.AioRpcError:
+    """What gRPC raises at the client for a status, without a network between."""
+    metadata = grpc.aio.Metadata(*status.trailing_metadata)
+    return grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), metadata, status.details)
+
+
+def bare(
+    code: grpc.StatusCode, detail: bytes | None = None, words: str | None = "words"
+) -> grpc.aio.AioRpcError:
+    """A status as a proxy sends it, or with `detail` for bytes."""
+    entries = () if detail is None else ((DETAIL_KEY, detail),)
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*entries), words)
+
+
+@pytest.mark.parametrize("code", Code)
+def test_codes_come_back_as_they_were(code: Code) -> None:
+    assert to_grpc_code(code).name == code.value
+    assert from_grpc_code(to_grpc_code(code)) is code
+
+
+@pytest.mark.parametrize("status", grpc.StatusCode)
+def test_every_grpc_status_becomes_an_error(status: grpc.StatusCode) -> None:
+    error = to_error(bare(status))
+    assert isinstance(error, ForerunError)
+    assert error.code is from_grpc_code(status)
+
+
+@pytest.mark.parametrize("code", Code)
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_arrive_with_code_sentence_and_fault(kind: type[ForerunError], code: Code) -> None:
+    error = to_error(received(to_status(kind("what to do about it", code))))
+    assert type(error) is AT_THE_EDGE[kind]
+    assert (str(error), error.code) == ("what to do about it", code)
+
+
+def test_a_base_error_is_the_verifiers_fault_and_a_subclass_is_its_parents() -> None:
+    class Refused(UserError):
+        """Some subclass."""
+
+    assert type(to_error(received(to_status(ForerunError("x"))))) is PeerError
+    assert type(to_error(received(to_status(Refused("x"))))) is UserError
+
+
+@given(
+    st.builds(
+        StatusDetail, st.none() | st.integers(0, 2**32 - 1), st.binary(max_size=64), st.binary(max_size=64)
+    )
+)
+def test_details_come_back_as_they_were(detail: StatusDetail) -> None:
+    assert to_detail(received(to_status(CapacityError("full"), detail))) == detail
+
+
+@given(st.sampled_from(list(grpc.StatusCode)), st.binary(max_size=60))
+def test_a_broken_detail_hides_no_error(code: grpc.StatusCode, wire: bytes) -> None:
+    error = bare(code, wire)
+    assert to_error(error).code is from_grpc_code(code)
+    assert len(to_detail(error).client_fingerprint) <= 64
+
+
+def test_a_status_without_words_is_named() -> None:
+    assert str(to_error(bare(grpc.StatusCode.UNAVAILABLE, words=None))) == "UNAVAILABLE"
+    assert to_detail(bare(grpc.StatusCode.UNAVAILABLE)) == StatusDetail()
+
+
+def test_a_retry_delay_survives_above_the_wires_range() -> None:
+    status = to_status(CapacityError("full"), StatusDetail(retry_after_us=2**40))
+    assert to_detail(received(status)).retry_after_us == 2**32 - 1
+
+
+def test_sentences_are_cut_to_fit_a_header() -> None:
+    assert len(to_status(UserError("x" * 5000)).details) == MAX_MESSAGE_CHARS

@@ -1,0 +1,55 @@
+"""What all tests share: which of them a machine can run, and how Hypothesis searches.
+
+A test that needs an optional part carries its mark (`torch`, `llama`, `gpu`, ...) and imports that part
+inside the test or a fixture, so that its file can be collected anywhere. On a developer's machine it is
+then skipped with the reason; in continuous integration (CI=true) a missing part fails it, because a test
+that nobody runs protects nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import settings
+
+NEEDED_MODULES = {
+    "torch": (("torch", "transformers"), "pip install 'forerun[verifier]'"),
+    "llama": (("llama_cpp",), "pip install 'forerun[edge]'"),
+}
+"""Mark -> modules that its tests import, and how to get them."""
+
+# The same examples in every run: a failure can be repeated, and a passing change stays passing.
+settings.register_profile("forerun", derandomize=True, deadline=None)
+settings.load_profile("forerun")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers():
+        missing = missing_modules(mark.name)
+        if missing:
+            reason = f"needs {' and '.join(missing)}: {NEEDED_MODULES[mark.name][1]}"
+            if os.environ.get("CI") == "true":
+                pytest.fail(f"{reason} (a failure because CI=true)", pytrace=False)
+            pytest.skip(reason)
+        if mark.name == "gpu" and not has_cuda():
+            pytest.skip("needs a CUDA device")  # also in CI: its machines have none
+
+
+@cache
+def missing_modules(mark: str) -> tuple[str, ...]:
+    """Names of the modules that tests with this mark need and that are not installed."""
+    modules, _ = NEEDED_MODULES.get(mark, ((), ""))
+    return tuple(name for name in modules if find_spec(name) is None)
+
+
+@cache
+def has_cuda() -> bool:
+    """Whether torch is installed and sees a CUDA device."""
+    if missing_modules("torch"):
+        return False
+    import torch
+
+    return torch.cuda.is_available()

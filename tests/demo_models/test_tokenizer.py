@@ -1,0 +1,107 @@
+"""The tokenizer: the cloud's and the edge's implementations must give the same tokens for every text."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from demo_models import PROMPTS, TARGET_DIR
+from demo_models.corpus import load_split
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+ALPHABETS = {
+    "code": "abc_XYZ019 \t\n()[]{}:=+-*/%.,'\"#\\@<>!&|^~",
+    "line ends": "a \t\r\n\x0b\x0c\x85\u2028\u2029",
+    "spaces": "x1.\u00a0\u1680\u2003\u202f\u3000\ufeff\u200b \n",
+    "combining marks": "e\u0301n\u0303o\u0308\u0327 a\u20dd\u0915\u093f\u0e01\u0e33'",
+    "emoji": "\U0001f600\U0001f468\u200d\U0001f4bb\U0001f1e9\U0001f1ea\U0001f3fd\ufe0f!a 1\n",
+    "numbers": "0१२३٣Ⅷ½²① 9a",
+    "scripts": "ßſİıΩжאبกあ漢字한'S'ſ’ll \n",
+    "contractions": "I'LL 'Re'VE'm's't'D 'x\u2019s",
+}
+FIXED = (
+    "",
+    " ",
+    "\n",
+    "\r\n\r\n",
+    "def f(x):\n\treturn x\r\n",
+    "    if a  ==  b:   \n\n\n        pass",
+    "x = {'k': [1, 22, 333]}  # <|endoftext|> in a comment",
+    "\x00\x01\x7f",
+    "né́e 한국어 \U0001f9d1\u200d\U0001f680",
+)
+
+
+def random_texts(seed: int = 20260101, per_alphabet: int = 150) -> Iterator[str]:
+    source = random.Random(seed)
+    for alphabet in ALPHABETS.values():
+        for _ in range(per_alphabet):
+            yield "".join(source.choices(alphabet, k=source.randint(1, 40)))
+    for _ in range(600):
+        points = (source.randint(0x20, 0x2FFFF) for _ in range(source.randint(1, 12)))
+        yield "".join(chr(point) for point in points if not 0xD800 <= point <= 0xDFFF)
+
+
+def samples() -> list[str]:
+    held_out = [
+        line for module in load_split().held_out[:4] for line in module.text.splitlines(keepends=True)
+    ]
+    whole = [module.text for module in load_split().held_out[:4]]
+    prompts = [prompt["text"] for prompt in json.loads(PROMPTS.read_text(encoding="utf-8"))]
+    return [*FIXED, *random_texts(), *held_out, *whole, *prompts]
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    pytest.importorskip("tokenizers")
+    from demo_models.tokenizer import load_tokenizer
+
+    return load_tokenizer(TARGET_DIR)
+
+
+@pytest.mark.llama
+def test_llama_cpp_gives_the_same_tokens(
+    tokenizer: Tokenizer, llama_tokenize: Callable[[str], list[int]]
+) -> None:
+    texts = samples()
+    assert len(texts) > 3000
+    different = []
+    for text in texts:
+        ours = tokenizer.encode(text, add_special_tokens=False).ids
+        # llama.cpp is told not to parse special tokens, tokenizers always does: not comparable.
+        theirs = llama_tokenize(text) if "<|endoftext|>" not in text else ours
+        if ours != theirs:
+            different.append((text, ours, theirs))
+    assert not different, f"{len(different)} of {len(texts)}, the first: {different[0]}"
+
+
+def test_decoding_gives_the_text_back(tokenizer: Tokenizer) -> None:
+    for text in samples():
+        assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.torch
+def test_transformers_loads_the_same_tokenizer(tokenizer: Tokenizer) -> None:
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(TARGET_DIR)
+    assert loaded.eos_token_id == 0
+    for text in samples():
+        assert loaded(text)["input_ids"] == tokenizer.encode(text).ids
+
+
+def test_every_byte_has_a_token(tokenizer: Tokenizer) -> None:
+    from tokenizers import pre_tokenizers
+
+    assert all(tokenizer.token_to_id(letter) is not None for letter in pre_tokenizers.ByteLevel.alphabet())
+
+
+def test_nothing_is_added_to_a_text(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("").ids == []
+    assert tokenizer.token_to_id("<|endoftext|>") == 0

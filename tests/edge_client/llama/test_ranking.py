@@ -1,0 +1,131 @@
+"""Candidates are what brute force over the whole vocabulary finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from common.choice import process_logits
+from common.noise import gumbel
+from common.sampling import SamplingParams
+from edge_client.core.drafter import Expansion
+from edge_client.llama.ranking import Ranker, TopTokens
+
+PROMPT = (5, 6, 7, 7)
+
+
+@dataclass(frozen=True)
+class Row:
+    id: int
+    position: int
+
+
+def random_logits(num_rows: int, num_vocab: int, seed: int = 3) -> NDArray[np.float32]:
+    return (3.0 * np.random.default_rng(seed).standard_normal((num_rows, num_vocab))).astype(np.float32)
+
+
+def generated_by(row: Row) -> list[int]:
+    return [9] * (row.position % 3)
+
+
+def ranked(
+    logits: NDArray[np.float32], params: SamplingParams, num_candidates: int = 8, num_noisy: int = 64
+) -> list[Expansion]:
+    ranker = Ranker(logits.shape[1], num_candidates, num_noisy)
+    ranker.start(params, PROMPT)
+    return ranker.rank(logits, [Row(i, 40 + i) for i in range(len(logits))], generated_by)
+
+
+def brute_force(logits: NDArray[np.float32], params: SamplingParams, row: Row) -> NDArray[np.float64]:
+    """[vocabulary] the quantity whose argmax the target chooses."""
+    scores = process_logits(logits, params, np.array(PROMPT), np.array(generated_by(row), np.int64))
+    if params.greedy:
+        return scores
+    return scores + gumbel(params.seed, row.position + 1, np.arange(len(logits), dtype=np.int64))
+
+
+@given(
+    st.integers(1, 5),
+    st.sampled_from([1, 2, 7, 8, 9, 64, 300, 511, 4096, 5003]),
+    st.integers(1, 64),
+    st.integers(0, 2**32 - 1),
+)
+def test_top_tokens_are_the_largest_of_each_row(num_rows: int, num_vocab: int, count: int, seed: int) -> None:
+    count = min(count, num_vocab)
+    logits = random_logits(num_rows, num_vocab, seed)
+    tokens, values = TopTokens(num_vocab, count)(logits)
+    expected = -np.sort(-logits, axis=1)[:, :count]
+    np.testing.assert_array_equal(values, expected)
+    np.testing.assert_array_equal(np.take_along_axis(logits, tokens, axis=1), expected)
+    assert all(len(set(row)) == count for row in tokens.tolist())
+
+
+def test_greedy_scores_are_the_logits() -> None:
+    logits = random_logits(3, 4096)
+    for row, expansion in enumerate(ranked(logits, SamplingParams())):
+        order = np.argsort(-logits[row])[:8]
+        assert expansion.id == row
+        assert expansion.tokens == tuple(order.tolist())
+        assert expansion.scores == tuple(logits[row, order].tolist())
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0, seed=11),
+        SamplingParams(temperature=0.6, seed=2**64 - 1),
+        SamplingParams(temperature=0.8, top_k=20),
+        SamplingParams(temperature=0.8, top_k=3),
+        SamplingParams(temperature=1.5, top_p=0.9),
+        SamplingParams(temperature=1.0, top_k=30, top_p=0.7),
+        SamplingParams(temperature=1.0, min_p=0.05),
+        SamplingParams(temperature=1.0, top_k=50, top_p=0.8, min_p=0.02, seed=5),
+        SamplingParams(temperature=1.0, top_p=1e-9),
+        SamplingParams(repetition_penalty=1.3),
+        SamplingParams(temperature=0.7, presence_penalty=1.0, frequency_penalty=0.5),
+        SamplingParams(temperature=0.7, logit_bias=((9, 30.0), (8, -30.0)), top_p=0.9),
+        SamplingParams(temperature=0.7, repetition_penalty=1.2, top_k=5),
+    ],
+)
+def test_candidates_stand_in_the_order_of_brute_force(params: SamplingParams) -> None:
+    logits = random_logits(4, 300)
+    for i, expansion in enumerate(ranked(logits, params, num_noisy=300)):
+        scores = brute_force(logits[i], params, Row(i, 40 + i))
+        order = [token for token in np.argsort(-scores).tolist() if np.isfinite(scores[token])][:8]
+        assert list(expansion.tokens) == order
+        found = np.array(expansion.scores)
+        np.testing.assert_allclose(found - found[0], scores[order] - scores[order[0]], atol=2e-4)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=1.0, top_k=4), SamplingParams(top_k=4)])
+def test_filters_leave_fewer_candidates_only_when_sampling(params: SamplingParams) -> None:
+    (expansion,) = ranked(random_logits(1, 300), params)
+    assert len(expansion.tokens) == (8 if params.greedy else 4)
+
+
+def test_the_likeliest_tokens_are_enough_for_nearly_all_choices() -> None:
+    logits = 2.0 * random_logits(200, 4096, seed=8)
+    params = SamplingParams(temperature=1.0, seed=9)
+    found = ranked(logits, params)
+    hits = [
+        int(np.argmax(brute_force(logits[i], params, Row(i, 40 + i)))) == expansion.tokens[0]
+        for i, expansion in enumerate(found)
+    ]
+    assert sum(hits) >= 195  # 97.5 %: what is missed costs speed only
+
+
+def test_logits_are_left_alone() -> None:
+    logits = random_logits(2, 300)
+    before = logits.copy()
+    ranked(logits, SamplingParams(temperature=0.9, top_p=0.9, repetition_penalty=1.1))
+    np.testing.assert_array_equal(logits, before)
+
+
+def test_a_vocabulary_smaller_than_the_candidates_is_ranked_whole() -> None:
+    (expansion,) = ranked(random_logits(1, 3), SamplingParams(temperature=1.0))
+    assert sorted(expansion.tokens) == [0, 1, 2]

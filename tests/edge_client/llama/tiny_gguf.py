@@ -1,0 +1,118 @@
+"""A tiny Llama with random weights and its tokenizer, written as GGUF with the `gguf` package only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+END_OF_TEXT = "<|end_of_text|>"
+PADDING = "[PAD0]"
+MERGES = ("t h", "th e", "a n", "an d")
+
+
+@dataclass(frozen=True)
+class TinyShape:
+    """Sizes of the model. `num_vocab` >= 262: the byte alphabet, the merges and two special entries."""
+
+    num_vocab: int = 300
+    hidden: int = 64
+    feed_forward: int = 96
+    num_layers: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    context: int = 1024
+    quantised: bool = False  # matrices in Q8_0, else all in f32
+    architecture: str = "llama"
+
+    @property
+    def head(self) -> int:
+        return self.hidden // self.num_heads
+
+
+def write_tiny_gguf(path: Path, shape: TinyShape | None = None, seed: int = 7) -> Path:
+    """Write the model; the same seed gives the same file. Its logits spread by some ten nats."""
+    shape = shape or TinyShape()
+    writer = gguf.GGUFWriter(path, shape.architecture)
+    _add_header(writer, shape)
+    _add_tokenizer(writer, shape.num_vocab)
+    for name, array in _tensors(shape, np.random.default_rng(seed)).items():
+        if shape.quantised and array.ndim == 2:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def tiny_tokens(num_vocab: int) -> list[str]:
+    """Spelling of each token: bytes, the merges' results, fillers, a control token, a padding entry."""
+    tokens = [*_byte_alphabet(), *(merge.replace(" ", "") for merge in MERGES)]
+    tokens += [f"<filler{number}>" for number in range(num_vocab - len(tokens) - 2)]
+    return [*tokens, END_OF_TEXT, PADDING]
+
+
+def _byte_alphabet() -> list[str]:
+    """GPT-2's printable stand-ins of the 256 bytes, in byte order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    stand_ins = {byte: chr(byte) for byte in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+    return [stand_ins[byte] for byte in range(256)]
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, num_vocab: int) -> None:
+    types = [gguf.TokenType.NORMAL] * (num_vocab - 2) + [gguf.TokenType.CONTROL, gguf.TokenType.UNUSED]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tiny_tokens(num_vocab))
+    writer.add_token_types(types)
+    writer.add_token_merges(list(MERGES))
+    writer.add_eos_token_id(num_vocab - 2)
+    writer.add_add_bos_token(False)
+
+
+def _add_header(writer: gguf.GGUFWriter, shape: TinyShape) -> None:
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_block_count(shape.num_layers)
+    writer.add_feed_forward_length(shape.feed_forward)
+    writer.add_head_count(shape.num_heads)
+    writer.add_head_count_kv(shape.num_kv_heads)
+    writer.add_rope_dimension_count(shape.head)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(shape.num_vocab)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if shape.quantised else gguf.LlamaFileType.ALL_F32)
+
+
+def _tensors(shape: TinyShape, rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:
+    def matrix(rows: int, columns: int, scale: float = 1.0) -> NDArray[np.float32]:
+        values: NDArray[np.float64] = rng.standard_normal((rows, columns)) * scale / np.sqrt(columns)
+        return np.asarray(values, np.float32)
+
+    hidden, ones = shape.hidden, np.ones(shape.hidden, np.float32)
+    tensors = {"token_embd.weight": matrix(shape.num_vocab, hidden, 8.0), "output_norm.weight": ones}
+    tensors["output.weight"] = matrix(shape.num_vocab, hidden, 3.0)
+    for layer in range(shape.num_layers):
+        tensors |= {
+            f"blk.{layer}.{name}.weight": value
+            for name, value in {
+                "attn_norm": ones,
+                "attn_q": matrix(hidden, hidden, 2.0),
+                "attn_k": matrix(shape.num_kv_heads * shape.head, hidden, 2.0),
+                "attn_v": matrix(shape.num_kv_heads * shape.head, hidden, 2.0),
+                "attn_output": matrix(hidden, hidden, 2.0),
+                "ffn_norm": ones,
+                "ffn_gate": matrix(shape.feed_forward, hidden),
+                "ffn_up": matrix(shape.feed_forward, hidden),
+                "ffn_down": matrix(hidden, shape.feed_forward),
+            }.items()
+        }
+    return tensors

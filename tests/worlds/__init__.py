@@ -1,0 +1,1 @@
+"""Both real machines joined in memory, in virtual time, with models small enough to check by hand."""

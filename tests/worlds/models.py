@@ -1,0 +1,151 @@
+"""Tiny models with real behaviour: a target that reads its context out of KV slots, and drafters good and bad."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
+from common.choice import choose, process_logits
+from common.noise import gumbel, noise_bits
+from common.sampling import SamplingParams
+from edge_client.core.drafter import DraftRow, Expansion, Reroot
+
+VOCAB = 7
+FINGERPRINT = b"tiny"
+
+
+def tiny_logits(salt: int, context: Sequence[int]) -> np.ndarray:
+    """float32 [VOCAB]: what the tiny model of this salt says after the last three tokens of its context."""
+    key = 0
+    for token in context[-3:]:
+        key = key * 31 + token + 1
+    bits = noise_bits(salt, key, np.arange(VOCAB, dtype=np.int64))
+    return ((bits >> np.uint64(40)).astype(np.float64) / 2.0**24 * 6.0).astype(np.float32)
+
+
+@dataclass
+class TinyTarget:
+    """A `TargetEngine` whose only memory is its KV slots: a wrong slot gives a wrong text."""
+
+    info: TargetInfo
+    salt: int = 1
+
+    def __post_init__(self) -> None:
+        self.kv: dict[int, tuple[int, int]] = {}  # slot -> (position, token)
+
+    def evaluate(self, plan: StepPlan) -> StepResult:
+        written = [slot for item in plan.items for slot in item.slots.tolist()]
+        prefixes = {slot for item in plan.items for slot in item.prefix_slots.tolist()}
+        assert len(set(written)) == len(written), "two rows write one slot"
+        assert not prefixes & set(written), "a row overwrites somebody's prefix"
+        results = [self._item(item) for item in plan.items]
+        return StepResult(tuple(r[0] for r in results), tuple(r[1] for r in results))
+
+    def _item(self, item: StepItem) -> tuple[np.ndarray, np.ndarray]:
+        prefix = self._read(item)
+        paths: list[list[int]] = []
+        for row, (token, parent) in enumerate(zip(item.tokens.tolist(), item.parents.tolist(), strict=True)):
+            assert parent < row
+            path = (prefix if parent < 0 else paths[parent]) + [token]
+            assert item.positions[row] == len(path) - 1
+            self.kv[int(item.slots[row])] = (len(path) - 1, token)
+            paths.append(path)
+        chosen = [self._choose(item, paths[row]) for row in item.outputs.tolist()]
+        return np.array([c[0] for c in chosen], np.int32), np.array([c[1] for c in chosen], np.float32)
+
+    def _read(self, item: StepItem) -> list[int]:
+        entries = [self.kv[slot] for slot in item.prefix_slots.tolist()]
+        assert [position for position, _ in entries] == list(range(len(entries)))
+        return [token for _, token in entries]
+
+    def _choose(self, item: StepItem, path: list[int]) -> tuple[int, float]:
+        prompt = generated = None
+        if item.sampling.has_penalties:
+            assert item.prompt is not None and item.generated is not None
+            prompt, generated = item.prompt, np.array(path[len(item.prompt) :], np.int32)
+            assert generated.tolist()[: len(item.generated)] == item.generated.tolist()
+        logits = tiny_logits(self.salt, path)
+        choice = choose(logits, item.sampling, len(path) - 1, prompt, generated)
+        return choice.token, choice.margin
+
+
+def target_alone(
+    prompt: Sequence[int], sampling: SamplingParams, eos: Sequence[int], salt: int = 1
+) -> tuple[int, ...]:
+    """What the tiny target writes by itself: the text every session must have."""
+    text = list(prompt)
+    stop = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos))
+    while len(text) - len(prompt) < sampling.max_tokens:
+        generated = np.array(text[len(prompt) :], np.int32)
+        logits = tiny_logits(salt, text)
+        choice = choose(logits, sampling, len(text) - 1, np.array(prompt, np.int32), generated)
+        text.append(choice.token)
+        if choice.token in stop:
+            break
+    return tuple(text[len(prompt) :])
+
+
+class TinyDrafter:
+    """A `Drafter` over the tiny model. `salt` 1 is the target itself; `blend` mixes another model in.
+
+    `lie` shuffles the candidates and claims certainty; `mute_after` gives no candidates after so many rows.
+    """
+
+    def __init__(self, blend: float = 0.5, lie: bool = False, mute_after: int | None = None) -> None:
+        self.blend, self.lie, self.mute_after = blend, lie, mute_after
+        self.rows_left = mute_after
+        self.tokens: list[int] = []
+        self.nodes: dict[int, tuple[int | None, int]] = {}  # id -> (parent, token)
+
+    def start(self, tokens: Sequence[int], tip: int, sampling: SamplingParams) -> None:
+        self.tokens, self.sampling, self.tip, self.nodes = list(tokens), sampling, tip, {}
+        self.prompt_length = len(tokens)
+
+    def reroot(self, change: Reroot) -> None:
+        for node_id, token in change.committed:
+            self.tokens.append(token)
+            self.tip = node_id
+            self.nodes.pop(node_id, None)
+        for node_id in change.dead:
+            self.nodes.pop(node_id, None)
+
+    def expand(self, rows: Sequence[DraftRow]) -> list[Expansion]:
+        return [self._expand(row) for row in rows]
+
+    def _expand(self, row: DraftRow) -> Expansion:
+        if row.id != self.tip:
+            assert row.parent is not None
+            assert row.parent == self.tip or row.parent in self.nodes, "asked for a child of an unknown node"
+            self.nodes[row.id] = (row.parent, row.token)
+        path = self._path(row)
+        assert row.position == len(path) - 1
+        if self.rows_left is not None:
+            self.rows_left -= 1
+            if self.rows_left < 0:
+                return Expansion(row.id, (), ())
+        return self._candidates(row, path)
+
+    def _path(self, row: DraftRow) -> list[int]:
+        tail: list[int] = []
+        current: int | None = row.id
+        while current is not None and current != self.tip:
+            parent, token = self.nodes[current]
+            tail.append(token)
+            current = parent
+        return self.tokens + tail[::-1]
+
+    def _candidates(self, row: DraftRow, path: list[int]) -> Expansion:
+        logits = (1 - self.blend) * tiny_logits(1, path) + self.blend * tiny_logits(99, path)
+        if self.lie:
+            order = np.roll(np.arange(VOCAB), row.id)[:3]
+            return Expansion(row.id, tuple(order.tolist()), (9.0, 1.0, 0.0))
+        prompt, generated = np.split(np.array(path, np.int32), [self.prompt_length])
+        scores = process_logits(logits, self.sampling, prompt, generated).astype(np.float64)
+        if not self.sampling.greedy:
+            scores = scores + gumbel(self.sampling.seed, len(path), np.arange(VOCAB, dtype=np.int64))
+        order = np.argsort(-scores, kind="stable")[:4]
+        kept = [int(token) for token in order if np.isfinite(scores[token])]
+        return Expansion(row.id, tuple(kept), tuple(float(scores[token]) for token in kept))

@@ -1,0 +1,130 @@
+"""The five laws of docs/architecture.md over random worlds, with both real machines."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.messages import FinishReason
+from common.sampling import SamplingParams
+from edge_client.core.policies import ChainPolicy, OffPolicy, SyncPolicy, TreePolicy, TreeSettings
+from tests.worlds.models import VOCAB, TinyDrafter, target_alone
+from tests.worlds.world import EdgeSpec, World, WorldSpec
+
+POLICIES = {
+    "tree": lambda: TreePolicy(TreeSettings(width=3, max_children=3, cut=0.01)),
+    "chain": lambda: ChainPolicy(cut=0.01, max_depth=12),
+    "sync": lambda: SyncPolicy(3),
+    "off": OffPolicy,
+}
+DRAFTERS = {
+    "twin": lambda: TinyDrafter(blend=0.0),
+    "fair": lambda: TinyDrafter(blend=0.4),
+    "liar": lambda: TinyDrafter(lie=True),
+    "mute": lambda: TinyDrafter(mute_after=4),
+}
+
+samplings = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.7, 1.3]),
+    top_k=st.sampled_from([0, 3]),
+    top_p=st.sampled_from([1.0, 0.8]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    logit_bias=st.sampled_from([(), ((2, 1.5), (4, -100.0))]),
+    stop_token_ids=st.sampled_from([(), (3,)]),
+    ignore_eos=st.booleans(),
+    max_tokens=st.integers(1, 40),
+    seed=st.integers(0, 2**64 - 1),
+)
+edges = st.builds(
+    EdgeSpec,
+    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12).map(tuple),
+    sampling=samplings,
+    policy=st.sampled_from(list(POLICIES.values())),
+    drafter=st.sampled_from(list(DRAFTERS.values())),
+    starts_at=st.floats(0.0, 0.5),
+    fails_after=st.sampled_from([None, None, 1, 5]),
+)
+worlds = st.builds(
+    WorldSpec,
+    edges=st.lists(edges, min_size=1, max_size=4).map(tuple),
+    seed=st.integers(0, 2**32),
+    delay=st.sampled_from([(0.0, 0.0), (0.001, 0.01), (0.005, 0.15)]),
+    step_time=st.sampled_from([(0.01, 0.01), (0.005, 0.05)]),
+    draft_time=st.sampled_from([(0.0005, 0.001), (0.005, 0.03), (0.05, 0.2)]),
+    losses=st.sampled_from([0, 0, 1, 4]),
+)
+
+
+def run(spec: WorldSpec) -> World:
+    world = World(spec)
+    world.run()
+    return world
+
+
+@settings(max_examples=150)
+@given(worlds)
+def test_laws_hold_in_random_worlds(spec: WorldSpec) -> None:
+    world = run(spec)
+    for edge in world.edges:
+        assert edge.end is not None, "law 4: this session stalled"
+        assert edge.end.error is None, edge.end.error
+        expected = target_alone(edge.spec.prompt, edge.spec.sampling, spec.eos)
+        assert edge.session.text == expected, "law 1: the text is the target's alone"
+        assert tuple(edge.emitted) == expected, "law 2: what was shown stays"
+    assert world.scheduler.pool.num_free == spec.num_slots, "law 3: a slot leaked"
+    assert world.scheduler.pool.num_reserved == 0, "law 3: a reservation leaked"
+
+
+@settings(max_examples=25)
+@given(worlds)
+def test_the_same_seed_gives_the_same_trace(spec: WorldSpec) -> None:
+    assert run(spec).trace == run(spec).trace
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_text_does_not_depend_on_policy_or_draft(policy: str, drafter: str) -> None:
+    sampling = SamplingParams(temperature=0.9, max_tokens=60, seed=5, ignore_eos=True)
+    spec = EdgeSpec((1, 2, 3), sampling, POLICIES[policy], DRAFTERS[drafter])
+    world = run(WorldSpec((spec,), seed=3, losses=2))
+    assert world.edges[0].session.text == target_alone((1, 2, 3), sampling, (0,))
+
+
+def test_a_good_draft_costs_fewer_target_steps_than_tokens() -> None:
+    sampling = SamplingParams(max_tokens=100, ignore_eos=True)
+    spec = EdgeSpec((1, 2), sampling, POLICIES["chain"], DRAFTERS["twin"])
+    stats = run(WorldSpec((spec,), delay=(0.01, 0.01), draft_time=(0.001, 0.001))).edges[0].session.stats
+    assert stats.committed == 100
+    assert stats.target_steps < 50
+    assert stats.accepted > 60
+
+
+def test_a_lost_stream_resumes_and_is_counted() -> None:
+    sampling = SamplingParams(max_tokens=200, ignore_eos=True)
+    spec = EdgeSpec((1, 2), sampling, POLICIES["tree"], DRAFTERS["fair"])
+    edge = run(WorldSpec((spec,), losses=5, seed=2)).edges[0]
+    assert edge.session.stats.resumes >= 1
+    assert edge.session.text == target_alone((1, 2), sampling, (0,))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_session_without_fill_resumes_after_any_loss(seed: int) -> None:
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True)
+    spec = EdgeSpec((0,), sampling, POLICIES["sync"], DRAFTERS["mute"])
+    edge = run(WorldSpec((spec,), seed=seed, delay=(0.005, 0.15), losses=1)).edges[0]
+    assert edge.session.text == target_alone((0,), sampling, (0,))
+
+
+def test_a_failed_step_ends_only_the_sessions_in_it() -> None:
+    sampling = SamplingParams(max_tokens=30, ignore_eos=True)
+    early = EdgeSpec((1, 2), sampling, POLICIES["tree"])
+    late = EdgeSpec((3, 4), sampling, POLICIES["tree"], starts_at=2.0)
+    world = run(WorldSpec((early, late), steps_failing=(3,)))
+    first, second = world.edges
+    assert first.end is not None and first.end.error is not None
+    assert second.end is not None and second.end.reason is FinishReason.LENGTH
+    assert world.scheduler.pool.num_free == world.spec.num_slots

@@ -1,0 +1,271 @@
+"""A world: edges and one verifier in virtual time, with delays, lost streams and odd drafters.
+
+A heap of (time, sequence, action) as in SimPy; the machines are the real ones, the rest is seeded.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cloud_verifier.core import effects as server_effects
+from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
+from cloud_verifier.core.target import StepPlan, TargetInfo
+from common.errors import ForerunError, LocalError, UnavailableError
+from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
+from common.sampling import SamplingParams
+from edge_client.core import effects as edge_effects
+from edge_client.core.policies import GrowthPolicy
+from edge_client.core.session import EdgeSession, SessionConfig
+from tests.worlds.models import FINGERPRINT, VOCAB, TinyDrafter, TinyTarget
+
+Down = Opened | Commit | Drain | Finish | server_effects.End
+
+
+@dataclass(frozen=True)
+class EdgeSpec:
+    """One edge of a world."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    policy: Callable[[], GrowthPolicy]
+    drafter: Callable[[], TinyDrafter] = TinyDrafter
+    starts_at: float = 0.0
+    fails_after: int | None = None  # the drafter fails in its n-th step
+
+
+@dataclass(frozen=True)
+class WorldSpec:
+    """Everything a run depends on. Times in seconds."""
+
+    edges: tuple[EdgeSpec, ...]
+    seed: int = 0
+    delay: tuple[float, float] = (0.005, 0.080)  # one way, drawn per message; order within a stream is kept
+    step_time: tuple[float, float] = (0.01, 0.04)
+    draft_time: tuple[float, float] = (0.001, 0.02)
+    losses: int = 0  # streams broken at random moments
+    config: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(prefill_chunk=5))
+    num_slots: int = 4096
+    eos: tuple[int, ...] = (0,)
+    steps_failing: tuple[int, ...] = ()  # engine steps that raise
+
+
+class Edge:
+    """One edge's driver: a session, a drafter and its current stream."""
+
+    def __init__(self, index: int, spec: EdgeSpec) -> None:
+        self.index = index
+        self.spec = spec
+        config = SessionConfig(spec.prompt, spec.sampling, FINGERPRINT, session_id=f"edge-{index}")
+        self.session = EdgeSession(config, spec.policy())
+        self.drafter = spec.drafter()
+        self.pending: list[edge_effects.MoveTip] = []  # tip moves during a draft step
+        self.drafting = False
+        self.draft_steps = 0
+        self.stream = -1
+        self.emitted: list[int] = []
+        self.end: edge_effects.Finished | None = None
+
+
+class World:
+    """Runs a `WorldSpec` to its end; `trace` is everything that happened."""
+
+    def __init__(self, spec: WorldSpec) -> None:
+        self.spec = spec
+        self.random = random.Random(spec.seed)
+        self.now = 0.0
+        self.trace: list[str] = []
+        info = TargetInfo("tiny", VOCAB, 512, spec.num_slots, spec.eos, FINGERPRINT)
+        self.engine = TinyTarget(info)
+        self.scheduler = VerifyScheduler(info, spec.config)
+        self.edges = [Edge(i, e) for i, e in enumerate(spec.edges)]
+        self.streams: dict[int, Edge] = {}  # alive
+        self.arrival: dict[tuple[int, str], float] = {}  # last arrival per stream and direction
+        self._next_stream = 0
+        self._sequence = 0
+        self._steps = 0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+
+    def run(self) -> None:
+        """Until nothing is left to happen. Raises `LocalError` after an unreasonable number of events."""
+        for edge in self.edges:
+            self.at(
+                edge.spec.starts_at, lambda edge=edge: self._input(edge, lambda: edge.session.start(self.now))
+            )
+        for _ in range(self.spec.losses):
+            self.at(self.random.uniform(0.0, 3.0), self._break_some_stream)
+        events = 0
+        while self._heap:
+            self.now, _, action = heapq.heappop(self._heap)
+            action()
+            self.scheduler.check_integrity()
+            events += 1
+            if events > 200_000:
+                raise LocalError("this world does not end")
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (when, self._sequence, action))
+
+    # Edge -------------------------------------------------------------------------------------------------
+
+    def _input(self, edge: Edge, call: Callable[[], None]) -> None:
+        """Give the session an input, then carry out its effects."""
+        call()
+        for effect in edge.session.effects():
+            self._edge_effect(edge, effect)
+        if edge.session.next_timer_at is not None:
+            timer = edge.session.next_timer_at
+            self.at(timer, lambda: self._timer(edge, timer))
+        if edge.end is None:
+            edge.session.check_integrity()
+
+    def _timer(self, edge: Edge, when: float) -> None:
+        if edge.session.next_timer_at == when:
+            self._input(edge, lambda: edge.session.on_timer(self.now))
+
+    def _edge_effect(self, edge: Edge, effect: edge_effects.Effect) -> None:
+        self.trace.append(f"{self.now:.6f} edge {edge.index} {effect}")
+        assert edge.end is None, f"{effect} after the end"
+        match effect:
+            case edge_effects.StartDrafter():
+                edge.drafter.start(effect.tokens, effect.tip, effect.sampling)
+            case edge_effects.Expand():
+                self._expand(edge, effect)
+            case edge_effects.MoveTip():
+                edge.pending.append(effect)
+                self._apply_moves(edge)
+            case edge_effects.Connect():
+                self._connect(edge)
+            case edge_effects.Send():
+                self._up(edge, effect.message)
+            case edge_effects.Emit():
+                assert effect.start == len(edge.spec.prompt) + len(edge.emitted)
+                edge.emitted += effect.tokens
+            case edge_effects.Finished():
+                edge.end = effect
+
+    def _apply_moves(self, edge: Edge) -> None:
+        if not edge.drafting:
+            for move in edge.pending:
+                edge.drafter.reroot(move.change)
+            edge.pending.clear()
+
+    def _expand(self, edge: Edge, effect: edge_effects.Expand) -> None:
+        assert not edge.drafting
+        edge.drafting = True
+        edge.draft_steps += 1
+        expansions = edge.drafter.expand(effect.rows)
+        fails = edge.draft_steps == edge.spec.fails_after
+
+        def done() -> None:
+            edge.drafting = False
+            self._apply_moves(edge)
+            if edge.end is not None:
+                return
+            if fails:
+                error = LocalError("the drafter is broken")
+                self._input(edge, lambda: edge.session.on_drafter_failed(error, self.now))
+            else:
+                self._input(edge, lambda: edge.session.on_drafted(expansions, self.now))
+
+        self.at(self.now + self.random.uniform(*self.spec.draft_time), done)
+
+    def _connect(self, edge: Edge) -> None:
+        if edge.stream in self.streams:
+            self._break(edge.stream, tell_edge=False)
+        edge.stream = self._next_stream
+        self._next_stream += 1
+        self.streams[edge.stream] = edge
+
+    # The network ------------------------------------------------------------------------------------------
+
+    def _delayed(self, stream: int, direction: str, action: Callable[[], None]) -> None:
+        """After a random delay, in order within the stream and direction, unless the stream broke meanwhile."""
+        when = max(
+            self.now + self.random.uniform(*self.spec.delay), self.arrival.get((stream, direction), 0.0)
+        )
+        self.arrival[stream, direction] = when
+        self.at(when, lambda: action() if stream in self.streams else None)
+
+    def _up(self, edge: Edge, message: Open | Propose | Close) -> None:
+        stream = edge.stream
+        if stream not in self.streams:
+            return
+        self._delayed(stream, "up", lambda: self._server_receives(stream, message))
+
+    def _down(self, stream: int, message: Down) -> None:
+        if stream in self.streams:
+            self._delayed(stream, "down", lambda: self._edge_receives(stream, message))
+
+    def _edge_receives(self, stream: int, message: Down) -> None:
+        edge = self.streams[stream]
+        if edge.end is not None or edge.stream != stream:
+            return
+        if isinstance(message, server_effects.End):
+            del self.streams[stream]
+            error = message.error or UnavailableError("the stream ended")
+            if edge.session.state.value != "over":
+                self._input(edge, lambda: edge.session.on_stream_lost(error, self.now))
+            return
+        self._input(edge, lambda: edge.session.on_message(message, self.now))
+
+    def _break_some_stream(self) -> None:
+        if self.streams:
+            self._break(self.random.choice(sorted(self.streams)), tell_edge=True)
+
+    def _break(self, stream: int, tell_edge: bool) -> None:
+        edge = self.streams.pop(stream)
+        self.trace.append(f"{self.now:.6f} stream {stream} breaks")
+
+        def server_learns() -> None:
+            self._server(lambda: self.scheduler.on_close(stream, None, self.now))
+
+        def edge_learns() -> None:
+            if edge.end is None and edge.stream == stream and edge.session.state.value in ("opening", "open"):
+                error = UnavailableError("the link broke")
+                self._input(edge, lambda: edge.session.on_stream_lost(error, self.now))
+
+        self.at(self.now + self.random.uniform(0.0, 0.3), server_learns)
+        if tell_edge:
+            self.at(self.now + self.random.uniform(0.0, 0.3), edge_learns)
+
+    # The verifier -----------------------------------------------------------------------------------------
+
+    def _server_receives(self, stream: int, message: Open | Propose | Close) -> None:
+        match message:
+            case Open():
+                self._server(lambda: self.scheduler.on_open(stream, message, self.now))
+            case Propose():
+                self._server(lambda: self.scheduler.on_propose(stream, message, self.now))
+            case Close():
+                self._server(lambda: self.scheduler.on_close(stream, message, self.now))
+
+    def _server(self, call: Callable[[], None]) -> None:
+        call()
+        for effect in self.scheduler.effects():
+            self.trace.append(f"{self.now:.6f} verifier {effect}")
+            match effect:
+                case server_effects.Reply():
+                    self._down(effect.session, effect.message)
+                case server_effects.End():
+                    self._down(effect.session, effect)
+        plan = self.scheduler.next_step(self.now)
+        if plan is not None:
+            self._step(plan)
+
+    def _step(self, plan: StepPlan) -> None:
+        self._steps += 1
+        fails = self._steps in self.spec.steps_failing
+        result = self.engine.evaluate(plan)
+
+        def done() -> None:
+            if fails:
+                error: ForerunError = LocalError("the engine failed")
+                self._server(lambda: self.scheduler.on_step_failed(error, self.now))
+            else:
+                self._server(lambda: self.scheduler.on_step_done(result, self.now))
+
+        self.at(self.now + self.random.uniform(*self.spec.step_time), done)
