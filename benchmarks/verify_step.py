@@ -1,8 +1,8 @@
 """What our packed step costs beside a plain transformers forward with the same rows and the same context.
 
-Run `python -m benchmarks.verify_step --json`. Plain is the same model with transformers' own sdpa attention and
-a DynamicCache that holds the context; it computes a chain and no choice. Ours computes a chain or a tree, checks
-the plan and makes the choices. Both run in turns in one process; times are medians.
+Run `python -m benchmarks.verify_step --json`. Plain is the same model with transformers' own sdpa attention
+and a DynamicCache that holds the context; it computes a chain and makes no choice. Ours computes a chain or a
+tree, checks the plan and makes the choices. Both run in turns in one process; times are medians.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -91,11 +92,12 @@ def measure(plain: PreTrainedModel, packed: PreTrainedModel, settings: Settings)
         ids = torch.from_numpy(tokens)[None].long()
         for shape, parents in (("chain", range(-1, num_rows - 1)), ("tree", _tree(num_rows))):
             plan = _plan(tokens, slots[: len(context)], free, parents)
-            plain_times, packed_times = [], []
+            plain_times: list[float] = []
+            packed_times: list[float] = []
             for _ in range(settings.repeats + WARM_UP):
-                plain_times.append(_time(lambda: plain(input_ids=ids, past_key_values=cache, use_cache=True)))
+                plain_times.append(_time(partial(plain, ids, past_key_values=cache, use_cache=True)))
                 cache.crop(-num_rows)
-                packed_times.append(_time(lambda: engine.evaluate(plan)))
+                packed_times.append(_time(partial(engine.evaluate, plan)))
             results.append(_compare(shape, num_rows, plain_times[WARM_UP:], packed_times[WARM_UP:]))
     return results
 
@@ -144,7 +146,8 @@ def _load(target: str, dtype: str) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         target, dtype=dtype, use_safetensors=True, attn_implementation="sdpa"
     )
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _random_model() -> PreTrainedModel:
@@ -160,9 +163,11 @@ def _random_model() -> PreTrainedModel:
         head_dim=32,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
-        attn_implementation="sdpa",
     )
-    return LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config)
+    model.set_attn_implementation("sdpa")
+    model.eval()
+    return model
 
 
 def _parse(arguments: Sequence[str] | None) -> tuple[Settings, bool]:

@@ -70,9 +70,9 @@ class RatioEstimator:
 
     def add(self, numerator: float, denominator: float) -> None:
         """Take in a sample. Raises `LocalError` for a negative or infinite denominator."""
-        kept = 0.5 ** (_duration("denominator", denominator) / self._half_life)
-        # Within the sample as well the earlier units have faded: the mean of 2**-(u / half_life).
-        fresh = (1 - kept) * self._half_life / (math.log(2) * denominator) if denominator else 1.0
+        age = math.log(2) * _duration("denominator", denominator) / self._half_life
+        kept = math.exp(-age)
+        fresh = -math.expm1(-age) / age if age else 1.0  # earlier units of the sample itself have faded too
         self._numerator = self._numerator * kept + numerator * fresh
         self._denominator = self._denominator * kept + denominator * fresh
 

@@ -1,7 +1,7 @@
 """What two models must share before their token ids mean the same: the token table and its fingerprint.
 
-Model makers round the size of the vocabulary up, each to another number. So the fingerprint covers the ids that
-stand for a token, and tables that differ only by padding have the same one.
+Model makers round the size of the vocabulary up, each to another number. So the fingerprint covers the ids
+that stand for a token, and tables that differ only by padding have the same one.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def explain_mismatch(edge: Vocabulary, verifier: Vocabulary) -> str:
         return f"the tokenizers cannot be compared, the {silent} named no token; {prints}"
     count = len(differing_ids(edge, verifier))
     return (
-        f"the draft's tokenizer is not the target's: id {first.token} is {_shown(first.edge_text)} in the draft "
-        f"and {_shown(first.verifier_text)} in the target, the first of {count} differing ids "
+        f"the draft's tokenizer is not the target's: id {first.token} is {_shown(first.edge_text)} in the "
+        f"draft and {_shown(first.verifier_text)} in the target, the first of {count} differing ids "
         f"({edge.num_tokens} tokens in the draft, {verifier.num_tokens} in the target); {prints}. "
         "Use a draft model of the same family as the target."
     )

@@ -102,7 +102,9 @@ def _load(options: argparse.Namespace) -> tuple[Any, tuple[bytes | None, ...]]:
         raise UserError(f"{error.name} is not installed; pip install 'forerun[verifier]'") from error
     if options.threads:
         torch.set_num_threads(options.threads)
-    engine, table = load_engine(options.model, options.slots, dtype=options.dtype, device=options.device)
+    on_cpu = options.dtype == "auto" and options.device == "cpu"
+    dtype = "float32" if on_cpu else options.dtype  # a CPU gains nothing from bfloat16 and loses exactness
+    engine, table = load_engine(options.model, options.slots, dtype=dtype, device=options.device)
     return (FlooredEngine(engine, options.step_floor) if options.step_floor else engine), table
 
 

@@ -180,6 +180,11 @@ class VerifyScheduler:
         return effects
 
     @property
+    def idle(self) -> bool:
+        """Whether no session is open and no step runs."""
+        return not self.sessions and self._running is None
+
+    @property
     def next_timer_at(self) -> float | None:
         """When `on_timer` is due, seconds; None for never."""
         waiting = [s.active_at for s in self.sessions.values() if self._waits(s)]

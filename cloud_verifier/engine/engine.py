@@ -61,7 +61,7 @@ class TorchEngine:
                 self._forward(step)
             empty = tuple(np.zeros(0, np.int32) for _ in plan.items)
             return StepResult(empty, tuple(np.zeros(0, np.float32) for _ in plan.items))
-        rows = [row for item in plan.items for row in _choice_rows(item)]
+        rows = [row for item in plan.items for row in choice_rows(item)]
         choices, margins = choose(self._forward(step), rows)
         return _by_item(plan, choices, margins)
 
@@ -81,7 +81,7 @@ class TorchEngine:
             return self._model.forward(tokens[None], positions[None], on_device[3 * num_rows :])
 
 
-def _choice_rows(item: StepItem) -> list[ChoiceRow]:
+def choice_rows(item: StepItem) -> list[ChoiceRow]:
     """What each output row's choice depends on besides its logits."""
     sampling, positions = item.sampling, item.positions
     if not sampling.has_penalties:
@@ -93,7 +93,7 @@ def _choice_rows(item: StepItem) -> list[ChoiceRow]:
 
 
 def _generated(item: StepItem, row: int) -> IntArray:
-    """Tokens after the prompt, up to and including `row` on its path. Rows of the prompt itself do not count."""
+    """Tokens after the prompt, up to and including `row` on its path; rows of the prompt do not count."""
     prompt_length = 0 if item.prompt is None else len(item.prompt)
     path = [index for index in path_rows(item.parents, row) if item.positions[index] >= prompt_length]
     earlier = item.generated if item.generated is not None else np.zeros(0, np.int32)

@@ -1,4 +1,4 @@
-"""An engine that is at least as slow as asked: it stands for a larger target in demonstrations and benchmarks."""
+"""An engine that is at least as slow as asked: it stands for a larger target."""
 
 from __future__ import annotations
 

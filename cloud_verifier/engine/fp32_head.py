@@ -12,9 +12,9 @@ from torch.nn import functional
 
 
 def install_fp32_head(head: nn.Module | None) -> None:
-    """Make `head` return float32 logits. A head that is no plain `nn.Linear` (quantized, say) stays as it is."""
+    """Make `head` return float32 logits. Only a plain `nn.Linear` is changed, no quantized one."""
     if type(head) is nn.Linear and head.weight.dtype in (torch.bfloat16, torch.float16):
-        head.forward = _Fp32Head(head)  # type: ignore[method-assign]  # an instance attribute, class untouched
+        head.forward = _Fp32Head(head)  # type: ignore[assignment]  # on the instance; its class is untouched
 
 
 class _Fp32Head:
@@ -25,7 +25,8 @@ class _Fp32Head:
         self._wide: Tensor | None = None  # CPU only: the weight in float32, made at the first call
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        weight, bias = self._head.weight, self._head.bias
+        weight: Tensor = self._head.weight
+        bias: Tensor | None = self._head.bias
         if hidden.is_cuda:
             flat = hidden.reshape(-1, hidden.shape[-1])
             logits = torch.mm(flat, weight.t(), out_dtype=torch.float32)

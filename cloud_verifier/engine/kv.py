@@ -49,9 +49,9 @@ class KVStore:
         return sum(kv.rows.nbytes for kv in self._layers.values())
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> LayerKV:
-        """Store `key` [1, Hkv, T, Dk] and `value` [1, Hkv, T, Dv] at `slots` int64 [T]; returns the layer's store.
+        """Store `key` [1, Hkv, T, Dk] and `value` [1, Hkv, T, Dv] at `slots` int64 [T].
 
-        Raises `CapacityError` if the device has no memory for this layer's slots.
+        Returns the layer's store. Raises `CapacityError` if the device has no memory for this layer's slots.
         """
         kv = self._layers.get(layer)
         if kv is None:

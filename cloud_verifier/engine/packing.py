@@ -1,4 +1,4 @@
-"""A step plan laid end to end: the arrays that one packed forward needs, checked before they reach the model."""
+"""A step plan laid end to end: the arrays that one packed forward needs, checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IndexArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """All rows of a plan in one line: item after item, row after row. int64, because torch indexes with it."""
+    """All rows of a plan in one line, item after item. int64, because torch indexes with it."""
 
     items: tuple[StepItem, ...]
     starts: tuple[int, ...]  # [I + 1] packed row at which each item starts, and the number of rows T
@@ -99,7 +99,7 @@ def _check_shapes(item: StepItem) -> None:
         )
     outputs = item.outputs
     if len(outputs) and not (
-        0 <= outputs[0] and outputs[-1] < num_rows and bool((np.diff(outputs) > 0).all())
+        outputs[0] >= 0 and outputs[-1] < num_rows and bool((np.diff(outputs) > 0).all())
     ):
         raise _broken(
             f"session {item.session} wants outputs {outputs.tolist()} of {num_rows} rows; "
@@ -108,7 +108,7 @@ def _check_shapes(item: StepItem) -> None:
 
 
 def _check_rows(step: PackedStep, parents: IndexArray, limits: StepLimits) -> None:
-    """Parents come before their rows, positions continue the parent's or the prefix's, tokens are in range."""
+    """Parents precede their rows, positions follow the parent or the prefix, tokens are in range."""
     counts = np.diff(step.starts)
     local = np.arange(step.num_rows) - np.repeat(step.starts[:-1], counts)
     if bool(((parents < -1) | (parents >= local)).any()):

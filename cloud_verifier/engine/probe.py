@@ -2,8 +2,8 @@
 
 Several architectures accept a foreign attention function and compute wrong logits without a word: recurrent
 state that runs across sessions, masks that exist only as masks, attention partly outside the interface. The
-probe packs sessions of random tokens with shuffled slots, prefills in chunks, evaluates trees and goes on below
-a branch, beyond every sliding window, and compares each row with transformers alone.
+probe packs sessions of random tokens with shuffled slots, prefills in chunks, evaluates trees and goes on
+below a branch, beyond every sliding window, and compares each row with transformers alone.
 """
 
 from __future__ import annotations

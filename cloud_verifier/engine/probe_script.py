@@ -113,7 +113,7 @@ class ProbeScript:
                 self._found[*session.tokens, *path.tolist()] = next(logits)
 
     def _commit(self, session: _Session, item: StepItem, row: int) -> None:
-        """Make the path down to `row` part of the session's prefix; slots of other branches are not reused."""
+        """Make the path down to `row` part of the session's prefix. Other branches keep their slots."""
         path = path_rows(item.parents, row)
         session.tokens.extend(item.tokens[path].tolist())
         session.slots.extend(item.slots[path].tolist())

@@ -15,11 +15,11 @@ SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 """Layer kinds whose whole state is K and V per token."""
 
 BATCH_WIDE_ROPE = frozenset({"dynamic", "longrope"})
-"""RoPE kinds that choose frequencies by the longest position of the whole batch, so sessions change each other."""
+"""RoPE kinds that choose frequencies by the longest position in the batch, so sessions change each other."""
 
 
 def refuse_config(name: str, config: Any) -> None:
-    """Raise `UserError` with the reason if `config` (a transformers configuration) is of a kind not served."""
+    """Raise `UserError` with the reason if `config`, a transformers configuration, cannot be served."""
     if getattr(config, "is_encoder_decoder", False):
         raise refusal(
             name, "it is an encoder-decoder model; the verifier serves decoder-only language models"
@@ -35,7 +35,7 @@ def refuse_config(name: str, config: Any) -> None:
     if batch_wide:
         raise refusal(
             name,
-            f"its RoPE is of type {batch_wide[0]}, which lets the longest session change the numbers of all others",
+            f"its RoPE is of type {batch_wide[0]}, by which the longest session changes all others",
         )
 
 

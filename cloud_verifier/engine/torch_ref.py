@@ -27,7 +27,7 @@ PADDING_SLACK = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class Span:
     """One item under one window: which of its prefix a row can still see."""
 
     item: StepItem
@@ -69,7 +69,7 @@ class _Layout:
 
 
 class TorchRefBackend:
-    """Gathers slots with `index_select`; scaled_dot_product_attention, or matrix products where it lacks a term."""
+    """Gathers slots; scaled_dot_product_attention, or matrix products where that lacks a term."""
 
     def prepare(self, step: PackedStep, device: torch.device) -> TorchRefStep:
         return TorchRefStep(step, device)
@@ -148,20 +148,25 @@ def _explicit_attention(
 def _build_layout(
     step: PackedStep, window: int | None, share: int, dtype: torch.dtype, device: torch.device
 ) -> _Layout:
-    spans = [
-        _Span(item, start, _first_visible(item, window))
-        for item, start in zip(step.items, step.starts, strict=False)
-        if len(item.tokens)
-    ]
+    spans = make_spans(step, window)
     in_place = len({(span.num_rows, span.num_keys) for span in spans}) == 1
     if in_place:
         return _Layout((_build_group(spans, window, share, dtype, device, packed_rows=None),), None)
     groups: list[_Group] = []
     packed: list[IndexArray] = []
-    for members in _partition(spans):
+    for members in partition(spans):
         packed.append(_padded_rows(members))
         groups.append(_build_group(members, window, share, dtype, device, packed[-1]))
     return _Layout(tuple(groups), _to_device(_inverse(np.concatenate(packed), step.num_rows), device))
+
+
+def make_spans(step: PackedStep, window: int | None) -> list[Span]:
+    """One span for each item that has rows."""
+    return [
+        Span(item, start, _first_visible(item, window))
+        for item, start in zip(step.items, step.starts, strict=False)
+        if len(item.tokens)
+    ]
 
 
 def _first_visible(item: StepItem, window: int | None) -> int:
@@ -169,9 +174,9 @@ def _first_visible(item: StepItem, window: int | None) -> int:
     return 0 if window is None else max(0, len(item.prefix_slots) - window + 1)
 
 
-def _partition(spans: Sequence[_Span]) -> list[list[_Span]]:
+def partition(spans: Sequence[Span]) -> list[list[Span]]:
     """Spans of similar size together, so that padding stays within PADDING_FACTOR and PADDING_SLACK."""
-    groups: list[list[_Span]] = []
+    groups: list[list[Span]] = []
     needed = widest = 0
     for span in sorted(spans, key=lambda one: (one.num_rows, one.num_keys)):
         needed += span.num_rows * span.num_keys
@@ -185,7 +190,7 @@ def _partition(spans: Sequence[_Span]) -> list[list[_Span]]:
     return groups
 
 
-def _padded_rows(spans: Sequence[_Span]) -> IndexArray:
+def _padded_rows(spans: Sequence[Span]) -> IndexArray:
     """Packed rows of the spans, each padded to the longest with its own last row; int64 [B * R]."""
     steps = np.arange(max(span.num_rows for span in spans))
     return np.concatenate([span.start + np.minimum(steps, span.num_rows - 1) for span in spans])
@@ -199,7 +204,7 @@ def _inverse(packed: IndexArray, num_rows: int) -> IndexArray:
 
 
 def _build_group(
-    spans: Sequence[_Span],
+    spans: Sequence[Span],
     window: int | None,
     share: int,
     dtype: torch.dtype,
@@ -222,7 +227,7 @@ def _build_group(
     )
 
 
-def _fill_keys(keys: IndexArray, span: _Span) -> None:
+def _fill_keys(keys: IndexArray, span: Span) -> None:
     """Slots of the visible prefix, of the rows, and as padding the last row's, which holds finite numbers."""
     split = span.num_keys - span.num_rows
     keys[:split] = span.item.prefix_slots[span.first :]
@@ -230,14 +235,14 @@ def _fill_keys(keys: IndexArray, span: _Span) -> None:
     keys[span.num_keys :] = span.item.slots[-1]
 
 
-def _fill_visible(visible: NDArray[np.bool_], span: _Span, window: int | None) -> None:
+def _fill_visible(visible: NDArray[np.bool_], span: Span, window: int | None) -> None:
     """bool [R, L], False on entry. Padding rows are copies of the last row, so that no row sees nothing."""
     split, num_rows, num_keys = span.num_keys - span.num_rows, span.num_rows, span.num_keys
     visible[:num_rows, :split] = True
     visible[:num_rows, split:num_keys] = ancestor_mask(span.item.parents)
     if window is not None:
-        rows = span.item.positions
-        positions = np.concatenate((np.arange(span.first, span.first + split), rows))
+        rows = span.item.positions.astype(np.int64)
+        positions = np.concatenate((np.arange(span.first, span.first + split, dtype=np.int64), rows))
         visible[:num_rows, :num_keys] &= rows[:, None] - positions[None, :] < window
     visible[num_rows:] = visible[num_rows - 1]
 

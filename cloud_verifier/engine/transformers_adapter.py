@@ -40,13 +40,14 @@ _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError)
 
 
 class TargetModel:
-    """A causal LM whose attention is ours, with its tokenizer. Raises `UserError` if the model cannot be served."""
+    """A causal LM whose attention is ours, with its tokenizer. Raises `UserError` if it cannot be served."""
 
     def __init__(
         self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> None:
         self.name = name
-        self._model = model.eval()
+        self._model = model
+        model.eval()
         self._tokenizer = tokenizer
         self._text = model.config.get_text_config(decoder=True)
         refuse_config(name, model.config)
@@ -58,11 +59,13 @@ class TargetModel:
 
     @property
     def device(self) -> torch.device:
-        return self._model.device
+        device: torch.device = self._model.device
+        return device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._model.dtype
+        dtype: torch.dtype = self._model.dtype
+        return dtype
 
     @property
     def vocab_size(self) -> int:
@@ -104,7 +107,7 @@ class TargetModel:
         return (logits if kept else logits.index_select(0, outputs)).float()
 
     def plain_logits(self, tokens: Sequence[int], last: int) -> Tensor:
-        """Logits float32 [last, V] of the last rows of one sequence, by transformers alone (inside `plain`)."""
+        """Logits float32 [last, V] of one sequence's last rows, by transformers alone (inside `plain`)."""
         ids = torch.tensor([list(tokens)], device=self.device)
         kept = {"logits_to_keep": last} if self._keeps_rows else {}
         logits: Tensor = self._model(input_ids=ids, use_cache=False, **kept).logits[0, -last:]
@@ -121,8 +124,8 @@ class TargetModel:
 
     @contextmanager
     def windows_at_most(self, limit: int) -> Iterator[None]:
-        """Shrink longer sliding windows to `limit` until the block ends, so that a probe can pass them cheaply."""
-        holders = [self._text, *self._model.modules()]
+        """Shrink longer sliding windows to `limit` until the block ends, so that a probe stays short."""
+        holders: list[Any] = [self._text, *self._model.modules()]
         widths = [(holder, getattr(holder, "sliding_window", None)) for holder in holders]
         wide = [(holder, width) for holder, width in widths if isinstance(width, int) and width > limit]
         for holder, _ in wide:
@@ -134,7 +137,7 @@ class TargetModel:
                 holder.sliding_window = width
 
     def token_table(self) -> list[bytes | None]:
-        """The tokenizer's token texts as stored (byte-level unicode, UTF-8), by id; None for ids without one."""
+        """Token texts as the tokenizer stores them (byte-level unicode, UTF-8), by id; None without one."""
         tokens = self._words.convert_ids_to_tokens(list(range(self.vocab_size)))
         return [None if token is None else token.encode() for token in cast(list[str | None], tokens)]
 
@@ -183,12 +186,13 @@ def load_target(
     refuse_config(source, config)
     model = _loading(source, lambda: _load_weights(source, place, kind))
     words = _loading(source, lambda: _load_tokenizer(place)) if with_tokenizer else None
-    return TargetModel(source, model.to(where), words)
+    torch.nn.Module.to(model, where)
+    return TargetModel(source, model, words)
 
 
 def _load_weights(source: str, place: str, dtype: torch.dtype | str) -> PreTrainedModel:
     """Weights, all of them: transformers fills missing ones with random numbers and a warning."""
-    model, report = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         place,
         dtype=dtype,
         use_safetensors=True,
@@ -196,6 +200,7 @@ def _load_weights(source: str, place: str, dtype: torch.dtype | str) -> PreTrain
         attn_implementation="eager",
         output_loading_info=True,
     )
+    model, report = loaded
     lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if lacking:
         raise UserError(
@@ -216,8 +221,8 @@ def _loading(source: str, load: Callable[[], _T]) -> _T:
         cause = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
             f"cannot load the target model '{source}': {cause[0]} Give a folder that holds config.json, "
-            "*.safetensors and tokenizer.json, or the id of a model on the Hugging Face hub that this machine "
-            "can reach."
+            "*.safetensors and tokenizer.json, or the id of a model on the Hugging Face hub if this machine "
+            "can reach it."
         ) from error
 
 

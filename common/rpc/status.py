@@ -61,7 +61,10 @@ _WITHOUT_DETAIL: dict[grpc.StatusCode, tuple[type[ForerunError], Code]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: (CapacityError, Code.RESOURCE_EXHAUSTED),
     grpc.StatusCode.DEADLINE_EXCEEDED: (UnavailableError, Code.DEADLINE_EXCEEDED),
     grpc.StatusCode.UNAVAILABLE: (UnavailableError, Code.UNAVAILABLE),
-    grpc.StatusCode.INTERNAL: (PeerError, Code.INTERNAL),
+    # Without our detail these come from the transport: gRPC's own core says INTERNAL "Internal error from Core"
+    # when a connection is reset under a write, proxies turn RST_STREAM into INTERNAL or UNKNOWN.
+    grpc.StatusCode.INTERNAL: (UnavailableError, Code.INTERNAL),
+    grpc.StatusCode.UNKNOWN: (UnavailableError, Code.INTERNAL),
     # Statuses that Forerun never sends; proxies, gRPC itself and other servers do.
     grpc.StatusCode.CANCELLED: (UnavailableError, Code.UNAVAILABLE),
     grpc.StatusCode.ABORTED: (UnavailableError, Code.UNAVAILABLE),
@@ -70,7 +73,6 @@ _WITHOUT_DETAIL: dict[grpc.StatusCode, tuple[type[ForerunError], Code]] = {
     grpc.StatusCode.PERMISSION_DENIED: (UserError, Code.FAILED_PRECONDITION),
     grpc.StatusCode.UNIMPLEMENTED: (UserError, Code.FAILED_PRECONDITION),
     grpc.StatusCode.ALREADY_EXISTS: (PeerError, Code.INTERNAL),
-    grpc.StatusCode.UNKNOWN: (PeerError, Code.INTERNAL),
 }
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from common.estimators import RttEstimator
 
 from common.errors import (
     CapacityError,
@@ -81,6 +80,9 @@ class EdgeSession:
     The driver calls `start` once, then `on_drafted` / `on_drafter_failed` after each `Expand`, `on_message`
     for what the stream brings, `on_stream_lost` when it breaks, `on_timer` when `next_timer_at` has come and
     `close` when the user has enough. After each call it carries out `effects()` in order.
+
+    It measures what policies need (`view`): RTT, draft time, step time, and acceptance, the share of committed
+    positions with a sent candidate at which one of those was right.
     """
 
     def __init__(self, config: SessionConfig, policy: GrowthPolicy) -> None:
@@ -90,7 +92,7 @@ class EdgeSession:
         self.stats = SessionStats()
         self.tree = SpeculationTree(config.prompt)
         last_position = len(config.prompt) + config.sampling.max_tokens - 1
-        self.view = GrowthView(self.tree, last_position, RttEstimator(), INITIAL_CREDIT)
+        self.view = GrowthView(self.tree, last_position, INITIAL_CREDIT)
         self.next_timer_at: float | None = None
         self._effects: list[Effect] = []
         self._numbers = WireNumbers()
@@ -130,6 +132,7 @@ class EdgeSession:
     def on_drafted(self, expansions: Sequence[Expansion], now: float) -> None:
         """The draft step that `Expand` asked for."""
         self._end_draft_step(len(expansions), now)
+        self.view.draft_time.sample(len(expansions), now - self._draft_began_at)
         for expansion in expansions:
             node = self.tree.live.get(expansion.id)
             if node is not None:
@@ -270,6 +273,7 @@ class EdgeSession:
         stats.committed += len(message.tokens)
         stats.accepted += len(message.tokens) - message.server_made.bit_count()
         stats.evaluated += message.evaluated
+        self.view.step_time.sample(message.evaluated, message.compute_us * 1e-6)
         stats.queue_time += message.queue_us * 1e-6
         stats.compute_time += message.compute_us * 1e-6
 
@@ -277,7 +281,10 @@ class EdgeSession:
         committed: list[tuple[int, int]] = []
         dead: list[int] = []
         for token in tokens:
+            offered = any(self.tree.live[child].wire_id for child in self.tree.tip.children.values())
             advance = self.tree.advance(token)
+            if offered:
+                self.view.acceptance.add(1.0 if advance.tip.wire_id else 0.0, 1.0)
             committed.append((advance.tip.id, token))
             gone = [advance.tip, *advance.dead]
             self.view.num_sent -= sum(1 for node in gone if node.wire_id)

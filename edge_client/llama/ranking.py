@@ -27,6 +27,10 @@ NUM_NOISY = 64
 """Tokens per row that get noise. The target's choice lies outside the draft's best 64 in a few percent of
 cases at temperature 1, where the draft could not have been sure of it either."""
 
+COLDEST = (
+    1e-6  # temperature below which the noise (36.8 nats at most) decides only ties; smaller ones overflow
+)
+
 SMALLEST_GROUP = 4  # below, finding groups costs more than they save
 
 
@@ -50,11 +54,13 @@ class Ranker:
         self._best = TopTokens(num_vocab, self._num_candidates)
         self._likely = TopTokens(num_vocab, min(max(num_noisy, num_candidates), num_vocab))
         self._params = SamplingParams()
+        self._temperature = 1.0
         self._prompt: Tokens = np.empty(0, np.int64)
 
     def start(self, params: SamplingParams, prompt: Sequence[int]) -> None:
         """Rank by these parameters from now on; `prompt` is what a repetition penalty looks back at."""
         self._params = params
+        self._temperature = max(params.temperature, COLDEST)
         self._prompt = np.asarray(prompt, np.int64)
 
     def rank(
@@ -71,7 +77,7 @@ class Ranker:
         if params.greedy:
             return _expansions(nodes, *self._best(logits))
         tokens, values = self._likely(logits)
-        scores = self._filtered(values / np.float64(params.temperature), logits)
+        scores = self._filtered(values / np.float64(self._temperature), logits)
         scores += self._noise(nodes, tokens)
         return _expansions(nodes, *_largest(tokens, scores, self._num_candidates))
 
@@ -107,13 +113,13 @@ class Ranker:
 
     def _nucleus(self, scores: Scores, logits: Logits) -> NDArray[np.int64]:
         """[rows, 1] how many of the best tokens have `top_p` of the probability that top-k leaves."""
-        top_k, temperature = self._params.top_k, self._params.temperature
+        top_k = self._params.top_k
         weights = np.exp(scores - scores[:, :1])
         if 0 < top_k <= scores.shape[1]:
             total = weights[:, :top_k].sum(axis=1, keepdims=True)
         else:
-            best = scores[:, :1].astype(np.float32)
-            total = np.exp(logits * np.float32(1.0 / temperature) - best).sum(axis=1, keepdims=True)
+            below = logits - logits.max(axis=1, keepdims=True)
+            total = np.exp(below * np.float32(1.0 / self._temperature)).sum(axis=1, keepdims=True)
         before = np.cumsum(weights, axis=1) - weights
         kept: NDArray[np.int64] = (before < self._params.top_p * total).sum(axis=1, keepdims=True)
         return kept
@@ -128,7 +134,8 @@ class TopTokens:
 
     def __init__(self, num_vocab: int, count: int) -> None:
         self._count = count
-        self._group_size = max(1, round(math.sqrt(num_vocab / count)))  # balances both partitions
+        # The square root would balance what is partitioned and what is sorted; sorting costs about twice.
+        self._group_size = max(1, round(0.7 * math.sqrt(num_vocab / count)))
         self._num_groups = num_vocab // self._group_size
         self._grouped = self._num_groups * self._group_size  # the rest of the row is always looked at
         self._offsets: Tokens = np.arange(self._group_size, dtype=np.int64)[:, None] * self._num_groups
@@ -175,9 +182,12 @@ def _largest(tokens: Tokens, values: Values, count: int) -> tuple[Tokens, Values
 
 def _expansions(nodes: Sequence[RankedNode], tokens: Tokens, scores: Logits | Scores) -> list[Expansion]:
     rows = zip(nodes, tokens.tolist(), scores.tolist(), strict=True)
-    if np.isfinite(scores[:, -1]).all():
-        return [Expansion(node.id, tuple(ids), tuple(values)) for node, ids, values in rows]
-    return [_without_filtered(node.id, ids, values) for node, ids, values in rows]
+    return [
+        Expansion(node.id, tuple(ids), tuple(values))
+        if values[-1] != -math.inf
+        else _without_filtered(node.id, ids, values)
+        for node, ids, values in rows
+    ]
 
 
 def _without_filtered(node_id: int, tokens: list[int], scores: list[float]) -> Expansion:

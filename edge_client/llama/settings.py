@@ -23,8 +23,8 @@ class LlamaSettings:
     max_rows: int = 32  # rows per draft step that ask for logits; sizes llama.cpp's output buffers
     threads: int = 0  # of a single-row step; 0 = one per processor that this process may use
     threads_batch: int = 0  # of a step with several rows; 0 = as `threads`
-    # None: off on the processor, where it took 8.5 ms for 8 rows over 256 cells instead of 1.7 (and computes in
-    # f16); with layers on an accelerator, or KV in q8_0, llama.cpp decides.
+    # None: off on the processor, where it made 8 rows over 256 cells five times slower
+    # and computes in f16; with layers on an accelerator, or KV in q8_0, llama.cpp decides.
     flash_attention: bool | None = None
     kv_type: str = "f16"  # a key of KV_TYPES
     gpu_layers: int = 0  # layers on the accelerator; -1 = all

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.estimators import RttEstimator
+from common.estimators import DraftTimeEstimator, RatioEstimator, RttEstimator, StepTimeEstimator
 
 from common.tree import Node, SpeculationTree
 
@@ -25,8 +25,11 @@ class GrowthView:
 
     tree: SpeculationTree
     last_position: int  # no token of the text lies beyond
-    rtt: RttEstimator
     credit: int  # live nodes the verifier will hold
+    rtt: RttEstimator = field(default_factory=RttEstimator)
+    draft_time: DraftTimeEstimator = field(default_factory=DraftTimeEstimator)  # of a draft step, by rows
+    step_time: StepTimeEstimator = field(default_factory=StepTimeEstimator)  # of a target step, by nodes
+    acceptance: RatioEstimator = field(default_factory=lambda: RatioEstimator(prior=0.7))  # see `EdgeSession`
     num_sent: int = 0  # live nodes below the tip that were sent on this stream
     stream_up: bool = False
 

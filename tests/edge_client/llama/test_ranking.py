@@ -86,6 +86,7 @@ def test_greedy_scores_are_the_logits() -> None:
         SamplingParams(temperature=1.0, min_p=0.05),
         SamplingParams(temperature=1.0, top_k=50, top_p=0.8, min_p=0.02, seed=5),
         SamplingParams(temperature=1.0, top_p=1e-9),
+        SamplingParams(temperature=1e-300, top_p=0.9),
         SamplingParams(repetition_penalty=1.3),
         SamplingParams(temperature=0.7, presence_penalty=1.0, frequency_penalty=0.5),
         SamplingParams(temperature=0.7, logit_bias=((9, 30.0), (8, -30.0)), top_p=0.9),

@@ -1,0 +1,216 @@
+"""The packed engine writes what the target alone writes, whatever is packed together and wherever KV lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from cloud_verifier.core.target import StepPlan
+from common.errors import LocalError
+from common.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from cloud_verifier.engine.engine import TorchEngine
+    from cloud_verifier.engine.transformers_adapter import TargetModel
+    from tests.cloud_verifier.engine.tiny import Session
+
+pytestmark = pytest.mark.torch
+
+FAMILIES = (
+    "llama",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "gemma3",
+    "gpt_oss",
+    "phi3",
+    "gpt2",
+    "opt",
+    "stablelm",
+    "qwen3_moe",
+)
+PROMPTS = ([5, 9, 2, 41, 7, 7, 80, 13, 22, 90, 4, 61, 33], [11, 3, 8, 60, 96])
+CHUNKS = ((3, 5, 4), (1, 3))  # odd ones; the last prompt token is each session's first tip
+LENGTH = 9
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> TargetModel:
+    from tests.cloud_verifier.engine.tiny import target
+
+    return target(request.param)
+
+
+@pytest.fixture(scope="module")
+def llama() -> TargetModel:
+    from tests.cloud_verifier.engine.tiny import target
+
+    return target("llama")
+
+
+def engine_of(model: TargetModel) -> TorchEngine:
+    from cloud_verifier.engine.engine import TorchEngine
+
+    return TorchEngine(model, 128)
+
+
+def new_session(key: int) -> Session:
+    from tests.cloud_verifier.engine.tiny import Session, Slots
+
+    return Session(key, Slots(128))
+
+
+def prefill(engine: TorchEngine, sessions: list[Session]) -> None:
+    """All prompt tokens but the last, in chunks of both sessions at once while both have some left."""
+    lines = [iter(chunks(prompt, sizes)) for prompt, sizes in zip(PROMPTS, CHUNKS, strict=True)]
+    while True:
+        parts = [(session, next(line, None)) for session, line in zip(sessions, lines, strict=True)]
+        items = [(session, session.chunk(part)) for session, part in parts if part]
+        if not items:
+            return
+        engine.evaluate(StepPlan(tuple(item for _, item in items)))
+        for session, item in items:
+            session.keep(item, range(len(item.tokens)))
+
+
+def chunks(prompt: list[int], sizes: tuple[int, ...]) -> Iterator[list[int]]:
+    at = 0
+    for size in sizes:
+        yield prompt[at : at + size]
+        at += size
+
+
+def write(engine: TorchEngine, sessions: list[Session], truths: list[list[int]]) -> list[list[int]]:
+    """Write each session's text by trees that hold right and wrong proposals; returns the texts."""
+    texts: list[list[int]] = [[] for _ in sessions]
+    while any(len(text) < LENGTH for text in texts):
+        items = []
+        for session, text, truth, prompt in zip(sessions, texts, truths, PROMPTS, strict=True):
+            tip = [*prompt, *text][-1]
+            right = [*truth[len(text) :], 0, 0][:2]
+            wrong = (right[0] + 1) % 97
+            tokens = [tip, wrong, right[0], wrong, right[1]]  # the fork's wrong branch has a child of its own
+            items.append(session.item(tokens, [-1, 0, 0, 1, 2], range(5)))
+        result = engine.evaluate(StepPlan(tuple(items)))
+        for session, text, item, choices in zip(sessions, texts, items, result.choices, strict=True):
+            rows = walk(item.tokens.tolist(), item.parents.tolist(), choices.tolist())
+            session.keep(item, rows)
+            text.extend(choices[rows].tolist())
+    return [text[:LENGTH] for text in texts]
+
+
+def walk(tokens: list[int], parents: list[int], choices: list[int]) -> list[int]:
+    """The commit walk: from the tip as long as a child holds the choice."""
+    rows = [0]
+    while True:
+        below = [row for row, parent in enumerate(parents) if parent == rows[-1]]
+        agreed = [row for row in below if tokens[row] == choices[rows[-1]]]
+        if not agreed:
+            return rows
+        rows.append(agreed[0])
+
+
+def test_two_sessions_write_what_the_target_alone_writes(model: TargetModel) -> None:
+    from tests.cloud_verifier.engine.tiny import Session, Slots, plain_greedy
+
+    truths = [plain_greedy(model, prompt, LENGTH) for prompt in PROMPTS]
+    slots = Slots(128)
+    sessions = [Session(0, slots), Session(1, slots)]
+    engine = engine_of(model)
+    prefill(engine, sessions)
+    assert write(engine, sessions, truths) == truths
+
+
+def test_info_tells_the_model(llama: TargetModel) -> None:
+    info = engine_of(llama).info
+    assert (info.name, info.vocab_size, info.max_positions) == ("llama", 97, 128)
+    assert (info.num_slots, info.eos_token_ids, info.fingerprint) == (128, (3,), b"")
+
+
+def test_results_lie_as_the_outputs_do(llama: TargetModel) -> None:
+    engine, first, second = engine_of(llama), new_session(1), new_session(2)
+    second.slots = first.slots
+    plan = StepPlan((first.chunk([1, 2, 3]), second.chunk([4, 5, 6], [0, 2]), first.chunk([7], [0])))
+    result = engine.evaluate(plan)
+    assert [choices.dtype for choices in result.choices] == [np.int32] * 3
+    assert [margins.dtype for margins in result.margins] == [np.float32] * 3
+    assert [len(choices) for choices in result.choices] == [0, 2, 1]
+    logits = engine.logits(plan)
+    assert np.concatenate(result.choices).tolist() == logits.argmax(1).tolist()
+    best = logits.topk(2).values
+    np.testing.assert_allclose(np.concatenate(result.margins), best[:, 0] - best[:, 1], rtol=1e-4)
+
+
+def test_a_step_without_rows_or_outputs_is_allowed(llama: TargetModel) -> None:
+    engine, session = engine_of(llama), new_session(1)
+    assert engine.evaluate(StepPlan(())).choices == ()
+    assert len(engine.evaluate(StepPlan((session.chunk([1, 2]),))).choices[0]) == 0
+    assert engine.kv.num_layers == 2
+    assert engine.logits(StepPlan((session.chunk([1, 2]),))).shape == (0, 97)
+
+
+def test_a_bad_plan_is_our_fault_and_changes_nothing(llama: TargetModel) -> None:
+    engine, session = engine_of(llama), new_session(1)
+    item = session.chunk([1, 2, 3], [2])
+    engine.evaluate(StepPlan((item,)))
+    with pytest.raises(LocalError, match="two rows"):
+        engine.evaluate(StepPlan((item, item)))
+    with pytest.raises(LocalError, match="vocabulary of 97"):
+        engine.evaluate(StepPlan((replace(item, tokens=item.tokens + 95),)))
+
+
+def test_sampled_choices_depend_on_the_path_and_not_on_the_company(llama: TargetModel) -> None:
+    engine, session, other = engine_of(llama), new_session(1), new_session(2)
+    session.sampling = SamplingParams(temperature=1.5, top_p=0.9, seed=77)
+    other.slots = session.slots
+    alone = engine.evaluate(StepPlan((session.chunk([5, 6, 7], [0, 1, 2]),))).choices[0]
+    mixed = engine.evaluate(StepPlan((other.chunk([1, 2]), session.chunk([5, 6, 7], [0, 1, 2])))).choices[1]
+    tree = session.item([5, 9, 6, 9, 7], [-1, 0, 0, 1, 2], [0, 2, 4])
+    assert mixed.tolist() == alone.tolist()
+    assert engine.evaluate(StepPlan((tree,))).choices[0].tolist() == alone.tolist()
+
+
+def test_penalties_see_the_path_and_no_other_branch(llama: TargetModel) -> None:
+    from cloud_verifier.engine.engine import choice_rows
+    from tests.cloud_verifier.engine.tiny import ints
+
+    session = new_session(1)
+    session.sampling = SamplingParams(presence_penalty=1.0)
+    session.held = session.slots.take(5)  # a prompt of 4 tokens and one generated
+    item = session.item([20, 21, 22, 23], [-1, 0, 0, 2], [0, 1, 3])
+    item = replace(item, prompt=ints([1, 2, 3, 4]), generated=ints([19]))
+    rows = choice_rows(item)
+    assert [row.position for row in rows] == [5, 6, 7]
+    histories = [row.generated for row in rows]
+    assert [None if one is None else one.tolist() for one in histories] == [
+        [19, 20],
+        [19, 20, 21],
+        [19, 20, 22, 23],
+    ]
+
+
+def test_prompt_rows_are_not_generated_tokens() -> None:
+    from cloud_verifier.engine.engine import choice_rows
+    from tests.cloud_verifier.engine.tiny import ints
+
+    session = new_session(1)
+    session.sampling = SamplingParams(frequency_penalty=1.0)
+    item = replace(session.chunk([1, 2, 3, 9], [2, 3]), prompt=ints([1, 2, 3]), generated=ints([]))
+    histories = [row.generated for row in choice_rows(item)]
+    assert [None if one is None else one.tolist() for one in histories] == [[], [9]]
+
+
+def test_freed_slots_may_be_written_anew(llama: TargetModel) -> None:
+    from tests.cloud_verifier.engine.tiny import Session, Slots
+
+    engine, slots = engine_of(llama), Slots(6)
+    fresh = engine_of(llama).evaluate(StepPlan((new_session(1).chunk([8, 7, 6], [2]),)))
+    engine.evaluate(StepPlan((Session(1, slots).chunk([90, 91, 92, 93, 94, 95]),)))
+    slots.free = [2, 5, 1]
+    again = engine.evaluate(StepPlan((Session(2, slots).chunk([8, 7, 6], [2]),)))
+    assert again.choices[0].tolist() == fresh.choices[0].tolist()
+    np.testing.assert_allclose(again.margins[0], fresh.margins[0], rtol=1e-5)

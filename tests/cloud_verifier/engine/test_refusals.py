@@ -1,0 +1,54 @@
+"""What a configuration alone tells against a model, with the reason."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cloud_verifier.engine.refusals import refuse_architecture, refuse_config
+from common.errors import UserError
+
+
+def config(**fields: Any) -> Any:
+    """A text configuration with these fields."""
+    text = SimpleNamespace(**fields)
+    text.get_text_config = lambda decoder: text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layers of kind linear_attention"),
+        ({"layer_types": ["sliding_attention", "chunked_attention"]}, "layers of kind chunked_attention"),
+        ({"layers_block_type": ["mamba", "attention"]}, "layers of kind mamba"),
+        ({"layer_types": ["conv", "full_attention"]}, "layers of kind conv"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "RoPE is of type dynamic"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "RoPE is of type longrope"),
+    ],
+)
+def test_the_reason_is_named(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=f"model 'm' cannot be served: .*{reason}"):
+        refuse_config("m", config(**fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"layer_types": ["full_attention", "sliding_attention"], "rope_parameters": None},
+        {"layers_block_type": ["attention"], "rope_parameters": {"rope_type": "llama3", "factor": 8.0}},
+        {"rope_parameters": {"full_attention": {"rope_type": "yarn"}, "sliding_attention": None}},
+    ],
+)
+def test_static_rope_and_attention_layers_pass(fields: dict[str, Any]) -> None:
+    refuse_config("m", config(**fields))
+
+
+def test_a_stateful_model_is_refused() -> None:
+    with pytest.raises(UserError, match="recurrent state"):
+        refuse_architecture("m", SimpleNamespace(_is_stateful=True))
+    refuse_architecture("m", SimpleNamespace(_is_stateful=False))

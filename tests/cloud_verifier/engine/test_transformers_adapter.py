@@ -1,0 +1,167 @@
+"""Loading says in a sentence what is wrong; what is loaded tells its tokens, limits and end tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from common.errors import UserError
+
+pytestmark = pytest.mark.torch
+
+WORDS = {"<eos>": 0, "Ġthe": 1, "cat": 2, "<0x0A>": 3, "é": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama saved as its makers would, with a tokenizer of five words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.cloud_verifier.engine.tiny import plain_model
+
+    place = tmp_path_factory.mktemp("model")
+    plain_model("llama").save_pretrained(place)
+    words = Tokenizer(models.WordLevel(WORDS, unk_token="<eos>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>").save_pretrained(place)
+    return place
+
+
+def copied(folder: Path, place: Path, without: str = "") -> Path:
+    for file in folder.iterdir():
+        if file.name != without:
+            (place / file.name).write_bytes(file.read_bytes())
+    return place
+
+
+def test_a_folder_is_loaded_with_its_tokenizer(folder: Path) -> None:
+    import torch
+
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    model = load_target(str(folder), dtype="bfloat16")
+    assert (model.dtype, model.device) == (torch.bfloat16, torch.device("cpu"))
+    assert (model.vocab_size, model.num_layers, model.max_positions) == (97, 2, 128)
+    assert (model.eos_token_ids, model.sliding_windows) == ((3,), ())
+    assert model.tokenize("cat Ġthe cat") == [2, 1, 2]
+    assert model.detokenize([2, 4]) == "cat é"
+
+
+def test_the_token_table_holds_the_stored_texts_and_pads_to_the_model(folder: Path) -> None:
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    table = load_target(str(folder)).token_table()
+    assert table[:5] == [b"<eos>", "Ġthe".encode(), b"cat", b"<0x0A>", "é".encode()]
+    assert table[5:] == [None] * 92
+
+
+def test_all_end_tokens_are_told(folder: Path, tmp_path: Path) -> None:
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    place = copied(folder, tmp_path)
+    (place / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 3]}))
+    assert load_target(str(place), with_tokenizer=False).eos_token_ids == (3, 9)
+
+
+@pytest.mark.parametrize(
+    ("without", "reason"),
+    [
+        ("config.json", "Give a folder that holds config.json"),
+        ("model.safetensors", r"\*\.safetensors"),
+        ("tokenizer.json", "tokenizer.json"),
+    ],
+)
+def test_a_missing_file_is_named(folder: Path, tmp_path: Path, without: str, reason: str) -> None:
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    with pytest.raises(UserError, match=f"cannot load the target model .*{reason}"):
+        load_target(str(copied(folder, tmp_path, without)))
+
+
+def test_an_unknown_place_is_a_sentence() -> None:
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    with pytest.raises(UserError, match="cannot load the target model '/no/such/folder'"):
+        load_target("/no/such/folder")
+
+
+def test_pickled_weights_are_not_read(folder: Path, tmp_path: Path) -> None:
+    import torch
+
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    place = copied(folder, tmp_path, "model.safetensors")
+    torch.save({}, place / "pytorch_model.bin")
+    with pytest.raises(UserError, match="safetensors"):
+        load_target(str(place))
+
+
+def test_incomplete_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    place = copied(folder, tmp_path)
+    weights = load_file(place / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, place / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="incomplete: 1 tensors such as model.layers.1.mlp.up_proj.weight"):
+        load_target(str(place))
+
+
+def test_broken_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    place = copied(folder, tmp_path)
+    (place / "model.safetensors").write_bytes(b"not a safetensors file")
+    with pytest.raises(UserError, match="cannot load the target model"):
+        load_target(str(place))
+
+
+def test_a_kind_that_cannot_be_served_is_refused_before_its_weights(tmp_path: Path) -> None:
+    from cloud_verifier.engine.transformers_adapter import load_target
+    from tests.cloud_verifier.engine.tiny import plain_model
+
+    plain_model("llama4").config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="chunked_attention"):
+        load_target(str(tmp_path))
+
+
+def test_settings_are_checked_before_anything_is_read() -> None:
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    with pytest.raises(UserError, match="dtype is 'int3'; it must be auto, float32"):
+        load_target("/no/such/folder", dtype="int3")
+    with pytest.raises(UserError, match="device 'abacus' is unknown"):
+        load_target("/no/such/folder", device="abacus")
+
+
+def test_a_missing_accelerator_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_available=lambda: False))
+    with pytest.raises(UserError, match="sees no CUDA device"):
+        load_target("/no/such/folder", device="cuda")
+
+
+def test_without_a_tokenizer_its_uses_are_refused() -> None:
+    from tests.cloud_verifier.engine.tiny import target
+
+    with pytest.raises(UserError, match="without a tokenizer"):
+        target("llama").token_table()
+
+
+def test_a_loaded_engine_serves_what_it_says(folder: Path) -> None:
+    from cloud_verifier.engine.loading import load_engine
+    from common.vocabulary import Vocabulary
+
+    engine, table = load_engine(str(folder), 64)
+    assert engine.info.num_slots == 64
+    assert table[:3] == (b"<eos>", "Ġthe".encode(), b"cat")
+    assert engine.info.fingerprint == Vocabulary(table).fingerprint

@@ -1,0 +1,129 @@
+"""Real machines, real gRPC, real threads: the text stays the target's, whatever happens to the link."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from common.errors import CapacityError, LocalError, UnavailableError, UserError
+from common.messages import FinishReason
+from common.sampling import SamplingParams
+from edge_client.channel import VerifierChannel
+from edge_client.core.drafter import DraftRow, Expansion
+from edge_client.core.policies import make_policy
+from edge_client.draft_worker import DraftWorker
+from link import Link, rtt
+from tests.drivers.tiny import EOS, complete, generation, running
+from tests.worlds.models import TinyDrafter, target_alone
+
+pytestmark = pytest.mark.grpc
+
+LONG = SamplingParams(max_tokens=120, ignore_eos=True, temperature=0.8, seed=11)
+
+
+@pytest.mark.parametrize("policy", ["tree", "chain", "sync:4", "off"])
+async def test_the_text_is_the_targets(policy: str) -> None:
+    async with running() as system:
+        run = await complete(system.address, LONG, make_policy(policy))
+    assert run.session.text == target_alone((1, 2, 3), LONG, EOS)
+    assert run.reason is FinishReason.LENGTH
+
+
+async def test_sixteen_edges_share_one_verifier() -> None:
+    samplings = [SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, seed=s) for s in range(16)]
+    async with running() as system:
+        runs = await asyncio.gather(*(complete(system.address, sampling) for sampling in samplings))
+    for run, sampling in zip(runs, samplings, strict=True):
+        assert run.session.text == target_alone((1, 2, 3), sampling, EOS)
+
+
+async def test_a_cut_link_is_resumed_with_the_same_text() -> None:
+    async with running(step_time=0.005) as system, Link.to(system.address, *rtt(10)) as link:
+        with DraftWorker(TinyDrafter()) as drafts:
+            async with VerifierChannel(str(link.address)) as channel:
+                run = generation(channel, drafts, LONG)
+                tokens: list[int] = []
+                async for emit in run:
+                    tokens += emit.tokens
+                    if len(tokens) // 30 > run.session.stats.resumes:
+                        link.cut()
+    assert run.session.stats.resumes >= 2
+    assert tuple(tokens) == target_alone((1, 2, 3), LONG, EOS)
+
+
+async def test_an_edge_that_goes_away_leaves_nothing_behind() -> None:
+    endless = SamplingParams(max_tokens=400, ignore_eos=True)
+    async with running(step_time=0.002) as system:
+        async with VerifierChannel(system.address) as channel:
+            run = generation(channel, None, endless, make_policy("off"))
+            async for _ in run:
+                break
+        while system.worker.num_sessions:
+            await asyncio.sleep(0.01)
+        again = await complete(system.address, SamplingParams(max_tokens=5, ignore_eos=True))
+    assert len(again.session.text) == 5
+
+
+async def test_a_broken_drafter_costs_speed_and_not_the_text() -> None:
+    class Broken(TinyDrafter):
+        def expand(self, rows: list[DraftRow]) -> list[Expansion]:  # type: ignore[override]
+            raise RuntimeError("out of order")
+
+    async with running() as system, VerifierChannel(system.address) as channel:
+        with DraftWorker(Broken()) as drafts:
+            for policy in ("tree", "sync:4"):
+                run = generation(channel, drafts, LONG, make_policy(policy))
+                async for _ in run:
+                    pass
+                assert run.session.text == target_alone((1, 2, 3), LONG, EOS)
+
+
+async def test_a_verifier_that_is_not_there_ends_in_a_sentence() -> None:
+    with DraftWorker(TinyDrafter()) as drafts:
+        async with VerifierChannel("127.0.0.1:1") as channel:
+            with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1 cannot be reached"):
+                await channel.describe()
+            run = generation(channel, drafts, LONG)
+            with pytest.raises(UnavailableError):
+                async for _ in run:
+                    pass
+
+
+async def test_a_full_verifier_says_so_and_takes_the_next_when_it_can() -> None:
+    from cloud_verifier.core.scheduler import SchedulerConfig
+
+    async with running(SchedulerConfig(max_sessions=1), step_time=0.002) as system:
+        first, second = await asyncio.gather(*(complete(system.address, LONG) for _ in range(2)))
+    assert first.session.text == second.session.text == target_alone((1, 2, 3), LONG, EOS)
+    assert first.session.stats.resumes + second.session.stats.resumes >= 1
+
+
+async def test_a_drained_verifier_tells_its_sessions() -> None:
+    async with running(step_time=0.005) as system, VerifierChannel(system.address) as channel:
+        run = generation(channel, None, LONG, make_policy("off"))
+        with pytest.raises((UnavailableError, CapacityError)):
+            async for _ in run:
+                if run.session.stats.committed == 3:
+                    system.worker.drain(0.1)
+        assert run.session.stats.resumes >= 1
+
+
+async def test_a_session_is_refused_for_the_users_fault_without_a_retry() -> None:
+    too_long = SamplingParams(max_tokens=100_000)
+    async with running() as system, VerifierChannel(system.address) as channel:
+        run = generation(channel, None, too_long, make_policy("off"))
+        with pytest.raises(UserError, match="exceed the target's 512 positions"):
+            async for _ in run:
+                pass
+    assert run.session.stats.resumes == 0
+
+
+def test_a_draft_step_nobody_asked_for_is_our_defect() -> None:
+    from tests.drivers.tiny import VOCABULARY
+
+    from edge_client.core.session import EdgeSession, SessionConfig
+
+    session = EdgeSession(SessionConfig((1,), LONG, VOCABULARY.fingerprint), make_policy("tree"))
+    with pytest.raises(LocalError, match="had not been asked for"):
+        session.on_drafted([], 0.0)

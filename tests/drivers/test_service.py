@@ -1,0 +1,160 @@
+"""What a stranger can send to the service, and the status each gets. No other session notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from cloud_verifier.service import SERVICE_NAME
+from common.messages import ClientMessage, Close, Open, Propose
+from common.pb import verifier_pb2 as pb
+from common.pb import verifier_pb2_grpc as pb_grpc
+from common.rpc.codec import encode_request
+from common.sampling import SamplingParams
+from edge_client.channel import VerifierChannel
+from tests.drivers.tiny import EOS, TABLE, VOCABULARY, complete, running
+from tests.worlds.models import target_alone
+
+pytestmark = pytest.mark.grpc
+
+SAMPLING = SamplingParams(max_tokens=50, ignore_eos=True)
+GOOD = Open((1, 2, 3), SAMPLING, VOCABULARY.fingerprint)
+Status = grpc.StatusCode
+
+
+def propose(**fields: object) -> Propose:
+    return Propose(**{"tokens": (1,), "logprobs": b"\0", "anchor": 2, **fields})  # type: ignore[arg-type]
+
+
+CASES: dict[str, tuple[Sequence[ClientMessage], Status, str]] = {
+    "propose first": ([propose()], Status.FAILED_PRECONDITION, "first message of a stream is Open"),
+    "second open": ([GOOD, GOOD], Status.FAILED_PRECONDITION, "second Open"),
+    "other model": ([Open((1,), SAMPLING, b"", model="gpt")], Status.NOT_FOUND, "'gpt' is not served here"),
+    "other tokenizer": ([Open((1,), SAMPLING, b"\1" * 32)], Status.FAILED_PRECONDITION, "01010101"),
+    "foreign token": (
+        [Open((1, 7), SAMPLING, VOCABULARY.fingerprint)], Status.OUT_OF_RANGE, "token id 7",
+    ),
+    "prompt too long": (
+        [Open((1,) * 500, SAMPLING, VOCABULARY.fingerprint)], Status.OUT_OF_RANGE, "512 positions",
+    ),
+    "unknown parent": (
+        [GOOD, propose(parent_deltas=(5,), anchor=None)], Status.INVALID_ARGUMENT, "does not exist",
+    ),
+    "anchor ahead": ([GOOD, propose(anchor=300)], Status.OUT_OF_RANGE, "anchor 300"),
+    "anchor in the prompt": ([GOOD, propose(anchor=0)], Status.OUT_OF_RANGE, "anchor 0"),
+    "token outside": ([GOOD, propose(tokens=(7,))], Status.OUT_OF_RANGE, "token id 7"),
+    "sees the future": ([GOOD, propose(seen_advance=400)], Status.OUT_OF_RANGE, "seen_advance 400"),
+}  # fmt: skip
+
+
+async def status_of(address: str, requests: Sequence[pb.SessionRequest]) -> tuple[Status, str]:
+    """How a stream of these requests ends."""
+
+    async def stream() -> AsyncIterator[pb.SessionRequest]:
+        for request in requests:
+            yield request
+        await asyncio.sleep(20)
+
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = pb_grpc.VerifierServiceStub(channel).Session(stream())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call:
+                pass
+    return caught.value.code(), caught.value.details() or ""
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_a_bad_stream_ends_with_its_status_and_no_other_notices(name: str) -> None:
+    messages, status, words = CASES[name]
+    async with running(step_time=0.01) as system:
+        neighbour = asyncio.create_task(complete(system.address, SAMPLING))
+        code, details = await status_of(system.address, [encode_request(m) for m in messages])
+        run = await neighbour
+    assert (code, words in details) == (status, True), details
+    assert run.session.text == target_alone((1, 2, 3), SAMPLING, EOS)
+    assert run.session.stats.resumes == 0
+
+
+BAD_FIELDS: dict[str, tuple[pb.SessionRequest, str]] = {
+    "empty": (pb.SessionRequest(), "request is empty"),
+    "temperature": (
+        pb.SessionRequest(open=pb.Open(prompt=[1], sampling=pb.Sampling(temperature=-1))),
+        "temperature",
+    ),
+    "top_p": (pb.SessionRequest(open=pb.Open(prompt=[1], sampling=pb.Sampling(top_p=1.5))), "top_p"),
+    "no prompt": (pb.SessionRequest(open=pb.Open()), "prompt"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FIELDS)
+async def test_nonsense_is_refused_by_the_name_of_its_field(name: str) -> None:
+    request, field = BAD_FIELDS[name]
+    async with running() as system:
+        code, details = await status_of(system.address, [request])
+    assert code is Status.INVALID_ARGUMENT
+    assert field in details
+
+
+async def test_a_half_close_is_not_a_goodbye() -> None:
+    async with running(step_time=0.01) as system, grpc.aio.insecure_channel(system.address) as channel:
+        call = pb_grpc.VerifierServiceStub(channel).Session(iter([encode_request(GOOD)]))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call:
+                pass
+    assert caught.value.code() is Status.UNAVAILABLE
+
+
+async def test_close_is_answered_by_finish() -> None:
+    async with running(step_time=0.01) as system, grpc.aio.insecure_channel(system.address) as channel:
+        call = pb_grpc.VerifierServiceStub(channel).Session()
+        await call.write(encode_request(GOOD))
+        await call.read()
+        await call.write(encode_request(Close()))
+        kinds = [kind async for kind in _kinds(call)]
+    assert kinds[-1] == "finish"
+
+
+async def _kinds(call: grpc.aio.StreamStreamCall) -> AsyncIterator[str]:
+    while (response := await call.read()) is not grpc.aio.EOF:
+        yield response.WhichOneof("message")
+
+
+async def test_an_oversized_message_ends_only_its_own_stream() -> None:
+    request = pb.SessionRequest(open=pb.Open(prompt=[5] * (9 * 1024 * 1024)))
+    async with running() as system:
+        code, _ = await status_of(system.address, [request])
+        assert code is Status.RESOURCE_EXHAUSTED
+        run = await complete(system.address, SAMPLING)
+    assert len(run.session.text) == 50
+
+
+async def test_describe_health_and_reflection_answer() -> None:
+    async with running() as system:
+        async with VerifierChannel(system.address) as channel:
+            description = await channel.describe(include_vocabulary=True)
+        async with grpc.aio.insecure_channel(system.address) as raw:
+            health = await health_pb2_grpc.HealthStub(raw).Check(
+                health_pb2.HealthCheckRequest(service=SERVICE_NAME)
+            )
+            listing = reflection_pb2_grpc.ServerReflectionStub(raw).ServerReflectionInfo(
+                iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+            )
+            names = [s.name async for reply in listing for s in reply.list_services_response.service]
+    assert description.vocabulary == TABLE
+    assert description.fingerprint == VOCABULARY.fingerprint
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+    assert SERVICE_NAME in names
+
+
+async def test_health_says_not_serving_while_draining() -> None:
+    async with running() as system:
+        await system.server.drain(0.1)
+        async with grpc.aio.insecure_channel(system.address) as raw:
+            health = await health_pb2_grpc.HealthStub(raw).Check(health_pb2.HealthCheckRequest())
+    assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING

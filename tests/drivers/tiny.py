@@ -1,0 +1,84 @@
+"""A real verifier service on loopback with the tiny target, and real edges with tiny drafters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
+from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
+from cloud_verifier.service import Server
+from cloud_verifier.worker import Worker
+from common.sampling import SamplingParams
+from common.vocabulary import Vocabulary
+from edge_client.channel import VerifierChannel
+from edge_client.core.policies import GrowthPolicy, TreePolicy
+from edge_client.core.session import EdgeSession, SessionConfig
+from edge_client.draft_worker import DraftWorker
+from edge_client.generation import Generation
+from tests.worlds.models import VOCAB, TinyDrafter, TinyTarget
+
+TABLE: tuple[bytes | None, ...] = tuple(b"token %d" % token for token in range(VOCAB))
+VOCABULARY = Vocabulary(TABLE)
+EOS = (0,)
+
+
+class SlowTarget(TinyTarget):
+    """The tiny target, with steps long enough for something to happen meanwhile."""
+
+    step_time = 0.0
+
+    def evaluate(self, plan: StepPlan) -> StepResult:
+        time.sleep(self.step_time)
+        return super().evaluate(plan)
+
+
+@dataclass
+class System:
+    """A running verifier."""
+
+    server: Server
+    worker: Worker
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+
+@contextlib.asynccontextmanager
+async def running(config: SchedulerConfig | None = None, step_time: float = 0.0) -> AsyncIterator[System]:
+    """A verifier on a free port; after the block every slot must be free again."""
+    info = TargetInfo("tiny", VOCAB, 512, 4096, EOS, VOCABULARY.fingerprint)
+    engine = SlowTarget(info)
+    engine.step_time = step_time
+    worker = Worker(engine, VerifyScheduler(info, config))
+    async with Server(worker, info, TABLE, "127.0.0.1:0") as server:
+        yield System(server, worker)
+        while not worker.scheduler.idle:
+            await asyncio.sleep(0.005)
+    worker.scheduler.check_integrity()
+    assert worker.scheduler.pool.num_free == info.num_slots
+
+
+def generation(
+    channel: VerifierChannel,
+    drafts: DraftWorker | None,
+    sampling: SamplingParams,
+    policy: GrowthPolicy | None = None,
+    prompt: tuple[int, ...] = (1, 2, 3),
+) -> Generation:
+    config = SessionConfig(prompt, sampling, VOCABULARY.fingerprint, first_backoff=0.01)
+    return Generation(EdgeSession(config, policy or TreePolicy()), channel, drafts)
+
+
+async def complete(address: str, sampling: SamplingParams, policy: GrowthPolicy | None = None) -> Generation:
+    """One whole generation against `address`."""
+    with DraftWorker(TinyDrafter()) as drafts:
+        async with VerifierChannel(address) as channel:
+            run = generation(channel, drafts, sampling, policy)
+            async for _ in run:
+                pass
+    return run
