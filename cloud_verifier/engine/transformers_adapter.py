@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AttentionInterface,
@@ -35,7 +36,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 UNBOUNDED_POSITIONS = 2**31 - 1
 
 _T = TypeVar("_T")
-_LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError)
+_LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 """What transformers, safetensors and the hub raise for files that are missing, foreign or broken."""
 
 

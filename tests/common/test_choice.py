@@ -39,7 +39,7 @@ CHI_SQUARE_9999 = (1e-9, 15.14, 18.42, 21.11, 23.51, 25.74, 27.86, 29.88)
 # Every field alone, then all pairs of filters, then everything.
 FILTERS: list[dict[str, float]] = [
     {},
-    *({"top_k": k} for k in (1, 2, 5, 8, 100)),
+    *(dict[str, float](top_k=k) for k in (1, 2, 5, 8, 100)),
     *({"top_p": p} for p in (0.05, 0.5, 0.9, 0.999)),
     *({"min_p": p} for p in (0.02, 0.3, 1.0)),
     {"top_k": 4, "top_p": 0.8},
@@ -213,7 +213,8 @@ def test_filters_look_as_deep_as_they_must(filters: dict[str, float], spread: fl
 
 def test_equal_logits_are_kept_by_lowest_id() -> None:
     logits = np.zeros(10, np.float32)
-    for filters in ({"top_k": 3}, {"top_p": 0.3}, {"top_p": 0.25}):
+    kept_three: list[dict[str, float]] = [{"top_k": 3}, {"top_p": 0.3}, {"top_p": 0.25}]
+    for filters in kept_three:
         kept = np.flatnonzero(np.isfinite(process_logits(logits, make_params(1.0, filters))))
         assert kept.tolist() == [0, 1, 2]
     every = process_logits(logits, make_params(1.0, {"min_p": 1.0}))

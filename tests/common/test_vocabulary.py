@@ -34,7 +34,14 @@ def test_fingerprints_agree_where_no_id_differs(one: list[bytes | None], other: 
 
 
 def test_texts_do_not_run_into_each_other() -> None:
-    tables = ([b"ab", b"c"], [b"a", b"bc"], [b"abc"], [b"abc", b""], [None, b"abc"], [])
+    tables: tuple[list[bytes | None], ...] = (
+        [b"ab", b"c"],
+        [b"a", b"bc"],
+        [b"abc"],
+        [b"abc", b""],
+        [None, b"abc"],
+        [],
+    )
     assert len({Vocabulary(table).fingerprint for table in tables}) == len(tables)
 
 

@@ -109,7 +109,7 @@ def test_incomplete_weights_are_refused(folder: Path, tmp_path: Path) -> None:
     weights = load_file(place / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, place / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match="incomplete: 1 tensors such as model.layers.1.mlp.up_proj.weight"):
+    with pytest.raises(UserError, match=r"incomplete: 1 tensors such as model\.layers\.1\.mlp\.up_proj"):
         load_target(str(place))
 
 
