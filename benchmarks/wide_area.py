@@ -2,8 +2,8 @@
 
     python -m benchmarks.wide_area --json > wide_area.json
 
-One rig (verifier, link, edge) serves all settings, so that they share models and machine; the link's round trip
-is changed between them. After each comparison one more text is written while the link is cut in its middle.
+One rig (verifier, link, edge) serves all settings, so they share models and machine; the link's round
+trip is changed between them. After each comparison one more text is written while the link is cut in its middle.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         for rtt_ms in options.rtt:
             rig.link.rtt(rtt_ms)
             for temperature in options.temperature:
-                results.append(await _setting(rig, options, prompts, rtt_ms, temperature))
+                result = await _setting(rig, options, prompts, rtt_ms, temperature)
+                results.append(result)
     shown = {key: value for key, value in vars(options).items() if key not in ("json", "target", "draft")}
     return {"settings": shown, "results": results}
 
@@ -107,7 +108,8 @@ def print_table(report: dict[str, Any]) -> None:
         identical = all(found["identical"] for found in row["schemes"].values())
         sync = f"{ms[SYNC_BEST]:.1f} ({row['sync_best_block']})"
         print(
-            f"{row['rtt_ms']:6g} {row['temperature']:4g} {ms[SERVER_STREAMING]:10.1f} {sync:>14} {ms[FORERUN]:10.1f}"
+            f"{row['rtt_ms']:6g} {row['temperature']:4g} {ms[SERVER_STREAMING]:10.1f} {sync:>14}"
+            f" {ms[FORERUN]:10.1f}"
             f" {row['speedup_over_server_streaming']:11.2f} {row['speedup_over_sync_best']:8.2f}"
             f" {identical!s:>10} {row['identical_after_cut']!s:>11}"
         )

@@ -1,8 +1,9 @@
-"""The gRPC face of a verifier: one coroutine a stream that passes messages between the wire and the worker."""
+"""The gRPC face of a verifier: a coroutine a stream passes messages between the wire and the worker."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -68,7 +69,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
     async def _read(
         self, key: int, requests: AsyncIterator[pb.SessionRequest], queue: asyncio.Queue[Outgoing]
     ) -> None:
-        """Hand the worker what comes. The iterator's end is a disconnect: a goodbye would have been `Close`."""
+        """Hand the worker what comes. Its end is a disconnect: a goodbye would have been `Close`."""
         opened = False
         try:
             async for request in requests:
@@ -114,7 +115,8 @@ class Server:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None and self._heartbeat is not None, "entered before"
+        assert self._server is not None, "entered before"
+        assert self._heartbeat is not None, "entered before"
         await self._server.stop(grace=None)
         self._heartbeat.cancel()
         await asyncio.gather(self._heartbeat, return_exceptions=True)
@@ -123,11 +125,9 @@ class Server:
         """Stop admitting, tell every session to go, and wait until they have or `grace` seconds are over."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._worker.drain(grace)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + grace
-        while self._worker.num_sessions and loop.time() < deadline:
-            await asyncio.sleep(0.05)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._worker.wait_until_empty(), grace)
 
-    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+    async def _set_health(self, status: int) -> None:
         for name in ("", SERVICE_NAME):
             await self._health.set(name, status)

@@ -1,4 +1,4 @@
-"""The verifier's heartbeat: schedule, run, apply. The engine has its own thread, the scheduler the event loop."""
+"""The verifier's heartbeat: schedule, run, apply. Engine in a thread, scheduler in the event loop."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class Worker:
         self._clock = clock
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._wake = asyncio.Event()
+        self._empty = asyncio.Event()  # set while no session is open
+        self._empty.set()
         self._queues: dict[int, asyncio.Queue[Outgoing]] = {}
         self._next_key = 1
 
@@ -75,6 +77,10 @@ class Worker:
     @property
     def num_sessions(self) -> int:
         return len(self.scheduler.sessions)
+
+    async def wait_until_empty(self) -> None:
+        """Until no session is open."""
+        await self._empty.wait()
 
     # The heartbeat ----------------------------------------------------------------------------------------
 
@@ -121,3 +127,7 @@ class Worker:
             if queue is not None:
                 queue.put_nowait(effect.message if isinstance(effect, Reply) else effect)
         self._wake.set()
+        if self.scheduler.sessions:
+            self._empty.clear()
+        else:
+            self._empty.set()

@@ -1,1 +1,1 @@
-"""What the two sides of Forerun share: words (messages, tree, noise, sampling, estimators, errors) and the wire."""
+"""What the two sides of Forerun share: words (messages, tree, noise, choice, estimators ...) and the wire."""

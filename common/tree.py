@@ -67,7 +67,7 @@ class Advance:
 
 @dataclass(slots=True)
 class TreeCounts:
-    """Where every node went. grown = accepted + pruned + live; arrived adds folded, merged and late (law 3)."""
+    """Where every node went. grown = accepted + pruned + live; An arrival may also fold, merge or be late."""
 
     grown: int = 0  # nodes attached below the tip
     accepted: int = 0  # of those, became the tip
@@ -104,12 +104,12 @@ class SpeculationTree:
 
     def grow(self, parent: Node, token: int, logprob: float) -> Node:
         """Attach `token` below a live node; a child that already holds the token is returned instead."""
+        if parent.id not in self.live:
+            raise LocalError(f"node {parent.id} is not live and cannot get a child")
         existing = parent.children.get(token)
         if existing is not None:
             self.counts.merged += 1
             return self.live[existing]
-        if parent.id not in self.live:
-            raise LocalError(f"node {parent.id} is not live and cannot get a child")
         node = Node(
             id=self._take_id(),
             parent=parent.id,
@@ -169,11 +169,11 @@ class SpeculationTree:
 
     def check_integrity(self) -> None:
         """Raise `LocalError` unless every link, position and count agrees."""
+        for node in self.live.values():
+            self._check_children(node)
         reached = {node.id for node in self.subtree(self.tip)}
         if reached != set(self.live):
             raise LocalError(f"nodes {set(self.live) - reached} do not hang below the tip")
-        for node in self.live.values():
-            self._check_children(node)
         counts, live = self.counts, self.num_speculative
         if counts.grown != counts.accepted + counts.pruned + live:
             raise LocalError(f"{counts.grown} nodes grown, but {counts} and {live} live")
@@ -182,7 +182,9 @@ class SpeculationTree:
 
     def _check_children(self, node: Node) -> None:
         for token, child_id in node.children.items():
-            child = self.live[child_id]
+            child = self.live.get(child_id)
+            if child is None:
+                raise LocalError(f"node {child_id} below node {node.id} is not live")
             if (child.parent, child.token, child.position) != (node.id, token, node.position + 1):
                 raise LocalError(f"{child} does not fit below {node}")
 

@@ -50,12 +50,12 @@ class Stream:
         self._reader.cancel()
         self._call.cancel()
 
-    async def finish(self, timeout: float = 1.0) -> None:
-        """Let what was sent (a `Close`) leave and the verifier end the call, for at most `timeout` seconds."""
+    async def finish(self, patience: float = 1.0) -> None:
+        """Let a `Close` leave and the verifier end the call, for at most `patience` seconds."""
         self._outgoing.put_nowait(None)
         self._on_lost = lambda error: None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._reader, timeout)
+            await asyncio.wait_for(self._reader, patience)
         self._call.cancel()
 
     async def _requests(self) -> AsyncIterator[pb.SessionRequest]:
@@ -101,7 +101,8 @@ class VerifierChannel:
             failure = to_error(error)
             if isinstance(failure, UnavailableError):
                 failure = UnavailableError(
-                    f"the verifier at {self.address} cannot be reached ({failure}); is `forerun verify` running there?"
+                    f"the verifier at {self.address} cannot be reached ({failure}); "
+                    "is `forerun verify` running there?"
                 )
             raise failure from error
         return decode_description(response)

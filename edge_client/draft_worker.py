@@ -1,4 +1,4 @@
-"""The drafter's thread: takes the session's effects in order, hands the draft steps back to the event loop."""
+"""The drafter's thread: takes effects in order, hands the draft steps back to the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The edge put together: a loaded draft model, its thread, a channel to a verifier, and generations on them."""
+"""The edge put together: draft model, its thread, a channel to a verifier, and generations on them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.vocabulary import Vocabulary, explain_mismatch
-
 from common.errors import Code, UserError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
+from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.channel import VerifierChannel
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession, SessionConfig

@@ -50,7 +50,7 @@ class Generation:
         self._emitted: asyncio.Queue[Emit | Finished] = asyncio.Queue()
 
     async def __aiter__(self) -> AsyncIterator[Emit]:
-        self._input(lambda now: self.session.start(now))
+        self._input(self.session.start)
         try:
             while isinstance(item := await self._emitted.get(), Emit):
                 yield item

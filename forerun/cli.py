@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Exit code 0; 1 after an error; 2 for a user's error (as argparse); 130 after Ctrl-C."""
+    """Run the command. Exit code 0; 1 after an error, 2 after a user's (as argparse), 130 after Ctrl-C."""
     options = build_parser().parse_args(argv)
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname).1s %(name)s: %(message)s")
     try:

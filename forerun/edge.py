@@ -31,7 +31,7 @@ Serves requests one after the other: one JSON object a line on standard input, J
 
   request: {"prompt": "text", "policy": "tree", "sampling": {"max_tokens": 64, "temperature": 0.8, "seed": 1}}
   events:  {"event": "ready"}, then for each request {"event": "text", "text": ..., "drafted": true}, ... and
-           {"event": "done", "tokens": [...], "arrivals_ms": [...], ...} or {"event": "error", "message": ...}"""
+           {"event": "done", "tokens": [...], "arrivals_ms": [...], ...}, or {"event": "error", ...}"""
 
 
 def add_parser(commands: Any) -> None:
@@ -99,8 +99,9 @@ def _summary(record: dict[str, Any]) -> str:
     stats, count = record["stats"], len(record["tokens"])
     steps = max(1, stats["target_steps"])
     return (
-        f"[{count} tokens in {record['arrivals_ms'][-1] if count else 0:.0f} ms; {stats['accepted']} drafted here, "
-        f"{count - stats['accepted']} by the server; {count / steps:.2f} tokens per target step; {record['ended']}]"
+        f"[{count} tokens in {record['arrivals_ms'][-1] if count else 0:.0f} ms; {stats['accepted']} drafted "
+        f"here, {count - stats['accepted']} by the server; {count / steps:.2f} tokens per target step; "
+        f"{record['ended']}]"
     )
 
 

@@ -1,4 +1,4 @@
-"""From runs to figures: the keys that demo, benchmarks and simulator share (docs/architecture.md, Figures)."""
+"""From runs to figures: the keys that demo, benchmarks and simulator share (docs/architecture.md)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 WINDOW = 16
-"""Tokens per sample of ms per token. Tokens of one commit come at once, so single gaps say little; a window of
-16 is about half a line of text, over which a reader feels the pace."""
+"""Tokens per sample of ms per token. Tokens of one commit come at once, so single gaps say little; a window
+of 16 is about half a line of text, over which a reader feels the pace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Figures:
 
 
 def figures(runs: Sequence[dict[str, Any]], references: Sequence[Sequence[int]]) -> Figures:
-    """Figures of the `done` events of one scheme; `references` are the target's own texts, in the same order."""
+    """Figures of the `done` events of one scheme; `references` are the target's own texts, in that order."""
     count = sum(len(run["tokens"]) for run in runs)
     windows = np.concatenate([window_paces(run["arrivals_ms"]) for run in runs])
     total = {key: sum(run["stats"][key] for run in runs) for key in runs[0]["stats"]}
@@ -55,7 +55,7 @@ def figures(runs: Sequence[dict[str, Any]], references: Sequence[Sequence[int]])
 def pace(runs: Sequence[dict[str, Any]]) -> float:
     """ms per token: the time after each first token, over the tokens after it (a ratio of sums)."""
     spans = sum(run["arrivals_ms"][-1] - run["arrivals_ms"][0] for run in runs)
-    return spans / max(1, sum(len(run["tokens"]) - 1 for run in runs))
+    return float(spans / max(1, sum(len(run["tokens"]) - 1 for run in runs)))
 
 
 def window_paces(arrivals: Sequence[float]) -> np.ndarray:

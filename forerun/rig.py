@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from common.errors import LocalError, UnavailableError
-from link import Bandwidth, Link, Stream, rtt
+from link import Bandwidth, Link, Stream, Toxic, rtt
 
 START_TIMEOUT = 180.0
 """Seconds until a part must be ready; importing torch on a slow disk takes tens of them."""
@@ -50,13 +50,13 @@ class Child:
         )  # fmt: skip
         return cls(name, process)
 
-    async def read(self, timeout: float | None = None) -> dict[str, Any]:
+    async def read(self, patience: float | None = None) -> dict[str, Any]:
         """Its next line. Raises `UnavailableError` if it ended or is late."""
         assert self._process.stdout is not None, "started with a pipe"
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), timeout)
+            line = await asyncio.wait_for(self._process.stdout.readline(), patience)
         except TimeoutError as error:
-            raise UnavailableError(f"the {self.name} was not ready within {timeout:.0f} s") from error
+            raise UnavailableError(f"the {self.name} was not ready within {patience:.0f} s") from error
         if not line:
             code = await self._process.wait()
             raise UnavailableError(f"the {self.name} ended with code {code}; its message stands above")
@@ -68,7 +68,7 @@ class Child:
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
         await self._process.stdin.drain()
 
-    async def stop(self, timeout: float = 10.0) -> None:
+    async def stop(self, patience: float = 10.0) -> None:
         """End it kindly, else by force."""
         if self._process.returncode is not None:
             return
@@ -77,7 +77,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._process.wait(), timeout)
+            await asyncio.wait_for(self._process.wait(), patience)
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
@@ -132,9 +132,7 @@ class Rig:
     async def complete(self, prompt: str, policy: str, sampling: dict[str, Any]) -> dict[str, Any]:
         """Run one completion; its `done` event, with the bytes that crossed the link meanwhile."""
         before = self.link.counters
-        event: dict[str, Any] = {}
-        async for event in self.events(prompt, policy, sampling):
-            pass
+        *_, event = [event async for event in self.events(prompt, policy, sampling)]
         after = self.link.counters
         event["link_bytes_up"] = after.upstream.num_bytes - before.upstream.num_bytes
         event["link_bytes_down"] = after.downstream.num_bytes - before.downstream.num_bytes
@@ -147,7 +145,7 @@ class Rig:
 
     def _make_link(self, address: str) -> Link:
         settings = self.settings
-        toxics = list(rtt(settings.rtt_ms, jitter=settings.jitter_ms))
+        toxics: list[Toxic] = list(rtt(settings.rtt_ms, jitter=settings.jitter_ms))
         if settings.bandwidth_kbps:
             toxics += [Bandwidth(settings.bandwidth_kbps, stream=stream) for stream in Stream]
         return Link.to(address, *toxics, seed=settings.link_seed)

@@ -12,9 +12,9 @@ from common.errors import UserError
 from forerun.options import add_core, ms, pin_to_core
 
 DESCRIPTION = """\
-Loads a causal language model (a local folder in Hugging Face format, or a hub id), checks that Forerun's packed
-evaluation of it is right, and serves it to edges over gRPC until it is stopped. On SIGTERM it tells
-every session to go elsewhere, waits for at most --grace seconds and ends.
+Loads a causal language model (a local folder in Hugging Face format, or a hub id), checks that Forerun's
+packed evaluation of it is right, and serves it to edges over gRPC until it is stopped. On SIGTERM it
+tells every session to go elsewhere, waits for at most --grace seconds and ends.
 
   forerun verify --model demo_models/target --listen 127.0.0.1:50051"""
 

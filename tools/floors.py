@@ -41,7 +41,7 @@ NEIGHBOURS = {
     ("cloud_verifier", "common"): "the driver speaks through common.rpc",
     ("link", "common"): "the emulated link may read messages through common.rpc",
     ("forerun", "demo_models"): "`forerun demo` runs the demo pair",
-    ("forerun", "benchmarks"): "`forerun bench` runs the benchmarks",
+    ("benchmarks", "forerun"): "the benchmarks run the rig and the schemes of the demo",
     ("benchmarks", "demo_models"): "the benchmarks measure the demo pair",
 }
 """(importer, imported) packages that may meet on one floor, and why. No pair stands here both ways."""

@@ -22,7 +22,17 @@ from common.errors import (
     UnavailableError,
     UserError,
 )
-from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose
+from common.messages import (
+    INITIAL_CREDIT,
+    Close,
+    Commit,
+    Drain,
+    Finish,
+    FinishReason,
+    Open,
+    Opened,
+    Propose,
+)
 from common.tree import Node
 
 
@@ -37,14 +47,16 @@ class SchedulerConfig:
     max_live_nodes: int = 128  # live nodes a session may ever hold here; more are dropped
     min_credit: int = 8  # a session is always let propose this many
     live_node_budget: int = 2048  # live nodes over all sessions; credit divides it
-    idle_timeout: float = 300.0  # seconds without a Propose after which a session that waits for one ends
+    idle_timeout: float = 300.0  # seconds after which a session that waits for a Propose ends
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be above 0")
         if self.min_credit > self.max_live_nodes:
             raise UserError(f"min_credit {self.min_credit} exceeds max_live_nodes {self.max_live_nodes}")
+        if self.max_live_nodes < INITIAL_CREDIT:  # else nodes sent before `Opened` were dropped (rule 4)
+            raise UserError(f"max_live_nodes is {self.max_live_nodes}; it must be at least {INITIAL_CREDIT}")
 
 
 class VerifyScheduler:
@@ -106,7 +118,7 @@ class VerifyScheduler:
             self._effects.append(End(key, error))
 
     def on_close(self, key: int, message: Close | None, now: float) -> None:
-        """The edge said `Close`, or its stream is gone (None). Its slots are free at once or after the step."""
+        """The edge said `Close`, or its stream is gone (None). Its slots are freed."""
         session = self.sessions.get(key)
         if session is None:
             return
@@ -162,7 +174,7 @@ class VerifyScheduler:
     def on_timer(self, now: float) -> None:
         """End sessions that have waited for a Propose longer than the idle time."""
         for session in list(self.sessions.values()):
-            if self._waits(session) and session.active_at + self.config.idle_timeout <= now:
+            if self._waits(session) and session.waits_since + self.config.idle_timeout <= now:
                 message = f"no Propose for {self.config.idle_timeout:.0f} s on a session without fill"
                 self._end(session.key, UnavailableError(message, Code.DEADLINE_EXCEEDED))
 
@@ -187,7 +199,7 @@ class VerifyScheduler:
     @property
     def next_timer_at(self) -> float | None:
         """When `on_timer` is due, seconds; None for never."""
-        waiting = [s.active_at for s in self.sessions.values() if self._waits(s)]
+        waiting = [s.waits_since for s in self.sessions.values() if self._waits(s)]
         return min(waiting) + self.config.idle_timeout if waiting else None
 
     def check_integrity(self) -> None:

@@ -29,7 +29,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Progress:
-    """What a step brought: the tokens committed, which of them no draft had proposed, and the end if it came."""
+    """What a step brought: the tokens committed, which no draft had proposed, and whether it ended."""
 
     tokens: list[int] = field(default_factory=list)
     server_made: int = 0  # bit i: tokens[i] was not among the edge's nodes
@@ -64,6 +64,9 @@ class VerifySession:
         self._vocab_size = vocab_size
         self._stop_ids = stop_ids
         self._max_live = max_live
+        self._prompt: IntArray | None = None  # made once: a step may come every few milliseconds
+        if request.sampling.has_penalties:
+            self._prompt = np.array(request.prompt, dtype=np.int32)
         self._places: dict[int, Place] = {}  # wire id -> where it went, in order of ids
         self._next_wire_id = 1
         self._seen = self.tree.tip_position
@@ -89,6 +92,11 @@ class VerifySession:
     def ready(self) -> bool:
         """Whether a step has something to evaluate for it."""
         return not self.ended and self.rows is None and (self.num_prefill > 0 or self.may_evaluate_tip)
+
+    @property
+    def waits_since(self) -> float:
+        """While it waits for a Propose: since the newest one, or since its last step if that ended later."""
+        return max(self.active_at, self.ready_at)
 
     @property
     def may_evaluate_tip(self) -> bool:
@@ -128,7 +136,6 @@ class VerifySession:
         parents += [chunk - 1 if i == 0 else row_of[_parent(node)] for i, node in enumerate(nodes)]
         tokens = self.tree.committed[start : start + chunk] + [node.token for node in nodes]
         positions = list(range(start, start + chunk)) + [node.position for node in nodes]
-        penalties = self.request.sampling.has_penalties
         return StepItem(
             session=self.key,
             prefix_slots=self.slots.view,
@@ -138,8 +145,8 @@ class VerifySession:
             slots=slots,
             outputs=np.arange(chunk, chunk + len(nodes), dtype=np.int32),
             sampling=self.request.sampling,
-            prompt=np.array(self.request.prompt, dtype=np.int32) if penalties else None,
-            generated=self._generated(start) if penalties else None,
+            prompt=self._prompt,
+            generated=self._generated(start) if self._prompt is not None else None,
         )
 
     def apply(self, choices: IntArray, pool: SlotPool, now: float) -> Progress:

@@ -1,4 +1,4 @@
-"""The words between the scheduler and an engine that runs the target model: one ragged step, and its choices."""
+"""The words between the scheduler and an engine that runs the target: one ragged step, and its choices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StepItem:
     # The two fields below are filled only if sampling.has_penalties.
     prompt: IntArray | None = None  # [P] the whole prompt, wherever the rows begin
     generated: IntArray | None = None  # [G] committed tokens after the prompt, at positions before row 0's.
-    # What a row's choice counts as generated: `generated`, then its path's rows at positions >= P, itself included.
+    # A row's choice counts as generated: `generated`, then its path's rows from position P on, itself too.
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ The model's code is transformers' own, unmodified; only its attention function i
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as hf_logging
 
 from cloud_verifier.engine.attention import attention_function
 from cloud_verifier.engine.fp32_head import install_fp32_head
@@ -38,6 +40,11 @@ UNBOUNDED_POSITIONS = 2**31 - 1
 _T = TypeVar("_T")
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 """What transformers, safetensors and the hub raise for files that are missing, foreign or broken."""
+
+_WHAT_TO_GIVE = (
+    "Give a folder that holds config.json, *.safetensors and tokenizer.json, or the id of a model on the "
+    "Hugging Face hub if this machine can reach it."
+)
 
 
 class TargetModel:
@@ -182,6 +189,8 @@ def load_target(
     where = _device(device)
     kind = _dtype(dtype)
     path = Path(source).expanduser()
+    if not path.is_dir() and _meant_as_folder(source):
+        raise UserError(f"cannot load the target model '{source}': there is no such folder. {_WHAT_TO_GIVE}")
     place = str(path) if path.is_dir() else source
     config = _loading(source, lambda: AutoConfig.from_pretrained(place, trust_remote_code=False))
     refuse_config(source, config)
@@ -191,8 +200,16 @@ def load_target(
     return TargetModel(source, model, words)
 
 
+def _meant_as_folder(source: str) -> bool:
+    """Whether `source` is a path rather than a hub id, which would be looked for over the network in vain."""
+    parent = Path(source).expanduser().parent
+    return source.startswith((".", "/", "~")) or (parent != Path() and parent.is_dir())
+
+
 def _load_weights(source: str, place: str, dtype: torch.dtype | str) -> PreTrainedModel:
     """Weights, all of them: transformers fills missing ones with random numbers and a warning."""
+    if not sys.stderr.isatty():
+        hf_logging.disable_progress_bar()  # a bar is for people who watch
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         place,
         dtype=dtype,
@@ -221,9 +238,7 @@ def _loading(source: str, load: Callable[[], _T]) -> _T:
     except _LOAD_ERRORS as error:
         cause = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
-            f"cannot load the target model '{source}': {cause[0]} Give a folder that holds config.json, "
-            "*.safetensors and tokenizer.json, or the id of a model on the Hugging Face hub if this machine "
-            "can reach it."
+            f"cannot load the target model '{source}': {cause[0].rstrip('.')}. {_WHAT_TO_GIVE}"
         ) from error
 
 

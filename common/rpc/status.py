@@ -61,8 +61,8 @@ _WITHOUT_DETAIL: dict[grpc.StatusCode, tuple[type[ForerunError], Code]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: (CapacityError, Code.RESOURCE_EXHAUSTED),
     grpc.StatusCode.DEADLINE_EXCEEDED: (UnavailableError, Code.DEADLINE_EXCEEDED),
     grpc.StatusCode.UNAVAILABLE: (UnavailableError, Code.UNAVAILABLE),
-    # Without our detail these come from the transport: gRPC's own core says INTERNAL "Internal error from Core"
-    # when a connection is reset under a write, proxies turn RST_STREAM into INTERNAL or UNKNOWN.
+    # Without our detail these come from the transport: gRPC's core says INTERNAL when a
+    # connection is reset under a write, proxies turn RST_STREAM into INTERNAL or UNKNOWN.
     grpc.StatusCode.INTERNAL: (UnavailableError, Code.INTERNAL),
     grpc.StatusCode.UNKNOWN: (UnavailableError, Code.INTERNAL),
     # Statuses that Forerun never sends; proxies, gRPC itself and other servers do.

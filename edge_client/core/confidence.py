@@ -23,8 +23,8 @@ class Confidence:
     miss: float = 0.02  # chance that the target's choice is none of the candidates
 
     def __post_init__(self) -> None:
-        if not self.sharpness > 0:
-            raise UserError(f"sharpness is {self.sharpness}; it must be above 0")
+        if not (self.sharpness > 0 and math.isfinite(self.sharpness)):
+            raise UserError(f"sharpness is {self.sharpness}; it must be finite and above 0")
         if not 0 <= self.miss < 1:
             raise UserError(f"miss is {self.miss}; it must lie in [0, 1)")
 

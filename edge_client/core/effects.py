@@ -21,7 +21,7 @@ class StartDrafter:
 
 @dataclass(frozen=True, slots=True)
 class Expand:
-    """Run one draft step and answer with `on_drafted` (or `on_drafter_failed`). One is under way at a time."""
+    """Run one draft step and answer with `on_drafted` (or `on_drafter_failed`). One at a time."""
 
     rows: tuple[DraftRow, ...]
 
@@ -47,7 +47,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Committed text for the user, from position `start` on. Bit i of `server_made`: token i was not drafted."""
+    """Committed text for the user, from `start` on. Bit i of `server_made`: token i was not drafted."""
 
     start: int
     tokens: tuple[int, ...]

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-
 from common.errors import (
     CapacityError,
     Code,
@@ -39,6 +38,9 @@ from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, Mo
 from edge_client.core.policies import Candidate, GrowthPolicy, GrowthView
 from edge_client.core.stats import SessionStats
 from edge_client.core.wire import WireNumbers
+
+MAX_DOUBLINGS = 64
+"""Of the pause between reconnects; beyond it the largest pause has long been reached."""
 
 
 class State(Enum):
@@ -81,8 +83,8 @@ class EdgeSession:
     for what the stream brings, `on_stream_lost` when it breaks, `on_timer` when `next_timer_at` has come and
     `close` when the user has enough. After each call it carries out `effects()` in order.
 
-    It measures what policies need (`view`): RTT, draft time, step time, and acceptance, the share of committed
-    positions with a sent candidate at which one of those was right.
+    It measures what policies need (`view`): RTT, draft time, step time, and acceptance, the share of
+    committed positions with a sent candidate at which one of those was right.
     """
 
     def __init__(self, config: SessionConfig, policy: GrowthPolicy) -> None:
@@ -101,6 +103,7 @@ class EdgeSession:
         self._opened_at = 0.0  # when Open was sent, for the first RTT sample
         self._unseen = 0  # committed tokens not yet reported in a Propose
         self._attempts = 0
+        self._nudged = False  # an empty Propose was sent since the last Commit
         self._drafting = False
         self._draft_began_at = 0.0
         self._drafter_ok = True
@@ -118,6 +121,7 @@ class EdgeSession:
         if self.state in (State.OVER, State.LOST):
             return  # it crossed our Close, or comes from a stream given up
         self._expect(State.OPENING, State.OPEN)
+        self._check_order(message)
         self._attempts = 0
         match message:
             case Opened():
@@ -146,9 +150,9 @@ class EdgeSession:
         self._pump(now)
 
     def on_stream_lost(self, error: ForerunError, now: float) -> None:
-        """The stream broke or was refused: reconnect after a pause if that can help, else end with `error`."""
-        if self.state is State.OVER:
-            return
+        """The stream broke or was refused: reconnect after a pause if that can help, else end."""
+        if self.state in (State.OVER, State.LOST):
+            return  # a stream given up after `Drain` ends while we wait to reconnect
         self._expect(State.OPENING, State.OPEN)
         if (
             not isinstance(error, UnavailableError | CapacityError)
@@ -156,7 +160,8 @@ class EdgeSession:
         ):
             self._end(None, error)
             return
-        pause = min(self.config.max_backoff, self.config.first_backoff * 2**self._attempts)
+        doublings = min(self._attempts, MAX_DOUBLINGS)
+        pause = min(self.config.max_backoff, self.config.first_backoff * 2**doublings)
         self._attempts += 1
         self.state = State.LOST
         self.view.stream_up = False
@@ -217,6 +222,7 @@ class EdgeSession:
         self._numbers = WireNumbers()
         self._sent_at.clear()
         self._num_proposes = self._unseen = 0
+        self._nudged = False
         self._opened_at = now
         self._effects += [Connect(), Send(self._open())]
         self._pump(now)
@@ -233,8 +239,13 @@ class EdgeSession:
             session_id=config.session_id,
         )
 
+    def _check_order(self, message: Opened | Commit | Drain | Finish) -> None:
+        """`Opened` comes first and once; the verifier broke the protocol if not."""
+        opens = isinstance(message, Opened)
+        if not isinstance(message, Drain) and opens is not (self.state is State.OPENING):
+            raise PeerError(f"a {type(message).__name__} came while the stream is {self.state.value}")
+
     def _on_opened(self, message: Opened, now: float) -> None:
-        self._expect(State.OPENING)
         if message.position != self.tree.tip_position:
             raise PeerError(
                 f"the verifier opened at position {message.position}, not {self.tree.tip_position}"
@@ -245,7 +256,6 @@ class EdgeSession:
         self._pump(now)
 
     def _on_commit(self, message: Commit, now: float) -> None:
-        self._expect(State.OPEN)
         if message.start != self.tree.tip_position + 1:
             raise PeerError(f"a Commit begins at {message.start}; {self.tree.tip_position + 1} comes next")
         if message.start + len(message.tokens) - 1 > self.view.last_position:
@@ -254,6 +264,7 @@ class EdgeSession:
         self._count(message)
         if message.credit is not None:
             self.view.credit = message.credit
+        self._nudged = False
         self._advance(message.tokens)
         self._effects.append(Emit(message.start, message.tokens, message.server_made))
         self._pump(now)
@@ -318,6 +329,7 @@ class EdgeSession:
         if self._drafter_ok and not self._drafting:
             self._expand(now)
         if self._must_nudge():
+            self._nudged = True
             self._propose([], now)
 
     def _send(self, now: float) -> None:
@@ -326,8 +338,8 @@ class EdgeSession:
             self._propose(nodes[first : first + MAX_NODES], now)
 
     def _must_nudge(self) -> bool:
-        """Without fill, when no draft is under way or sent, one empty Propose a commit keeps the text going."""
-        quiet = not self._drafting and not self._sent_at and not self.view.num_sent
+        """Without fill and with no draft under way or sent, an empty Propose keeps the text going."""
+        quiet = not self._drafting and not self._nudged and not self.view.num_sent
         return quiet and self.view.stream_up and not self.policy.fill
 
     def _propose(self, nodes: Sequence[Node], now: float) -> None:

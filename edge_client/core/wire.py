@@ -33,7 +33,7 @@ class WireNumbers:
         self._next += 1
         if node.parent == tree.tip.id:
             return 0
-        parent = tree.live[node.parent] if node.parent in tree.live else None
+        parent = tree.live.get(node.parent or 0)
         if parent is None or not parent.wire_id or parent.wire_id >= node.wire_id:
             raise LocalError(f"node {node.id} is to be sent before its parent {node.parent}")
         return node.wire_id - parent.wire_id

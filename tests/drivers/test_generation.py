@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -59,15 +60,14 @@ async def test_an_edge_that_goes_away_leaves_nothing_behind() -> None:
             run = generation(channel, None, endless, make_policy("off"))
             async for _ in run:
                 break
-        while system.worker.num_sessions:
-            await asyncio.sleep(0.01)
+        await system.worker.wait_until_empty()
         again = await complete(system.address, SamplingParams(max_tokens=5, ignore_eos=True))
     assert len(again.session.text) == 5
 
 
 async def test_a_broken_drafter_costs_speed_and_not_the_text() -> None:
     class Broken(TinyDrafter):
-        def expand(self, rows: list[DraftRow]) -> list[Expansion]:  # type: ignore[override]
+        def expand(self, rows: Sequence[DraftRow]) -> list[Expansion]:
             raise RuntimeError("out of order")
 
     async with running() as system, VerifierChannel(system.address) as channel:
@@ -102,7 +102,7 @@ async def test_a_full_verifier_says_so_and_takes_the_next_when_it_can() -> None:
 async def test_a_drained_verifier_tells_its_sessions() -> None:
     async with running(step_time=0.005) as system, VerifierChannel(system.address) as channel:
         run = generation(channel, None, LONG, make_policy("off"))
-        with pytest.raises((UnavailableError, CapacityError)):
+        with pytest.raises((UnavailableError, CapacityError)):  # noqa: PT012 - the drain belongs in the loop
             async for _ in run:
                 if run.session.stats.committed == 3:
                     system.worker.drain(0.1)
@@ -120,9 +120,8 @@ async def test_a_session_is_refused_for_the_users_fault_without_a_retry() -> Non
 
 
 def test_a_draft_step_nobody_asked_for_is_our_defect() -> None:
-    from tests.drivers.tiny import VOCABULARY
-
     from edge_client.core.session import EdgeSession, SessionConfig
+    from tests.drivers.tiny import VOCABULARY
 
     session = EdgeSession(SessionConfig((1,), LONG, VOCABULARY.fingerprint), make_policy("tree"))
     with pytest.raises(LocalError, match="had not been asked for"):

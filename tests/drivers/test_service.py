@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -120,7 +121,7 @@ async def test_close_is_answered_by_finish() -> None:
     assert kinds[-1] == "finish"
 
 
-async def _kinds(call: grpc.aio.StreamStreamCall) -> AsyncIterator[str]:
+async def _kinds(call: Any) -> AsyncIterator[str]:
     while (response := await call.read()) is not grpc.aio.EOF:
         yield response.WhichOneof("message")
 

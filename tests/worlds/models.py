@@ -1,4 +1,4 @@
-"""Tiny models with real behaviour: a target that reads its context out of KV slots, and drafters good and bad."""
+"""Tiny models with real behaviour: a target that reads its context out of KV slots, drafters good and bad."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
 from common.choice import choose, process_logits
@@ -13,11 +14,12 @@ from common.noise import gumbel, noise_bits
 from common.sampling import SamplingParams
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 
+FloatArray = NDArray[np.float32]
 VOCAB = 7
 FINGERPRINT = b"tiny"
 
 
-def tiny_logits(salt: int, context: Sequence[int]) -> np.ndarray:
+def tiny_logits(salt: int, context: Sequence[int]) -> FloatArray:
     """float32 [VOCAB]: what the tiny model of this salt says after the last three tokens of its context."""
     key = 0
     for token in context[-3:]:
@@ -64,7 +66,8 @@ class TinyTarget:
     def _choose(self, item: StepItem, path: list[int]) -> tuple[int, float]:
         prompt = generated = None
         if item.sampling.has_penalties:
-            assert item.prompt is not None and item.generated is not None
+            assert item.prompt is not None
+            assert item.generated is not None
             prompt, generated = item.prompt, np.array(path[len(item.prompt) :], np.int32)
             assert generated.tolist()[: len(item.generated)] == item.generated.tolist()
         logits = tiny_logits(self.salt, path)
@@ -139,6 +142,7 @@ class TinyDrafter:
 
     def _candidates(self, row: DraftRow, path: list[int]) -> Expansion:
         logits = (1 - self.blend) * tiny_logits(1, path) + self.blend * tiny_logits(99, path)
+        logits = np.asarray(logits, np.float32)
         if self.lie:
             order = np.roll(np.arange(VOCAB), row.id)[:3]
             return Expansion(row.id, tuple(order.tolist()), (9.0, 1.0, 0.0))

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.messages import FinishReason
 from common.sampling import SamplingParams
-from edge_client.core.policies import ChainPolicy, OffPolicy, SyncPolicy, TreePolicy, TreeSettings
+from edge_client.core.policies import (
+    ChainPolicy,
+    GrowthPolicy,
+    OffPolicy,
+    SyncPolicy,
+    TreePolicy,
+    TreeSettings,
+)
 from tests.worlds.models import VOCAB, TinyDrafter, target_alone
 from tests.worlds.world import EdgeSpec, World, WorldSpec
 
-POLICIES = {
+POLICIES: dict[str, Callable[[], GrowthPolicy]] = {
     "tree": lambda: TreePolicy(TreeSettings(width=3, max_children=3, cut=0.01)),
     "chain": lambda: ChainPolicy(cut=0.01, max_depth=12),
     "sync": lambda: SyncPolicy(3),
     "off": OffPolicy,
 }
-DRAFTERS = {
+DRAFTERS: dict[str, Callable[[], TinyDrafter]] = {
     "twin": lambda: TinyDrafter(blend=0.0),
     "fair": lambda: TinyDrafter(blend=0.4),
     "liar": lambda: TinyDrafter(lie=True),
@@ -125,6 +134,8 @@ def test_a_failed_step_ends_only_the_sessions_in_it() -> None:
     late = EdgeSpec((3, 4), sampling, POLICIES["tree"], starts_at=2.0)
     world = run(WorldSpec((early, late), steps_failing=(3,)))
     first, second = world.edges
-    assert first.end is not None and first.end.error is not None
-    assert second.end is not None and second.end.reason is FinishReason.LENGTH
+    assert first.end is not None
+    assert first.end.error is not None
+    assert second.end is not None
+    assert second.end.reason is FinishReason.LENGTH
     assert world.scheduler.pool.num_free == world.spec.num_slots

@@ -9,6 +9,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from cloud_verifier.core import effects as server_effects
 from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
@@ -91,9 +92,7 @@ class World:
     def run(self) -> None:
         """Until nothing is left to happen. Raises `LocalError` after an unreasonable number of events."""
         for edge in self.edges:
-            self.at(
-                edge.spec.starts_at, lambda edge=edge: self._input(edge, lambda: edge.session.start(self.now))
-            )
+            self.at(edge.spec.starts_at, partial(self._start, edge))
         for _ in range(self.spec.losses):
             self.at(self.random.uniform(0.0, 3.0), self._break_some_stream)
         events = 0
@@ -108,6 +107,9 @@ class World:
     def at(self, when: float, action: Callable[[], None]) -> None:
         self._sequence += 1
         heapq.heappush(self._heap, (when, self._sequence, action))
+
+    def _start(self, edge: Edge) -> None:
+        self._input(edge, lambda: edge.session.start(self.now))
 
     # Edge -------------------------------------------------------------------------------------------------
 
@@ -183,7 +185,7 @@ class World:
     # The network ------------------------------------------------------------------------------------------
 
     def _delayed(self, stream: int, direction: str, action: Callable[[], None]) -> None:
-        """After a random delay, in order within the stream and direction, unless the stream broke meanwhile."""
+        """After a random delay, in order within stream and direction, unless the stream broke meanwhile."""
         when = max(
             self.now + self.random.uniform(*self.spec.delay), self.arrival.get((stream, direction), 0.0)
         )

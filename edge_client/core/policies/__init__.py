@@ -11,8 +11,8 @@ from edge_client.core.policies.off import OffPolicy
 from edge_client.core.policies.sync import SyncPolicy
 from edge_client.core.policies.tree import TreePolicy, TreeSettings
 
-POLICIES: dict[str, Callable[[], GrowthPolicy]] = {
-    "tree": TreePolicy,
+POLICIES: dict[str, Callable[..., GrowthPolicy]] = {
+    "tree": lambda **settings: TreePolicy(TreeSettings(**settings)),
     "chain": ChainPolicy,
     "sync": SyncPolicy,
     "off": OffPolicy,
@@ -20,13 +20,25 @@ POLICIES: dict[str, Callable[[], GrowthPolicy]] = {
 
 
 def make_policy(text: str) -> GrowthPolicy:
-    """A policy from `name` or, for sync, `sync:K`. Raises `UserError` for an unknown one."""
-    name, _, argument = text.partition(":")
-    if name == "sync" and argument.isdigit():
-        return SyncPolicy(int(argument))
-    if name not in POLICIES or argument:
-        raise UserError(f"growth policy {text!r} is unknown; choose one of {', '.join(POLICIES)} or sync:K")
-    return POLICIES[name]()
+    """A policy from its name, with settings if wanted: `tree`, `tree:width=4,cut=0.01`, `sync:8`.
+
+    Raises `UserError` for an unknown name or setting.
+    """
+    name, _, rest = text.partition(":")
+    if name not in POLICIES:
+        raise UserError(f"growth policy {name!r} is unknown; choose one of {', '.join(POLICIES)}")
+    if name == "sync" and rest.isdigit():
+        rest = f"block={rest}"
+    try:
+        settings = dict(_setting(part) for part in rest.split(",") if part)
+        return POLICIES[name](**settings)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"growth policy {text!r} is not understood: {error}") from error
+
+
+def _setting(part: str) -> tuple[str, int | float]:
+    key, _, value = part.partition("=")
+    return key.strip(), int(value) if value.strip().isdigit() else float(value)
 
 
 __all__ = [

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.estimators import DraftTimeEstimator, RatioEstimator, RttEstimator, StepTimeEstimator
-
 from common.tree import Node, SpeculationTree
 
 
@@ -52,7 +51,7 @@ class GrowthPolicy(Protocol):
         ...
 
     def expand(self, view: GrowthView) -> Sequence[Node]:
-        """Which nodes to draft in the next draft step, parents first; none to rest until something changes."""
+        """Which nodes to draft in the next draft step, parents first; none to rest until there is news."""
         ...
 
     def send(self, view: GrowthView) -> Sequence[Node]:

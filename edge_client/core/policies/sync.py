@@ -30,7 +30,9 @@ class SyncPolicy:
 
     def send(self, view: GrowthView) -> Sequence[Node]:
         nodes = unsent(view)
-        return nodes if len(nodes) >= self._depth(view) and not view.num_sent else ()
+        if view.num_sent or len(nodes) < self._depth(view):
+            return ()
+        return nodes[: max(0, view.credit_left)]  # the credit may have shrunk since they were drafted
 
     def _depth(self, view: GrowthView) -> int:
         """The block, cut where the text must end and by what the verifier will hold; at least one."""

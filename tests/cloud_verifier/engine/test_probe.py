@@ -41,11 +41,11 @@ def test_half_precision_passes_within_its_tolerance() -> None:
 def test_windows_are_restored_and_long_ones_do_not_make_it_long() -> None:
     from cloud_verifier.engine.probe import probe
     from cloud_verifier.engine.transformers_adapter import TargetModel
-    from tests.cloud_verifier.engine.tiny import hf, plain_model
+    from tests.cloud_verifier.engine.tiny import from_config, plain_model
 
     config = plain_model("mistral").config
     config.sliding_window, config.max_position_embeddings = 4096, 8192
-    model = TargetModel("wide", hf.AutoModelForCausalLM.from_config(config))
+    model = TargetModel("wide", from_config(config))
     report = probe(model)
     assert report.num_rows < 100
     assert model.sliding_windows == (4096,)
@@ -81,7 +81,9 @@ def broken(kind: str) -> Any:
                 for item in items[1:]
             ]
         elif kind == "tree as chain":
-            items = [replace(item, parents=np.arange(-1, len(item.tokens) - 1)) for item in items]
+            items = [
+                replace(item, parents=np.arange(-1, len(item.tokens) - 1, dtype=np.int32)) for item in items
+            ]
         elif kind == "blind to ancestors":
             items = [replace(item, parents=np.full_like(item.parents, -1)) for item in items]
         elif kind == "lost slot":  # one token of the context is missing
@@ -159,9 +161,9 @@ def test_they_are_found_even_if_their_configuration_tells_nothing(
 def test_a_model_too_short_for_the_probe_is_refused() -> None:
     from cloud_verifier.engine.probe import probe
     from cloud_verifier.engine.transformers_adapter import TargetModel
-    from tests.cloud_verifier.engine.tiny import hf, plain_model
+    from tests.cloud_verifier.engine.tiny import from_config, plain_model
 
     config = plain_model("llama").config
     config.max_position_embeddings = 20
     with pytest.raises(UserError, match="last position is 12 too early"):
-        probe(TargetModel("short", hf.AutoModelForCausalLM.from_config(config)))
+        probe(TargetModel("short", from_config(config)))

@@ -47,6 +47,7 @@ def test_a_folder_is_loaded_with_its_tokenizer(folder: Path) -> None:
     assert (model.dtype, model.device) == (torch.bfloat16, torch.device("cpu"))
     assert (model.vocab_size, model.num_layers, model.max_positions) == (97, 2, 128)
     assert (model.eos_token_ids, model.sliding_windows) == ((3,), ())
+    assert model.name == str(folder)
     assert model.tokenize("cat Ġthe cat") == [2, 1, 2]
     assert model.detokenize([2, 4]) == "cat é"
 
@@ -82,11 +83,12 @@ def test_a_missing_file_is_named(folder: Path, tmp_path: Path, without: str, rea
         load_target(str(copied(folder, tmp_path, without)))
 
 
-def test_an_unknown_place_is_a_sentence() -> None:
+@pytest.mark.parametrize("source", ["/no/such/folder", "./typo", "~/typo", "tests/typo"])
+def test_a_mistyped_folder_is_not_looked_for_on_the_hub(source: str) -> None:
     from cloud_verifier.engine.transformers_adapter import load_target
 
-    with pytest.raises(UserError, match="cannot load the target model '/no/such/folder'"):
-        load_target("/no/such/folder")
+    with pytest.raises(UserError, match=f"cannot load the target model '{source}': there is no such folder"):
+        load_target(source)
 
 
 def test_pickled_weights_are_not_read(folder: Path, tmp_path: Path) -> None:

@@ -82,6 +82,11 @@ def plain_model(family: str, dtype: torch.dtype = torch.float32) -> Any:
     shape = {name: value for name, value in SHAPE.items() if name not in dropped}
     torch.manual_seed(0)
     config = getattr(hf, kind)(**{**shape, **extras})
+    return from_config(config, dtype)
+
+
+def from_config(config: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """A random model of this configuration."""
     return hf.AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 

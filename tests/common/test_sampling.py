@@ -1,0 +1,97 @@
+"""Laws of sampling parameters: what is out of range is refused, by name, with its value and its range."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from common.errors import Code, UserError
+from common.sampling import MAX_LOGIT_BIAS_ENTRIES, MAX_SEED, MAX_STOP_TOKENS, SamplingParams
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("field", "allowed"),
+    [
+        ("temperature", (0.0, 0.7, 100.0)),
+        ("top_k", (0, 1, 2**31 - 1)),
+        ("top_p", (1e-9, 0.5, 1.0)),
+        ("min_p", (0.0, 0.5, 1.0)),
+        ("repetition_penalty", (1e-9, 1.0, 100.0)),
+        ("presence_penalty", (-100.0, 0.0, 100.0)),
+        ("frequency_penalty", (-100.0, 0.0, 100.0)),
+        ("max_tokens", (1, 256, 2**31 - 1)),
+        ("seed", (0, 1, MAX_SEED)),
+        ("logit_bias", ((), ((0, -1000.0), (2**31 - 1, 1000.0)))),
+        ("stop_token_ids", ((), (0, 2**31 - 1))),
+    ],
+)
+def test_the_ends_of_every_range_are_allowed(field: str, allowed: tuple[Any, ...]) -> None:
+    for value in allowed:
+        assert getattr(SamplingParams(**{field: value}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("field", "refused", "span"),
+    [
+        ("temperature", (-0.1, 100.1, NAN, INF, -INF), r"\[0.0, 100.0\]"),
+        ("top_k", (-1, 2**31), r"\[0, 2147483647\]"),
+        ("top_p", (0.0, -0.1, 1.1, NAN), r"\(0.0, 1.0\]"),
+        ("min_p", (-0.1, 1.1, NAN), r"\[0.0, 1.0\]"),
+        ("repetition_penalty", (0.0, -1.0, 100.1, NAN), r"\(0.0, 100.0\]"),
+        ("presence_penalty", (-100.1, 100.1, NAN), r"\[-100.0, 100.0\]"),
+        ("frequency_penalty", (-100.1, 100.1, INF), r"\[-100.0, 100.0\]"),
+        ("max_tokens", (0, -1, 2**31), r"\[1, 2147483647\]"),
+        ("seed", (-1, MAX_SEED + 1), r"\[0, 18446744073709551615\]"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_by_name(field: str, refused: tuple[Any, ...], span: str) -> None:
+    for value in refused:
+        with pytest.raises(UserError, match=rf"^{field} is {value}; it must lie in {span}$") as caught:
+            SamplingParams(**{field: value})
+        assert caught.value.code is Code.INVALID_ARGUMENT
+
+
+def test_a_biased_token_and_its_bias_are_named() -> None:
+    with pytest.raises(UserError, match=r"^logit_bias token id is -1; it must lie in \[0, 2147483647\]$"):
+        SamplingParams(logit_bias=((-1, 0.0),))
+    for bias in (-1000.5, 1000.5, NAN):
+        message = rf"^logit_bias of token 4 is {bias}; it must lie in \[-1000.0, 1000.0\]$"
+        with pytest.raises(UserError, match=message):
+            SamplingParams(logit_bias=((3, 1.0), (4, bias)))
+
+
+@pytest.mark.parametrize("token", [-1, 2**31])
+def test_a_stop_token_that_cannot_be_is_named(token: int) -> None:
+    with pytest.raises(UserError, match=rf"^stop_token_ids is {token}; it must lie in "):
+        SamplingParams(stop_token_ids=(1, token))
+
+
+def test_lists_are_bounded() -> None:
+    biases = tuple((token, 0.0) for token in range(MAX_LOGIT_BIAS_ENTRIES))
+    stops = tuple(range(MAX_STOP_TOKENS))
+    assert SamplingParams(logit_bias=biases, stop_token_ids=stops).stop_token_ids == stops
+    with pytest.raises(UserError, match=r"^logit_bias has 1025 entries; at most 1024 are allowed$"):
+        SamplingParams(logit_bias=(*biases, (0, 0.0)))
+    with pytest.raises(UserError, match=r"^stop_token_ids has 129 entries; at most 128 are allowed$"):
+        SamplingParams(stop_token_ids=(*stops, 0))
+
+
+def test_greedy_is_temperature_zero() -> None:
+    assert SamplingParams().greedy
+    assert not SamplingParams(temperature=1e-9).greedy
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("repetition_penalty", 1.1), ("presence_penalty", -0.5), ("frequency_penalty", 0.5)],
+)
+def test_each_penalty_makes_a_choice_depend_on_the_text(field: str, value: float) -> None:
+    assert SamplingParams(**{field: value}).has_penalties  # type: ignore[arg-type]  # a number for each
+
+
+def test_without_penalties_a_choice_depends_on_the_model_alone() -> None:
+    assert not SamplingParams(temperature=0.8, top_k=3, logit_bias=((1, 2.0),)).has_penalties

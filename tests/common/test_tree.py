@@ -1,0 +1,359 @@
+"""Laws of the speculation tree: nothing leaks, late is not lost, and both sides hold the same tree."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from common.errors import Code, LocalError, PeerError
+from common.tree import DEAD, Committed, Node, Place, SpeculationTree
+
+TOKENS = st.integers(0, 3)
+
+
+def make_path(tree: SpeculationTree, tokens: tuple[int, ...], logprob: float = -0.5) -> list[Node]:
+    nodes = [tree.tip]
+    for token in tokens:
+        nodes.append(tree.grow(nodes[-1], token, logprob))
+    return nodes[1:]
+
+
+# Growing ------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_needs_a_committed_token() -> None:
+    with pytest.raises(LocalError, match="at least one committed token"):
+        SpeculationTree([])
+
+
+def test_a_new_tree_is_its_tip() -> None:
+    tree = SpeculationTree((7, 8, 9))
+    assert (tree.tip.token, tree.tip.position, tree.tip_position) == (9, 2, 2)
+    assert tree.tip.committed
+    assert tree.num_speculative == 0
+    assert list(tree.speculative()) == []
+
+
+def test_a_node_stands_one_position_below_its_parent_and_its_logprobs_add_up() -> None:
+    tree = SpeculationTree((9,))
+    a = tree.grow(tree.tip, 1, -0.25)
+    b = tree.grow(a, 2, -0.5)
+    assert (a.id, a.parent, a.position, a.path_logprob) == (2, 1, 1, -0.25)
+    assert (b.id, b.parent, b.position, b.path_logprob) == (3, 2, 2, -0.75)
+    assert tree.worth(b) == -0.75
+    assert [node.id for node in tree.speculative()] == [2, 3]
+
+
+def test_duplicates_merge_into_one_node() -> None:
+    tree = SpeculationTree((9,))
+    first = tree.grow(tree.tip, 1, -0.25)
+    assert tree.grow(tree.tip, 1, -3.0) is first
+    assert first.logprob == -0.25
+    assert (tree.counts.grown, tree.counts.merged) == (1, 1)
+
+
+def test_nothing_grows_below_a_node_that_is_not_live() -> None:
+    tree = SpeculationTree((9,))
+    dead, child = make_path(tree, (1, 2))
+    tree.advance(5)
+    for token in (child.token, 6):  # also where a child with the token had been
+        with pytest.raises(LocalError, match=f"node {dead.id} is not live"):
+            tree.grow(dead, token, 0.0)
+
+
+# Committing ---------------------------------------------------------------------------------------------
+
+
+def test_a_commit_of_a_child_keeps_what_hangs_below_it() -> None:
+    tree = SpeculationTree((9,))
+    a, b, c = make_path(tree, (1, 2, 3))
+    side = tree.grow(tree.tip, 5, -1.0)
+    below = tree.grow(side, 6, -1.0)
+    advance = tree.advance(1)
+    assert (advance.tip, advance.accepted, advance.dead) == (a, True, (side, below))
+    assert list(tree.speculative()) == [b, c]
+    assert tree.committed == [9, 1]
+    assert a.committed
+    assert not b.committed
+
+
+def test_a_commit_of_a_token_nobody_proposed_kills_every_node() -> None:
+    tree = SpeculationTree((9,))
+    nodes = make_path(tree, (1, 2, 3))
+    advance = tree.advance(4)
+    assert not advance.accepted
+    assert advance.dead == tuple(nodes)
+    assert (tree.tip.token, tree.tip.position, tree.tip.parent) == (4, 1, None)
+    assert tree.num_speculative == 0
+
+
+def test_a_walk_along_the_tree_accepts_and_then_makes_a_tip() -> None:
+    tree = SpeculationTree((9,))
+    make_path(tree, (1, 2, 3))
+    assert [tree.advance(token).accepted for token in (1, 2, 7)] == [True, True, False]
+    assert tree.committed == [9, 1, 2, 7]
+    counts = tree.counts
+    assert (counts.grown, counts.accepted, counts.pruned) == (3, 2, 1)
+
+
+def test_worth_is_counted_from_the_tip_whoever_made_it() -> None:
+    tree = SpeculationTree((9,))
+    _, b = make_path(tree, (1, 2), -0.5)
+    assert tree.worth(b) == -1.0
+    tree.advance(1)
+    assert tree.worth(b) == -0.5, "what is committed is certain"
+    tree.advance(8)
+    after = tree.grow(tree.tip, 3, -0.125)
+    assert tree.worth(tree.tip) == 0.0
+    assert tree.worth(after) == -0.125
+
+
+def test_a_subtree_is_listed_parents_first() -> None:
+    tree = SpeculationTree((9,))
+    a, b = make_path(tree, (1, 2))
+    c = tree.grow(a, 3, -1.0)
+    listed = list(tree.subtree(a))
+    assert listed[0] is a
+    assert {node.id for node in listed} == {a.id, b.id, c.id}
+
+
+# Late nodes ---------------------------------------------------------------------------------------------
+
+
+def test_a_late_node_that_agrees_is_folded_and_its_child_hangs_at_the_tip() -> None:
+    tree = SpeculationTree((9,))
+    tree.advance(1)
+    tree.advance(2)
+    first = tree.attach(Committed(0), 1, -0.5)
+    assert first == Committed(1)
+    second = tree.attach(first, 2, -0.5)
+    assert second == Committed(2)
+    third = tree.attach(second, 3, -0.5)
+    assert isinstance(third, Node)
+    assert third.parent == tree.tip.id
+    assert (tree.counts.folded, tree.counts.grown) == (2, 1)
+
+
+def test_a_late_node_that_disagrees_is_dead_and_so_is_all_below_it() -> None:
+    tree = SpeculationTree((9,))
+    tree.advance(1)
+    place = tree.attach(Committed(0), 4, -0.5)
+    assert place is DEAD
+    assert tree.attach(place, 5, -0.5) is DEAD
+    assert tree.counts.late == 2
+    assert tree.num_speculative == 0
+
+
+def test_a_late_child_of_a_committed_node_is_compared_with_the_text() -> None:
+    tree = SpeculationTree((9,))
+    (a,) = make_path(tree, (1,))
+    tree.advance(1)
+    tree.advance(2)
+    assert tree.attach(a, 2, -0.5) == Committed(2)
+    assert tree.attach(a, 3, -0.5) is DEAD
+
+
+def test_a_child_of_a_pruned_node_is_dead() -> None:
+    tree = SpeculationTree((9,))
+    (a,) = make_path(tree, (1,))
+    tree.advance(2)
+    assert tree.attach(a, 2, -0.5) is DEAD
+
+
+def test_a_node_attached_twice_is_one_node() -> None:
+    tree = SpeculationTree((9,))
+    assert tree.attach(Committed(0), 1, -0.5) is tree.attach(tree.tip, 1, -0.7)
+    assert tree.counts.merged == 1
+
+
+@pytest.mark.parametrize("position", [-1, 3])
+def test_a_place_that_cannot_be_is_the_peers_fault(position: int) -> None:
+    tree = SpeculationTree((9, 9, 9))
+    with pytest.raises(PeerError, match=f"hangs at position {position}") as caught:
+        tree.attach(Committed(position), 1, 0.0)
+    assert caught.value.code is Code.OUT_OF_RANGE
+
+
+# Integrity ----------------------------------------------------------------------------------------------
+
+
+def lose_a_child(tree: SpeculationTree) -> None:
+    del tree.live[3]
+
+
+def unlink_a_child(tree: SpeculationTree) -> None:
+    tree.live[2].children.clear()
+
+
+def move_a_child(tree: SpeculationTree) -> None:
+    tree.live[3].position += 1
+
+
+def rename_a_child(tree: SpeculationTree) -> None:
+    tree.live[3].token = 77
+
+
+def close_a_circle(tree: SpeculationTree) -> None:
+    tree.live[3].children[9] = tree.tip.id
+
+
+def miscount(tree: SpeculationTree) -> None:
+    tree.counts.pruned += 1
+
+
+def forget_the_tip(tree: SpeculationTree) -> None:
+    tree.committed.append(5)
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [
+        lose_a_child,
+        unlink_a_child,
+        move_a_child,
+        rename_a_child,
+        close_a_circle,
+        miscount,
+        forget_the_tip,
+    ],
+)
+def test_every_corruption_is_found(corrupt: Callable[[SpeculationTree], None]) -> None:
+    tree = SpeculationTree((9,))
+    make_path(tree, (1, 2))
+    tree.check_integrity()
+    corrupt(tree)
+    with pytest.raises(LocalError):
+        tree.check_integrity()
+
+
+# Any sequence of inputs ---------------------------------------------------------------------------------
+
+
+class TreeLife(RuleBasedStateMachine):
+    """Every node ever placed stays a possible parent, as a hostile or slow edge would have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = SpeculationTree((0,))
+        self.places: list[Place] = [Committed(0)]
+        self.arrived = 0
+
+    @rule(data=st.data(), token=TOKENS)
+    def attach(self, data: st.DataObject, token: int) -> None:
+        parent = data.draw(st.sampled_from(self.places[-12:]))
+        self.places.append(self.tree.attach(parent, token, -0.5))
+        self.arrived += 1
+
+    @rule(token=TOKENS)
+    def advance(self, token: int) -> None:
+        was, live = self.tree.tip_position, self.tree.num_speculative
+        advance = self.tree.advance(token)
+        assert self.tree.tip_position == was + 1
+        assert len(advance.dead) + advance.accepted == live - self.tree.num_speculative
+        self.places.append(Committed(was + 1))
+
+    @precondition(lambda self: self.tree.num_speculative)
+    @rule(data=st.data())
+    def advance_along_a_child(self, data: st.DataObject) -> None:
+        self.tree.advance(data.draw(st.sampled_from(sorted(self.tree.tip.children))))
+
+    @invariant()
+    def nothing_leaks(self) -> None:
+        tree, counts = self.tree, self.tree.counts
+        tree.check_integrity()
+        assert counts.grown == counts.accepted + counts.pruned + tree.num_speculative
+        assert self.arrived == counts.grown + counts.merged + counts.folded + counts.late
+
+    @invariant()
+    def no_path_is_likelier_than_its_beginning(self) -> None:
+        for node in self.tree.speculative():
+            assert node.parent is not None
+            parent = self.tree.live[node.parent]
+            assert parent.id < node.id
+            assert self.tree.worth(node) <= self.tree.worth(parent) <= 0.0
+
+
+TestTreeLife = TreeLife.TestCase
+
+
+# Both sides ---------------------------------------------------------------------------------------------
+
+
+def paths(tree: SpeculationTree) -> set[tuple[int, ...]]:
+    """Token paths from the tip to every live node."""
+    found: dict[int, tuple[int, ...]] = {tree.tip.id: ()}
+    for node in tree.speculative():
+        assert node.parent is not None
+        found[node.id] = (*found[node.parent], node.token)
+    return set(found.values())
+
+
+class TwoTrees:
+    """An edge's tree and a verifier's, with nodes and commits under way between them, each in order."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.edge, self.verifier = SpeculationTree((0,)), SpeculationTree((0,))
+        self.places: dict[int, Place] = {}  # edge's id -> the verifier's place
+        self.up: list[tuple[Node, int | None]] = []  # a node, the anchor if its parent was the tip
+        self.down: list[int] = []
+
+    def grow(self) -> None:
+        parent = self.random.choice(list(self.edge.live.values()))
+        before = self.edge.counts.grown
+        node = self.edge.grow(parent, self.random.randrange(3), -0.5)
+        if self.edge.counts.grown > before:
+            self.up.append((node, parent.position if parent is self.edge.tip else None))
+
+    def arrive(self) -> None:
+        if self.up:
+            node, anchor = self.up.pop(0)
+            assert node.parent is not None
+            parent = Committed(anchor) if anchor is not None else self.places[node.parent]
+            self.places[node.id] = self.verifier.attach(parent, node.token, node.logprob)
+
+    def commit(self) -> None:
+        token = self.random.randrange(3)
+        self.verifier.advance(token)
+        self.down.append(token)
+
+    def learn(self) -> None:
+        if self.down:
+            self.edge.advance(self.down.pop(0))
+
+    def settle(self) -> None:
+        while self.up or self.down:
+            self.arrive()
+            self.learn()
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60))
+def test_both_sides_hold_the_same_tree_once_all_has_arrived(seed: int, length: int) -> None:
+    trees = TwoTrees(seed)
+    for _ in range(length):
+        trees.random.choice([trees.grow, trees.grow, trees.arrive, trees.commit, trees.learn])()
+        assert paths(trees.verifier) <= paths(trees.edge) or trees.down, "the edge is the one behind"
+    trees.settle()
+    assert trees.edge.committed == trees.verifier.committed
+    assert paths(trees.edge) == paths(trees.verifier)
+    for tree in (trees.edge, trees.verifier):
+        tree.check_integrity()
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), TOKENS), max_size=40), st.lists(TOKENS, max_size=8))
+def test_trees_with_the_same_nodes_prune_alike(nodes: list[tuple[int, int]], text: list[int]) -> None:
+    edge, verifier = SpeculationTree((0,)), SpeculationTree((0,))
+    for parent, token in nodes:
+        for tree in (edge, verifier):
+            live = list(tree.live.values())
+            tree.grow(live[parent % len(live)], token, -0.5)
+    for token in text:
+        ours, theirs = edge.advance(token), verifier.advance(token)
+        assert [node.id for node in ours.dead] == [node.id for node in theirs.dead]
+        assert (ours.tip.id, ours.accepted) == (theirs.tip.id, theirs.accepted)
+    assert edge.counts == verifier.counts

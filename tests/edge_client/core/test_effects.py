@@ -1,0 +1,30 @@
+"""Law: an effect is a value. It compares by content and never changes on its way to the driver."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from common.messages import Close
+from common.sampling import SamplingParams
+from edge_client.core.drafter import DraftRow, Reroot
+from edge_client.core.effects import Connect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
+
+EFFECTS = (
+    StartDrafter((1, 2), 1, SamplingParams()),
+    Expand((DraftRow(1, None, 2, 1),)),
+    MoveTip(Reroot(((2, 5),), ())),
+    Connect(),
+    Send(Close()),
+    Emit(2, (5,), 0),
+    Finished(None),
+)
+
+
+@pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: type(effect).__name__)
+def test_an_effect_never_changes(effect: Connect | Emit) -> None:
+    assert effect == dataclasses.replace(effect)
+    for field in dataclasses.fields(effect):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(effect, field.name, None)

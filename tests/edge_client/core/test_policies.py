@@ -1,0 +1,279 @@
+"""Laws of growth policies: parents first, never beyond the credit or the text, and each its own shape."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import UserError
+from common.messages import INITIAL_CREDIT
+from common.tree import Node, SpeculationTree
+from edge_client.core.policies import (
+    POLICIES,
+    Candidate,
+    ChainPolicy,
+    GrowthPolicy,
+    GrowthView,
+    OffPolicy,
+    SyncPolicy,
+    TreePolicy,
+    TreeSettings,
+    make_policy,
+)
+
+CANDIDATES = tuple(Candidate(token, math.log(p)) for token, p in ((1, 0.6), (2, 0.2), (3, 0.1), (4, 0.02)))
+
+
+def make_view(last: int = 100, credit: int = INITIAL_CREDIT) -> GrowthView:
+    return GrowthView(SpeculationTree((9, 9)), last_position=last, credit=credit, stream_up=True)
+
+
+def draft(
+    policy: GrowthPolicy, view: GrowthView, candidates: tuple[Candidate, ...] = CANDIDATES
+) -> list[int]:
+    """One draft step as the session runs it; the ids of the rows."""
+    rows = policy.expand(view)
+    for node in rows:
+        node.evaluated = True
+        for child in policy.branch(view, node, candidates):
+            view.tree.grow(node, child.token, child.logprob)
+    return [node.id for node in rows]
+
+
+def send(policy: GrowthPolicy, view: GrowthView) -> list[int]:
+    """What the policy sends, noted as the session does; the tokens."""
+    nodes = policy.send(view)
+    for node in nodes:
+        node.wire_id = node.id
+    view.num_sent += len(nodes)
+    return [node.token for node in nodes]
+
+
+def commit(view: GrowthView, token: int) -> None:
+    view.tree.advance(token)
+    view.num_sent = sum(1 for node in view.tree.speculative() if node.wire_id)
+
+
+# By name ----------------------------------------------------------------------------------------------
+
+
+def test_every_policy_is_made_by_its_name() -> None:
+    for name in POLICIES:
+        assert make_policy(name).name == name
+
+
+def test_a_synchronous_block_is_named_with_its_length() -> None:
+    policy = make_policy("sync:7")
+    assert isinstance(policy, SyncPolicy)
+    assert policy.block == 7
+
+
+@pytest.mark.parametrize("text", ["", "best", "tree:4", "sync:x", "sync:-1", "sync:²", "Sync"])
+def test_an_unknown_policy_is_refused_with_those_there_are(text: str) -> None:
+    with pytest.raises(UserError, match="choose one of tree, chain, sync, off or sync:K"):
+        make_policy(text)
+
+
+def test_only_the_synchronous_policy_lets_the_verifier_wait() -> None:
+    assert {name: make_policy(name).fill for name in POLICIES} == {
+        "tree": True,
+        "chain": True,
+        "sync": False,
+        "off": True,
+    }
+
+
+# Off --------------------------------------------------------------------------------------------------
+
+
+def test_off_neither_drafts_nor_sends() -> None:
+    view, policy = make_view(), OffPolicy()
+    view.tree.grow(view.tree.tip, 1, -0.1)
+    assert list(policy.branch(view, view.tree.tip, CANDIDATES)) == []
+    assert list(policy.expand(view)) == []
+    assert list(policy.send(view)) == []
+
+
+# Sync -------------------------------------------------------------------------------------------------
+
+
+def test_sync_drafts_a_block_one_by_one_sends_it_whole_and_waits() -> None:
+    view, policy = make_view(), SyncPolicy(3)
+    for number in range(3):
+        assert send(policy, view) == []
+        assert draft(policy, view) == [number + 1]
+    assert draft(policy, view) == []
+    assert send(policy, view) == [1, 1, 1]
+    assert draft(policy, view) == [], "the verdict is awaited"
+    assert send(policy, view) == []
+
+
+def test_sync_goes_on_after_the_verdict() -> None:
+    view, policy = make_view(), SyncPolicy(2)
+    while draft(policy, view):
+        pass
+    send(policy, view)
+    commit(view, 1)
+    assert draft(policy, view) == [], "a node of the block is not decided yet"
+    commit(view, 5)
+    assert len(draft(policy, view)) == 1
+
+
+@pytest.mark.parametrize(("last", "block"), [(10, 4), (5, 4), (4, 3), (3, 2), (2, 1), (1, 0)])
+def test_a_block_ends_where_the_text_must_end(last: int, block: int) -> None:
+    view, policy = make_view(last), SyncPolicy(4)
+    while draft(policy, view):
+        pass
+    assert send(policy, view) == [1] * block
+    assert all(node.position <= last for node in view.tree.live.values())
+
+
+def test_a_block_is_no_longer_than_the_credit() -> None:
+    view, policy = make_view(credit=2), SyncPolicy(4)
+    while draft(policy, view):
+        pass
+    assert send(policy, view) == [1, 1]
+
+
+@pytest.mark.parametrize("credit", [0, 1, 3])
+def test_a_block_drafted_before_the_credit_shrank_is_sent_as_far_as_it_reaches(credit: int) -> None:
+    view, policy = make_view(), SyncPolicy(4)
+    while draft(policy, view):
+        pass
+    view.credit = credit
+    assert send(policy, view) == [1] * credit
+
+
+def test_a_block_has_a_token() -> None:
+    with pytest.raises(UserError, match="block is 0"):
+        SyncPolicy(0)
+
+
+# Chain ------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_grows_while_verdicts_travel_up_to_its_depth() -> None:
+    view, policy = make_view(), ChainPolicy(cut=1e-6, max_depth=5)
+    for _ in range(5):
+        draft(policy, view)
+        send(policy, view)
+    assert draft(policy, view) == []
+    assert [node.position for node in view.tree.speculative()] == [2, 3, 4, 5, 6]
+    commit(view, 1)
+    assert len(draft(policy, view)) == 1
+
+
+def test_a_chain_stops_where_its_path_is_less_likely_than_the_cut() -> None:
+    view, policy = make_view(), ChainPolicy(cut=0.2, max_depth=64)
+    while draft(policy, view):
+        pass
+    # 0.6, 0.36 and 0.216 are drafted on, 0.1296 is not
+    assert view.tree.num_speculative == 4
+    commit(view, 1)
+    assert len(draft(policy, view)) == 1, "seen from the new tip it is likelier"
+
+
+def test_a_chain_is_no_longer_than_the_credit_and_sends_no_more() -> None:
+    view, policy = make_view(credit=3), ChainPolicy(cut=1e-6)
+    while draft(policy, view):
+        pass
+    assert view.tree.num_speculative == 3
+    view.credit = 2
+    assert send(policy, view) == [1, 1]
+    view.credit = 1
+    assert send(policy, view) == []
+
+
+def test_a_chain_ends_where_the_text_must_end() -> None:
+    view, policy = make_view(last=4), ChainPolicy(cut=1e-6)
+    while draft(policy, view):
+        pass
+    assert [node.position for node in view.tree.speculative()] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(("cut", "depth"), [(0.0, 1), (1.0, 1), (math.nan, 1), (0.1, 0)])
+def test_a_chain_without_cut_or_depth_is_refused(cut: float, depth: int) -> None:
+    with pytest.raises(UserError, match=r"cut is|max_depth is"):
+        ChainPolicy(cut, depth)
+
+
+# Tree -------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_drafts_the_likeliest_nodes_first() -> None:
+    view, policy = make_view(credit=1000), TreePolicy(TreeSettings(width=2, max_children=3, cut=0.01))
+    assert draft(policy, view) == [1]  # children 2, 3, 4 at 0.6, 0.2, 0.1
+    assert draft(policy, view) == [2, 3]  # children 5, 6, 7 at .36, .12, .06 and 8, 9, 10 at .12, .04, .02
+    assert draft(policy, view) == [5, 6]  # 0.36, then 0.12, where the smaller id goes first
+
+
+def test_a_tree_has_no_more_children_than_set_and_none_below_the_cut() -> None:
+    view = make_view()
+    wide = TreePolicy(TreeSettings(max_children=2, cut=0.01))
+    assert [c.token for c in wide.branch(view, view.tree.tip, CANDIDATES)] == [1, 2]
+    strict = TreePolicy(TreeSettings(max_children=4, cut=0.15))
+    assert [c.token for c in strict.branch(view, view.tree.tip, CANDIDATES)] == [1, 2]
+    below = view.tree.grow(view.tree.tip, 1, math.log(0.6))
+    assert [c.token for c in strict.branch(view, below, CANDIDATES)] == [1]
+
+
+def test_a_tree_rests_when_the_credit_is_used() -> None:
+    view, policy = make_view(credit=3), TreePolicy(TreeSettings(width=8, max_children=4, cut=0.01))
+    draft(policy, view)
+    assert view.tree.num_speculative == 4
+    assert draft(policy, view) == []
+    assert send(policy, view) == [1, 2, 3]
+
+
+def test_a_tree_never_drafts_the_last_token() -> None:
+    view, policy = make_view(last=2), TreePolicy()
+    draft(policy, view)
+    assert draft(policy, view) == []
+
+
+@pytest.mark.parametrize("settings", [(0, 1, 0.1), (1, 0, 0.1), (1, 1, 0.0), (1, 1, 1.0), (1, 1, math.nan)])
+def test_settings_that_grow_nothing_are_refused(settings: tuple[int, int, float]) -> None:
+    with pytest.raises(UserError, match=r"must be at least 1|must lie in"):
+        TreeSettings(*settings)
+
+
+# All --------------------------------------------------------------------------------------------------
+
+policies = st.sampled_from(
+    [
+        lambda: TreePolicy(TreeSettings(width=3, max_children=3, cut=0.005)),
+        lambda: ChainPolicy(cut=0.01, max_depth=9),
+        lambda: SyncPolicy(3),
+        OffPolicy,
+    ]
+)
+chances = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=4)
+
+
+def check_sent(view: GrowthView, nodes: list[Node]) -> None:
+    known = {node.id for node in view.tree.live.values() if node.wire_id} | {view.tree.tip.id}
+    for node in nodes:
+        assert not node.wire_id, "sent once"
+        assert node.parent in known, "its parent was sent before"
+        known.add(node.id)
+    assert len(nodes) <= max(0, view.credit_left)
+
+
+@given(policies, st.lists(st.tuples(chances, st.integers(0, 40), st.integers(0, 6)), max_size=15))
+def test_parents_go_first_and_the_credit_and_the_end_of_the_text_are_kept(
+    make: type[OffPolicy], steps: list[tuple[list[float], int, int]]
+) -> None:
+    policy, view = make(), make_view(last=9)
+    for shares, credit, token in steps:
+        total = sum(shares) + 0.01
+        ranked = sorted((math.log(share / total) for share in shares), reverse=True)
+        draft(policy, view, tuple(Candidate(i, logprob) for i, logprob in enumerate(ranked)))
+        check_sent(view, list(policy.send(view)))
+        send(policy, view)
+        if token < 4 and view.tree.tip_position < view.last_position:
+            commit(view, token)
+        view.credit = credit
+        assert all(node.position <= view.last_position for node in view.tree.live.values())

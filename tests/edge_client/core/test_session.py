@@ -1,0 +1,568 @@
+"""Laws of the edge session: what each input does in each state, and that no stream's end ends the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from common.errors import (
+    CapacityError,
+    Code,
+    ForerunError,
+    LocalError,
+    PeerError,
+    UnavailableError,
+    UserError,
+)
+from common.messages import INITIAL_CREDIT, Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose
+from common.sampling import SamplingParams
+from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
+from edge_client.core.policies import (
+    ChainPolicy,
+    GrowthPolicy,
+    OffPolicy,
+    SyncPolicy,
+    TreePolicy,
+    TreeSettings,
+)
+from edge_client.core.session import EdgeSession, SessionConfig, State
+
+PROMPT = (7, 8)
+GONE = UnavailableError("the link broke")
+
+
+def make(policy: GrowthPolicy | None = None, max_tokens: int = 20, **config: float) -> EdgeSession:
+    settings = SessionConfig(PROMPT, SamplingParams(max_tokens=max_tokens), b"print", session_id="s")
+    return EdgeSession(replace(settings, **config), policy or OffPolicy())  # type: ignore[arg-type]  # numbers
+
+
+def opened(policy: GrowthPolicy | None = None, max_tokens: int = 20, credit: int = 32) -> EdgeSession:
+    """Open since 1.0, its effects taken."""
+    session = make(policy, max_tokens)
+    session.start(0.0)
+    session.on_message(Opened(session.tree.tip_position, credit), 1.0)
+    session.effects()
+    return session
+
+
+def chain() -> ChainPolicy:
+    return ChainPolicy(cut=1e-6, max_depth=8)
+
+
+def draft(session: EdgeSession, tokens: tuple[int, ...], now: float) -> list[Effect]:
+    """Answer the `Expand` under way with the same candidates for each row."""
+    busy = [node.id for node in session.tree.live.values() if node.busy]
+    scores = tuple(-float(rank) for rank in range(len(tokens)))
+    session.on_drafted([Expansion(node, tokens, scores) for node in busy], now)
+    session.check_integrity()
+    return session.effects()
+
+
+def proposals(effects: list[Effect]) -> list[Propose]:
+    return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Propose)]
+
+
+# The order of effects ---------------------------------------------------------------------------------
+
+
+def test_a_session_begins_with_its_drafter_then_the_stream_then_the_first_draft() -> None:
+    session = make(chain())
+    session.start(0.0)
+    sampling = SamplingParams(max_tokens=20)
+    assert session.effects() == [
+        StartDrafter(PROMPT, 1, sampling),
+        Connect(),
+        Send(Open(PROMPT, sampling, b"print", fill=True, session_id="s")),
+        Expand((DraftRow(1, None, 8, 1),)),
+    ]
+    assert session.effects() == [], "each is handed out once"
+
+
+def test_drafts_follow_the_open_without_waiting() -> None:
+    session = make(chain())
+    session.start(0.0)
+    session.effects()
+    effects = draft(session, (5,), 0.1)
+    assert proposals(effects)[0].anchor == 1
+    assert effects[1:] == [Expand((DraftRow(2, 1, 5, 2),))]
+    assert session.state is State.OPENING
+
+
+def test_a_commit_moves_the_drafter_then_shows_the_text_then_sends_then_drafts() -> None:
+    session = make(SyncPolicy(1))
+    session.start(0.0)
+    draft(session, (5,), 0.1)
+    session.on_message(Opened(1, 32), 0.2)
+    session.effects()
+    session.on_message(Commit(2, (5, 6), server_made=0b10, echo=1), 0.3)
+    tip = session.tree.tip
+    assert session.effects() == [
+        MoveTip(Reroot(((2, 5), (tip.id, 6)), ())),
+        Emit(2, (5, 6), 0b10),
+        Expand((DraftRow(tip.id, None, 6, 3),)),
+    ]
+
+
+def test_a_commit_tells_the_drafter_every_node_that_died() -> None:
+    session = opened(TreePolicy(TreeSettings(width=1, max_children=3, cut=0.001)))
+    draft(session, (5, 6, 4), 1.1)
+    session.on_message(Commit(2, (6,)), 1.2)
+    assert session.effects()[0] == MoveTip(Reroot(((3, 6),), (2, 4)))
+    session.check_integrity()
+
+
+def test_without_fill_the_nudge_comes_last() -> None:
+    session = opened(SyncPolicy(2))
+    assert draft(session, (), 1.1) == [Send(Propose())]
+
+
+# States -----------------------------------------------------------------------------------------------
+
+INPUTS: dict[str, Callable[[EdgeSession], None]] = {
+    "start": lambda s: s.start(9.0),
+    "opened": lambda s: s.on_message(Opened(1, 8), 9.0),
+    "commit": lambda s: s.on_message(Commit(2, (5,)), 9.0),
+    "finish": lambda s: s.on_message(Finish(FinishReason.STOP, 1), 9.0),
+    "drain": lambda s: s.on_message(Drain(), 9.0),
+    "lost": lambda s: s.on_stream_lost(GONE, 9.0),
+    "refused": lambda s: s.on_stream_lost(UserError("no such model"), 9.0),
+    "timer": lambda s: s.on_timer(9.0),
+    "close": lambda s: s.close(9.0),
+    "fail": lambda s: s.fail(LocalError("out of paper"), 9.0),
+}
+ALLOWED: dict[State, dict[str, State]] = {
+    State.NEW: {"start": State.OPENING, "timer": State.NEW, "close": State.OVER, "fail": State.OVER},
+    State.OPENING: {
+        "opened": State.OPEN,
+        "drain": State.LOST,
+        "lost": State.LOST,
+        "refused": State.OVER,
+        "timer": State.OPENING,
+        "close": State.OVER,
+        "fail": State.OVER,
+    },
+    State.OPEN: {
+        "commit": State.OPEN,
+        "finish": State.OVER,
+        "drain": State.LOST,
+        "lost": State.LOST,
+        "refused": State.OVER,
+        "timer": State.OPEN,
+        "close": State.OVER,
+        "fail": State.OVER,
+    },
+    State.LOST: {
+        **dict.fromkeys(("opened", "commit", "finish", "drain", "lost", "refused"), State.LOST),
+        "timer": State.OPENING,
+        "close": State.OVER,
+        "fail": State.OVER,
+    },
+    State.OVER: dict.fromkeys(INPUTS.keys() - {"start"}, State.OVER),
+}
+PEER_AT_FAULT = {
+    (State.OPENING, "commit"),
+    (State.OPENING, "finish"),
+    (State.OPEN, "opened"),
+}
+
+
+def in_state(state: State) -> EdgeSession:
+    session = make()
+    if state is not State.NEW:
+        session.start(0.0)
+    if state in (State.OPEN, State.LOST, State.OVER):
+        session.on_message(Opened(1, 32), 1.0)
+    if state is State.LOST:
+        session.on_stream_lost(GONE, 2.0)
+    if state is State.OVER:
+        session.close(2.0)
+    session.effects()
+    assert session.state is state
+    return session
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("state", State)
+def test_each_input_in_each_state(state: State, name: str) -> None:
+    session = in_state(state)
+    if name in ALLOWED[state]:
+        INPUTS[name](session)
+        assert session.state is ALLOWED[state][name]
+    else:
+        with pytest.raises(PeerError if (state, name) in PEER_AT_FAULT else LocalError, match=state.value):
+            INPUTS[name](session)
+        assert session.state is state
+        assert session.effects() == []
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_nothing_follows_the_end(name: str) -> None:
+    session = in_state(State.OVER)
+    if name != "start":
+        INPUTS[name](session)
+    assert session.effects() == []
+    assert session.next_timer_at is None
+
+
+def test_an_illegal_input_names_the_session_and_its_state() -> None:
+    with pytest.raises(LocalError, match="session 's' is open; this input needs it new"):
+        opened().start(2.0)
+
+
+def test_a_draft_nobody_asked_for_is_our_own_fault() -> None:
+    for report in (lambda s: s.on_drafted([], 2.0), lambda s: s.on_drafter_failed(GONE, 2.0)):
+        with pytest.raises(LocalError, match="had not been asked for"):
+            report(opened())
+
+
+# Text -------------------------------------------------------------------------------------------------
+
+
+def test_the_text_is_what_was_committed() -> None:
+    session = opened()
+    session.on_message(Commit(2, (5, 6), server_made=0b11), 1.1)
+    session.on_message(Commit(4, (7,), server_made=1), 1.2)
+    assert session.text == (5, 6, 7)
+    session.on_message(Finish(FinishReason.STOP, 4), 1.3)
+    assert session.effects()[-1] == Finished(FinishReason.STOP)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (Commit(3, (5,)), "a Commit begins at 3; 2 comes next"),
+        (Commit(1, (5,)), "a Commit begins at 1; 2 comes next"),
+        (Commit(2, (5,) * 5), "beyond the last position asked for, 5"),
+        (Finish(FinishReason.LENGTH, 2), "finished at position 2, the text here ends at 1"),
+    ],
+)
+def test_a_verifier_that_breaks_the_protocol_is_named_and_changes_nothing(
+    message: Commit | Finish, words: str
+) -> None:
+    session = opened(max_tokens=4)
+    with pytest.raises(PeerError, match=words):
+        session.on_message(message, 1.1)
+    assert session.text == ()
+    assert session.effects() == []
+
+
+@pytest.mark.parametrize("position", [0, 2])
+def test_a_session_opened_elsewhere_is_refused(position: int) -> None:
+    session = make()
+    session.start(0.0)
+    with pytest.raises(PeerError, match=f"opened at position {position}, not 1"):
+        session.on_message(Opened(position, 32), 0.1)
+
+
+def test_the_last_position_may_be_committed() -> None:
+    session = opened(max_tokens=4)
+    session.on_message(Commit(2, (5,) * 4, server_made=15), 1.1)
+    assert session.text == (5,) * 4
+
+
+def test_a_commit_without_tokens_changes_nothing() -> None:
+    session = opened(chain())
+    draft(session, (5,), 1.1)
+    session.on_message(Commit(2, ()), 1.2)
+    assert session.text == ()
+    session.check_integrity()
+
+
+def test_what_was_committed_is_counted() -> None:
+    session = opened(chain())
+    draft(session, (5,), 1.25)
+    session.on_message(Commit(2, (5, 6), 0b10, queue_us=500_000, compute_us=250_000, evaluated=2), 1.5)
+    stats = session.stats
+    assert (stats.committed, stats.accepted, stats.target_steps, stats.evaluated) == (2, 1, 1, 2)
+    assert (stats.proposed, stats.draft_steps, stats.drafted) == (1, 1, 1)
+    assert (stats.draft_time, stats.queue_time, stats.compute_time) == (1.25, 0.5, 0.25)
+    assert stats.acceptance_length == 2.0
+
+
+# Time -------------------------------------------------------------------------------------------------
+
+
+def test_the_first_round_trip_is_open_to_opened_less_the_hold() -> None:
+    session = make()
+    session.start(10.0)
+    session.on_message(Opened(1, 32, hold_us=250_000), 11.0)
+    assert (session.view.rtt.latest_rtt, session.view.rtt.num_samples) == (0.75, 1)
+
+
+def test_an_echo_gives_one_sample_from_the_newest_propose_it_names() -> None:
+    session = opened(chain())
+    rtt = session.view.rtt
+    draft(session, (5,), 2.0)  # Propose 1
+    draft(session, (5,), 2.5)  # Propose 2
+    draft(session, (5,), 3.0)  # Propose 3
+    session.on_message(Commit(2, (5,), echo=2, hold_us=125_000), 3.125)
+    assert (rtt.latest_rtt, rtt.num_samples) == (0.5, 2)
+    session.on_message(Commit(3, (5,), echo=2, hold_us=1), 4.0)
+    assert rtt.num_samples == 2, "an echo that repeats gives no sample"
+    session.on_message(Commit(4, (5,), echo=3, hold_us=250_000), 4.25)
+    assert (rtt.latest_rtt, rtt.num_samples) == (1.0, 3)
+
+
+def test_an_echo_of_what_was_never_sent_gives_no_sample() -> None:
+    session = opened(chain())
+    draft(session, (5,), 2.0)
+    session.on_message(Commit(2, (5,), echo=9), 3.0)
+    assert session.view.rtt.num_samples == 1
+
+
+def test_the_pauses_between_reconnects_double_up_to_the_largest() -> None:
+    session = make(max_attempts=7)
+    session.start(0.0)
+    pauses = []
+    for now in (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0):
+        session.on_stream_lost(GONE, now)
+        assert session.next_timer_at is not None
+        pauses.append(round(session.next_timer_at - now, 9))
+        session.on_timer(now + 9.0)
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
+    session.effects()
+    session.on_stream_lost(GONE, 80.0)
+    assert session.effects() == [Finished(None, GONE)]
+
+
+def test_a_message_from_the_verifier_starts_the_pauses_anew() -> None:
+    session = make()
+    session.start(0.0)
+    for now in (1.0, 2.0):
+        session.on_stream_lost(GONE, now)
+        session.on_timer(now + 0.9)
+    session.on_message(Opened(1, 32), 3.0)
+    session.on_stream_lost(GONE, 4.0)
+    assert session.next_timer_at == 4.1
+
+
+def test_an_edge_may_try_for_a_very_long_time() -> None:
+    session = make(max_attempts=3000)
+    session.start(0.0)
+    for attempt in range(3000):
+        session.on_stream_lost(GONE, 10.0 * attempt)
+        session.on_timer(10.0 * attempt + 5.0)
+    assert session.state is State.OPENING
+
+
+def test_a_timer_that_is_early_does_nothing() -> None:
+    session = in_state(State.LOST)
+    session.on_timer(2.09)
+    assert (session.state, session.next_timer_at) == (State.LOST, 2.1)
+    session.on_timer(2.1)
+    assert session.state is State.OPENING
+    assert session.next_timer_at is None
+
+
+@pytest.mark.parametrize("error", [CapacityError("full"), UnavailableError("late", Code.DEADLINE_EXCEEDED)])
+def test_what_may_pass_is_tried_again(error: ForerunError) -> None:
+    session = opened()
+    session.on_stream_lost(error, 2.0)
+    assert session.next_timer_at == 2.1
+
+
+@pytest.mark.parametrize("error", [UserError("x"), PeerError("x"), LocalError("x")])
+def test_what_cannot_pass_ends_the_session(error: ForerunError) -> None:
+    session = opened()
+    session.on_stream_lost(error, 2.0)
+    assert session.effects() == [Finished(None, error)]
+
+
+def test_a_drain_is_followed_by_a_reconnect_though_its_stream_ends_meanwhile() -> None:
+    session = opened()
+    session.on_message(Drain(grace_us=1_000_000), 2.0)
+    session.on_message(Commit(2, (5,)), 2.01)
+    session.on_stream_lost(UnavailableError("the stream was ended"), 2.05)
+    assert session.effects() == []
+    session.on_timer(2.1)
+    effects = session.effects()
+    assert effects[0] == Connect()
+    assert session.text == (), "a Commit of the stream given up is asked for again"
+
+
+# Resuming ---------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_stream_tells_everything_and_sends_live_nodes_with_new_numbers() -> None:
+    session = opened(chain())
+    for now in (1.1, 1.2, 1.3):
+        draft(session, (5,), now)
+    session.on_message(Commit(2, (5,), echo=1, credit=4), 1.4)
+    session.on_stream_lost(GONE, 1.5)
+    draft(session, (6,), 1.55)
+    session.effects()
+    session.on_timer(1.6)
+    effects = session.effects()
+    assert effects[0] == Connect()
+    assert isinstance(effects[1], Send)
+    assert isinstance(effects[1].message, Open)
+    assert effects[1].message.committed == (5,)
+    (propose,) = proposals(effects)
+    assert (propose.tokens, propose.anchor, propose.seen_advance) == ((5, 5, 6), 2, 0)
+    assert [node.wire_id for node in session.tree.speculative()] == [1, 2, 3]
+    assert session.view.credit == INITIAL_CREDIT
+    assert session.stats.resumes == 1
+    session.check_integrity()
+
+
+def test_while_the_stream_is_lost_drafting_goes_on_and_nothing_is_sent() -> None:
+    session = opened(chain())
+    session.on_stream_lost(GONE, 1.5)
+    session.effects()
+    assert [type(effect) for effect in draft(session, (5,), 1.6)] == [Expand]
+
+
+def test_echoes_count_from_the_new_stream() -> None:
+    session = opened(chain())
+    draft(session, (5,), 2.0)
+    session.on_stream_lost(GONE, 2.5)
+    session.on_timer(2.6)  # Propose 1 of the new stream
+    session.on_message(Opened(1, 32), 2.75)
+    session.on_message(Commit(2, (5,), echo=1), 3.6)
+    assert session.view.rtt.latest_rtt == pytest.approx(1.0)
+
+
+# Credit and what was seen -----------------------------------------------------------------------------
+
+
+def test_no_more_is_sent_than_the_credit() -> None:
+    session = opened(chain(), credit=2)
+    for now in (1.1, 1.2, 1.3):
+        if any(node.busy for node in session.tree.live.values()):
+            draft(session, (5,), now)
+    assert session.stats.proposed == 2
+    session.on_message(Commit(2, (5,), credit=4), 1.4)
+    session.effects()
+    sent = 0
+    while any(node.busy for node in session.tree.live.values()):
+        sent += sum(len(p.tokens) for p in proposals(draft(session, (5,), 1.5)))
+    assert sent == 3
+    assert session.view.num_sent == 4
+
+
+def test_a_propose_says_how_much_of_the_text_is_new() -> None:
+    session = opened(chain())
+    session.on_message(Commit(2, (5, 6), server_made=3), 1.1)
+    session.on_message(Commit(4, (7,), server_made=1), 1.2)
+    draft(session, (1,), 1.3)  # of a node that died
+    assert proposals(draft(session, (1,), 1.4))[0].seen_advance == 3
+    assert proposals(draft(session, (1,), 1.5))[0].seen_advance == 0
+
+
+def test_many_nodes_are_sent_in_several_messages() -> None:
+    session = make(TreePolicy(TreeSettings(width=1, max_children=600, cut=1e-9)))
+    session.start(0.0)
+    session.on_message(Opened(1, 1000), 0.5)
+    session.effects()
+    messages = proposals(draft(session, tuple(range(600)), 0.6))
+    assert [len(message.tokens) for message in messages] == [256, 256, 88]
+    assert session.view.num_sent == 600
+
+
+# Nudges -----------------------------------------------------------------------------------------------
+
+
+def test_a_session_without_fill_asks_once_a_commit_for_a_step_without_a_draft() -> None:
+    session = opened(SyncPolicy(2))
+    assert proposals(draft(session, (), 1.1)) == [Propose()]
+    session.on_message(Commit(2, (5,), 1, echo=1), 1.2)
+    session.effects()
+    assert proposals(draft(session, (), 1.3)) == [Propose(seen_advance=1)]
+
+
+def test_a_draft_that_is_dead_on_arrival_does_not_stall_a_session_without_fill() -> None:
+    session = make(SyncPolicy(4))
+    session.start(0.0)
+    draft(session, (5,), 0.1)
+    draft(session, (6,), 0.2)
+    assert proposals(draft(session, (), 0.3)) == [Propose()]
+    session.on_message(Opened(1, 2), 0.4)  # a credit of 2 makes the two nodes a block
+    assert proposals(session.effects())[0].tokens == (5, 6)
+    session.on_message(Commit(2, (4,), 1, echo=1), 0.5)  # crossed them; nothing will echo the second Propose
+    session.effects()
+    assert proposals(draft(session, (), 0.6)) == [Propose(seen_advance=1)]
+
+
+def test_a_session_with_fill_never_nudges() -> None:
+    session = opened(chain())
+    assert draft(session, (), 1.1) == []
+
+
+def test_a_drafter_that_fails_leaves_the_text_to_the_verifier() -> None:
+    session = opened(SyncPolicy(2))
+    session.on_drafter_failed(LocalError("the model is gone"), 1.1)
+    assert session.effects() == [Send(Propose())]
+    session.on_message(Commit(2, (5,), 1, echo=1), 1.2)
+    assert session.effects()[1:] == [Emit(2, (5,), 1), Send(Propose(seen_advance=1))]
+    assert session.state is State.OPEN
+
+
+def test_with_fill_a_failed_drafter_is_not_asked_again() -> None:
+    session = opened(chain())
+    session.on_drafter_failed(LocalError("the model is gone"), 1.1)
+    session.on_message(Commit(2, (5,), 1), 1.2)
+    assert session.effects() == [MoveTip(Reroot(((2, 5),), ())), Emit(2, (5,), 1)]
+
+
+def test_a_draft_of_a_node_that_died_meanwhile_is_forgotten() -> None:
+    session = opened(chain())
+    draft(session, (5,), 1.1)
+    session.on_message(Commit(2, (6,), 1), 1.2)
+    session.effects()
+    session.on_drafted([Expansion(2, (5,), (0.0,))], 1.3)
+    assert session.tree.num_speculative == 0
+    assert session.effects() == [Expand((DraftRow(3, None, 6, 2),))]
+
+
+# Ends -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [State.OPENING, State.OPEN])
+def test_closing_and_failing_say_goodbye_once(state: State) -> None:
+    error = LocalError("out of paper")
+    for end, finished in (
+        (lambda s: s.close(3.0), Finished(FinishReason.CANCELLED)),
+        (lambda s: s.fail(error, 3.0), Finished(None, error)),
+    ):
+        session = in_state(state)
+        end(session)
+        end(session)
+        session.close(4.0)
+        session.fail(error, 4.0)
+        assert session.effects() == [Send(Close()), finished]
+
+
+@pytest.mark.parametrize("state", [State.NEW, State.LOST])
+def test_closing_without_a_stream_sends_nothing(state: State) -> None:
+    session = in_state(state)
+    session.close(3.0)
+    assert session.effects() == [Finished(FinishReason.CANCELLED)]
+    assert session.next_timer_at is None
+
+
+def test_a_draft_step_may_end_after_the_session() -> None:
+    session = opened(chain())
+    session.close(1.1)
+    session.effects()
+    assert draft(session, (5,), 1.2) == []
+
+
+# Settings ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("prompt", (), "the prompt is empty"),
+        ("first_backoff", 0.0, "backoff 0.0 to 5.0 s"),
+        ("first_backoff", 6.0, "backoff 6.0 to 5.0 s"),
+        ("max_attempts", -1, "max_attempts is -1"),
+    ],
+)
+def test_a_bad_setting_is_named(field: str, value: float | tuple[int, ...], words: str) -> None:
+    good = SessionConfig(PROMPT, SamplingParams(), b"")
+    with pytest.raises(UserError, match=words):
+        replace(good, **{field: value})  # type: ignore[arg-type]  # one of several types

@@ -1,0 +1,131 @@
+"""Laws of the wire: ids count up in the order of sending, and the verifier rebuilds the tree sent."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_verifier.core.session import VerifySession
+from common.errors import LocalError
+from common.messages import MAX_NODES, Open, Propose
+from common.sampling import SamplingParams
+from common.tree import Node, SpeculationTree
+from edge_client.core.wire import WireNumbers
+
+PROMPT = (7, 8, 9)
+
+
+def chain(tree: SpeculationTree, tokens: tuple[int, ...]) -> list[Node]:
+    nodes = [tree.tip]
+    for token in tokens:
+        nodes.append(tree.grow(nodes[-1], token, -0.5))
+    return nodes[1:]
+
+
+def verifier() -> VerifySession:
+    request = Open(PROMPT, SamplingParams(max_tokens=500), b"")
+    return VerifySession(1, request, 100, frozenset(), max_live=1000, now=0.0)
+
+
+def test_a_chain_at_the_tip_names_only_its_anchor() -> None:
+    tree = SpeculationTree(PROMPT)
+    message = WireNumbers().propose(tree, chain(tree, (1, 2, 3)), seen_advance=4)
+    assert message == Propose((1, 2, 3), b"\x08\x08\x08", (), anchor=2, seen_advance=4)
+
+
+def test_a_chain_that_goes_on_names_nothing() -> None:
+    tree, numbers = SpeculationTree(PROMPT), WireNumbers()
+    nodes = chain(tree, (1, 2, 3))
+    numbers.propose(tree, nodes[:2], 0)
+    assert numbers.propose(tree, nodes[2:], 0) == Propose((3,), b"\x08")
+    assert [node.wire_id for node in nodes] == [1, 2, 3]
+
+
+def test_a_tree_names_each_parent_by_how_many_ids_it_is_back() -> None:
+    tree = SpeculationTree(PROMPT)
+    a, b = chain(tree, (1, 2))
+    c = tree.grow(tree.tip, 3, -1.0)
+    d = tree.grow(a, 4, -1.0)
+    e = tree.grow(c, 5, -1.0)
+    message = WireNumbers().propose(tree, [a, b, c, d, e], 0)
+    assert message.parent_deltas == (0, 1, 0, 3, 2)
+    assert message.anchor == 2
+
+
+def test_a_branch_that_goes_on_behind_other_nodes_needs_deltas_and_no_anchor() -> None:
+    tree, numbers = SpeculationTree(PROMPT), WireNumbers()
+    a, b = chain(tree, (1, 2))
+    numbers.propose(tree, [a, b], 0)
+    c = tree.grow(a, 3, -1.0)
+    assert numbers.propose(tree, [c], 0) == Propose((3,), b"\x10", (2,))
+
+
+def test_two_children_of_the_tip_are_no_chain() -> None:
+    tree = SpeculationTree(PROMPT)
+    nodes = [tree.grow(tree.tip, token, -1.0) for token in (1, 2)]
+    assert WireNumbers().propose(tree, nodes, 0).parent_deltas == (0, 0)
+
+
+def test_a_child_of_an_accepted_tip_is_named_by_anchor_though_the_tip_has_a_number() -> None:
+    tree, numbers = SpeculationTree(PROMPT), WireNumbers()
+    a, b = chain(tree, (1, 2))
+    numbers.propose(tree, [a], 0)
+    tree.advance(1)
+    assert numbers.propose(tree, [b], 1) == Propose((2,), b"\x08", (), anchor=3, seen_advance=1)
+
+
+def test_a_message_without_nodes_names_no_place() -> None:
+    assert WireNumbers().propose(SpeculationTree(PROMPT), [], 3) == Propose(seen_advance=3)
+
+
+def test_a_child_before_its_parent_is_our_own_fault() -> None:
+    tree = SpeculationTree(PROMPT)
+    a, b = chain(tree, (1, 2))
+    with pytest.raises(LocalError, match=f"node {b.id} is to be sent before its parent {a.id}"):
+        WireNumbers().propose(tree, [b, a], 0)
+
+
+def test_a_child_of_a_dead_node_is_not_sent() -> None:
+    tree = SpeculationTree(PROMPT)
+    _, b = chain(tree, (1, 2))
+    tree.advance(5)
+    with pytest.raises(LocalError, match="before its parent"):
+        WireNumbers().propose(tree, [b], 0)
+
+
+def paths(tree: SpeculationTree, nodes: list[Node]) -> list[tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {tree.tip.id: ()}
+    for node in nodes:
+        assert node.parent is not None
+        found[node.id] = (*found[node.parent], node.token)
+    return [found[node.id] for node in nodes]
+
+
+@given(
+    nodes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 3)), max_size=60),
+    cuts=st.lists(st.integers(1, 12), max_size=12),
+    accepted=st.booleans(),
+)
+def test_the_verifier_rebuilds_any_tree_from_its_messages(
+    nodes: list[tuple[int, int]], cuts: list[int], accepted: bool
+) -> None:
+    tree, session, numbers = SpeculationTree(PROMPT), verifier(), WireNumbers()
+    for parent, token in nodes:
+        live = list(tree.live.values())
+        tree.grow(live[parent % len(live)], token, -0.0625 * (parent % 5))
+    waiting = list(tree.speculative())
+    for cut in [*cuts, MAX_NODES]:
+        session.receive(numbers.propose(tree, waiting[:cut], 0), 0.0)
+        waiting = waiting[cut:]
+    sent, received = list(tree.speculative()), list(session.tree.speculative())
+    assert paths(session.tree, received) == paths(tree, sent)
+    assert [node.logprob for node in received] == [node.logprob for node in sent]
+    assert [node.wire_id for node in sent] == list(range(1, len(sent) + 1))
+    token = sent[0].token if sent and accepted else 4
+    assert [n.token for n in tree.advance(token).dead] == [n.token for n in session.tree.advance(token).dead]
+    grown = tree.grow(tree.tip, 5, -0.5)
+    session.receive(numbers.propose(tree, [grown], 1), 0.0)
+    assert set(paths(session.tree, list(session.tree.speculative()))) == set(
+        paths(tree, list(tree.speculative()))
+    )

@@ -1,0 +1,80 @@
+"""The command line: help that a newcomer understands, errors that are sentences."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from forerun.cli import main
+from forerun.paint import Painter
+
+COMMANDS = (["demo"], ["verify"], ["edge"], ["edge", "complete"], ["edge", "pipe"])
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--help"])
+    assert ended.value.code == 0
+    assert "usage: forerun" in capsys.readouterr().out
+
+
+def test_the_link_keeps_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["link", "--help"])
+    assert ended.value.code == 0
+    assert "--upstream" in capsys.readouterr().out
+
+
+def edge_words(draft: str) -> list[str]:
+    return ["edge", "complete", "--verifier", "127.0.0.1:1", "--draft", draft, "--prompt", "x"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--temperature", "-1"], "temperature is -1.0; it must lie in [0.0, 100.0]"),
+        (["--policy", "magic"], "growth policy 'magic' is unknown; choose one of"),
+        (["--top-p", "0"], "top_p is 0.0"),
+    ],
+)
+def test_a_nonsense_setting_is_named(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*edge_words("none.gguf"), *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.llama
+def test_a_missing_draft_model_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(edge_words(str(tmp_path / "none.gguf"))) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("forerun: ")
+    assert "none.gguf" in error
+
+
+@pytest.mark.torch
+def test_a_missing_target_model_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--model", str(tmp_path / "none"), "--listen", "127.0.0.1:0"]) == 2
+    assert "none" in capsys.readouterr().err
+
+
+def test_marks_replace_colours_where_there_are_none() -> None:
+    painter = Painter(io.StringIO())
+    assert painter.drafted("a") == "a"
+    assert painter.server_made("b") == "‹b›"
+    assert "‹marked›" in painter.legend
+
+
+def test_a_terminal_gets_colours_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert Painter(Terminal()).drafted("a") == "\x1b[32ma\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert Painter(Terminal()).drafted("a") == "a"
