@@ -29,9 +29,18 @@ def test_every_stage_leaves_files_that_load(tmp_path: Path, monkeypatch: pytest.
     small = corpus.Split(train=split.train[:20], held_out=split.held_out)
     monkeypatch.setattr(train, "load_split", lambda: small)
     monkeypatch.setattr(batches, "TOKENS_PER_STEP", 1024)
-    arguments = ["--output", str(tmp_path), "--target-steps", "2", "--draft-steps", "2"]
+    arguments = [
+        "--output",
+        str(tmp_path),
+        "--target-steps",
+        "2",
+        "--draft-steps",
+        "2",
+        "--refine-steps",
+        "1",
+    ]
     assert train.main([*arguments, "--sampled-rows", "2", "--sampled-length", "66"]) == 0
     draft = read_gguf(tmp_path / "draft" / "draft-q8_0.gguf")
     assert draft.config.num_hidden_layers == 2
     log = json.loads((tmp_path / "training_log.json").read_text(encoding="utf-8"))
-    assert (log["target"]["num_steps"], log["draft"]["num_steps"]) == (2, 2)
+    assert {stage: log[stage]["num_steps"] for stage in log} == {"target": 2, "draft": 2, "refine": 1}

@@ -19,6 +19,10 @@ POLICIES: dict[str, Callable[..., GrowthPolicy]] = {
 }
 
 
+WHOLE = ("width", "max_children", "max_depth", "block")
+"""Settings that count nodes; the others are shares."""
+
+
 def make_policy(text: str) -> GrowthPolicy:
     """A policy from its name, with settings if wanted: `tree`, `tree:width=4,cut=0.01`, `sync:8`.
 
@@ -37,8 +41,8 @@ def make_policy(text: str) -> GrowthPolicy:
 
 
 def _setting(part: str) -> tuple[str, int | float]:
-    key, _, value = part.partition("=")
-    return key.strip(), int(value) if value.strip().isdigit() else float(value)
+    key, _, value = (piece.strip() for piece in part.partition("="))
+    return key, int(value) if key in WHOLE else float(value)
 
 
 __all__ = [

@@ -251,14 +251,14 @@ def test_with_fill_the_bare_tip_is_always_worth_a_step() -> None:
 
 def test_without_fill_a_session_waits_for_a_live_node() -> None:
     session, pool = make(ask(fill=False)), SlotPool(50)
-    assert not session.ready
+    seen = [session.ready]
     session.receive(chain(2, anchor=0), 2.0)
-    assert session.ready
+    seen.append(session.ready)
     assert session.ready_at == 2.0
     assert step(session, pool) == [2, 3]
-    assert not session.ready
-    session.receive(chain(7, anchor=0), 3.0)
-    assert not session.ready, "a dead node is no draft"
+    seen.append(session.ready)
+    session.receive(chain(7, anchor=0), 3.0)  # a dead node is no draft
+    assert [*seen, session.ready] == [False, True, False, False]
 
 
 def test_without_fill_a_prompt_is_read_while_no_draft_is_there() -> None:

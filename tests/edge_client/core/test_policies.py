@@ -65,15 +65,45 @@ def test_every_policy_is_made_by_its_name() -> None:
         assert make_policy(name).name == name
 
 
-def test_a_synchronous_block_is_named_with_its_length() -> None:
-    policy = make_policy("sync:7")
+@pytest.mark.parametrize("text", ["sync:7", "sync:block=7", "sync: block = 7,"])
+def test_a_synchronous_block_is_named_with_its_length(text: str) -> None:
+    policy = make_policy(text)
     assert isinstance(policy, SyncPolicy)
     assert policy.block == 7
 
 
-@pytest.mark.parametrize("text", ["", "best", "tree:4", "sync:x", "sync:-1", "sync:²", "Sync"])
+def test_settings_are_named_one_by_one() -> None:
+    policy = make_policy("tree:width=4,cut=0.01")
+    assert isinstance(policy, TreePolicy)
+    assert policy.settings == TreeSettings(width=4, cut=0.01)
+    assert isinstance(policy.settings.width, int)
+
+
+@pytest.mark.parametrize("text", ["", "best", "Sync", ":4"])
 def test_an_unknown_policy_is_refused_with_those_there_are(text: str) -> None:
-    with pytest.raises(UserError, match="choose one of tree, chain, sync, off or sync:K"):
+    with pytest.raises(UserError, match="choose one of tree, chain, sync, off"):
+        make_policy(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tree:4",
+        "tree:width=2.5",
+        "tree:width=0",
+        "tree:depth=3",
+        "tree:cut=nan",
+        "chain:max_depth=1e3",
+        "chain:cut=",
+        "sync:x",
+        "sync:-1",
+        "sync:²",
+        "sync:block=nan",
+        "off:width=1",
+    ],
+)
+def test_a_setting_that_is_not_understood_is_the_users_to_change(text: str) -> None:
+    with pytest.raises(UserError):
         make_policy(text)
 
 

@@ -32,6 +32,7 @@ from edge_client.core.session import EdgeSession, SessionConfig, State
 
 PROMPT = (7, 8)
 GONE = UnavailableError("the link broke")
+OUT_OF_PAPER = LocalError("out of paper")
 
 
 def make(policy: GrowthPolicy | None = None, max_tokens: int = 20, **config: float) -> EdgeSession:
@@ -131,7 +132,7 @@ INPUTS: dict[str, Callable[[EdgeSession], None]] = {
     "refused": lambda s: s.on_stream_lost(UserError("no such model"), 9.0),
     "timer": lambda s: s.on_timer(9.0),
     "close": lambda s: s.close(9.0),
-    "fail": lambda s: s.fail(LocalError("out of paper"), 9.0),
+    "fail": lambda s: s.fail(OUT_OF_PAPER, 9.0),
 }
 ALLOWED: dict[State, dict[str, State]] = {
     State.NEW: {"start": State.OPENING, "timer": State.NEW, "close": State.OVER, "fail": State.OVER},
@@ -213,9 +214,10 @@ def test_an_illegal_input_names_the_session_and_its_state() -> None:
 
 
 def test_a_draft_nobody_asked_for_is_our_own_fault() -> None:
-    for report in (lambda s: s.on_drafted([], 2.0), lambda s: s.on_drafter_failed(GONE, 2.0)):
-        with pytest.raises(LocalError, match="had not been asked for"):
-            report(opened())
+    with pytest.raises(LocalError, match="had not been asked for"):
+        opened().on_drafted([], 2.0)
+    with pytest.raises(LocalError, match="had not been asked for"):
+        opened().on_drafter_failed(GONE, 2.0)
 
 
 # Text -------------------------------------------------------------------------------------------------
@@ -522,16 +524,13 @@ def test_a_draft_of_a_node_that_died_meanwhile_is_forgotten() -> None:
 
 @pytest.mark.parametrize("state", [State.OPENING, State.OPEN])
 def test_closing_and_failing_say_goodbye_once(state: State) -> None:
-    error = LocalError("out of paper")
     for end, finished in (
-        (lambda s: s.close(3.0), Finished(FinishReason.CANCELLED)),
-        (lambda s: s.fail(error, 3.0), Finished(None, error)),
+        ("close", Finished(FinishReason.CANCELLED)),
+        ("fail", Finished(None, OUT_OF_PAPER)),
     ):
         session = in_state(state)
-        end(session)
-        end(session)
-        session.close(4.0)
-        session.fail(error, 4.0)
+        for again in (end, "close", "fail"):
+            INPUTS[again](session)
         assert session.effects() == [Send(Close()), finished]
 
 
