@@ -3,7 +3,8 @@
     python -m benchmarks.wide_area --json > wide_area.json
 
 One rig (verifier, link, edge) serves all settings, so they share models and machine; the link's round
-trip is changed between them. After each comparison one more text is written while the link is cut in its middle.
+trip is changed between them. After each comparison one more text is written while the link is cut in its
+middle.
 """
 
 from __future__ import annotations

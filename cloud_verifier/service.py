@@ -74,8 +74,9 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         try:
             async for request in requests:
                 message = decode_request(request)
-                if not opened and not isinstance(message, Open):
-                    raise PeerError("the first message of a stream is Open", Code.FAILED_PRECONDITION)
+                if opened == isinstance(message, Open):
+                    words = "a second Open came on this stream" if opened else "a stream begins with Open"
+                    raise PeerError(words, Code.FAILED_PRECONDITION)
                 opened = True
                 self._worker.receive(key, message)
         except ForerunError as error:

@@ -89,6 +89,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         try:
             while True:
+                self._check_timer()
                 plan = self.scheduler.next_step(self._clock())
                 if plan is None:
                     await self._rest()
@@ -117,9 +118,14 @@ class Worker:
         try:
             await asyncio.wait_for(self._wake.wait(), timeout)
         except TimeoutError:
-            self.scheduler.on_timer(self._clock())
-            self._apply()
+            pass  # the timer is due; the loop looks at it first
         self._wake.clear()
+
+    def _check_timer(self) -> None:
+        timer, now = self.scheduler.next_timer_at, self._clock()
+        if timer is not None and timer <= now:
+            self.scheduler.on_timer(now)
+            self._apply()
 
     def _apply(self) -> None:
         for effect in self.scheduler.effects():

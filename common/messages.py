@@ -23,7 +23,9 @@ LOGPROB_STEP = 1.0 / 16.0
 
 def pack_logprob(logprob: float) -> int:
     """A log-probability (nats, <= 0) as one byte, rounded to the nearest sixteenth."""
-    return min(255, max(0, round(-logprob / LOGPROB_STEP)))
+    if not logprob > -255 * LOGPROB_STEP:  # also minus infinity, and not a number
+        return 255
+    return max(0, round(-logprob / LOGPROB_STEP))
 
 
 def unpack_logprob(byte: int) -> float:

@@ -64,7 +64,8 @@ class SamplingParams:
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
-    fits = math.isfinite(value) and (low < value if low_open else low <= value) and value <= high
+    finite = isinstance(value, int) or math.isfinite(value)  # isfinite overflows on huge integers
+    fits = finite and (low < value if low_open else low <= value) and value <= high
     if not fits:
         bracket = "(" if low_open else "["
         raise UserError(f"{name} is {value}; it must lie in {bracket}{low}, {high}]")

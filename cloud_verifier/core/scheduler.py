@@ -5,7 +5,7 @@ Sans-IO: messages and step results come in with `now` (seconds, monotonic), effe
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -79,6 +79,7 @@ class VerifyScheduler:
         self._effects: list[Effect] = []
         self._running: dict[int, VerifySession] | None = None  # in the order of the plan's items
         self._step_began_at = 0.0
+        self._suspects: deque[int] = deque()  # sessions of a failed step, to be tried one by one
         self._eos = frozenset(info.eos_token_ids)
 
     # Inputs -----------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ class VerifyScheduler:
         """The next ragged batch, or None while a step runs or nothing is to do."""
         if self._running is not None:
             return None
-        ready = [session for session in self.sessions.values() if session.ready]
+        ready = self._ready()
         chunks = self._prefill_chunks(ready)
         decoding = [session for session in ready if self._reaches_tip(session, chunks)][
             : self.config.max_rows
@@ -149,6 +150,9 @@ class VerifyScheduler:
 
     def on_step_done(self, result: StepResult, now: float) -> None:
         """The choices of the running step: commit, reply, and free what died."""
+        if not self._answers_running(result):
+            self.on_step_failed(LocalError("the engine's choices do not fit the step it was given"), now)
+            return
         for session, choices in zip(self._take_running(), result.choices, strict=True):
             if session.ended:
                 session.abort_step(self.pool)
@@ -163,13 +167,17 @@ class VerifyScheduler:
         self.num_steps += 1
 
     def on_step_failed(self, error: ForerunError, now: float) -> None:
-        """The engine could not run the step: its sessions end with the error, the others go on."""
-        for session in self._take_running():
+        """The engine could not run the step. A session that was alone in it ends with the error; several are
+        tried again one by one, so that one bad request ends only itself."""
+        running = self._take_running()
+        for session in running:
             session.abort_step(self.pool)
             if session.ended:
                 session.abandon(self.pool)
-            else:
+            elif len(running) == 1:
                 self._end(session.key, error)
+            else:
+                self._suspects.append(session.key)
 
     def on_timer(self, now: float) -> None:
         """End sessions that have waited for a Propose longer than the idle time."""
@@ -229,8 +237,8 @@ class VerifyScheduler:
                 f"{info.fingerprint.hex()}; use a draft model with the target's tokenizer",
                 Code.FAILED_PRECONDITION,
             )
-        self._check_tokens(request)
         self._check_length(request)
+        self._check_tokens(request)
 
     def _check_tokens(self, request: Open) -> None:
         if not request.prompt:
@@ -269,6 +277,12 @@ class VerifyScheduler:
         stop_ids = stop if request.sampling.ignore_eos else stop | self._eos
         session = VerifySession(key, request, self.info.vocab_size, stop_ids, self.config.max_live_nodes, now)
         need = session.max_length + self.config.max_nodes_per_session
+        if need > self.pool.num_slots:
+            raise UserError(
+                f"this session may need {need} KV slots and the verifier has {self.pool.num_slots} in all; "
+                "shorten the prompt or ask for fewer max_tokens",
+                Code.OUT_OF_RANGE,
+            )
         self.pool.reserve(need)
         session.reserved = need
         self.sessions[key] = session
@@ -279,6 +293,14 @@ class VerifyScheduler:
         return max(self.config.min_credit, min(self.config.max_live_nodes, share))
 
     # The step ---------------------------------------------------------------------------------------------
+
+    def _ready(self) -> list[VerifySession]:
+        """Who could be in the next step. After a failed one its sessions run alone, to find who broke it."""
+        while self._suspects:
+            suspect = self.sessions.get(self._suspects.popleft())
+            if suspect is not None and suspect.ready:
+                return [suspect]
+        return [session for session in self.sessions.values() if session.ready]
 
     def _prefill_chunks(self, ready: list[VerifySession]) -> dict[int, int]:
         """Prefill rows by session key, oldest session first, `prefill_chunk` in all."""
@@ -312,6 +334,11 @@ class VerifyScheduler:
                 picked[key].append(node)
                 left -= 1
         return picked
+
+    def _answers_running(self, result: StepResult) -> bool:
+        sessions = list((self._running or {}).values())
+        sizes = [len(session.rows.nodes) if session.rows else 0 for session in sessions]
+        return [len(choices) for choices in result.choices] == sizes
 
     def _take_running(self) -> list[VerifySession]:
         if self._running is None:

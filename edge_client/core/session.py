@@ -122,7 +122,6 @@ class EdgeSession:
             return  # it crossed our Close, or comes from a stream given up
         self._expect(State.OPENING, State.OPEN)
         self._check_order(message)
-        self._attempts = 0
         match message:
             case Opened():
                 self._on_opened(message, now)
@@ -260,6 +259,7 @@ class EdgeSession:
             raise PeerError(f"a Commit begins at {message.start}; {self.tree.tip_position + 1} comes next")
         if message.start + len(message.tokens) - 1 > self.view.last_position:
             raise PeerError(f"a Commit goes beyond the last position asked for, {self.view.last_position}")
+        self._attempts = 0  # only text is progress: a verifier that opens and drops would be tried for ever
         self._sample_rtt(message, now)
         self._count(message)
         if message.credit is not None:

@@ -31,8 +31,8 @@ KEPT_POSITIONS = 64
 """Positions whose noise is kept: deeper than any tree reaches below its tip in practice."""
 
 NUM_NOISY = 64
-"""Tokens per row that get noise in a larger vocabulary. The target's choice lies outside the draft's best 64 in a few percent of
-cases at temperature 1, where the draft could not have been sure of it either."""
+"""Tokens per row that get noise in a larger vocabulary. The target's choice lies outside the draft's best 64 in a
+few percent of cases at temperature 1, where the draft could not have been sure of it either."""
 
 COLDEST = (
     1e-6  # temperature below which the noise (36.8 nats at most) decides only ties; smaller ones overflow
@@ -103,8 +103,8 @@ class Ranker:
     def _noisy(self, logits: Logits, nodes: Sequence[Node]) -> Logits:
         """[rows, vocabulary] scores of all tokens. Exact for the draft: no token is left out."""
         scores = logits * np.float32(1.0 / self._temperature)
-        for row, node in zip(scores, nodes, strict=True):
-            row += self._dense_noise(node.position + 1)
+        for row, node in enumerate(nodes):
+            scores[row] += self._dense_noise(node.position + 1)
         return scores
 
     def _dense_noise(self, position: int) -> Logits:

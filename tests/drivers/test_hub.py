@@ -52,6 +52,6 @@ def test_a_draft_the_hub_does_not_have_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_a_target_is_loaded_by_its_hub_id(tmp_path: Path) -> None:
     fill_cache(tmp_path, sorted(demo_models.TARGET_DIR.iterdir()))
-    code = "from cloud_verifier.engine.transformers_adapter import load_target; m = load_target('{}'); print(m.vocab_size)"
-    done = python(code.format(REPOSITORY), tmp_path)
+    code = "from cloud_verifier.engine.transformers_adapter import load_target as load"
+    done = python(f"{code}; print(load('{REPOSITORY}').vocab_size)", tmp_path)
     assert done.stdout.strip() == "3072", done.stderr

@@ -34,7 +34,7 @@ def propose(**fields: object) -> Propose:
 
 
 CASES: dict[str, tuple[Sequence[ClientMessage], Status, str]] = {
-    "propose first": ([propose()], Status.FAILED_PRECONDITION, "first message of a stream is Open"),
+    "propose first": ([propose()], Status.FAILED_PRECONDITION, "a stream begins with Open"),
     "second open": ([GOOD, GOOD], Status.FAILED_PRECONDITION, "second Open"),
     "other model": ([Open((1,), SAMPLING, b"", model="gpt")], Status.NOT_FOUND, "'gpt' is not served here"),
     "other tokenizer": ([Open((1,), SAMPLING, b"\1" * 32)], Status.FAILED_PRECONDITION, "01010101"),

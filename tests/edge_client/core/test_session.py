@@ -330,7 +330,7 @@ def test_the_pauses_between_reconnects_double_up_to_the_largest() -> None:
     assert session.effects() == [Finished(None, GONE)]
 
 
-def test_a_message_from_the_verifier_starts_the_pauses_anew() -> None:
+def test_only_text_starts_the_pauses_anew() -> None:
     session = make()
     session.start(0.0)
     for now in (1.0, 2.0):
@@ -338,7 +338,12 @@ def test_a_message_from_the_verifier_starts_the_pauses_anew() -> None:
         session.on_timer(now + 0.9)
     session.on_message(Opened(1, 32), 3.0)
     session.on_stream_lost(GONE, 4.0)
-    assert session.next_timer_at == 4.1
+    assert session.next_timer_at == 4.4  # a verifier that opens and drops would be tried for ever
+    session.on_timer(4.4)
+    session.on_message(Opened(1, 32), 5.0)
+    session.on_message(Commit(2, (5,)), 5.1)
+    session.on_stream_lost(GONE, 6.0)
+    assert session.next_timer_at == 6.1
 
 
 def test_an_edge_may_try_for_a_very_long_time() -> None:

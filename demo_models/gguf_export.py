@@ -1,0 +1,154 @@
+"""The draft as GGUF: written from, and read back into, a torch Llama model.
+
+Only the `gguf` package is used. Reading back gives the draft as it ships (dequantised Q8_0), which the
+evaluation measures and the parity test exports once more, in f32.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from demo_models.architecture import HEAD_SIZE, NUM_HEADS, NUM_KV_HEADS, ROPE_THETA, llama_config
+from demo_models.tokenizer import END_OF_TEXT, LLAMA_CPP_PRE
+
+FloatArray = npt.NDArray[np.float32]
+
+BLOCK_TENSORS: Final = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+OUTER_TENSORS: Final = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+}
+
+
+def tensor_names(num_layers: int) -> dict[str, str]:
+    """Return the GGUF name of every Hugging Face weight; the tied output head has none of its own."""
+    blocks = {
+        f"model.layers.{layer}.{name}.weight": f"blk.{layer}.{short}.weight"
+        for layer in range(num_layers)
+        for name, short in BLOCK_TENSORS.items()
+    }
+    return OUTER_TENSORS | blocks
+
+
+def rotary_heads(name: str) -> int | None:
+    """Return the heads of a query or key projection, whose rows the formats order differently, else None."""
+    if "q_proj" in name:
+        return NUM_HEADS
+    return NUM_KV_HEADS if "k_proj" in name else None
+
+
+def interleave_rows(weight: FloatArray, num_heads: int) -> FloatArray:
+    """Reorder `[heads * dim, in]` from rotary pairs `(i, i + dim/2)`, Hugging Face, to `(2i, 2i + 1)`."""
+    return weight.reshape(num_heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def separate_rows(weight: FloatArray, num_heads: int) -> FloatArray:
+    """Undo `interleave_rows`."""
+    return weight.reshape(num_heads, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(model: LlamaForCausalLM, tokenizer_json: Path, path: Path, *, quantised: bool) -> None:
+    """Write `model` with its tokenizer to `path`: matrices in Q8_0 if `quantised`, else everything in f32."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(path, "llama")
+    add_header(writer, model.config, quantised=quantised)
+    add_tokenizer(writer, json.loads(tokenizer_json.read_text(encoding="utf-8")))
+    for name, array in gguf_tensors(model):
+        if quantised and array.ndim == 2:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def gguf_tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, FloatArray]]:
+    """Yield `(GGUF name, f32 array)` for every tensor, query and key rows in llama.cpp's order."""
+    weights = model.state_dict()
+    for name, short in tensor_names(model.config.num_hidden_layers).items():
+        array: FloatArray = weights[name].float().contiguous().numpy()
+        heads = rotary_heads(name)
+        yield short, np.ascontiguousarray(interleave_rows(array, heads) if heads else array)
+
+
+def add_header(writer: gguf.GGUFWriter, config: LlamaConfig, *, quantised: bool) -> None:
+    """Write the architecture keys that llama.cpp needs for arch llama."""
+    writer.add_name("Forerun demo draft")
+    writer.add_license("PSF-2.0")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(NUM_HEADS)
+    writer.add_head_count_kv(NUM_KV_HEADS)
+    writer.add_key_length(HEAD_SIZE)
+    writer.add_value_length(HEAD_SIZE)
+    writer.add_rope_dimension_count(HEAD_SIZE)
+    writer.add_rope_freq_base(ROPE_THETA)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if quantised else gguf.LlamaFileType.ALL_F32)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any]) -> None:
+    """Embed the vocabulary of a parsed tokenizer.json; BOS is off explicitly: no key may mean on."""
+    vocab: dict[str, int] = tokenizer["model"]["vocab"]
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    end_of_text = vocab[END_OF_TEXT]
+    types = [gguf.TokenType.NORMAL] * len(tokens)
+    types[end_of_text] = gguf.TokenType.CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(LLAMA_CPP_PRE)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(end_of_text)
+    writer.add_eos_token_id(end_of_text)
+    writer.add_add_bos_token(False)
+    writer.add_add_eos_token(False)
+
+
+def read_gguf(path: Path) -> LlamaForCausalLM:
+    """Return the fp32 torch model with the weights of a GGUF that `write_gguf` wrote, dequantised.
+
+    Raises ValueError when a tensor of the pair's architecture is missing.
+    """
+    reader = gguf.GGUFReader(path)
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    num_layers = sum(name.endswith("attn_q.weight") for name in stored)
+    weights: dict[str, torch.Tensor] = {}
+    for name, short in tensor_names(num_layers).items():
+        if short not in stored:
+            raise ValueError(f"{path} has no tensor {short}: not a draft of this package, export it again")
+        array = np.array(
+            gguf.quants.dequantize(stored[short].data, stored[short].tensor_type), dtype=np.float32
+        )
+        heads = rotary_heads(name)
+        weights[name] = torch.from_numpy(
+            np.ascontiguousarray(separate_rows(array, heads) if heads else array)
+        )
+    model = LlamaForCausalLM(llama_config(num_layers))
+    model.load_state_dict(weights, strict=False)
+    model.eval()
+    return model
