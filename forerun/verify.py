@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
     option(
         "--max-nodes",
         type=int,
-        default=32,
+        default=16,
         metavar="N",
         help="nodes a session may have in one step (%(default)s)",
     )

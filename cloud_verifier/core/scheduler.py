@@ -42,7 +42,7 @@ class SchedulerConfig:
 
     max_sessions: int = 64  # open at once
     max_rows: int = 256  # nodes (tips included) in one step, all sessions
-    max_nodes_per_session: int = 32  # of those, for one session
+    max_nodes_per_session: int = 16  # of those, for one session; the likeliest 16 hold most of what is right
     prefill_chunk: int = 256  # prompt tokens in one step, all sessions; bounds the step that others wait for
     max_live_nodes: int = 128  # live nodes a session may ever hold here; more are dropped
     min_credit: int = 8  # a session is always let propose this many

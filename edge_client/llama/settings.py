@@ -18,7 +18,7 @@ class LlamaSettings:
 
     path: str  # a local GGUF file, or hf://organisation/repository/file.gguf
     n_ctx: int = 4096  # KV cells in all: prompt, text and the live tree share them; 0 = as trained
-    n_seq_max: int = 64  # one for the committed text, the rest for as many leaves of the tree
+    n_seq_max: int = 192  # one for the committed text, the rest for as many leaves of the tree
     n_batch: int = 512  # tokens per llama_decode while prefilling
     max_rows: int = 32  # rows per draft step that ask for logits; sizes llama.cpp's output buffers
     threads: int = 0  # of a single-row step; 0 = one per processor that this process may use

@@ -16,8 +16,8 @@ class TreeSettings:
     """How wide and how deep. The defaults are the best of a search at RTT 60 ms (docs/architecture.md)."""
 
     width: int = 8  # nodes drafted in one step at most
-    max_children: int = 4  # of one node
-    cut: float = 0.005  # paths less likely than this, seen from the tip, are not grown
+    max_children: int = 3  # of one node
+    cut: float = 0.002  # paths less likely than this, seen from the tip, are not grown
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.max_children < 1:
