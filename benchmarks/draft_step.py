@@ -3,8 +3,11 @@
     python -m benchmarks.draft_step --draft demo_models/draft/draft-q8_0.gguf --json
 
 Both are timed in turn on the same rows, sequences and context, so that a change of the machine's speed falls
-on both. Shapes: `chain`, the rows stand below each other; `siblings`, they are children of one node, so each
-forks a branch; `branches`, each extends a branch of its own, which is the usual step of a tree.
+on both. `inside` is the llama_decode within the step, which finds the caches as a real step leaves them;
+`bare` is the same batch again right after it, with warm caches. The step's cost is told against both.
+
+Shapes: `chain`, the rows stand below each other; `siblings`, they are children of one node, so each forks a
+branch; `branches`, each extends a branch of its own, which is the usual step of a tree.
 """
 
 from __future__ import annotations
@@ -39,19 +42,35 @@ class StepTimes:
     width: int  # rows in the batch
     temperature: float
     expand_us: float
-    decode_us: float  # llama_decode of the same batch, alone
+    inside_us: float  # its llama_decode, as part of the step
+    bare_us: float  # llama_decode of the same batch again, alone
     reroot_us: float  # freeing all of the step's nodes
 
     @property
-    def overhead(self) -> float:
-        """Our side as a fraction of llama.cpp's."""
-        return self.expand_us / self.decode_us - 1.0
+    def ratios(self) -> dict[str, float]:
+        """The step's time over llama.cpp's."""
+        return {
+            "ratio_inside": round(self.expand_us / self.inside_us, 3),
+            "ratio_bare": round(self.expand_us / self.bare_us, 3),
+        }
+
+
+class TimedRuntime(LlamaRuntime):
+    """Remembers how long its last decode took."""
+
+    last_decode = 0.0  # seconds
+
+    def decode(self) -> int:
+        start = time.perf_counter()
+        code = super().decode()
+        self.last_decode = time.perf_counter() - start
+        return code
 
 
 class StepBench:
     """One drafter on one context of `num_tokens`, its tip expanded."""
 
-    def __init__(self, runtime: LlamaRuntime, num_tokens: int) -> None:
+    def __init__(self, runtime: TimedRuntime, num_tokens: int) -> None:
         self._runtime = runtime
         self._drafter = LlamaDrafter(runtime)
         self._prompt = [(7 * place + 3) % runtime.num_vocab for place in range(num_tokens)]
@@ -63,20 +82,21 @@ class StepBench:
         self._drafter.start(self._prompt, self._tip, SamplingParams(temperature=temperature, seed=1))
         self._drafter.expand([DraftRow(self._tip, None, self._prompt[-1], len(self._prompt) - 1)])
         samples = [self._step(shape, width) for _ in range(num_steps + NUM_WARM_UP)][NUM_WARM_UP:]
-        expand, decode, reroot = (median(column) * 1e6 for column in zip(*samples, strict=True))
-        return StepTimes(shape, width, temperature, expand, decode, reroot)
+        columns = [round(median(column) * 1e6, 1) for column in zip(*samples, strict=True)]
+        return StepTimes(shape, width, temperature, *columns)
 
-    def _step(self, shape: str, width: int) -> tuple[float, float, float]:
-        """Seconds of (expand, bare decode, reroot)."""
+    def _step(self, shape: str, width: int) -> tuple[float, float, float, float]:
+        """Seconds of (expand, decode inside it, bare decode, reroot)."""
         stems = self._siblings(width) if shape == "branches" else []
         if stems:
             self._drafter.expand(stems)
         rows = self._rows(shape, width, stems)
         expand = _timed(lambda: self._drafter.expand(rows))
+        inside = self._runtime.last_decode
         self._runtime.seq_remove(ALL_SEQUENCES, rows[0].position)
         decode = _timed(self._runtime.decode)  # the batch is still filled
         dead = Reroot((), tuple(row.id for row in [*stems, *rows]))
-        return expand, decode, _timed(lambda: self._drafter.reroot(dead))
+        return expand, inside, decode, _timed(lambda: self._drafter.reroot(dead))
 
     def _rows(self, shape: str, width: int, stems: list[DraftRow]) -> list[DraftRow]:
         if shape == "siblings":
@@ -103,7 +123,7 @@ def _timed(action: object) -> float:
 def measure_all(arguments: argparse.Namespace) -> Iterator[StepTimes]:
     """Every shape, width and temperature on one loaded model."""
     settings = LlamaSettings(str(arguments.draft), n_ctx=2048, threads=arguments.threads)
-    with LlamaRuntime(settings) as runtime:
+    with TimedRuntime(settings) as runtime:
         bench = StepBench(runtime, arguments.context)
         for temperature in (0.0, 0.8):
             for shape in SHAPES:
@@ -129,13 +149,17 @@ def main() -> None:
     except UserError as error:
         parser.error(str(error))
     if arguments.json:
-        print(json.dumps([asdict(each) | {"overhead": each.overhead} for each in times], indent=1))
+        print(json.dumps([asdict(each) | each.ratios for each in times], indent=1))
         return
-    print("shape     width  temp  expand us  decode us  overhead  reroot us")
+    print("shape     width  temp  expand us  inside us    bare us  x inside  x bare  reroot us")
     for each in times:
+        micros = (each.expand_us, each.inside_us, each.bare_us)
+        ratios = (each.ratios["ratio_inside"], each.ratios["ratio_bare"])
         print(
-            f"{each.shape:<9} {each.width:>5} {each.temperature:>5} {each.expand_us:>10.0f} "
-            f"{each.decode_us:>10.0f} {each.overhead:>8.0%} {each.reroot_us:>10.1f}"
+            f"{each.shape:<9} {each.width:>5} {each.temperature:>5} "
+            + " ".join(f"{value:>10.0f}" for value in micros)
+            + "{:>10.2f} {:>7.2f}".format(*ratios)
+            + f" {each.reroot_us:>10.1f}"
         )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from functools import lru_cache
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +32,8 @@ KEPT_POSITIONS = 64
 """Positions whose noise is kept: deeper than any tree reaches below its tip in practice."""
 
 NUM_NOISY = 64
-"""Tokens per row that get noise in a larger vocabulary. The target's choice lies outside the draft's best 64 in a
-few percent of cases at temperature 1, where the draft could not have been sure of it either."""
+"""Tokens per row that get noise in a larger vocabulary. The target's choice lies outside the draft's best 64
+in a few percent of cases at temperature 1, where the draft could not have been sure of it either."""
 
 COLDEST = (
     1e-6  # temperature below which the noise (36.8 nats at most) decides only ties; smaller ones overflow
@@ -88,7 +89,8 @@ class Ranker:
         if params.greedy:
             return _expansions(nodes, *self._best(logits))
         if self._is_dense and not has_filters(params):
-            return _expansions(nodes, *self._best(self._noisy(logits, nodes)))
+            tokens, warm = self._best(logits + self._warm_noise(nodes))
+            return _expansions(nodes, tokens, warm * np.float32(1.0 / self._temperature))
         tokens, values = self._likely(logits)
         scores = self._filtered(values / np.float64(self._temperature), logits)
         scores += self._noise(nodes, tokens)
@@ -100,20 +102,22 @@ class Ranker:
         best = rank(logits, self._params, node.position, self._num_candidates, self._prompt, history)
         return Expansion(node.id, tuple(best.tokens.tolist()), tuple(best.scores.tolist()))
 
-    def _noisy(self, logits: Logits, nodes: Sequence[Node]) -> Logits:
-        """[rows, vocabulary] scores of all tokens. Exact for the draft: no token is left out."""
-        scores = logits * np.float32(1.0 / self._temperature)
-        for row, node in enumerate(nodes):
-            scores[row] += self._dense_noise(node.position + 1)
-        return scores
+    def _warm_noise(self, nodes: Sequence[Node]) -> Logits:
+        """[vocabulary], or [rows, vocabulary] where positions differ: temperature times noise of all tokens.
+
+        The best of logits / T + noise are the best of logits + T * noise: only those need the division.
+        """
+        rows = [self._dense_noise(node.position + 1) for node in nodes]
+        return rows[0] if all(row is rows[0] for row in rows) else np.array(rows)
 
     def _dense_noise(self, position: int) -> Logits:
-        """[vocabulary] the noise of every token at a position; remembered."""
+        """[vocabulary] temperature times the noise of every token at a position; remembered."""
         noise = self._noise_at.get(position)
         if noise is None:
             if len(self._noise_at) >= KEPT_POSITIONS:
                 del self._noise_at[next(iter(self._noise_at))]
-            noise = gumbel(self._params.seed, position, self._all_tokens).astype(np.float32)
+            cold = gumbel(self._params.seed, position, self._all_tokens)
+            noise = (cold * self._temperature).astype(np.float32)
             self._noise_at[position] = noise
         return noise
 
@@ -164,8 +168,7 @@ class TopTokens:
 
     def __init__(self, num_vocab: int, count: int) -> None:
         self._count = count
-        # The square root would balance what is partitioned and what is sorted; sorting costs about twice.
-        self._group_size = max(1, round(0.7 * math.sqrt(num_vocab / count)))
+        self._group_size = _group_size(num_vocab, count)
         self._num_groups = num_vocab // self._group_size
         self._grouped = self._num_groups * self._group_size  # the rest of the row is always looked at
         self._offsets: Tokens = np.arange(self._group_size, dtype=np.int64)[:, None] * self._num_groups
@@ -178,7 +181,7 @@ class TopTokens:
             tokens = logits.argpartition(split, axis=1)[:, split:]
         else:
             tokens = self._within_best_groups(logits)
-        values = logits.ravel().take(tokens + _row_starts(logits))
+        values = logits.ravel().take(tokens + _row_starts(*logits.shape))
         return _largest(tokens, values, self._count)
 
     def _within_best_groups(self, logits: Logits) -> Tokens:
@@ -198,15 +201,25 @@ class TopTokens:
 Values = TypeVar("Values", Logits, Scores)
 
 
-def _row_starts(matrix: NDArray[Any]) -> Tokens:
+@lru_cache(maxsize=256)
+def _row_starts(num_rows: int, width: int) -> Tokens:
     """[rows, 1] index of each row's first element in the flat matrix: `take` there gathers fastest."""
-    num_rows, width = matrix.shape
     return np.arange(0, num_rows * width, width)[:, None]
+
+
+def _group_size(num_vocab: int, count: int) -> int:
+    """Near the optimum, and a divisor of the vocabulary's size if there is one: a rest costs extra calls.
+
+    The square root would balance what is partitioned and what is sorted; sorting costs about twice.
+    """
+    best = max(1, round(0.7 * math.sqrt(num_vocab / count)))
+    near = [size for size in range(max(1, best * 2 // 3), best * 3 // 2 + 1) if num_vocab % size == 0]
+    return min(near, key=lambda size: abs(size - best)) if near else best
 
 
 def _largest(tokens: Tokens, values: Values, count: int) -> tuple[Tokens, Values]:
     """The `count` best of each row, [rows, count], decreasing."""
-    order = values.argsort(axis=1)[:, : -count - 1 : -1] + _row_starts(values)
+    order = values.argsort(axis=1)[:, : -count - 1 : -1] + _row_starts(*values.shape)
     return tokens.ravel().take(order), values.ravel().take(order)
 
 
