@@ -25,6 +25,7 @@ class Rows:
     chunk: int
     nodes: tuple[Node, ...]
     slots: IntArray
+    bare: bool  # an empty Propose had allowed its tip
 
 
 @dataclass(slots=True)
@@ -129,7 +130,7 @@ class VerifySession:
         parents first)."""
         start = len(self.slots)
         slots = pool.take(chunk + len(nodes))
-        self.rows = Rows(chunk, tuple(nodes), slots)
+        self.rows = Rows(chunk, tuple(nodes), slots, self._bare_step_granted)
         self._bare_step_granted = self._bare_step_granted and not nodes  # a prefill chunk leaves it
         row_of = {node.id: chunk + row for row, node in enumerate(nodes)}
         parents = list(range(-1, chunk - 1))
@@ -167,8 +168,10 @@ class VerifySession:
         return progress
 
     def abort_step(self, pool: SlotPool) -> None:
-        """The step it is in brought nothing: free the slots of its rows."""
-        pool.give_back(self._end_rows().slots)
+        """The step it is in brought nothing: free the slots of its rows, and let it try again."""
+        rows = self._end_rows()
+        pool.give_back(rows.slots)
+        self._bare_step_granted |= rows.bare
 
     def abandon(self, pool: SlotPool) -> None:
         """Free every slot; it is in no step any more."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.scheduler import SchedulerConfig
+from cloud_verifier.core.target import StepResult
 from common.errors import (
     CapacityError,
     Code,
@@ -471,16 +472,51 @@ def test_a_slot_of_a_session_that_ended_within_a_step_is_not_given_to_another_me
     assert ends(bench.open(3)) == []
 
 
-def test_a_failed_step_ends_its_sessions_and_no_others() -> None:
+def test_a_failed_step_is_tried_again_session_by_session() -> None:
     bench, error = Bench(), LocalError("the engine is broken")
     bench.open(1)
     bench.open(2)
     bench.begin()
     bench.open(3)
     bench.scheduler.on_step_failed(error, 1.0)
-    assert bench.effects() == [End(1, error), End(2, error)]
+    assert bench.effects() == []
+    assert list(rows(bench.begin())) == [1]
+    bench.scheduler.on_step_failed(error, 2.0)
+    assert bench.effects() == [End(1, error)]
+    plan = bench.begin()
+    assert list(rows(plan)) == [2]
+    assert commits(bench.end(plan))[0].tokens == (2,)
+    assert sorted(rows(bench.begin())) == [2, 3]
+
+
+def test_a_session_that_left_is_no_suspect() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.open(2)
+    bench.begin()
+    bench.scheduler.on_step_failed(LocalError("the engine is broken"), 1.0)
+    bench.scheduler.on_close(1, None, 1.0)
+    assert list(rows(bench.begin())) == [2]
+
+
+def test_a_failed_step_leaves_an_empty_propose_its_right() -> None:
+    bench, error = Bench(), LocalError("the engine is broken")
+    for key in (1, 2):
+        bench.open(key, ask(fill=False))
+        bench.propose(key, Propose())
+    bench.begin()
+    bench.scheduler.on_step_failed(error, 1.0)
     assert commits(bench.step())[0].tokens == (2,)
-    bench.scheduler.on_close(3, None, 0.0)
+    assert commits(bench.step())[0].tokens == (2,)
+
+
+def test_choices_that_do_not_fit_the_step_are_a_failed_step() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.begin()
+    bench.scheduler.on_step_done(StepResult((), ()), 1.0)
+    (end,) = ends(bench.effects())
+    assert "do not fit" in str(end.error)
     check_free(bench)
 
 
