@@ -63,6 +63,9 @@ class Ranker:
         self._likely = TopTokens(num_vocab, min(max(num_noisy, num_candidates), num_vocab))
         self._params = SamplingParams()
         self._temperature = 1.0
+        self._coldness = np.float32(1.0)
+        self._has_filters = False
+        self._buffer: Logits = np.empty((0, num_vocab), np.float32)
         self._noise_at: dict[int, Logits] = {}  # position -> noise of every token; small vocabularies only
         self._is_dense = num_vocab <= DENSE_VOCAB
         self._all_tokens: Tokens = np.arange(num_vocab if self._is_dense else 0, dtype=np.int64)
@@ -72,6 +75,8 @@ class Ranker:
         """Rank by these parameters from now on; `prompt` is what a repetition penalty looks back at."""
         self._params = params
         self._temperature = max(params.temperature, COLDEST)
+        self._coldness = np.float32(1.0 / self._temperature)
+        self._has_filters = has_filters(params)
         self._prompt = np.asarray(prompt, np.int64)
         self._noise_at.clear()
 
@@ -88,9 +93,11 @@ class Ranker:
             return [self._rank_row(*row, generated) for row in zip(logits, nodes, strict=True)]
         if params.greedy:
             return _expansions(nodes, *self._best(logits))
-        if self._is_dense and not has_filters(params):
-            tokens, warm = self._best(logits + self._warm_noise(nodes))
-            return _expansions(nodes, tokens, warm * np.float32(1.0 / self._temperature))
+        if self._is_dense and not self._has_filters:
+            scores = np.add(logits, self._warm_noise(nodes), out=self._scores(len(nodes)))
+            tokens, warm = self._best(scores)
+            warm *= self._coldness
+            return _expansions(nodes, tokens, warm)
         tokens, values = self._likely(logits)
         scores = self._filtered(values / np.float64(self._temperature), logits)
         scores += self._noise(nodes, tokens)
@@ -101,6 +108,12 @@ class Ranker:
         history = np.asarray(generated(node), np.int64)
         best = rank(logits, self._params, node.position, self._num_candidates, self._prompt, history)
         return Expansion(node.id, tuple(best.tokens.tolist()), tuple(best.scores.tolist()))
+
+    def _scores(self, num_rows: int) -> Logits:
+        """[rows, vocabulary] to write into, kept between steps: fresh pages cost more than the sum."""
+        if len(self._buffer) < num_rows:
+            self._buffer = np.empty((num_rows, self._buffer.shape[1]), np.float32)
+        return self._buffer[:num_rows]
 
     def _warm_noise(self, nodes: Sequence[Node]) -> Logits:
         """[vocabulary], or [rows, vocabulary] where positions differ: temperature times noise of all tokens.

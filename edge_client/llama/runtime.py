@@ -56,6 +56,10 @@ class LlamaRuntime:
         self.n_seq_max = settings.n_seq_max
         self.max_rows = settings.max_rows
         self.batch = Batch(self._library, self.n_batch)
+        # The binding's own wrapper makes a pointer object, which costs more than the call.
+        self._logits_address = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
+            ctypes.cast(self._library.llama_get_logits, ctypes.c_void_p).value or 0
+        )
         self._logits_at = 0
         self._logits: FloatArray = np.empty((0, self.num_vocab), np.float32)
 
