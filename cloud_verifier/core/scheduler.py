@@ -6,9 +6,9 @@ Sans-IO: messages and step results come in with `now` (seconds, monotonic), effe
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cloud_verifier.core.admission import check_open
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.session import Progress, VerifySession
 from cloud_verifier.core.slots import SlotPool
@@ -90,7 +90,7 @@ class VerifyScheduler:
             self._end(key, PeerError("a second Open came on this stream", Code.FAILED_PRECONDITION))
             return
         try:
-            self._check_open(request)
+            check_open(request, self.info, self.draining)
             session = self._admit(key, request, now)
         except ForerunError as error:
             self._effects.append(End(key, error))
@@ -222,51 +222,6 @@ class VerifyScheduler:
             session.tree.check_integrity()
 
     # Admission --------------------------------------------------------------------------------------------
-
-    def _check_open(self, request: Open) -> None:
-        info = self.info
-        if self.draining:
-            raise UnavailableError("this verifier is draining; reconnect to another one")
-        if request.model and request.model != info.name:
-            raise UserError(
-                f"model {request.model!r} is not served here; this is {info.name!r}", Code.NOT_FOUND
-            )
-        if request.fingerprint != info.fingerprint:
-            raise UserError(
-                f"tokenizer mismatch: the edge's fingerprint is {request.fingerprint.hex()}, the target's "
-                f"{info.fingerprint.hex()}; use a draft model with the target's tokenizer",
-                Code.FAILED_PRECONDITION,
-            )
-        self._check_length(request)
-        self._check_tokens(request)
-
-    def _check_tokens(self, request: Open) -> None:
-        if not request.prompt:
-            raise UserError("the prompt is empty; at least one token is needed")
-        sampling = request.sampling
-        biased = [token for token, _ in sampling.logit_bias]
-        named = (("prompt", request.prompt), ("committed", request.committed), ("logit_bias", biased))
-        for name, tokens in (*named, ("stop_token_ids", sampling.stop_token_ids)):
-            self._check_in_vocabulary(name, tokens)
-
-    def _check_in_vocabulary(self, name: str, tokens: Iterable[int]) -> None:
-        size = self.info.vocab_size
-        outside = next((token for token in tokens if not 0 <= token < size), None)
-        if outside is not None:
-            message = f"{name} holds token id {outside}; this target's vocabulary has ids 0 to {size - 1}"
-            raise UserError(message, Code.OUT_OF_RANGE)
-
-    def _check_length(self, request: Open) -> None:
-        limit, prompt, text = self.info.max_positions, len(request.prompt), request.sampling.max_tokens
-        if prompt + text > limit:
-            raise UserError(
-                f"prompt of {prompt} tokens and max_tokens {text} exceed the target's {limit} positions; "
-                "shorten the prompt or ask for less",
-                Code.OUT_OF_RANGE,
-            )
-        if len(request.committed) > text:
-            message = f"{len(request.committed)} committed tokens exceed max_tokens {text}"
-            raise PeerError(message, Code.OUT_OF_RANGE)
 
     def _admit(self, key: int, request: Open, now: float) -> VerifySession:
         if len(self.sessions) >= self.config.max_sessions:
