@@ -122,6 +122,15 @@ class Server:
         self._heartbeat.cancel()
         await asyncio.gather(self._heartbeat, return_exceptions=True)
 
+    async def run_until(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set. Raises what broke the heartbeat, if anything does: no step would run."""
+        assert self._heartbeat is not None, "entered before"
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({stopped, self._heartbeat}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if self._heartbeat.done():
+            await self._heartbeat
+
     async def drain(self, grace: float) -> None:
         """Stop admitting, tell every session to go, and wait until they have or `grace` seconds are over."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)

@@ -88,7 +88,7 @@ async def _serve(options: argparse.Namespace) -> None:
     async with Server(worker, engine.info, table, options.listen) as server:
         host = options.listen.rpartition(":")[0]
         _announce(options, engine.info.name, f"{host}:{server.port}")
-        await stop.wait()
+        await server.run_until(stop)
         await server.drain(options.grace)
 
 

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cloud_verifier.service import SERVICE_NAME
+from common.errors import LocalError
 from common.messages import ClientMessage, Close, Open, Propose
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
@@ -151,6 +152,18 @@ async def test_describe_health_and_reflection_answer() -> None:
     assert description.fingerprint == VOCABULARY.fingerprint
     assert health.status == health_pb2.HealthCheckResponse.SERVING
     assert SERVICE_NAME in names
+
+
+async def test_a_broken_heartbeat_ends_the_server_with_its_cause() -> None:
+    async with running() as system:
+
+        def broken(now: float) -> None:
+            raise LocalError(f"broken at {now}")
+
+        system.worker.scheduler.next_step = broken  # type: ignore[method-assign]
+        system.worker.drain(0.0)  # any input wakes it
+        with pytest.raises(LocalError, match="broken at"):
+            await asyncio.wait_for(system.server.run_until(asyncio.Event()), 10)
 
 
 async def test_health_says_not_serving_while_draining() -> None:
