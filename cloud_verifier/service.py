@@ -16,16 +16,27 @@ from grpc_reflection.v1alpha import reflection
 from cloud_verifier.core.effects import End
 from cloud_verifier.core.target import TargetInfo
 from cloud_verifier.worker import Outgoing, Worker
-from common.errors import Code, ForerunError, PeerError, UnavailableError
+from common.errors import (
+    CapacityError,
+    Code,
+    ForerunError,
+    LocalError,
+    PeerError,
+    UnavailableError,
+    UserError,
+)
 from common.messages import Open
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.rpc.codec import decode_request, encode_response
 from common.rpc.describe import Description, TokenTable, encode_description
 from common.rpc.options import server_options
-from common.rpc.status import to_status
+from common.rpc.status import StatusDetail, to_status
 
 logger = logging.getLogger(__name__)
+
+RETRY_AFTER_US = 1_000_000
+"""What a refused edge is told to wait: about as long as one short text takes."""
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
@@ -64,7 +75,13 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
             self._worker.disconnect(key)
         if item.error is not None:
             logger.info("x stream %d: %s", key, item.error)
-            await context.abort(*to_status(item.error))
+            await context.abort(*to_status(item.error, self._detail(item.error)))
+
+    def _detail(self, error: ForerunError) -> StatusDetail:
+        """What a program needs beside the sentence."""
+        retry = RETRY_AFTER_US if isinstance(error, CapacityError) else None
+        own = self._info.fingerprint if error.code is Code.FAILED_PRECONDITION else b""
+        return StatusDetail(retry_after_us=retry, server_fingerprint=own)
 
     async def _read(
         self, key: int, requests: AsyncIterator[pb.SessionRequest], queue: asyncio.Queue[Outgoing]
@@ -81,6 +98,9 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                 self._worker.receive(key, message)
         except ForerunError as error:
             self._worker.violate(key, error)
+        except Exception as error:  # outermost frame of this task: the edge must learn of a defect
+            logger.exception("! stream %d: a message could not be taken", key)
+            self._worker.violate(key, LocalError(f"a defect of the verifier: {error}"))
         else:
             queue.put_nowait(End(key, UnavailableError("the stream was half-closed without a Close")))
 
@@ -88,7 +108,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
 class Server:
     """A verifier listening on `address` (HOST:PORT; port 0 picks one). An async context manager.
 
-    Raises `UserError`-like `OSError` text as `UnavailableError` when the address cannot be bound.
+    Raises `UserError` when the address cannot be listened on.
     """
 
     def __init__(self, worker: Worker, info: TargetInfo, table: TokenTable, address: str) -> None:
@@ -109,7 +129,10 @@ class Server:
         try:
             self.port = server.add_insecure_port(self._address)
         except RuntimeError as error:
-            raise UnavailableError(f"cannot listen on {self._address}: {error}") from error
+            raise UserError(
+                f"cannot listen on {self._address}: it is in use or not an address of this machine; "
+                "choose another HOST:PORT"
+            ) from error
         await server.start()
         self._heartbeat = asyncio.create_task(self._worker.run())
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)

@@ -14,8 +14,8 @@ INITIAL_CREDIT = 32
 """Live nodes an edge may have at the verifier before `Opened` tells its own figure (protocol rule 4)."""
 
 MAX_NODES = 256
-"""Nodes in one Propose (protocol rule 15): eight times what a step evaluates for one session by default, and
-a message of a kilobyte or two."""
+"""Nodes in one Propose (protocol rule 15): sixteen times what a step evaluates for one session by default,
+and a message of a kilobyte or two."""
 
 LOGPROB_STEP = 1.0 / 16.0
 """Nats per unit of the one-byte log-probability of a node: byte b means exp(-b/16); 255 = 1.2e-7 or less."""

@@ -36,6 +36,10 @@ class SamplingParams:
     seed: int = 0  # the noise's key, 64 bits unsigned
 
     def __post_init__(self) -> None:
+        for name in ("top_k", "max_tokens", "seed"):
+            _whole(name, getattr(self, name))
+        if not isinstance(self.ignore_eos, bool):
+            raise UserError(f"ignore_eos is {self.ignore_eos!r}; it must be true or false")
         _in_range("temperature", self.temperature, 0.0, 100.0)
         _in_range("top_k", self.top_k, 0, 2**31 - 1)
         _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
@@ -48,9 +52,11 @@ class SamplingParams:
         _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS_ENTRIES)
         _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKENS)
         for token, bias in self.logit_bias:
+            _whole("logit_bias token id", token)
             _in_range("logit_bias token id", token, 0, 2**31 - 1)
             _in_range(f"logit_bias of token {token}", bias, -1000.0, 1000.0)
         for token in self.stop_token_ids:
+            _whole("stop_token_ids", token)
             _in_range("stop_token_ids", token, 0, 2**31 - 1)
 
     @property
@@ -63,7 +69,15 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
-def _in_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
+def _whole(name: str, value: object) -> None:
+    """JSON and other callers without types can bring anything."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UserError(f"{name} is {value!r}; it must be a whole number")
+
+
+def _in_range(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise UserError(f"{name} is {value!r}; it must be a number")
     finite = isinstance(value, int) or math.isfinite(value)  # isfinite overflows on huge integers
     fits = finite and (low < value if low_open else low <= value) and value <= high
     if not fits:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 
 import grpc
 import grpc.aio
 
-from common.errors import ForerunError, UnavailableError
+from common.errors import ForerunError, LocalError, UnavailableError
 from common.messages import ClientMessage, ServerMessage
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
@@ -17,6 +18,8 @@ from common.rpc.codec import decode_response, encode_request
 from common.rpc.describe import Description, decode_description, encode_describe_request
 from common.rpc.options import channel_options
 from common.rpc.status import to_error
+
+logger = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT = 10.0
 """Seconds; a token table of 128k entries takes a slow link a few of them."""
@@ -34,7 +37,7 @@ class Stream:
         on_message: Callable[[ServerMessage], None],
         on_lost: Callable[[ForerunError | None], None],
     ) -> None:
-        self._outgoing: asyncio.Queue[ClientMessage | None] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._on_message = on_message
         self._on_lost = on_lost
         self._call = stub.Session(self._requests())
@@ -43,7 +46,8 @@ class Stream:
         self.bytes_down = 0
 
     def send(self, message: ClientMessage) -> None:
-        self._outgoing.put_nowait(message)
+        """Encoded here, where a failure is the caller's to see; inside the call it would be lost."""
+        self._outgoing.put_nowait(encode_request(message))
 
     def abandon(self) -> None:
         """Cut it; nothing more is called."""
@@ -59,8 +63,7 @@ class Stream:
         self._call.cancel()
 
     async def _requests(self) -> AsyncIterator[pb.SessionRequest]:
-        while (message := await self._outgoing.get()) is not None:
-            request = encode_request(message)
+        while (request := await self._outgoing.get()) is not None:
             self.bytes_up += request.ByteSize()
             yield request
 
@@ -75,6 +78,12 @@ class Stream:
         except ForerunError as error:
             self._call.cancel()
             lost = error
+        except (
+            Exception
+        ) as error:  # outermost frame of this task: without an end the user would wait for ever
+            logger.exception("! the stream's reader failed")
+            self._call.cancel()
+            lost = LocalError(f"the stream's reader failed: {error}")
         self._on_lost(lost)
 
 

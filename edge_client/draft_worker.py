@@ -59,6 +59,9 @@ class DraftWorker:
             if failure is None:
                 try:
                     outcome = self._do(effect)
+                except ForerunError as error:
+                    logger.warning("x drafting ends: %s", error)
+                    outcome = failure = error
                 except Exception as error:  # outermost frame of this thread: drafting ends, the text does not
                     logger.exception("! the drafter failed")
                     outcome = failure = LocalError(f"the drafter failed: {error}")

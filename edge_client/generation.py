@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from edge_client.core.drafter import Expansion
 from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
 from edge_client.core.session import EdgeSession
 from edge_client.draft_worker import DraftWorker
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -66,10 +69,12 @@ class Generation:
         """Give the session one input at the present time, then carry out its effects in order."""
         try:
             call(self._clock())
+            self._carry_out_all()
         except ForerunError as error:
-            self.session.fail(error, self._clock())
-        for effect in self.session.effects():
-            self._carry_out(effect)
+            self._fail(error)
+        except Exception as error:  # outermost frame of every callback: the user must learn of a defect
+            logger.exception("! an input failed")
+            self._fail(LocalError(f"a defect of the edge: {error}"))
         self._set_timer()
 
     def _on_message(self, stream: Stream, message: ServerMessage) -> None:
@@ -90,7 +95,15 @@ class Generation:
     def _on_timer(self) -> None:
         self._input(self.session.on_timer)
 
+    def _fail(self, error: ForerunError) -> None:
+        self.session.fail(error, self._clock())
+        self._carry_out_all()
+
     # Effects ----------------------------------------------------------------------------------------------
+
+    def _carry_out_all(self) -> None:
+        for effect in self.session.effects():
+            self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:

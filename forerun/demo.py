@@ -31,6 +31,9 @@ same prompts run over the same link in three ways, and a table compares them:
 
 The bundled target is tiny, so every target step is made to take --step-floor ms, as a large one would."""
 
+MAX_MS = 600_000.0
+"""Ten minutes: more than any link or step that is worth a demonstration."""
+
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
@@ -73,6 +76,7 @@ def add_parser(commands: Any) -> None:
 async def _demo(options: argparse.Namespace) -> int:
     check_models(Path(options.target), Path(options.draft))
     make_policy(options.policy)
+    _check_options(options)
     sampling = {**asdict(sampling_from(options)), "logit_bias": [], "stop_token_ids": []}
     prompts = _prompts(options)
     notes = Painter(sys.stderr)
@@ -90,6 +94,18 @@ async def _demo(options: argparse.Namespace) -> int:
     else:
         print_table(options, comparison)
     return 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Before seconds are spent on loading."""
+    for name in ("rtt", "jitter", "bandwidth", "step_floor"):
+        value = getattr(options, name)
+        if not 0 <= value <= MAX_MS:
+            raise UserError(f"--{name.replace('_', '-')} is {value}; it must lie in [0, {MAX_MS}]")
+    if options.max_tokens < 2:
+        raise UserError(f"--max-tokens is {options.max_tokens}; a pace needs 2 tokens at least")
+    if options.prompt and not all(options.prompt):
+        raise UserError("--prompt is empty; at least one token is needed")
 
 
 def _settings(options: argparse.Namespace) -> RigSettings:

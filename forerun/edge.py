@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+import threading
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,8 @@ async def _complete(options: argparse.Namespace) -> int:
         from edge_client.edge import Request
 
         generation = edge.generation(Request(edge.tokenize(prompt), sampling, policy))
+        if not options.json:
+            print(painter.dim(painter.legend), file=sys.stderr)
         record = await run_generation(edge, generation, None if options.json else _Show(painter))
     if options.json:
         print(json.dumps(record))
@@ -110,9 +113,18 @@ def _summary(record: dict[str, Any]) -> str:
 
 async def _pipe(options: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
+    lines: asyncio.Queue[str] = asyncio.Queue()
+
+    def read_lines() -> None:
+        """In a thread that does not keep the process alive: a blocked read cannot be cancelled."""
+        for line in iter(sys.stdin.readline, ""):
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+        loop.call_soon_threadsafe(lines.put_nowait, "")
+
     async with _open_edge(options) as edge:
         _event("ready", model_positions=edge.max_positions)
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
+        threading.Thread(target=read_lines, name="stdin", daemon=True).start()
+        while line := await lines.get():
             try:
                 await _serve_line(edge, line)
             except ForerunError as error:

@@ -12,9 +12,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "link",
         help="emulate a distant or failing network between an edge and a verifier",
-        description="Passes all arguments to `python -m link`; see `forerun link --help`.",
+        description="Passes all arguments to the link; see `forerun link --help`.",
         add_help=False,
         prefix_chars="\0",  # every argument is the link's
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    parser.set_defaults(run=lambda options: link_main(options.arguments))
+    parser.set_defaults(run=lambda options: link_main(options.arguments, prog="forerun link"))

@@ -73,14 +73,23 @@ def pin_to_core(core: int | None) -> None:
 
 def read_prompt(options: argparse.Namespace) -> str:
     """The text of --prompt, of --prompt-file, or of standard input."""
-    if options.prompt is not None:
-        return str(options.prompt)
-    if options.prompt_file is None:
-        return sys.stdin.read()
     try:
+        if options.prompt is not None:
+            return _utf8(str(options.prompt))
+        if options.prompt_file is None:
+            return _utf8(sys.stdin.read())
         return Path(options.prompt_file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--prompt-file {options.prompt_file}: {error}") from error
+        raise UserError(f"the prompt cannot be read: {error}") from error
+
+
+def _utf8(text: str) -> str:
+    """Python lets undecodable bytes of arguments and standard input through as lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError("the prompt is not UTF-8 text; convert it first, for example with iconv") from error
+    return text
 
 
 def ms(value: str) -> float:

@@ -69,17 +69,29 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    _check_options(options)
     pin_to_core(options.core)
-    asyncio.run(_serve(options))
+    engine, table = _load(options)  # before the event loop, so that Ctrl-C works meanwhile
+    asyncio.run(_serve(options, engine, table))
     return 0
 
 
-async def _serve(options: argparse.Namespace) -> None:
+def _check_options(options: argparse.Namespace) -> None:
+    """Before seconds are spent on loading."""
+    for name, least in (("threads", 0), ("slots", 1), ("step_floor", 0), ("grace", 0)):
+        value = getattr(options, name)
+        if not least <= value < float("inf"):
+            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be {least} or more")
+    host, colon, port = options.listen.rpartition(":")
+    if not (host and colon and port.isdigit() and int(port) < 2**16):
+        raise UserError(f"--listen is {options.listen!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
+
+
+async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | None, ...]) -> None:
     # Imported here: torch and transformers take seconds, and an edge has neither.
     from cloud_verifier.service import Server
     from cloud_verifier.worker import Worker
 
-    engine, table = _load(options)
     worker = Worker(engine, _scheduler(engine.info, options))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -1,6 +1,7 @@
 """One socket of a proxied connection, as an asyncio protocol that reports to its connection."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -85,7 +86,8 @@ class Side(asyncio.Protocol):
     def write_eof(self) -> None:
         """Tells the peer that no more will come."""
         if transport := self._open_transport():
-            transport.write_eof()
+            with contextlib.suppress(OSError):  # the peer has gone already, and asyncio has not noticed yet
+                transport.write_eof()
 
     def set_reading(self, wanted: bool) -> None:
         """Reads on, or leaves what comes in the kernel, so that the sender feels it."""

@@ -43,6 +43,8 @@ def channel_options() -> Options:
         ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_MS),
         # grpc.min_reconnect_backoff_ms stays at its default of 20 s: whatever its name says, it is how long
         # one attempt to connect may take, TLS included.
+        # A verifier is named on purpose. A web proxy from the environment cannot carry it.
+        ("grpc.enable_http_proxy", 0),
         # gRPC's retries cannot resume a stream; the edge reconnects with its committed tokens (rule 12).
         ("grpc.enable_retries", 0),
     )

@@ -95,3 +95,22 @@ def test_each_penalty_makes_a_choice_depend_on_the_text(field: str, value: float
 
 def test_without_penalties_a_choice_depends_on_the_model_alone() -> None:
     assert not SamplingParams(temperature=0.8, top_k=3, logit_bias=((1, 2.0),)).has_penalties
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 2.5),
+        ("seed", 1.5),
+        ("seed", True),
+        ("top_k", "3"),
+        ("ignore_eos", "no"),
+        ("temperature", "hot"),
+        ("temperature", None),
+        ("stop_token_ids", (1.0,)),
+        ("logit_bias", (("a", 1.0),)),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(UserError, match=field):
+        SamplingParams(**{field: value})  # type: ignore[arg-type]

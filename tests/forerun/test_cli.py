@@ -47,6 +47,40 @@ def test_a_nonsense_setting_is_named(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--threads", "-1"], "--threads is -1"),
+        (["--slots", "0"], "--slots is 0"),
+        (["--step-floor", "nan"], "--step-floor is nan"),
+        (["--listen", "50051"], "it must be HOST:PORT"),
+        (["--listen", "localhost:none"], "it must be HOST:PORT"),
+    ],
+)
+def test_a_verifier_refuses_nonsense_before_it_loads(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "--model", "none", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--rtt", "-5"], "--rtt is -5"),
+        (["--rtt", "nan"], "--rtt is nan"),
+        (["--max-tokens", "1"], "--max-tokens is 1"),
+        (["--prompt", ""], "--prompt is empty"),
+        (["--num-prompts", "99"], "--num-prompts is 99"),
+    ],
+)
+def test_the_demo_refuses_nonsense_before_it_loads(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.llama
 def test_a_missing_draft_model_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(edge_words(str(tmp_path / "none.gguf"))) == 2

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import demo_models
+from common.errors import LocalError
 from forerun.cli import main
 from forerun.rig import Rig, RigSettings
 
@@ -37,6 +38,16 @@ async def test_a_text_survives_cuts_of_the_link_and_is_the_targets_own() -> None
                 rig.link.cut()
     assert event["stats"]["resumes"] >= 1
     assert event["tokens"] == plain_greedy(prompt, 48)
+
+
+async def test_the_pipe_refuses_a_request_and_serves_the_next() -> None:
+    settings = RigSettings(str(demo_models.TARGET_DIR), str(demo_models.DRAFT_GGUF), rtt_ms=1.0)
+    async with Rig(settings) as rig:
+        for bad in ({"max_tokens": 2.5}, {"ignore_eos": "no"}, {"wrong": 1}):
+            with pytest.raises(LocalError, match="could not complete a prompt"):
+                await rig.complete("x = 1", "tree", bad)
+        done = await rig.complete("x = 1", "tree", {"max_tokens": 3, "ignore_eos": True})
+    assert len(done["tokens"]) == 3
 
 
 def plain_greedy(prompt: str, count: int) -> list[int]:

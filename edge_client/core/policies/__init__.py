@@ -37,7 +37,10 @@ def make_policy(text: str) -> GrowthPolicy:
         settings = dict(_setting(part) for part in rest.split(",") if part)
         return POLICIES[name](**settings)
     except (TypeError, ValueError) as error:
-        raise UserError(f"growth policy {text!r} is not understood: {error}") from error
+        raise UserError(
+            f"growth policy {text!r} is not understood; write for example tree, tree:width=4,cut=0.01, "
+            "chain:max_depth=16, sync:8 or off"
+        ) from error
 
 
 def _setting(part: str) -> tuple[str, int | float]:
