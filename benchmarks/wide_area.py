@@ -20,7 +20,7 @@ import demo_models
 from common.sampling import SamplingParams
 from forerun.measure import as_json
 from forerun.rig import Rig, RigSettings
-from forerun.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST, Comparison, compare
+from forerun.schemes import BLOCKS, FORERUN, SERVER_STREAMING, SYNC_BEST, Comparison, compare
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,6 +38,10 @@ def make_parser() -> argparse.ArgumentParser:
         help="least time of a target step (%(default)s)",
     )
     option("--num-prompts", type=int, default=6, metavar="N", help="bundled prompts (%(default)s)")
+    option("--first-prompt", type=int, default=0, metavar="I", help="leave out the I before it (%(default)s)")
+    option(
+        "--blocks", type=int, nargs="+", default=list(BLOCKS), metavar="K", help="lengths searched for sync"
+    )
     option("--max-tokens", type=int, default=96, metavar="N", help="of each text (%(default)s)")
     option("--policy", default="tree", help="growth policy of the forerun scheme (%(default)s)")
     option("--seed", type=int, default=1)
@@ -50,7 +54,8 @@ def make_parser() -> argparse.ArgumentParser:
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All settings, one after the other on one rig."""
     entries = json.loads(demo_models.PROMPTS.read_text(encoding="utf-8"))
-    prompts = [entry["text"] for entry in entries[: options.num_prompts]]
+    last = options.first_prompt + options.num_prompts
+    prompts = [entry["text"] for entry in entries[options.first_prompt : last]]
     settings = RigSettings(options.target, options.draft, step_floor_ms=options.step_floor)
     results = []
     async with Rig(settings) as rig:
@@ -74,7 +79,7 @@ async def _setting(
     def progress(text: str) -> None:
         print(f"… RTT {rtt_ms:g} ms, temperature {temperature:g}, {text}", file=sys.stderr, flush=True)
 
-    comparison = await compare(rig, prompts, sampling, options.policy, progress=progress)
+    comparison = await compare(rig, prompts, sampling, options.policy, options.blocks, progress)
     return {
         "rtt_ms": rtt_ms,
         "temperature": temperature,

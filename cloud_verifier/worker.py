@@ -74,10 +74,6 @@ class Worker:
         self.scheduler.drain(grace, self._clock())
         self._apply()
 
-    @property
-    def num_sessions(self) -> int:
-        return len(self.scheduler.sessions)
-
     async def wait_until_empty(self) -> None:
         """Until no session is open."""
         await self._empty.wait()

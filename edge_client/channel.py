@@ -78,9 +78,7 @@ class Stream:
         except ForerunError as error:
             self._call.cancel()
             lost = error
-        except (
-            Exception
-        ) as error:  # outermost frame of this task: without an end the user would wait for ever
+        except Exception as error:  # outermost frame of this task: the user must not wait for ever
             logger.exception("! the stream's reader failed")
             self._call.cancel()
             lost = LocalError(f"the stream's reader failed: {error}")

@@ -35,9 +35,8 @@ NUM_NOISY = 64
 """Tokens per row that get noise in a larger vocabulary. The target's choice lies outside the draft's best 64
 in a few percent of cases at temperature 1, where the draft could not have been sure of it either."""
 
-COLDEST = (
-    1e-6  # temperature below which the noise (36.8 nats at most) decides only ties; smaller ones overflow
-)
+COLDEST = 1e-6
+"""Temperature below which the noise (36.8 nats at most) decides only ties; smaller ones overflow."""
 
 SMALLEST_GROUP = 4  # below, finding groups costs more than they save
 
