@@ -5,6 +5,7 @@ Sans-IO: inputs carry `now` (seconds, monotonic); `effects()` tells the driver w
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from common.messages import (
 )
 from common.sampling import SamplingParams
 from common.tree import Node, SpeculationTree
-from edge_client.core.confidence import Confidence
+from edge_client.core.confidence import Calibration, Prior
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
 from edge_client.core.policies import Candidate, GrowthPolicy, GrowthView
@@ -62,7 +63,7 @@ class SessionConfig:
     fingerprint: bytes
     model: str = ""
     session_id: str = ""
-    confidence: Confidence = field(default_factory=Confidence)
+    prior: Prior = field(default_factory=Prior)  # how right the draft is believed to be at first
     first_backoff: float = 0.1  # seconds before the first reconnect; doubles (gRPC's own policy doubles too)
     max_backoff: float = 5.0  # seconds; a person who watches the text should not wait longer for a retry
     max_attempts: int = 8  # reconnects in a row without a message from the verifier
@@ -96,6 +97,8 @@ class EdgeSession:
         last_position = len(config.prompt) + config.sampling.max_tokens - 1
         self.view = GrowthView(self.tree, last_position, INITIAL_CREDIT)
         self.next_timer_at: float | None = None
+        self.calibration = Calibration(config.prior)
+        self._expansions: dict[int, Expansion] = {}  # of live nodes, for the calibration
         self._effects: list[Effect] = []
         self._numbers = WireNumbers()
         self._sent_at: deque[tuple[int, float]] = deque()  # (n-th Propose of the stream, seconds)
@@ -292,6 +295,7 @@ class EdgeSession:
         committed: list[tuple[int, int]] = []
         dead: list[int] = []
         for token in tokens:
+            self._observe(token)
             offered = any(self.tree.live[child].wire_id for child in self.tree.tip.children.values())
             advance = self.tree.advance(token)
             if offered:
@@ -299,9 +303,18 @@ class EdgeSession:
             committed.append((advance.tip.id, token))
             gone = [advance.tip, *advance.dead]
             self.view.num_sent -= sum(1 for node in gone if node.wire_id)
-            dead += [node.id for node in advance.dead]
+            for node in advance.dead:
+                dead.append(node.id)
+                self._expansions.pop(node.id, None)
         self._unseen += len(tokens)
         self._effects.append(MoveTip(Reroot(tuple(committed), tuple(dead))))
+
+    def _observe(self, token: int) -> None:
+        """Hold what the draft said after the tip against the target's choice."""
+        said = self._expansions.pop(self.tree.tip.id, None)
+        if said is not None:
+            chosen = said.tokens.index(token) if token in said.tokens else None
+            self.calibration.observe(said.scores, chosen)
 
     def _on_finish(self, message: Finish) -> None:
         if message.position != self.tree.tip_position:
@@ -315,7 +328,10 @@ class EdgeSession:
 
     def _branch(self, node: Node, expansion: Expansion) -> None:
         node.evaluated, node.busy = True, False
-        logprobs = self.config.confidence.logprobs(expansion.scores)
+        if not all(map(math.isfinite, expansion.scores)):
+            return  # a draft that overflows knows nothing here
+        self._expansions[node.id] = expansion
+        logprobs = self.calibration.confidence.logprobs(expansion.scores)
         candidates = [Candidate(t, p) for t, p in zip(expansion.tokens, logprobs, strict=True)]
         for child in self.policy.branch(self.view, node, candidates):
             self.tree.grow(node, child.token, child.logprob)

@@ -37,7 +37,7 @@ class LlamaDrafter:
     `Expansion` names. `num_resyncs` counts the surprises since it was made.
     """
 
-    def __init__(self, runtime: LlamaRuntime, num_candidates: int = 8) -> None:
+    def __init__(self, runtime: LlamaRuntime, num_candidates: int = 5) -> None:
         self.num_resyncs = 0
         self._runtime = runtime
         self._ranker = Ranker(runtime.num_vocab, num_candidates)

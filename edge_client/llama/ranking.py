@@ -62,9 +62,8 @@ class Ranker:
         self._likely = TopTokens(num_vocab, min(max(num_noisy, num_candidates), num_vocab))
         self._params = SamplingParams()
         self._temperature = 1.0
-        self._coldness = np.float32(1.0)
+        self._coldness = 1.0
         self._has_filters = False
-        self._buffer: Logits = np.empty((0, num_vocab), np.float32)
         self._noise_at: dict[int, Logits] = {}  # position -> noise of every token; small vocabularies only
         self._is_dense = num_vocab <= DENSE_VOCAB
         self._all_tokens: Tokens = np.arange(num_vocab if self._is_dense else 0, dtype=np.int64)
@@ -74,7 +73,7 @@ class Ranker:
         """Rank by these parameters from now on; `prompt` is what a repetition penalty looks back at."""
         self._params = params
         self._temperature = max(params.temperature, COLDEST)
-        self._coldness = np.float32(1.0 / self._temperature)
+        self._coldness = 1.0 / self._temperature
         self._has_filters = has_filters(params)
         self._prompt = np.asarray(prompt, np.int64)
         self._noise_at.clear()
@@ -82,7 +81,7 @@ class Ranker:
     def rank(
         self, logits: Logits, nodes: Sequence[Node], generated: Callable[[Node], Sequence[int]]
     ) -> list[Expansion]:
-        """Candidates after each node, from its row of `logits` [nodes, vocabulary], which stay as they are.
+        """Candidates after each node, from its row of `logits` [nodes, vocabulary], which are used up.
 
         `generated` tells the tokens generated up to and with a node; asked only if the parameters need them.
         Scores are exact up to a constant of their row. Raises `LocalError` if penalties meet logits of NaN.
@@ -90,37 +89,36 @@ class Ranker:
         params = self._params
         if params.has_penalties or params.logit_bias:
             return [self._rank_row(*row, generated) for row in zip(logits, nodes, strict=True)]
+        if self._is_dense and not self._has_filters:
+            return self._rank_dense(logits, nodes)
         if params.greedy:
             return _expansions(nodes, *self._best(logits))
-        if self._is_dense and not self._has_filters:
-            scores = np.add(logits, self._warm_noise(nodes), out=self._scores(len(nodes)))
-            tokens, warm = self._best(scores)
-            warm *= self._coldness
-            return _expansions(nodes, tokens, warm)
         tokens, values = self._likely(logits)
         scores = self._filtered(values / np.float64(self._temperature), logits)
         scores += self._noise(nodes, tokens)
         return _expansions(nodes, *_largest(tokens, scores, self._num_candidates))
+
+    def _rank_dense(self, logits: Logits, nodes: Sequence[Node]) -> list[Expansion]:
+        """Greedy, or with noise on every token.
+
+        The best of logits / T + noise are the best of logits + T * noise: only those need the division.
+        """
+        count, coldness, greedy = self._num_candidates, self._coldness, self._params.greedy
+        expansions = []
+        for node, row in zip(nodes, logits, strict=True):
+            if not greedy:
+                np.add(row, self._dense_noise(node.position + 1), out=row)
+            tokens, values = best_by_passes(row, count)
+            if not greedy:
+                values = [value * coldness for value in values]
+            expansions.append(Expansion(node.id, tuple(tokens), tuple(values)))
+        return expansions
 
     def _rank_row(self, logits: Logits, node: Node, generated: Callable[[Node], Sequence[int]]) -> Expansion:
         """By the target's own rule, exact and slower."""
         history = np.asarray(generated(node), np.int64)
         best = rank(logits, self._params, node.position, self._num_candidates, self._prompt, history)
         return Expansion(node.id, tuple(best.tokens.tolist()), tuple(best.scores.tolist()))
-
-    def _scores(self, num_rows: int) -> Logits:
-        """[rows, vocabulary] to write into, kept between steps: fresh pages cost more than the sum."""
-        if len(self._buffer) < num_rows:
-            self._buffer = np.empty((num_rows, self._buffer.shape[1]), np.float32)
-        return self._buffer[:num_rows]
-
-    def _warm_noise(self, nodes: Sequence[Node]) -> Logits:
-        """[vocabulary], or [rows, vocabulary] where positions differ: temperature times noise of all tokens.
-
-        The best of logits / T + noise are the best of logits + T * noise: only those need the division.
-        """
-        rows = [self._dense_noise(node.position + 1) for node in nodes]
-        return rows[0] if all(row is rows[0] for row in rows) else np.array(rows)
 
     def _dense_noise(self, position: int) -> Logits:
         """[vocabulary] temperature times the noise of every token at a position; remembered."""
@@ -169,6 +167,22 @@ class Ranker:
         before = np.cumsum(weights, axis=1) - weights
         kept: NDArray[np.int64] = (before < self._params.top_p * total).sum(axis=1, keepdims=True)
         return kept
+
+
+def best_by_passes(row: Logits, count: int) -> tuple[list[int], list[float]]:
+    """Ids and values of the `count` largest of a short `row` [vocabulary], decreasing, lowest id on a tie.
+
+    One argmax each, what was found overwritten by -inf. Between two decodes every numpy function is met with
+    cold caches: a few passes of one function beat a partition made of a dozen.
+    """
+    tokens, values = [], []
+    argmax = row.argmax
+    for _ in range(count):
+        token = int(argmax())
+        tokens.append(token)
+        values.append(float(row[token]))
+        row[token] = -np.inf
+    return tokens, values
 
 
 class TopTokens:

@@ -86,10 +86,9 @@ class LlamaRuntime:
 
         A view of llama.cpp's own buffer: gone with the next `decode`.
         """
-        pointer = self._library.llama_get_logits(self._context)
-        if not pointer:
+        address = self._logits_address(self._context)
+        if not address:
             return self._logits[:0]
-        address = ctypes.addressof(pointer.contents)
         if address != self._logits_at:  # moves only when llama.cpp enlarges it
             whole = (ctypes.c_float * (self.max_rows * self.num_vocab)).from_address(address)
             self._logits = np.frombuffer(memoryview(whole), np.float32).reshape(self.max_rows, self.num_vocab)

@@ -13,9 +13,10 @@ from edge_client.core.policies.base import Candidate, GrowthView, can_expand, un
 
 @dataclass(frozen=True, slots=True)
 class TreeSettings:
-    """How wide and how deep. The defaults come from a small search at RTT 60 ms on four demo prompts."""
+    """How wide and how deep. Searched for RTT 20 to 200 ms with draft steps of 0.6 ms + 0.55 a node and of
+    5 ms + 0.3 a node, on demo prompts other than those that figures are reported on."""
 
-    width: int = 8  # nodes drafted in one step at most
+    width: int = 4  # nodes drafted in one step at most
     max_children: int = 3  # of one node
     cut: float = 0.002  # paths less likely than this, seen from the tip, are not grown
 

@@ -570,3 +570,26 @@ def test_a_bad_setting_is_named(field: str, value: float | tuple[int, ...], word
     good = SessionConfig(PROMPT, SamplingParams(), b"")
     with pytest.raises(UserError, match=words):
         replace(good, **{field: value})  # type: ignore[arg-type]  # one of several types
+
+
+# What the session learns of its draft -----------------------------------------------------------------
+
+
+def test_committed_tokens_teach_the_session_how_far_to_trust_its_draft() -> None:
+    session = opened(chain())
+    before = session.calibration.confidence.sharpness
+    draft(session, (5, 6), 1.1)  # after the tip: 5 is best
+    draft(session, (5, 6), 1.2)
+    session.on_message(Commit(start=2, tokens=(6,), server_made=1, echo=1), 1.3)  # the runner-up it was
+    assert session.calibration.num_observed == 1
+    assert session.calibration.confidence.sharpness < before
+
+
+def test_a_draft_whose_scores_are_no_numbers_proposes_nothing_and_teaches_nothing() -> None:
+    session = opened(chain())
+    busy = [node.id for node in session.tree.live.values() if node.busy]
+    session.on_drafted([Expansion(node, (5, 6), (float("nan"), 0.0)) for node in busy], 1.1)
+    assert session.tree.num_speculative == 0
+    session.on_message(Commit(start=2, tokens=(6,), server_made=1), 1.3)
+    assert session.calibration.num_observed == 0
+    session.check_integrity()
