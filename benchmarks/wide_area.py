@@ -37,7 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="MS",
         help="least time of a target step (%(default)s)",
     )
-    option("--num-prompts", type=int, default=6, metavar="N", help="bundled prompts (%(default)s)")
+    option("--num-prompts", type=int, default=8, metavar="N", help="bundled prompts (%(default)s)")
     option("--first-prompt", type=int, default=0, metavar="I", help="leave out the I before it (%(default)s)")
     option(
         "--blocks", type=int, nargs="+", default=list(BLOCKS), metavar="K", help="lengths searched for sync"

@@ -11,7 +11,7 @@ from forerun.rig import Rig
 
 SERVER_STREAMING, SYNC_BEST, FORERUN = "server_streaming", "sync_best", "forerun"
 
-BLOCKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 """Block lengths searched for the best synchronous block."""
 
 Progress = Callable[[str], None]
@@ -41,21 +41,21 @@ async def compare(
 ) -> Comparison:
     """Run every scheme on every prompt, interleaved prompt by prompt so that all see the same machine.
 
-    The synchronous block is first searched on the first prompt; its two best lengths run on all prompts and
-    the better one counts. The reference text is the server's own without any draft.
+    The synchronous block is first searched on every third prompt; its three best lengths run on all prompts
+    and the best one counts. The reference text is the server's own without any draft.
     """
     await rig.complete(
         prompts[0], policy, {**sampling, "max_tokens": 8}
     )  # connections and caches are warm now
-    searched = await _search(rig, prompts[0], sampling, blocks, progress)
-    best_two = sorted(searched, key=lambda block: searched[block])[:2]
-    names = {SERVER_STREAMING: "off", FORERUN: policy} | {f"sync:{k}": f"sync:{k}" for k in best_two}
+    searched = await _search(rig, prompts[::3], sampling, blocks, progress)
+    finalists = sorted(searched, key=lambda block: searched[block])[:3]
+    names = {SERVER_STREAMING: "off", FORERUN: policy} | {f"sync:{k}": f"sync:{k}" for k in finalists}
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for number, prompt in enumerate(prompts, 1):
         for name, choice in names.items():
             progress(f"prompt {number} of {len(prompts)}: {name}")
             runs[name].append(await rig.complete(prompt, choice, sampling))
-    best = min(best_two, key=lambda block: pace(runs[f"sync:{block}"]))
+    best = min(finalists, key=lambda block: pace(runs[f"sync:{block}"]))
     measured = {
         SERVER_STREAMING: runs[SERVER_STREAMING],
         SYNC_BEST: runs[f"sync:{best}"],
@@ -67,10 +67,10 @@ async def compare(
 
 
 async def _search(
-    rig: Rig, prompt: str, sampling: dict[str, Any], blocks: Sequence[int], progress: Progress
+    rig: Rig, prompts: Sequence[str], sampling: dict[str, Any], blocks: Sequence[int], progress: Progress
 ) -> dict[int, float]:
     found: dict[int, float] = {}
     for block in blocks:
         progress(f"searching the best synchronous block: {block} tokens")
-        found[block] = pace([await rig.complete(prompt, f"sync:{block}", sampling)])
+        found[block] = pace([await rig.complete(prompt, f"sync:{block}", sampling) for prompt in prompts])
     return found
