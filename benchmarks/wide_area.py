@@ -17,8 +17,8 @@ from dataclasses import asdict
 from typing import Any
 
 import demo_models
+from common.figures import as_json
 from common.sampling import SamplingParams
-from forerun.measure import as_json
 from forerun.rig import Rig, RigSettings
 from forerun.schemes import BLOCKS, FORERUN, SERVER_STREAMING, SYNC_BEST, Comparison, compare
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import demo_models
 from common.errors import UserError
+from common.figures import Figures, as_json
 from edge_client.core.policies import make_policy
-from forerun.measure import Figures, as_json
 from forerun.options import add_sampling, sampling_from
 from forerun.paint import Painter
 from forerun.rig import Rig, RigSettings, check_models

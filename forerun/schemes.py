@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.measure import Figures, figures, pace
+from common.figures import Figures, figures, pace
 from forerun.rig import Rig
 
 SERVER_STREAMING, SYNC_BEST, FORERUN = "server_streaming", "sync_best", "forerun"

@@ -1,7 +1,7 @@
 """Holds the house's plan: which module may import which, and what the pure floors may touch.
 
     4  forerun, benchmarks, demo_models           compose the parts
-    3  drivers: edge_client, cloud_verifier, link, common.rpc, common.pb
+    3  drivers: edge_client, cloud_verifier, link, simulator, common.rpc, common.pb
     2  cores: edge_client.core, cloud_verifier.core
     1  words: the rest of common
 
@@ -28,6 +28,7 @@ FLOORS = {
     "edge_client": 3,
     "cloud_verifier": 3,
     "link": 3,
+    "simulator": 3,
     "common.rpc": 3,
     "common.pb": 3,
     "edge_client.core": 2,
@@ -39,6 +40,7 @@ FLOORS = {
 NEIGHBOURS = {
     ("edge_client", "common"): "the driver speaks through common.rpc",
     ("cloud_verifier", "common"): "the driver speaks through common.rpc",
+    ("simulator", "common"): "the bytes of a message are those of common.rpc's",
     ("link", "common"): "the emulated link may read messages through common.rpc",
     ("forerun", "demo_models"): "`forerun demo` runs the demo pair",
     ("benchmarks", "forerun"): "the benchmarks run the rig and the schemes of the demo",

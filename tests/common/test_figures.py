@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.measure import as_json, figures, pace, window_paces
+from common.figures import as_json, figures, pace, window_paces
 
 STATS = {"target_steps": 2, "evaluated": 6, "proposed": 8, "drafted": 5, "committed": 4, "accepted": 2}
 

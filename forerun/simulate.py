@@ -1,0 +1,174 @@
+"""`forerun simulate`: worlds in virtual time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forerun.paint import Painter
+from simulator.experiment import Outcome, as_dict, distance_to_bound, mean_speedup, run_experiment
+from simulator.files import Experiment, read_experiment
+from simulator.plots import plot_pace
+from simulator.sweep import AXES, MANIFEST, RESULTS, Cell, Sweep, grids, read_results, run_sweep
+
+DESCRIPTION = """\
+Runs the very state machines of edge and verifier in virtual time: no model, no network, no GPU. A world is a
+small TOML or JSON file; every scheme meets the same text, the same draft and the same link, seed by seed."""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="compare schemes in a world of your making, in virtual time",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    run = actions.add_parser(
+        "run", help="one world, all its schemes, a table", description="Run one world and print a table."
+    )
+    option = run.add_argument
+    option(
+        "world", type=Path, help="the world, a .toml or .json file; docs/simulation.md tells what it may hold"
+    )
+    option(
+        "--scheme", action="append", metavar="NAME", help="instead of the world's; may be given several times"
+    )
+    option("--repeats", type=int, metavar="N", help="seeds, instead of the world's")
+    option("--rtt", type=float, metavar="MS", help="instead of the world's")
+    option(
+        "--workers", type=int, default=0, metavar="N", help="processes; 0 = one per processor (%(default)s)"
+    )
+    option("--json", action="store_true", help="print one JSON object")
+    run.set_defaults(run=_run)
+    sweep = actions.add_parser(
+        "sweep",
+        help="a grid of worlds, into a folder",
+        description="Run a world at every point of a grid. Finished points are kept, so the same command "
+        "goes on where an interrupted one stopped.",
+    )
+    option = sweep.add_argument
+    option("world", type=Path, help="the world that the grid starts from")
+    option("--axis", action="append", required=True, metavar="NAME=V,V,...", help=f"one of {', '.join(AXES)}")
+    option(
+        "--scheme", action="append", metavar="NAME", help="instead of the world's; may be given several times"
+    )
+    option("--repeats", type=int, metavar="N", help="seeds, instead of the world's")
+    option("--out", type=Path, required=True, metavar="FOLDER", help=f"gets {RESULTS} and {MANIFEST}")
+    option(
+        "--workers", type=int, default=0, metavar="N", help="processes; 0 = one per processor (%(default)s)"
+    )
+    sweep.set_defaults(run=_sweep, rtt=None)
+    plot = actions.add_parser(
+        "plot",
+        help="ms per token of a sweep",
+        description="Draw ms per token of a sweep against one of its axes.",
+    )
+    option = plot.add_argument
+    option("folder", type=Path, help="what `sweep --out` was given")
+    option("--x", default="rtt_ms", metavar="AXIS", help="what runs to the right (%(default)s)")
+    option("--out", type=Path, required=True, metavar="FILE", help="a .png, .svg or .pdf")
+    plot.set_defaults(run=_plot)
+
+
+def _run(options: argparse.Namespace) -> int:
+    experiment = _experiment(options)
+    notes = Painter(sys.stderr)
+
+    def progress(done: int, total: int) -> None:
+        if done % max(1, total // 20) == 0 or done == total:
+            print(notes.dim(f"… {done} of {total} runs"), file=sys.stderr, flush=True)
+
+    outcomes = run_experiment(experiment, options.workers, progress)
+    if options.json:
+        print(json.dumps(_as_json(options, experiment, outcomes), indent=2))
+    else:
+        print_table(experiment, outcomes)
+    return 0
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    sweep = Sweep(_experiment(options), grids(options.axis))
+    notes = Painter(sys.stderr)
+
+    def progress(done: int, total: int, cell: Cell) -> None:
+        shown = ", ".join(f"{axis} {value:g}" for axis, value in cell.items())
+        print(notes.dim(f"… {done} of {total}: {shown}"), file=sys.stderr, flush=True)
+
+    table = run_sweep(sweep, options.out, options.workers, progress)
+    print(f"all {len(sweep.cells())} points of the grid are in {table}")
+    return 0
+
+
+def _plot(options: argparse.Namespace) -> int:
+    plot_pace(read_results(options.folder / RESULTS), options.x, options.out)
+    print(f"drawn: {options.out}")
+    return 0
+
+
+def _experiment(options: argparse.Namespace) -> Experiment:
+    """The world's, with what the command line says instead."""
+    experiment = read_experiment(options.world)
+    if options.rtt is not None:
+        link = replace(experiment.world.link, rtt=options.rtt / 1000.0)
+        experiment = replace(experiment, world=replace(experiment.world, link=link))
+    if options.repeats is not None:
+        experiment = replace(experiment, repeats=options.repeats)
+    if options.scheme:
+        experiment = replace(experiment, schemes=tuple(options.scheme))
+    return experiment
+
+
+def print_table(experiment: Experiment, outcomes: Sequence[Outcome]) -> None:
+    """For people."""
+    painter = Painter(sys.stdout)
+    world = experiment.world
+    print(
+        painter.bold(
+            f"RTT {world.link.rtt * 1e3:g} ms, target step {world.verifier.step_time * 1e3:g} ms, draft step "
+            f"{world.device.draft_time * 1e3:g} ms, acceptance {world.draft.mean:g}, "
+            f"{world.clients} client(s), {experiment.repeats} seeds of {world.tokens} tokens"
+        )
+    )
+    print(
+        f"{'scheme':26}{'ms/token':>16}{'p95':>8}{'ttft ms':>9}{'x streaming':>13}{'x bound':>9}"
+        f"{'steps':>8}{'rows':>7}{'drafted':>9}{'up B':>7}{'down B':>8}"
+    )
+    for outcome in outcomes:
+        found = outcome.figures
+        speedup = mean_speedup(outcomes, outcome.scheme)
+        distance = distance_to_bound(outcomes, outcome.scheme)
+        name = outcome.scheme if outcome.scheme == outcome.policy else f"{outcome.scheme} ({outcome.policy})"
+        print(
+            f"{name:26}{found.ms_per_token:>9.2f} ± {outcome.standard_error:<4.2f}"
+            f"{found.ms_per_token_p95:>8.1f}{found.ttft_ms:>9.0f}"
+            f"{_or_dash(speedup):>13}{_or_dash(distance):>9}"
+            f"{found.target_steps_per_token:>8.2f}{found.evaluated_nodes_per_token:>7.1f}"
+            f"{found.draft_tokens_per_token:>9.1f}{found.bytes_up_per_token:>7.0f}"
+            f"{found.bytes_down_per_token:>8.0f}"
+        )
+    print("± is the standard error over seeds; steps, rows, drafted and bytes are per committed token")
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _as_json(
+    options: argparse.Namespace, experiment: Experiment, outcomes: Sequence[Outcome]
+) -> dict[str, Any]:
+    world = experiment.world
+    settings = {
+        "world": str(options.world),
+        "rtt_ms": round(world.link.rtt * 1e3, 6),
+        "seed": world.seed,
+        "repeats": experiment.repeats,
+        "tokens": world.tokens,
+        "clients": world.clients,
+    }
+    return {"settings": settings, "schemes": {outcome.scheme: as_dict(outcome) for outcome in outcomes}}

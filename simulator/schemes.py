@@ -1,0 +1,58 @@
+"""What is compared in a world: growth policies by name, and the bound that none of them may beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.errors import UserError
+from common.tree import Node
+from edge_client.core.policies import Candidate, GrowthPolicy, GrowthView, make_policy
+from edge_client.core.policies.base import can_expand, unsent
+from simulator.knowledge import Knowledge
+from simulator.system import PolicyMaker
+
+SERVER_STREAMING, SYNC_BEST, FORERUN, CLAIRVOYANT = "server_streaming", "sync_best", "forerun", "clairvoyant"
+BLOCKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+"""Lengths searched for `sync_best`."""
+
+NAMED = {SERVER_STREAMING: "off", FORERUN: "tree"}
+
+
+class ClairvoyantPolicy:
+    """Knows which of the draft's candidates is right, and proposes nothing else: the bound.
+
+    It cannot propose what the draft does not offer, and its draft steps take the same time as anybody's.
+    """
+
+    name = CLAIRVOYANT
+    fill = True
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        self._knowledge = knowledge
+
+    def branch(self, view: GrowthView, node: Node, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        right = self._knowledge.truth(node.position + 1)
+        return [candidate for candidate in candidates if candidate.token == right]
+
+    def expand(self, view: GrowthView) -> Sequence[Node]:
+        if view.tree.num_speculative >= view.credit:
+            return ()
+        return [node for node in view.tree.live.values() if can_expand(view, node)][:1]
+
+    def send(self, view: GrowthView) -> Sequence[Node]:
+        return unsent(view)[: max(0, view.credit_left)]
+
+
+def policy_maker(scheme: str) -> PolicyMaker:
+    """From a scheme's name or a growth policy as `make_policy` reads it. Raises `UserError`."""
+    if scheme == CLAIRVOYANT:
+        return ClairvoyantPolicy
+    if scheme == SYNC_BEST:
+        raise UserError(f"{SYNC_BEST} is a search over {BLOCKS}; a single run needs sync:K")
+    policy = NAMED.get(scheme, scheme)
+    make_policy(policy)  # a name that is wrong is refused now
+
+    def make(_: Knowledge) -> GrowthPolicy:
+        return make_policy(policy)
+
+    return make

@@ -1,0 +1,261 @@
+"""The drivers of virtual time: the real `EdgeSession` and `VerifyScheduler`, with events in place of gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from cloud_verifier.core import effects as verifier_effects
+from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
+from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
+from common.errors import LocalError
+from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
+from common.rpc.encode import encode_request, encode_response
+from common.sampling import SamplingParams
+from edge_client.core import effects as edge_effects
+from edge_client.core.confidence import Confidence, Prior
+from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from edge_client.core.policies import GrowthPolicy
+from edge_client.core.session import EdgeSession, SessionConfig
+from edge_client.core.stats import SessionStats
+from simulator.draws import Draws
+from simulator.events import Events
+from simulator.knowledge import VOCAB_SIZE, Knowledge
+from simulator.link import DOWN, UP, Lane
+from simulator.world import World
+
+FINGERPRINT = b"simulated"
+FRAME = 14  # bytes that gRPC and HTTP/2 put before a message (benchmarks.wire_size)
+HONEST = Prior(Confidence(sharpness=1.0, miss=0.02), spread=0.2)
+"""A simulated draft's scores are logarithms of true chances, whose sharpness is 1."""
+
+PolicyMaker = Callable[[Knowledge], GrowthPolicy]
+"""A new policy for each session; the session's knowledge is for bounds that may look at it."""
+
+ToEdge = Opened | Commit | Drain | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class SessionResult:
+    """What one session was like. Times in seconds since it began."""
+
+    tokens: tuple[int, ...]
+    arrivals: tuple[float, ...]  # one per token
+    stats: SessionStats
+    bytes_up: int
+    bytes_down: int
+
+
+class SimulatedDraft:
+    """A drafter that knows what a `Knowledge` lets it know."""
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        self._knowledge = knowledge
+        self._on_path: dict[int, bool] = {}  # live nodes that were drafted, and the tip
+
+    def start(self, tip: int) -> None:
+        self._on_path = {tip: True}
+
+    def expand(self, rows: Sequence[DraftRow]) -> list[Expansion]:
+        return [self._expand(row) for row in rows]
+
+    def reroot(self, change: Reroot) -> None:
+        for node, _ in change.committed:
+            self._on_path[node] = True
+        for node, _ in change.committed[:-1]:
+            del self._on_path[node]
+        for node in change.dead:
+            self._on_path.pop(node, None)
+
+    def _expand(self, row: DraftRow) -> Expansion:
+        right = self._on_path.get(row.id)
+        if right is None:
+            above = row.parent is not None and self._on_path[row.parent]
+            right = self._on_path[row.id] = above and self._knowledge.truth(row.position) == row.token
+        if right:
+            tokens, scores = self._knowledge.candidates(row.position + 1)
+        else:
+            tokens, scores = self._knowledge.candidates_off_path(row.id, row.position + 1)
+        return Expansion(row.id, tokens, scores)
+
+
+class SimulatedDevice:
+    """One session's edge: drives its `EdgeSession`, and tells what came of it."""
+
+    def __init__(
+        self, events: Events, verifier: SimulatedVerifier, world: World, key: int, make: PolicyMaker
+    ) -> None:
+        self.world, self.key = world, key
+        draws = Draws(world.seed, key)
+        self.knowledge = world.draft.session(draws)
+        sampling = SamplingParams(max_tokens=world.tokens, ignore_eos=True)
+        prompt = (0,) * world.prompt_tokens
+        self.session = EdgeSession(
+            SessionConfig(prompt, sampling, FINGERPRINT, prior=HONEST), make(self.knowledge)
+        )
+        self.arrivals: list[float] = []
+        self.finished: edge_effects.Finished | None = None
+        self.began_at = 0.0
+        self._events, self._verifier = events, verifier
+        self._drafter = SimulatedDraft(self.knowledge)
+        self._up = Lane(events, world.link, UP, draws)
+        self._down = Lane(events, world.link, DOWN, draws)
+        self._moves: list[Reroot] = []  # tip moves that wait for the draft step under way
+        self._drafting = False
+
+    def start(self) -> None:
+        self.began_at = self._events.now
+        self.session.start(self._events.now)
+        self._carry_out()
+
+    def result(self) -> SessionResult:
+        """Raises `LocalError` if the session has not ended well."""
+        if self.finished is None or self.finished.error is not None:
+            raise LocalError(f"simulated session {self.key} did not reach its end: {self.finished}")
+        return SessionResult(
+            self.session.text,
+            tuple(self.arrivals),
+            self.session.stats,
+            self._up.num_bytes,
+            self._down.num_bytes,
+        )
+
+    def to_edge(self, message: ToEdge) -> None:
+        """From the verifier, over the link."""
+        self._down.carry(encode_response(message).ByteSize() + FRAME, partial(self._receive, message))
+
+    def _receive(self, message: ToEdge) -> None:
+        if self.finished is None:
+            self.session.on_message(message, self._events.now)
+            self._carry_out()
+
+    def _carry_out(self) -> None:
+        for effect in self.session.effects():
+            match effect:
+                case edge_effects.Expand():
+                    self._expand(effect.rows)
+                case edge_effects.Send():
+                    self._send(effect.message)
+                case edge_effects.MoveTip():
+                    self._moves.append(effect.change)
+                    if not self._drafting:
+                        self._apply_moves()
+                case edge_effects.Emit():
+                    now = self._events.now - self.began_at
+                    self.arrivals += [now] * len(effect.tokens)
+                case edge_effects.StartDrafter():
+                    self._drafter.start(effect.tip)
+                case edge_effects.Finished():
+                    self.finished = effect
+
+    def _send(self, message: Open | Propose | Close) -> None:
+        size = encode_request(message).ByteSize() + FRAME
+        self._up.carry(size, partial(self._verifier.receive, self, message))
+
+    def _expand(self, rows: tuple[DraftRow, ...]) -> None:
+        self._drafting = True
+        expansions = self._drafter.expand(rows)
+        self._events.after(self.world.device.draft_step_time(len(rows)), partial(self._drafted, expansions))
+
+    def _drafted(self, expansions: list[Expansion]) -> None:
+        self._drafting = False
+        self._apply_moves()
+        if self.finished is None:
+            self.session.on_drafted(expansions, self._events.now)
+            self._carry_out()
+
+    def _apply_moves(self) -> None:
+        for change in self._moves:
+            self._drafter.reroot(change)
+        self._moves.clear()
+
+
+class SimulatedVerifier:
+    """The cluster's side: one `VerifyScheduler`, and a target that knows every session's text."""
+
+    def __init__(self, events: Events, world: World) -> None:
+        self.world = world
+        num_slots = world.clients * (
+            world.prompt_tokens + world.tokens + world.verifier.max_nodes_per_session
+        )
+        info = TargetInfo("simulated", VOCAB_SIZE, 2**20, num_slots, (), FINGERPRINT)
+        config = SchedulerConfig(
+            max_sessions=world.clients,
+            max_rows=world.verifier.max_rows,
+            max_nodes_per_session=world.verifier.max_nodes_per_session,
+        )
+        self.scheduler = VerifyScheduler(info, config)
+        self._events = events
+        self._devices: dict[int, SimulatedDevice] = {}
+        self._choices: dict[int, np.ndarray] = {}  # [position] the target's choice at each
+
+    def admit(self, device: SimulatedDevice) -> None:
+        """Let it be known before its `Open` arrives."""
+        length = self.world.prompt_tokens + self.world.tokens
+        self._devices[device.key] = device
+        self._choices[device.key] = np.array(
+            [device.knowledge.truth(position + 1) for position in range(length)], np.int32
+        )
+
+    def receive(self, device: SimulatedDevice, message: Open | Propose | Close) -> None:
+        now = self._events.now
+        match message:
+            case Propose():
+                self.scheduler.on_propose(device.key, message, now)
+            case Open():
+                self.scheduler.on_open(device.key, message, now)
+            case Close():
+                self.scheduler.on_close(device.key, message, now)
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        for effect in self.scheduler.effects():
+            if isinstance(effect, verifier_effects.Reply):
+                self._devices[effect.session].to_edge(effect.message)
+            elif effect.error is not None:
+                raise LocalError(f"the simulated verifier ended session {effect.session}: {effect.error}")
+        plan = self.scheduler.next_step(self._events.now)
+        if plan is not None:
+            self._step(plan)
+
+    def _step(self, plan: StepPlan) -> None:
+        result, context = self._evaluate(plan)
+        duration = self.world.verifier.time(plan.num_rows, context)
+        self._events.after(duration, partial(self._step_done, result))
+
+    def _step_done(self, result: StepResult) -> None:
+        self.scheduler.on_step_done(result, self._events.now)
+        self._carry_out()
+
+    def _evaluate(self, plan: StepPlan) -> tuple[StepResult, int]:
+        """The choices, and the committed slots read.
+
+        A row off the text's path is answered as if it were on it: it can never be committed.
+        """
+        choices, margins, context = [], [], 0
+        for item in plan.items:
+            chosen = self._choices[item.session][item.positions[item.outputs]]
+            choices.append(chosen)
+            margins.append(np.ones(len(chosen), np.float32))
+            context += len(item.prefix_slots)
+        return StepResult(tuple(choices), tuple(margins)), context
+
+
+def simulate(world: World, make: PolicyMaker) -> list[SessionResult]:
+    """Every session's result, in the order of their keys. The same arguments give the same results."""
+    events = Events()
+    verifier = SimulatedVerifier(events, world)
+    devices = [SimulatedDevice(events, verifier, world, key, make) for key in range(world.clients)]
+    for device in devices:
+        verifier.admit(device)
+        events.at(0.0, device.start)
+    events.run()
+    results = [device.result() for device in devices]
+    for device, result in zip(devices, results, strict=True):
+        text = [device.knowledge.truth(world.prompt_tokens + place) for place in range(world.tokens)]
+        if list(result.tokens) != text:
+            raise LocalError(f"simulated session {device.key} wrote another text than its target")
+    return results

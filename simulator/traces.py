@@ -1,0 +1,137 @@
+"""Measured networks: tables of round trips over time, replayed as they were."""
+
+from __future__ import annotations
+
+import csv
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import UserError
+
+MBIT = 125_000.0  # bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """One measured session. Columns of equal length; between two rows the earlier one holds.
+
+    A world that outlasts it begins it again. `offset` is where in it a world begins, seconds.
+    """
+
+    name: str
+    times: tuple[float, ...]  # seconds from the first row, not falling
+    rtts: tuple[float, ...]  # seconds
+    losses: tuple[bool, ...] = ()  # whether the probe sent then was lost; empty = never
+    bandwidths: tuple[float, ...] = ()  # bytes per second downwards; empty = unlimited
+    offset: float = 0.0
+
+    @property
+    def duration(self) -> float:
+        """Seconds until it begins again: the last row holds as long as rows do on average."""
+        last = self.times[-1]
+        return last * len(self.times) / (len(self.times) - 1) if last > 0 else 1.0
+
+    def row(self, when: float) -> int:
+        """Index of the row that holds at `when` seconds of the world."""
+        return bisect_right(self.times, (when + self.offset) % self.duration) - 1
+
+
+def read_trace(path: Path, session: str | None = None) -> Trace:
+    """Read a CSV with a header and at least `time_s,rtt_ms`; optional `loss` (0 or 1 per probe), `bw_mbps`
+    and `session`; other columns and rows without an `rtt_ms` are passed over, except lost probes.
+
+    `session` picks one session of a file that has several; by default the first. Raises `UserError` that
+    names the line.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            _check_header(path, reader.fieldnames)
+            rows = [_Row(path, reader.line_num, values) for values in reader]
+    except OSError as error:
+        raise UserError(f"the trace {path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"the trace {path} is not a CSV file: {error}") from error
+    chosen = _one_session(path, rows, session)
+    return _columns(path, [row for row in chosen if row.is_measured])
+
+
+class _Row:
+    """One line, its numbers checked."""
+
+    def __init__(self, path: Path, line: int, values: Mapping[str, str | None]) -> None:
+        self._where = f"the trace {path}, line {line}"
+        self.session = values.get("session") or ""
+        self.time = self._number(values, "time_s")
+        self.is_lost = bool(values.get("loss")) and self._number(values, "loss") > 0
+        self.is_measured = bool(values.get("rtt_ms")) or self.is_lost
+        self.rtt = self._number(values, "rtt_ms") * 1e-3 if values.get("rtt_ms") else math.nan
+        self.bandwidth = self._number(values, "bw_mbps") * MBIT if values.get("bw_mbps") else math.nan
+
+    def fail(self, what: str) -> UserError:
+        return UserError(f"{self._where}: {what}")
+
+    def _number(self, values: Mapping[str, str | None], column: str) -> float:
+        text = values.get(column) or ""
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and number >= 0):
+            raise self.fail(f"{column} is {text!r}; a number of 0 or more was expected")
+        return number
+
+
+def _check_header(path: Path, names: object) -> None:
+    found = list(names) if isinstance(names, list | tuple) else []
+    for column in ("time_s", "rtt_ms"):
+        if column not in found:
+            raise UserError(
+                f"the trace {path}, line 1: no column {column!r} among {', '.join(found) or 'none'}"
+            )
+
+
+def _one_session(path: Path, rows: list[_Row], session: str | None) -> list[_Row]:
+    names = list(dict.fromkeys(row.session for row in rows))
+    if session is not None and session not in names:
+        raise UserError(f"the trace {path} has no session {session!r}; it has {', '.join(names[:10])}")
+    wanted = session if session is not None else (names[0] if names else "")
+    return [row for row in rows if row.session == wanted]
+
+
+def _columns(path: Path, rows: list[_Row]) -> Trace:
+    known = next((row.rtt for row in rows if not math.isnan(row.rtt)), None)
+    if known is None:
+        raise UserError(f"the trace {path} has no row with an rtt_ms")
+    start, before = rows[0].time, rows[0].time
+    times, rtts, losses, bandwidths = list[float](), list[float](), list[bool](), list[float]()
+    for row in rows:
+        if row.time < before:
+            raise row.fail(f"time_s falls from {before:g} to {row.time:g}; rows must be in order of time")
+        before = row.time
+        known = row.rtt if not math.isnan(row.rtt) else known  # a lost probe tells no round trip
+        times.append(row.time - start)
+        rtts.append(known)
+        losses.append(row.is_lost)
+        bandwidths.append(row.bandwidth)
+    is_wide = all(math.isnan(width) for width in bandwidths)
+    return Trace(
+        path.name,
+        tuple(times),
+        tuple(rtts),
+        tuple(losses) if any(losses) else (),
+        () if is_wide else _filled(bandwidths),
+    )
+
+
+def _filled(bandwidths: list[float]) -> tuple[float, ...]:
+    """Gaps take the value before them; zeros, in which nothing would ever leave, the least above zero."""
+    least = min((width for width in bandwidths if width > 0), default=math.inf)
+    filled, last = [], least
+    for width in bandwidths:
+        last = last if math.isnan(width) else max(width, least)
+        filled.append(last)
+    return tuple(filled)

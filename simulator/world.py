@@ -1,0 +1,73 @@
+"""What a world is made of. Values are checked where they are made; times in seconds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from common.errors import UserError
+from simulator.knowledge import BetaDraft
+from simulator.link import LinkSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """How long a draft step of `rows` nodes takes: fixed + per_node * (rows - 1)."""
+
+    draft_time: float = 0.005
+    draft_time_per_node: float = 0.0003  # for each node beyond the first
+
+    def __post_init__(self) -> None:
+        _not_negative("device", self, "draft_time", "draft_time_per_node")
+
+    def draft_step_time(self, rows: int) -> float:
+        return self.draft_time + self.draft_time_per_node * (rows - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierSpec:
+    """How long a target step takes: fixed + per_node * (rows - 1) + per_context * committed slots read."""
+
+    step_time: float = 0.030
+    step_time_per_node: float = 0.00005  # for each row beyond the first, prefill included
+    step_time_per_context: float = 0.0  # for each committed token that a session in the step has
+    max_nodes_per_session: int = 64
+    max_rows: int = 1024
+
+    def __post_init__(self) -> None:
+        _not_negative("verifier", self, "step_time", "step_time_per_node", "step_time_per_context")
+        for name in ("max_nodes_per_session", "max_rows"):
+            if getattr(self, name) < 1:
+                raise UserError(f"verifier {name} is {getattr(self, name)}; it must be at least 1")
+
+    def time(self, rows: int, context: int) -> float:
+        """Seconds of one step."""
+        return self.step_time + self.step_time_per_node * (rows - 1) + self.step_time_per_context * context
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One verifier, `clients` devices with a session each, and a link to each of them. One seed decides."""
+
+    link: LinkSpec = field(default_factory=LinkSpec)
+    device: DeviceSpec = field(default_factory=DeviceSpec)
+    verifier: VerifierSpec = field(default_factory=VerifierSpec)
+    draft: BetaDraft = field(default_factory=BetaDraft)
+    tokens: int = 600  # of each session's text
+    prompt_tokens: int = 64
+    clients: int = 1
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "prompt_tokens", "clients"):
+            if getattr(self, name) < 1:
+                raise UserError(f"world {name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 <= self.seed < 2**64:
+            raise UserError(f"world seed is {self.seed}; it must lie in [0, 2**64)")
+
+
+def _not_negative(what: str, value: object, *names: str) -> None:
+    for name in names:
+        number = getattr(value, name)
+        if not (math.isfinite(number) and number >= 0):
+            raise UserError(f"{what} {name} is {number}; it must be finite and 0 or more")

@@ -1,0 +1,243 @@
+"""Laws of simulated worlds: the target's text in any world, one seed one trace, nothing beats the bound."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from forerun.cli import main
+from simulator.experiment import Outcome, run_experiment
+from simulator.files import DEFAULT_SCHEMES, Experiment, experiment_from, read_experiment
+from simulator.knowledge import BetaDraft
+from simulator.link import LinkSpec, Outage
+from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, policy_maker
+from simulator.system import SessionResult, simulate
+from simulator.world import DeviceSpec, VerifierSpec, World
+
+SHORT = World(tokens=80)
+WORLDS = Path(__file__).resolve().parents[2] / "simulator" / "worlds"
+
+
+def paces(outcomes: list[Outcome]) -> dict[str, float]:
+    return {outcome.scheme: outcome.figures.ms_per_token for outcome in outcomes}
+
+
+# One world --------------------------------------------------------------------------------------------
+
+
+def test_server_streaming_takes_one_step_a_token() -> None:
+    (result,) = simulate(replace(SHORT, link=LinkSpec(rtt=0.2)), policy_maker(SERVER_STREAMING))
+    gaps = [after - before for before, after in zip(result.arrivals, result.arrivals[1:], strict=False)]
+    assert gaps == pytest.approx([0.03] * 79)
+    first = 0.2 + 0.03 + 0.00005 * 63  # the prompt's last token is the first row
+    assert result.arrivals[0] == pytest.approx(first)
+    assert result.stats.target_steps == 80
+    assert result.stats.proposed == 0
+
+
+def test_a_perfect_draft_under_sync_commits_a_block_and_one_a_round_trip() -> None:
+    world = World(tokens=60, draft=BetaDraft(mean=1.0), link=LinkSpec(rtt=0.1))
+    (result,) = simulate(world, policy_maker("sync:5"))
+    assert result.stats.target_steps == 10
+    round_trip = 0.1 + 5 * 0.005 + 0.03 + 5 * 0.00005
+    gaps = [b - a for a, b in zip(result.arrivals[5::6], result.arrivals[11::6], strict=False)]
+    assert gaps == pytest.approx([round_trip] * 9)
+
+
+def test_a_draft_that_is_never_right_costs_no_time() -> None:
+    world = replace(SHORT, draft=BetaDraft(mean=0.0))
+    by_itself, with_draft = (
+        simulate(world, policy_maker(scheme))[0] for scheme in (SERVER_STREAMING, "chain")
+    )
+    assert with_draft.arrivals[-1] <= 1.05 * by_itself.arrivals[-1]
+
+
+@pytest.mark.parametrize("policy", ["tree", "chain", "sync:4", "off", "tree:width=1,max_children=8"])
+@pytest.mark.parametrize(
+    "link",
+    [
+        LinkSpec(rtt=0.0),
+        LinkSpec(rtt=0.3, jitter=0.05, jitter_memory=0.5),
+        LinkSpec(rtt=0.05, loss=0.1, bandwidth_up=2000.0, bandwidth_down=4000.0),
+        LinkSpec(rtt=0.06, outages=(Outage(0.3, 0.4), Outage(1.0, 0.2))),
+    ],
+)
+def test_the_text_is_the_targets_over_any_link(policy: str, link: LinkSpec) -> None:
+    """`simulate` itself compares; here it is called in many worlds."""
+    world = replace(SHORT, link=link, clients=2)
+    results = simulate(world, policy_maker(policy))
+    assert len(results) == 2
+    assert all(len(result.tokens) == 80 for result in results)
+
+
+def test_the_same_seed_gives_the_same_results_and_another_does_not() -> None:
+    world = replace(SHORT, link=LinkSpec(rtt=0.08, jitter=0.01, loss=0.02), clients=3)
+    once, again, other = (
+        simulate(each, policy_maker(FORERUN)) for each in (world, world, replace(world, seed=2))
+    )
+    assert once == again
+    assert once != other
+
+
+def test_schemes_meet_the_same_text() -> None:
+    texts = {
+        scheme: simulate(SHORT, policy_maker(scheme))[0].tokens
+        for scheme in (SERVER_STREAMING, "chain", FORERUN, "sync:3", CLAIRVOYANT)
+    }
+    assert len(set(texts.values())) == 1
+
+
+def test_clients_share_one_verifier() -> None:
+    """A step of many sessions costs its rows once: per client it is hardly slower than alone."""
+    alone = simulate(SHORT, policy_maker(SERVER_STREAMING))[0]
+    crowd = simulate(replace(SHORT, clients=20), policy_maker(SERVER_STREAMING))
+    slowest = max(result.arrivals[-1] for result in crowd)
+    assert alone.arrivals[-1] < slowest < 1.25 * alone.arrivals[-1]
+
+
+# Experiments ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rtt", [0.01, 0.06, 0.2])
+@pytest.mark.parametrize("mean", [0.7, 0.85])
+def test_no_scheme_beats_the_clairvoyant_and_drafting_beats_streaming(rtt: float, mean: float) -> None:
+    world = World(tokens=200, link=LinkSpec(rtt=rtt), draft=BetaDraft(mean=mean))
+    found = paces(
+        run_experiment(Experiment(world, repeats=3, schemes=(*DEFAULT_SCHEMES, "sync:4")), workers=1)
+    )
+    assert min(found, key=found.__getitem__) == CLAIRVOYANT
+    assert found[FORERUN] < found[SERVER_STREAMING]
+    assert found[FORERUN] < found["sync_best"] <= found["sync:4"]
+
+
+def test_the_number_of_workers_changes_nothing() -> None:
+    experiment = Experiment(replace(SHORT, tokens=40), repeats=2, schemes=(SERVER_STREAMING, FORERUN))
+    told: list[tuple[int, int]] = []
+    alone = run_experiment(experiment, workers=1)
+    assert run_experiment(experiment, 2, lambda done, total: told.append((done, total))) == alone
+    assert told == [(n, 4) for n in range(1, 5)]
+
+
+def test_a_step_that_grows_with_the_context_slows_long_texts() -> None:
+    verifier = VerifierSpec(step_time_per_context=1e-4)
+    (result,) = simulate(replace(SHORT, verifier=verifier), policy_maker(SERVER_STREAMING))
+    gaps = [after - before for before, after in zip(result.arrivals, result.arrivals[1:], strict=False)]
+    assert gaps[-1] - gaps[0] == pytest.approx(78e-4)
+
+
+def arrivals_end(result: SessionResult) -> float:
+    return result.arrivals[-1]
+
+
+def test_a_slower_draft_gives_a_slower_text() -> None:
+    ends = [
+        arrivals_end(simulate(replace(SHORT, device=DeviceSpec(draft_time=time)), policy_maker(FORERUN))[0])
+        for time in (0.001, 0.01, 0.05)
+    ]
+    assert ends == sorted(ends)
+
+
+# Documents --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(WORLDS.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_worlds_that_come_along_can_be_read(path: Path) -> None:
+    assert read_experiment(path).repeats > 1
+
+
+def test_a_document_is_read_in_its_own_units() -> None:
+    found = experiment_from(
+        {
+            "seed": 4,
+            "repeats": 2,
+            "clients": 3,
+            "schemes": ["chain"],
+            "link": {"rtt_ms": 80, "up_kbps": 8, "outages": [{"start_ms": 500, "duration_ms": 250}]},
+            "device": {"draft_ms": 4, "draft_ms_per_node": 0.5},
+            "verifier": {"step_ms": 25.5, "max_rows": 100},
+            "draft": {"mean": 0.9},
+        }
+    )
+    world = found.world
+    assert world.link == LinkSpec(rtt=0.08, bandwidth_up=1000.0, outages=(Outage(0.5, 0.25),))
+    assert world.device == DeviceSpec(0.004, 0.0005)
+    assert world.verifier == VerifierSpec(step_time=0.0255, max_rows=100)
+    assert (world.seed, world.clients, world.draft.mean, found.repeats) == (4, 3, 0.9, 2)
+    assert found.schemes == ("chain",)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "a table of keys"),
+        ({"sed": 1}, "a world has no 'sed'"),
+        ({"seed": "1"}, "seed is '1'; a whole number was expected"),
+        ({"seed": True}, "seed is True; a whole number"),
+        ({"seed": -1}, "world seed is -1"),
+        ({"tokens": 0}, "world tokens is 0"),
+        ({"repeats": 0}, "repeats is 0"),
+        ({"link": 60}, r"a table \[link\] was expected"),
+        ({"link": {"rtt": 60}}, r"\[link\] has no 'rtt'; it may have rtt_ms"),
+        ({"link": {"rtt_ms": "fast"}}, "link.rtt_ms is 'fast'; a number was expected"),
+        ({"link": {"rtt_ms": -3}}, "link rtt is -0.003"),
+        ({"link": {"outages": [{"start_ms": 1}]}}, "needs start_ms and duration_ms"),
+        ({"link": {"outages": 3}}, "not a list of tables"),
+        ({"draft": {"mean": 1.5}}, "draft mean is 1.5"),
+        ({"device": {"draft_ms": -1}}, "device draft_time is -0.001"),
+        ({"verifier": {"max_rows": 0}}, "verifier max_rows is 0"),
+        ({"schemes": []}, "schemes is empty"),
+        ({"schemes": "chain"}, "a list of names was expected"),
+        ({"schemes": ["teleport"]}, "growth policy 'teleport' is unknown"),
+    ],
+)
+def test_a_document_that_makes_no_world_is_refused_with_the_field(document: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        experiment_from(document)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("w.toml", b"seed = = 1", "is not TOML: .*line 1"),
+        ("w.json", b'{"seed": 1,}', "is not JSON: .*line 1"),
+        ("w.toml", b"\xff\xfe", "is not UTF-8"),
+        ("w.json", b'{"tokens": 0}', "w.json: world tokens is 0"),
+    ],
+)
+def test_a_file_that_makes_no_world_is_refused_by_name(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_experiment(path)
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        read_experiment(tmp_path / "missing.toml")
+
+
+# The command ------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_table_and_the_demos_keys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "world.toml"
+    path.write_text('tokens = 40\nrepeats = 2\nschemes = ["server_streaming", "forerun", "clairvoyant"]\n')
+    assert main(["simulate", "run", str(path), "--workers", "1", "--rtt", "20"]) == 0
+    table = capsys.readouterr().out
+    assert "RTT 20 ms" in table
+    assert "server_streaming" in table
+    assert main(["simulate", "run", str(path), "--workers", "1", "--json", "--scheme", "forerun"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["settings"]["rtt_ms"] == 60
+    keys = set(report["schemes"]["forerun"])
+    assert keys >= {
+        "ms_per_token_p50", "ms_per_token_p95", "ttft_ms", "target_steps_per_token", "identical",
+        "evaluated_nodes_per_token", "draft_tokens_per_token", "bytes_up_per_token", "bytes_down_per_token",
+    }  # fmt: skip
+    assert main(["simulate", "run", str(tmp_path / "none.toml")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
