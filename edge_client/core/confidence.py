@@ -32,7 +32,7 @@ class Confidence:
     """
 
     sharpness: float = 3.0  # per nat
-    miss: float = 0.004  # chance that the target's choice is none of the candidates
+    miss: float = 0.008  # chance that the target's choice is none of the candidates
 
     def __post_init__(self) -> None:
         if not (self.sharpness > 0 and math.isfinite(self.sharpness)):
@@ -52,8 +52,9 @@ class Confidence:
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is believed of a pair before its first text. Fitted by maximum likelihood on prompts of the demo
-    pair that no figure is reported on: sharpness 4.7 greedy, 2.7 at temperature 0.8, miss 0.001-0.004."""
+    """What is believed of a pair before its first text. Fitted on prompts of the demo pair that no figure is
+    reported on (`python -m benchmarks.calibration`): sharpness 4.6 and miss 0.0065 greedy, 2.6 and 0.011 at
+    temperature 0.8."""
 
     confidence: Confidence = Confidence()
     spread: float = 0.5  # standard deviation of log sharpness
