@@ -29,7 +29,13 @@ from common.messages import Commit, Open
 from common.sampling import SamplingParams
 from demo_models.corpus import load_split
 from demo_models.prompts import PROMPT_LINES, STARTS
-from edge_client.core.confidence import GRID, LEAST_MISS, Calibration, Confidence
+from edge_client.core.confidence import (
+    LEAST_MISS,
+    LEAST_SHARPNESS,
+    MOST_SHARPNESS,
+    Calibration,
+    Confidence,
+)
 from edge_client.core.drafter import Drafter, DraftRow, Expansion, Reroot
 
 BINS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1.0)
@@ -108,7 +114,7 @@ def with_hindsight(texts: Sequence[Sequence[Observation]]) -> tuple[Confidence, 
     """The one confidence of a fine grid that fits all texts best, and its mean surprise in nats."""
     every = [seen for text in texts for seen in text]
     miss = max(LEAST_MISS, sum(seen.chosen is None for seen in every) / len(every))
-    steps = [GRID[0] + (GRID[-1] - GRID[0]) * place / 80 for place in range(81)]
+    steps = [LEAST_SHARPNESS + (MOST_SHARPNESS - LEAST_SHARPNESS) * place / 80 for place in range(81)]
     found = [Confidence(math.exp(step), miss) for step in steps]
     nats = [sum(surprise(each, seen) for seen in every) / len(every) for each in found]
     best = min(range(len(found)), key=nats.__getitem__)

@@ -10,11 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from common.errors import UserError
+from common.figures import as_json as figures_as_json
 from forerun.paint import Painter
+from simulator.advice import Advice, advise, in_words, map_lines
 from simulator.experiment import Outcome, as_dict, distance_to_bound, mean_speedup, run_experiment
 from simulator.files import Experiment, read_experiment
+from simulator.knowledge import BetaDraft
+from simulator.link import LinkSpec
 from simulator.plots import plot_pace
+from simulator.schemes import policy_maker
 from simulator.sweep import AXES, MANIFEST, RESULTS, Cell, Sweep, grids, read_results, run_sweep
+from simulator.timeline import as_lines, as_trace_events, timeline
+from simulator.world import DeviceSpec, VerifierSpec, World
+
+ADVICE_TOKENS = 200  # of each simulated text: advice should come in seconds
 
 DESCRIPTION = """\
 Runs the very state machines of edge and verifier in virtual time: no model, no network, no GPU. A world is a
@@ -64,6 +74,43 @@ def add_parser(commands: Any) -> None:
         "--workers", type=int, default=0, metavar="N", help="processes; 0 = one per processor (%(default)s)"
     )
     sweep.set_defaults(run=_sweep, rtt=None)
+    replay = actions.add_parser(
+        "replay",
+        help="one session as a timeline",
+        description="Show what the device drafted, what travelled, what was evaluated and what came out.",
+    )
+    option = replay.add_argument
+    option("world", type=Path, help="its first seed and one client are taken")
+    option("--scheme", default="forerun", metavar="NAME", help="a scheme or growth policy (%(default)s)")
+    option("--tokens", type=int, default=40, metavar="N", help="of the text (%(default)s)")
+    option("--rtt", type=float, metavar="MS", help="instead of the world's")
+    option(
+        "--trace", type=Path, metavar="FILE", help="write a trace for Perfetto or chrome://tracing instead"
+    )
+    replay.set_defaults(run=_replay, repeats=None)
+    advise_parser = actions.add_parser(
+        "advise",
+        help="whether drafting pays for your network and models",
+        description="Tell in words which mode to use, where drafting stops to pay, and what it costs.",
+    )
+    option = advise_parser.add_argument
+    option("--rtt", type=float, required=True, metavar="MS", help="round trip to the server")
+    option("--step", type=float, required=True, metavar="MS", help="a step of the target model")
+    option("--draft", type=float, required=True, metavar="MS", help="a step of the draft model")
+    option("--draft-per-node", type=float, default=0.3, metavar="MS", help="each further node (%(default)s)")
+    option(
+        "--acceptance",
+        type=float,
+        required=True,
+        metavar="A",
+        help="how often the draft's best token is right",
+    )
+    option("--repeats", type=int, default=3, metavar="N", help="seeds (%(default)s)")
+    option(
+        "--workers", type=int, default=0, metavar="N", help="processes; 0 = one per processor (%(default)s)"
+    )
+    option("--json", action="store_true", help="print one JSON object")
+    advise_parser.set_defaults(run=_advise)
     plot = actions.add_parser(
         "plot",
         help="ms per token of a sweep",
@@ -103,6 +150,58 @@ def _sweep(options: argparse.Namespace) -> int:
     table = run_sweep(sweep, options.out, options.workers, progress)
     print(f"all {len(sweep.cells())} points of the grid are in {table}")
     return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    scheme, options.scheme = options.scheme, None
+    world = replace(_experiment(options).world, tokens=options.tokens)
+    spans = timeline(world, policy_maker(scheme))
+    if options.trace is None:
+        print("\n".join(as_lines(spans)))
+        return 0
+    try:
+        options.trace.write_text(json.dumps(as_trace_events(spans)), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"the trace cannot be written to {options.trace}: {error.strerror}") from error
+    print(f"written: {options.trace}; open it at https://ui.perfetto.dev")
+    return 0
+
+
+def _advise(options: argparse.Namespace) -> int:
+    world = World(
+        link=LinkSpec(rtt=options.rtt / 1e3),
+        device=DeviceSpec(options.draft / 1e3, options.draft_per_node / 1e3),
+        verifier=VerifierSpec(step_time=options.step / 1e3),
+        draft=BetaDraft(mean=options.acceptance),
+        tokens=ADVICE_TOKENS,
+    )
+    notes = Painter(sys.stderr)
+
+    def progress(text: str) -> None:
+        print(notes.dim(f"… {text}"), file=sys.stderr, flush=True)
+
+    advice = advise(world, options.repeats, options.workers, progress)
+    if options.json:
+        print(json.dumps(_advice_as_json(advice), indent=2))
+        return 0
+    print("\n".join(in_words(world, advice)))
+    print("\nForerun against server streaming:")
+    print("\n".join(map_lines(advice.speedup_map)))
+    return 0
+
+
+def _advice_as_json(advice: Advice) -> dict[str, Any]:
+    return {
+        "best": advice.best,
+        "break_even_rtt_ms": None if advice.break_even_rtt is None else round(advice.break_even_rtt * 1e3, 1),
+        "pays_at_any_rtt": advice.is_beyond,
+        "speedup": {mode: round(advice.speedup(mode), 3) for mode in advice.figures},
+        "schemes": {mode: figures_as_json(found) for mode, found in advice.figures.items()},
+        "speedup_map": {
+            f"{rtt * 1e3:g}": {f"{mean:g}": round(found, 3) for mean, found in row.items()}
+            for rtt, row in advice.speedup_map.items()
+        },
+    }
 
 
 def _plot(options: argparse.Namespace) -> int:

@@ -6,18 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from common.errors import UserError
 from common.estimators import RatioEstimator
 
 MIN_LOGPROB = -16.0  # nats; the least that one byte on the wire can say
 
-GRID = np.linspace(math.log(0.25), math.log(16.0), 25)  # log sharpness; 0.17 apart
+LEAST_SHARPNESS, MOST_SHARPNESS = math.log(0.25), math.log(16.0)
 """From a draft that knows next to nothing to one that errs in the last digits only."""
 
 HALF_LIFE = 200.0  # observations; a text changes its kind within hundreds of tokens
+FADE = 0.5 ** (1 / HALF_LIFE)
+LONGEST_STEP = 0.25  # of log sharpness per observation: a surprise to a sure draft has next to no information
+NEGLIGIBLE = -700.0  # nats; exp of less underflows
 MISS_WEIGHT = 25.0  # observations that the prior's miss counts as
 LEAST_MISS, MOST_MISS = 1e-4, 0.9  # one long run of luck is no certainty, nor is one of bad luck
 
@@ -65,20 +65,20 @@ class Prior:
 
 
 class Calibration:
-    """Keeps `confidence` true to what was committed: the likeliest sharpness given a prior and the past.
+    """Keeps `confidence` true to what was committed: recursive maximum likelihood of log sharpness.
 
-    The likelihood of each sharpness on a fixed grid is summed with fading, half of it per `HALF_LIFE`
-    observations; the maximum is taken between grid points through a parabola. The prior does not fade.
+    Each observation moves it by gradient / information (Amari's natural gradient; for a softmax the Fisher
+    information is the variance of the scaled scores). The information is summed with fading, half per
+    `HALF_LIFE` observations; what fades is given back to the prior, so that nothing is for ever.
     """
 
     def __init__(self, prior: Prior | None = None) -> None:
         prior = prior or Prior()
         self.confidence = prior.confidence
         self.num_observed = 0
-        self._log_prior = -0.5 * ((GRID - math.log(prior.confidence.sharpness)) / prior.spread) ** 2
-        self._log_likelihood = np.zeros(len(GRID))
+        self._prior = self._log_sharpness = math.log(prior.confidence.sharpness)
+        self._prior_information = self._information = prior.spread**-2
         self._miss = RatioEstimator(prior.confidence.miss, MISS_WEIGHT, HALF_LIFE)
-        self._fade = 0.5 ** (1 / HALF_LIFE)
 
     def observe(self, scores: Sequence[float], chosen: int | None) -> None:
         """After a node with these `scores` (decreasing, finite, nats) the target chose candidate `chosen`, or
@@ -86,27 +86,22 @@ class Calibration:
         if not scores:
             return  # a drafter that proposes nothing says nothing about its scores
         self.num_observed += 1
-        self._log_likelihood *= self._fade
         if chosen is not None and len(scores) > 1:
-            self._log_likelihood += _log_softmax(np.asarray(scores), chosen)
+            self._follow(scores, chosen)
         self._miss.add(1.0 if chosen is None else 0.0, 1.0)
         miss = min(max(self._miss.ratio, LEAST_MISS), MOST_MISS)
-        self.confidence = Confidence(math.exp(_peak(self._log_prior + self._log_likelihood)), miss)
+        self.confidence = Confidence(math.exp(self._log_sharpness), miss)
 
-
-def _log_softmax(scores: NDArray[np.float64], chosen: int) -> NDArray[np.float64]:
-    """[grid] log-probability of the chosen candidate under every sharpness of the grid."""
-    logits = np.exp(GRID)[:, None] * (scores - scores[0])
-    result: NDArray[np.float64] = logits[:, chosen] - np.log(np.exp(logits).sum(axis=1))
-    return np.maximum(result, MIN_LOGPROB)  # a single surprise must not outweigh everything else
-
-
-def _peak(heights: NDArray[np.float64]) -> float:
-    """Where on the grid the heights are largest, by the parabola through the largest and its neighbours."""
-    top = int(heights.argmax())
-    if top in (0, len(GRID) - 1):
-        return float(GRID[top])
-    left, middle, right = heights[top - 1 : top + 2].tolist()
-    bend = left - 2 * middle + right
-    shift = 0.5 * (left - right) / bend if bend < 0 else 0.0
-    return float(GRID[top] + shift * (GRID[1] - GRID[0]))
+    def _follow(self, scores: Sequence[float], chosen: int) -> None:
+        """One step; in the scaled scores z the gradient is z[chosen] - mean and the information variance."""
+        sharpness, best = self.confidence.sharpness, scores[0]
+        scaled = [sharpness * (score - best) for score in scores]
+        weights = [math.exp(max(z, NEGLIGIBLE)) for z in scaled]
+        total = sum(weights)
+        mean = sum(weight * z for weight, z in zip(weights, scaled, strict=True)) / total
+        squares = sum(weight * z * z for weight, z in zip(weights, scaled, strict=True)) / total
+        lost = (1.0 - FADE) * self._prior_information
+        self._information = FADE * self._information + lost + max(0.0, squares - mean * mean)
+        gradient = scaled[chosen] - mean + lost * (self._prior - self._log_sharpness)
+        step = min(max(gradient / self._information, -LONGEST_STEP), LONGEST_STEP)
+        self._log_sharpness = min(max(self._log_sharpness + step, LEAST_SHARPNESS), MOST_SHARPNESS)

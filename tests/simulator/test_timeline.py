@@ -1,0 +1,69 @@
+"""Laws of timelines: watching changes nothing, and what is shown adds up to the run."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from forerun.cli import main
+from simulator.link import LinkSpec
+from simulator.schemes import policy_maker
+from simulator.system import simulate
+from simulator.timeline import Span, Track, as_lines, as_trace_events, timeline
+from simulator.world import World
+
+WORLD = World(tokens=60, link=LinkSpec(rtt=0.07, jitter=0.01, loss=0.05, bandwidth_up=5000.0))
+
+
+def on(spans: list[Span], track: Track) -> list[Span]:
+    return [span for span in spans if span.track is track]
+
+
+@pytest.mark.parametrize("scheme", ["forerun", "chain", "sync:4", "server_streaming"])
+def test_a_watched_session_is_the_session(scheme: str) -> None:
+    (result,) = simulate(WORLD, policy_maker(scheme))
+    spans = timeline(WORLD, policy_maker(scheme))
+    shown = [span.start for span in on(spans, Track.TEXT)]
+    assert sorted(set(shown)) == pytest.approx(sorted(set(result.arrivals)))
+    assert len(on(spans, Track.DRAFT)) == pytest.approx(result.stats.draft_steps, abs=1)  # one may be cut off
+    assert len(on(spans, Track.STEP)) - result.stats.target_steps in (0, 1)  # the prompt may take its own
+
+
+def test_one_thing_at_a_time_is_drafted_and_evaluated() -> None:
+    spans = timeline(WORLD, policy_maker("forerun"))
+    for track in (Track.DRAFT, Track.STEP):
+        busy = on(spans, track)
+        assert all(a.end <= b.start + 1e-12 for a, b in pairwise(busy))
+    for track in (Track.UPLINK, Track.DOWNLINK):
+        ends = [span.end for span in on(spans, track)]
+        assert ends == sorted(ends)
+    assert all(span.end >= span.start for span in spans)
+
+
+def test_lines_and_trace_tell_every_span() -> None:
+    spans = timeline(WORLD, policy_maker("forerun"))
+    lines = as_lines(spans)
+    assert len(lines) == len(spans) + 1
+    assert all(str(track) in lines[0] for track in Track)
+    events = as_trace_events(spans)["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == len(spans)
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {
+        str(track) for track in Track
+    }
+
+
+def test_the_command_shows_a_timeline_and_writes_a_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = tmp_path / "world.toml"
+    world.write_text("[link]\nrtt_ms = 20\n")
+    assert main(["simulate", "replay", str(world), "--tokens", "5"]) == 0
+    assert "of the server's own" in capsys.readouterr().out
+    out = tmp_path / "trace.json"
+    assert main(["simulate", "replay", str(world), "--tokens", "5", "--trace", str(out)]) == 0
+    assert json.loads(out.read_text())["traceEvents"]
+    assert main(["simulate", "replay", str(world), "--trace", str(tmp_path / "none" / "t.json")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
