@@ -15,7 +15,7 @@ TORCH_PIP = $(if $(strip $(TORCH_INDEX)),--extra-index-url $(strip $(TORCH_INDEX
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static format proto clean distclean preflight
+.PHONY: help setup demo test soak check static format proto clean distclean preflight
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -34,6 +34,9 @@ static: setup ## check format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+soak: setup ## hold the five laws over 20,000 random worlds (some ten minutes)
+	$(BIN)/python -m tests.worlds.soak $(ARGS)
 
 check: static test ## all that a change must pass: format, lint, types, tests
 

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.messages import FinishReason
 from common.sampling import SamplingParams
-from edge_client.core.policies import (
-    ChainPolicy,
-    GrowthPolicy,
-    OffPolicy,
-    SyncPolicy,
-    TreePolicy,
-    TreeSettings,
-)
-from tests.worlds.models import VOCAB, TinyDrafter, target_alone
-from tests.worlds.world import EdgeSpec, World, WorldSpec
-
-POLICIES: dict[str, Callable[[], GrowthPolicy]] = {
-    "tree": lambda: TreePolicy(TreeSettings(width=3, max_children=3, cut=0.01)),
-    "chain": lambda: ChainPolicy(cut=0.01, max_depth=12),
-    "sync": lambda: SyncPolicy(3),
-    "off": OffPolicy,
-}
-DRAFTERS: dict[str, Callable[[], TinyDrafter]] = {
-    "twin": lambda: TinyDrafter(blend=0.0),
-    "fair": lambda: TinyDrafter(blend=0.4),
-    "liar": lambda: TinyDrafter(lie=True),
-    "mute": lambda: TinyDrafter(mute_after=4),
-}
+from tests.worlds.models import VOCAB, target_alone
+from tests.worlds.seeds import DRAFTERS, POLICIES, check_laws, check_seed, replay_command, run
+from tests.worlds.world import EdgeSpec, WorldSpec
 
 samplings = st.builds(
     SamplingParams,
@@ -68,24 +46,29 @@ worlds = st.builds(
 )
 
 
-def run(spec: WorldSpec) -> World:
-    world = World(spec)
-    world.run()
-    return world
+NUM_SEEDS, CHUNK = 2000, 250
 
 
-@settings(max_examples=150)
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, CHUNK))
+def test_laws_hold_on_many_seeds(first: int) -> None:
+    """`make soak` runs ten times as many."""
+    found = {seed: wrong for seed in range(first, first + CHUNK) if (wrong := check_seed(seed)) is not None}
+    assert not found, "\n".join(f"{wrong}; again: {replay_command(seed)}" for seed, wrong in found.items())
+
+
+@settings(max_examples=100)
 @given(worlds)
 def test_laws_hold_in_random_worlds(spec: WorldSpec) -> None:
-    world = run(spec)
-    for edge in world.edges:
-        assert edge.end is not None, "law 4: this session stalled"
-        assert edge.end.error is None, edge.end.error
-        expected = target_alone(edge.spec.prompt, edge.spec.sampling, spec.eos)
-        assert edge.session.text == expected, "law 1: the text is the target's alone"
-        assert tuple(edge.emitted) == expected, "law 2: what was shown stays"
-    assert world.scheduler.pool.num_free == spec.num_slots, "law 3: a slot leaked"
-    assert world.scheduler.pool.num_reserved == 0, "law 3: a reservation leaked"
+    check_laws(run(spec))
+
+
+def test_a_broken_law_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checker itself: an edge that shows a wrong token is caught, with its seed's command."""
+    monkeypatch.setattr("tests.worlds.seeds.target_alone", lambda *_: (VOCAB,))
+    wrong = check_seed(1)
+    assert wrong is not None
+    assert "law 1" in wrong
+    assert replay_command(1).endswith("--first 1 --count 1")
 
 
 @settings(max_examples=25)
