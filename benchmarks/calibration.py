@@ -22,10 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import demo_models
-from cloud_verifier.core.effects import Reply
-from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.core.target import TargetEngine
-from common.messages import Commit, Open
 from common.sampling import SamplingParams
 from demo_models.corpus import load_split
 from demo_models.prompts import PROMPT_LINES, STARTS
@@ -36,10 +32,10 @@ from edge_client.core.confidence import (
     Calibration,
     Confidence,
 )
-from edge_client.core.drafter import Drafter, DraftRow, Expansion, Reroot
+from edge_client.core.drafter import Drafter, Expansion
+from forerun.record import said_before, write_texts
 
 BINS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1.0)
-SOME_ID = 1  # node ids start here; any number would do
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,34 +64,12 @@ def tuning_prompts(per_module: int, seed: int = 5) -> list[str]:
     return prompts
 
 
-def write_texts(
-    engine: TargetEngine, prompts: Sequence[Sequence[int]], sampling: SamplingParams
-) -> list[list[int]]:
-    """What the target writes after each prompt, all in one batch, without any draft."""
-    scheduler = VerifyScheduler(engine.info)
-    for key, prompt in enumerate(prompts):
-        scheduler.on_open(key, Open(tuple(prompt), sampling, engine.info.fingerprint), 0.0)
-    texts: list[list[int]] = [[] for _ in prompts]
-    while (plan := scheduler.next_step(0.0)) is not None:
-        scheduler.on_step_done(engine.evaluate(plan), 0.0)
-        for effect in scheduler.effects():
-            if isinstance(effect, Reply) and isinstance(effect.message, Commit):
-                texts[effect.session] += effect.message.tokens
-    return texts
-
-
 def observe(
     drafter: Drafter, prompt: Sequence[int], text: Sequence[int], sampling: SamplingParams
 ) -> list[Observation]:
     """The draft's candidates before every token of `text`."""
-    drafter.start(prompt, SOME_ID, sampling)
-    found, last = [], prompt[-1]
-    for place, token in enumerate(text):
-        row = DraftRow(SOME_ID + place, None, last, len(prompt) + place - 1)
-        found.append(_held_against(drafter.expand([row])[0], token))
-        drafter.reroot(Reroot(((row.id + 1, token),), ()))
-        last = token
-    return found
+    said = said_before(drafter, prompt, text, sampling)
+    return [_held_against(expansion, token) for expansion, token in zip(said, text, strict=True)]
 
 
 def _held_against(expansion: Expansion, token: int) -> Observation:

@@ -39,47 +39,45 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    run = actions.add_parser(
+    for add in (_add_run, _add_sweep, _add_replay, _add_advise, _add_plot):
+        add(actions)
+
+
+def _add_run(actions: Any) -> None:
+    parser = actions.add_parser(
         "run", help="one world, all its schemes, a table", description="Run one world and print a table."
     )
-    option = run.add_argument
-    option(
-        "world", type=Path, help="the world, a .toml or .json file; docs/simulation.md tells what it may hold"
+    parser.add_argument(
+        "world", type=Path, help="a .toml or .json file; docs/simulation.md tells what it holds"
     )
-    option(
-        "--scheme", action="append", metavar="NAME", help="instead of the world's; may be given several times"
-    )
-    option("--repeats", type=int, metavar="N", help="seeds, instead of the world's")
-    option("--rtt", type=float, metavar="MS", help="instead of the world's")
-    option(
-        "--workers", type=int, default=0, metavar="N", help="processes; 0 = one per processor (%(default)s)"
-    )
-    option("--json", action="store_true", help="print one JSON object")
-    run.set_defaults(run=_run)
-    sweep = actions.add_parser(
+    _add_experiment(parser)
+    parser.add_argument("--rtt", type=float, metavar="MS", help="instead of the world's")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=_run)
+
+
+def _add_sweep(actions: Any) -> None:
+    parser = actions.add_parser(
         "sweep",
         help="a grid of worlds, into a folder",
         description="Run a world at every point of a grid. Finished points are kept, so the same command "
         "goes on where an interrupted one stopped.",
     )
-    option = sweep.add_argument
+    option = parser.add_argument
     option("world", type=Path, help="the world that the grid starts from")
     option("--axis", action="append", required=True, metavar="NAME=V,V,...", help=f"one of {', '.join(AXES)}")
-    option(
-        "--scheme", action="append", metavar="NAME", help="instead of the world's; may be given several times"
-    )
-    option("--repeats", type=int, metavar="N", help="seeds, instead of the world's")
+    _add_experiment(parser)
     option("--out", type=Path, required=True, metavar="FOLDER", help=f"gets {RESULTS} and {MANIFEST}")
-    option(
-        "--workers", type=int, default=0, metavar="N", help="processes; 0 = one per processor (%(default)s)"
-    )
-    sweep.set_defaults(run=_sweep, rtt=None)
-    replay = actions.add_parser(
+    parser.set_defaults(run=_sweep, rtt=None)
+
+
+def _add_replay(actions: Any) -> None:
+    parser = actions.add_parser(
         "replay",
         help="one session as a timeline",
         description="Show what the device drafted, what travelled, what was evaluated and what came out.",
     )
-    option = replay.add_argument
+    option = parser.add_argument
     option("world", type=Path, help="its first seed and one client are taken")
     option("--scheme", default="forerun", metavar="NAME", help="a scheme or growth policy (%(default)s)")
     option("--tokens", type=int, default=40, metavar="N", help="of the text (%(default)s)")
@@ -87,40 +85,52 @@ def add_parser(commands: Any) -> None:
     option(
         "--trace", type=Path, metavar="FILE", help="write a trace for Perfetto or chrome://tracing instead"
     )
-    replay.set_defaults(run=_replay, repeats=None)
-    advise_parser = actions.add_parser(
+    parser.set_defaults(run=_replay, repeats=None)
+
+
+def _add_advise(actions: Any) -> None:
+    parser = actions.add_parser(
         "advise",
         help="whether drafting pays for your network and models",
         description="Tell in words which mode to use, where drafting stops to pay, and what it costs.",
     )
-    option = advise_parser.add_argument
+    option = parser.add_argument
     option("--rtt", type=float, required=True, metavar="MS", help="round trip to the server")
     option("--step", type=float, required=True, metavar="MS", help="a step of the target model")
     option("--draft", type=float, required=True, metavar="MS", help="a step of the draft model")
     option("--draft-per-node", type=float, default=0.3, metavar="MS", help="each further node (%(default)s)")
-    option(
-        "--acceptance",
-        type=float,
-        required=True,
-        metavar="A",
-        help="how often the draft's best token is right",
-    )
+    option("--acceptance", type=float, required=True, metavar="A", help="how often the draft's best is right")
     option("--repeats", type=int, default=3, metavar="N", help="seeds (%(default)s)")
-    option(
-        "--workers", type=int, default=0, metavar="N", help="processes; 0 = one per processor (%(default)s)"
-    )
+    _add_workers(parser)
     option("--json", action="store_true", help="print one JSON object")
-    advise_parser.set_defaults(run=_advise)
-    plot = actions.add_parser(
+    parser.set_defaults(run=_advise)
+
+
+def _add_plot(actions: Any) -> None:
+    parser = actions.add_parser(
         "plot",
         help="ms per token of a sweep",
         description="Draw ms per token of a sweep against one of its axes.",
     )
-    option = plot.add_argument
+    option = parser.add_argument
     option("folder", type=Path, help="what `sweep --out` was given")
     option("--x", default="rtt_ms", metavar="AXIS", help="what runs to the right (%(default)s)")
     option("--out", type=Path, required=True, metavar="FILE", help="a .png, .svg or .pdf")
-    plot.set_defaults(run=_plot)
+    parser.set_defaults(run=_plot)
+
+
+def _add_experiment(parser: Any) -> None:
+    """What `run` and `sweep` may say in place of the world."""
+    option = parser.add_argument
+    option("--scheme", action="append", metavar="NAME", help="instead of the world's; several may be given")
+    option("--repeats", type=int, metavar="N", help="seeds, instead of the world's")
+    _add_workers(parser)
+
+
+def _add_workers(parser: Any) -> None:
+    parser.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="processes; 0 = one per processor (%(default)s)"
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -231,7 +241,7 @@ def print_table(experiment: Experiment, outcomes: Sequence[Outcome]) -> None:
         painter.bold(
             f"RTT {world.link.rtt * 1e3:g} ms, target step {world.verifier.step_time * 1e3:g} ms, draft step "
             f"{world.device.draft_time * 1e3:g} ms, acceptance {world.draft.mean:g}, "
-            f"{world.clients} client(s), {experiment.repeats} seeds of {world.tokens} tokens"
+            f"{len(world.sessions())} session(s), {experiment.repeats} seeds"
         )
     )
     print(
@@ -268,6 +278,6 @@ def _as_json(
         "seed": world.seed,
         "repeats": experiment.repeats,
         "tokens": world.tokens,
-        "clients": world.clients,
+        "sessions": len(world.sessions()),
     }
     return {"settings": settings, "schemes": {outcome.scheme: as_dict(outcome) for outcome in outcomes}}

@@ -26,6 +26,7 @@ class Stream(IntEnum):
     LOSS_UP = 6
     LOSS_DOWN = 7
     ARRIVAL = 8
+    HANDOVER = 9
 
 
 class Draws:

@@ -29,8 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from simulator.knowledge import BetaDraft
-from simulator.link import LinkSpec, Outage
+from simulator.arrivals import Arrivals, Poisson, Window, read_arrivals
+from simulator.knowledge import BetaDraft, Draft, logged_draft, recorded_draft
+from simulator.link import Handovers, LinkSpec, Outage
+from simulator.mahimahi import read_schedule
+from simulator.profiles import profile
+from simulator.recordings import read_lengths, read_recording
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, SYNC_BEST, policy_maker
 from simulator.traces import Trace, read_trace
 from simulator.world import DeviceSpec, VerifierSpec, World
@@ -88,11 +92,42 @@ VERIFIER: dict[str, Field] = {
     "max_rows": ("max_rows", int, 1),
 }
 DRAFT: dict[str, Field] = {"mean": ("mean", float, 1.0), "k": ("k", float, 1.0)}
+REPLAYS = ("recording", "lengths", "lengths_key")
 TOP: dict[str, Field] = {
     name: (name, int, 1) for name in ("tokens", "prompt_tokens", "clients", "seed", "repeats")
 }
 TRACE_START: dict[str, Field] = {"trace_start_s": ("offset", float, 1.0)}
-TABLES = {"link": LINK, "device": DEVICE, "verifier": VERIFIER, "draft": DRAFT}
+LINK_EXTRA = (
+    "profile",
+    "outages",
+    "handovers",
+    "trace",
+    "trace_start_s",
+    "trace_session",
+    "mahimahi_up",
+    "mahimahi_down",
+)
+HANDOVERS: dict[str, Field] = {
+    "every_ms": ("every", float, MS),
+    "duration_ms": ("duration", float, MS),
+    "rtt_step_ms": ("rtt_step", float, MS),
+}
+POISSON: dict[str, Field] = {"rate_per_s": ("rate", float, 1.0), "sessions": ("sessions", int, 1)}
+WINDOW: dict[str, Field] = {
+    "start_s": ("start", float, 1.0),
+    "duration_s": ("duration", float, 1.0),
+    "max_sessions": ("max_sessions", int, 1),
+    "time_scale": ("time_scale", float, 1.0),
+    "max_prompt_tokens": ("max_prompt_tokens", int, 1),
+    "max_tokens": ("max_tokens", int, 1),
+}
+TABLES = {
+    "link": LINK,
+    "device": DEVICE,
+    "verifier": VERIFIER,
+    "draft": DRAFT,
+    "arrivals": {**POISSON, **WINDOW},
+}
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -121,14 +156,12 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
     _refuse_unknown("a world", document, [*TOP, *TABLES, "schemes"])
     top = _fields("", document, TOP)
     repeats = top.pop("repeats", 20)
-    link = _table(document, "link", extra=("outages", "trace", "trace_start_s", "trace_session"))
-    outages = _outages(link.pop("outages", []))
-    trace = _trace(link, folder)
     world = World(
-        link=LinkSpec(**_fields("link.", link, LINK), outages=outages, trace=trace),
+        link=_link(_table(document, "link", LINK_EXTRA), folder),
         device=DeviceSpec(**_fields("device.", _table(document, "device"), DEVICE)),
         verifier=VerifierSpec(**_fields("verifier.", _table(document, "verifier"), VERIFIER)),
-        draft=BetaDraft(**_fields("draft.", _table(document, "draft"), DRAFT)),
+        draft=_draft(_table(document, "draft", extra=REPLAYS), folder),
+        arrivals=_arrivals(document, folder),
         **top,
     )
     return Experiment(world, repeats, _schemes(document.get("schemes", list(DEFAULT_SCHEMES))))
@@ -161,6 +194,62 @@ def _fields(prefix: str, table: Mapping[str, Any], known: Mapping[str, Field]) -
     return found
 
 
+def _link(table: dict[str, Any], folder: Path) -> LinkSpec:
+    """What the table says, over what its profile says."""
+    name = table.get("profile")
+    base = LinkSpec() if name is None else profile(_text("link.profile", name))
+    found = _fields("link.", table, LINK)
+    for way in ("up", "down"):
+        key = f"mahimahi_{way}"
+        if key in table:
+            found[f"schedule_{way}"] = read_schedule(folder / _text(f"link.{key}", table[key]))
+            found.setdefault(f"bandwidth_{way}", 0.0)  # the profile's
+    if "outages" in table:
+        found["outages"] = _outages(table["outages"])
+    if "handovers" in table:
+        found["handovers"] = _handovers(table["handovers"])
+    trace = _trace(table, folder)
+    if trace is not None and name is not None:
+        raise UserError("link.trace and link.profile both tell what the network is like; give one of them")
+    return replace(base, **found, trace=trace)
+
+
+def _text(where: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{where} is {value!r}; a text was expected")
+    return value
+
+
+def _handovers(value: Any) -> Handovers | None:
+    if value is False:
+        return None
+    if not (isinstance(value, dict) and "every_ms" in value):
+        raise UserError(
+            "link.handovers is neither false nor a table like "
+            "{ every_ms = 15000, duration_ms = 50, rtt_step_ms = 20 }, of which every_ms must be there"
+        )
+    _refuse_unknown("link.handovers", value, list(HANDOVERS))
+    return Handovers(**_fields("link.handovers.", value, HANDOVERS))
+
+
+def _arrivals(document: Mapping[str, Any], folder: Path) -> Arrivals | None:
+    """Drawn with `rate_per_s` and `sessions`, or read from `trace`."""
+    if "arrivals" not in document:
+        return None
+    table = _table(document, "arrivals", ("trace",))
+    if "clients" in document:
+        raise UserError("clients and [arrivals] both tell how many sessions there are; give one of them")
+    is_read, drawn = "trace" in table, [key for key in POISSON if key in table]
+    for key in drawn if is_read else [key for key in WINDOW if key in table]:
+        raise UserError(f"arrivals.{key} {'does not go with' if is_read else 'needs'} an arrivals.trace")
+    if is_read:
+        window = Window(**_fields("arrivals.", table, WINDOW))
+        return read_arrivals(folder / _text("arrivals.trace", table["trace"]), window)
+    if len(drawn) < len(POISSON):
+        raise UserError("[arrivals] needs rate_per_s and sessions, or a trace")
+    return Poisson(**_fields("arrivals.", table, POISSON))
+
+
 def _outages(value: Any) -> tuple[Outage, ...]:
     if not (isinstance(value, list) and all(isinstance(each, dict) for each in value)):
         raise UserError("link.outages is not a list of tables like { start_ms = 500, duration_ms = 200 }")
@@ -179,13 +268,31 @@ def _trace(link: dict[str, Any], folder: Path) -> Trace | None:
             raise UserError("link.trace_start_s and link.trace_session need a link.trace")
         return None
     for key, value in (("trace", name), ("trace_session", session)):
-        if value is not None and not isinstance(value, str):
-            raise UserError(f"link.{key} is {value!r}; a text was expected")
+        if value is not None:
+            _text(f"link.{key}", value)
     found = read_trace(folder / name, session)
     offset: float = _fields("link.", {"trace_start_s": start or 0.0}, TRACE_START)["offset"]
     if not 0 <= offset < found.duration:
         raise UserError(f"link.trace_start_s is {offset:g}; the trace lasts {found.duration:.1f} s")
     return replace(found, offset=offset)
+
+
+def _draft(table: dict[str, Any], folder: Path) -> Draft:
+    """Drawn, or replayed from a file that is sought from `folder`."""
+    names = {key: table[key] for key in REPLAYS if key in table}
+    if not names:
+        return BetaDraft(**_fields("draft.", table, DRAFT))
+    for key, value in names.items():
+        if not isinstance(value, str):
+            raise UserError(f"draft.{key} is {value!r}; a text was expected")
+    if len(table) > len(names) or names.keys() not in ({"recording"}, {"lengths", "lengths_key"}):
+        raise UserError(
+            f"[draft] has {', '.join(table)}; it may have recording alone, lengths and lengths_key, or "
+            "neither"
+        )
+    if "recording" in names:
+        return recorded_draft(names["recording"], read_recording(folder / names["recording"]))
+    return logged_draft(names["lengths"], read_lengths(folder / names["lengths"], names["lengths_key"]))
 
 
 def _schemes(value: Any) -> tuple[str, ...]:

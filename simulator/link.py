@@ -1,7 +1,8 @@
 """One direction of a session's connection as TCP shows it: late, in order, never lost.
 
-A message waits for the bottleneck (`bandwidth`), travels (`rtt` / 2 and jitter) and, where one of its packets
-is lost, is held back for the retransmission, and all later messages with it.
+A message waits for the bottleneck (`bandwidth`, or a `Schedule` of delivery opportunities), travels (half of
+`rtt`, and jitter) and, where one of its packets is lost, is held back for the retransmission, and all later
+messages with it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 from common.errors import UserError
 from simulator.draws import Draws, Stream
 from simulator.events import Action, Events
+from simulator.mahimahi import Cursor, Schedule
 from simulator.traces import Trace
 
 PACKET = 1400  # bytes of a message per packet, less than a usual MTU by IP, TCP and TLS headers
@@ -40,6 +42,48 @@ class Outage:
 
 
 @dataclass(frozen=True, slots=True)
+class Handovers:
+    """The path moves to another satellite or cell every so often. Times in seconds.
+
+    For `duration` nothing passes, then the round trip is another one: after each handover it differs from the
+    link's by an amount drawn uniformly from -`rtt_step` to `rtt_step` (it is never below 0). A session has
+    moments and amounts of its own, the same in both directions.
+    """
+
+    every: float
+    duration: float = 0.0
+    rtt_step: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("every", "duration", "rtt_step"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise UserError(f"handovers {name} is {value}; it must be finite and 0 or more")
+        if not self.duration < self.every:
+            raise UserError(
+                f"handovers last {self.duration} s and come every {self.every} s; they must be shorter"
+            )
+
+
+class _Path:
+    """One session's handovers. Which interval it begins in the midst of is drawn, too."""
+
+    def __init__(self, handovers: Handovers, draws: Draws) -> None:
+        self._handovers, self._draws = handovers, draws
+        self._begun = draws.uniform(Stream.HANDOVER, 0) * handovers.every  # before the world began
+
+    def is_moving(self, when: float) -> bool:
+        """Whether nothing passes then."""
+        number, since = divmod(when + self._begun, self._handovers.every)
+        return number >= 1 and since < self._handovers.duration
+
+    def rtt_change(self, when: float) -> float:
+        """Seconds by which the round trip differs from the link's."""
+        number = int((when + self._begun) // self._handovers.every)
+        return self._handovers.rtt_step * (2.0 * self._draws.uniform(Stream.HANDOVER, number + 1) - 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class LinkSpec:
     """A path between device and verifier, the same both ways unless said otherwise. Times in seconds.
 
@@ -55,6 +99,9 @@ class LinkSpec:
     bandwidth_down: float = 0.0
     outages: tuple[Outage, ...] = ()
     trace: Trace | None = None  # measured round trips, losses and widths in place of `rtt` and the rest
+    handovers: Handovers | None = None
+    schedule_up: Schedule | None = None  # delivery opportunities in place of `bandwidth_up`
+    schedule_down: Schedule | None = None
 
     def __post_init__(self) -> None:
         for name in ("rtt", "jitter", "jitter_memory", "bandwidth_up", "bandwidth_down"):
@@ -63,9 +110,19 @@ class LinkSpec:
                 raise UserError(f"link {name} is {value}; it must be finite and 0 or more")
         if not 0 <= self.loss < 1:
             raise UserError(f"link loss is {self.loss}; a chance below 1 is needed, or nothing ever arrives")
+        self._check_schedules()
+
+    def _check_schedules(self) -> None:
+        """One bottleneck per direction."""
+        is_traced = self.trace is not None and bool(self.trace.bandwidths)
+        for way, has_width in (("up", self.bandwidth_up > 0), ("down", self.bandwidth_down > 0 or is_traced)):
+            if has_width and getattr(self, f"schedule_{way}") is not None:
+                raise UserError(
+                    f"the link has both a bandwidth and a mahimahi trace on its way {way}; give one of them"
+                )
 
     def rtt_at(self, when: float) -> float:
-        """Seconds, jitter apart."""
+        """Seconds, jitter and handovers apart."""
         return self.rtt if self.trace is None else self.trace.rtts[self.trace.row(when)]
 
     def is_lossy_at(self, when: float) -> bool:
@@ -81,10 +138,15 @@ class Direction:
     delay: Stream
     loss: Stream
     bandwidth: Callable[[LinkSpec], float]
+    schedule: Callable[[LinkSpec], Schedule | None]
 
 
-UP: Final = Direction(Stream.UPLINK, Stream.LOSS_UP, lambda link: link.bandwidth_up)
-DOWN: Final = Direction(Stream.DOWNLINK, Stream.LOSS_DOWN, lambda link: link.bandwidth_down)
+UP: Final = Direction(
+    Stream.UPLINK, Stream.LOSS_UP, lambda link: link.bandwidth_up, lambda link: link.schedule_up
+)
+DOWN: Final = Direction(
+    Stream.DOWNLINK, Stream.LOSS_DOWN, lambda link: link.bandwidth_down, lambda link: link.schedule_down
+)
 
 
 class Lane:
@@ -99,8 +161,12 @@ class Lane:
         self._arrived_at = 0.0  # of the newest message: none overtakes it
         self._num_messages = self._num_packets = 0
         self._swing = self._swing_at = 0.0  # jitter in standard deviations, and when it was drawn
+        schedule = direction.schedule(link)
+        self._cursor = None if schedule is None else Cursor(schedule)
+        self._path = None if link.handovers is None else _Path(link.handovers, draws)
         limited = direction.bandwidth(link) or link.jitter or link.loss or link.outages
-        self._is_plain = not limited and link.trace is None
+        varying = (link.trace, link.handovers, schedule)
+        self._is_plain = not limited and all(each is None for each in varying)
 
     def carry(self, size: int, deliver: Action) -> None:
         """`deliver` when the last of `size` bytes has arrived."""
@@ -111,7 +177,9 @@ class Lane:
             return
         sent_at = now
         bandwidth = self._bandwidth(now)
-        if bandwidth:
+        if self._cursor is not None:
+            sent_at = self._cursor.take(now, size)
+        elif bandwidth:
             sent_at = self._free_at = max(now, self._free_at) + size / bandwidth
         arrival = self._retransmitted(sent_at, size) + self._delay()
         self._arrived_at = max(arrival, self._arrived_at)
@@ -124,10 +192,15 @@ class Lane:
             return trace.bandwidths[trace.row(now)]
         return self._direction.bandwidth(self._link)
 
+    def _rtt_at(self, when: float) -> float:
+        """Seconds, jitter apart. Never negative."""
+        rtt = self._link.rtt_at(when)
+        return rtt if self._path is None else max(0.0, rtt + self._path.rtt_change(when))
+
     def _delay(self) -> float:
         """One way, seconds. Never negative."""
         link = self._link
-        base = 0.5 * link.rtt_at(self._events.now)
+        base = 0.5 * self._rtt_at(self._events.now)
         if not link.jitter:
             return base
         fresh = self._draws.normal(self._direction.delay, self._num_messages)
@@ -145,11 +218,11 @@ class Lane:
         7.2); a lost probe by the retransmission timer, which doubles.
         """
         link = self._link
-        if not (link.loss or link.outages or link.trace is not None):
+        if not (link.loss or link.outages or link.trace is not None or self._path is not None):
             return when
         last = when
         for _ in range(-(-size // PACKET)):
-            attempt, wait = when, max(2.0 * link.rtt_at(when), 0.01)
+            attempt, wait = when, max(2.0 * self._rtt_at(when), 0.01)
             for _ in range(MAX_RETRIES):
                 if not self._is_lost(attempt):
                     break
@@ -161,6 +234,8 @@ class Lane:
     def _is_lost(self, when: float) -> bool:
         self._num_packets += 1
         if self._link.is_lossy_at(when) or any(outage.covers(when) for outage in self._link.outages):
+            return True
+        if self._path is not None and self._path.is_moving(when):
             return True
         draw = self._draws.uniform(self._direction.loss, self._num_packets)
         return draw < self._link.loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,6 @@ from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
 from common.rpc.encode import encode_request, encode_response
 from common.sampling import SamplingParams
 from edge_client.core import effects as edge_effects
-from edge_client.core.confidence import Confidence, Prior
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession, SessionConfig
@@ -29,8 +28,6 @@ from simulator.world import World
 
 FINGERPRINT = b"simulated"
 FRAME = 14  # bytes that gRPC and HTTP/2 put before a message (benchmarks.wire_size)
-HONEST = Prior(Confidence(sharpness=1.0, miss=0.02), spread=0.2)
-"""A simulated draft's scores are logarithms of true chances, whose sharpness is 1."""
 
 PolicyMaker = Callable[[Knowledge], GrowthPolicy]
 """A new policy for each session; the session's knowledge is for bounds that may look at it."""
@@ -90,11 +87,11 @@ class SimulatedDevice:
     ) -> None:
         self.world, self.key = world, key
         draws = Draws(world.seed, key)
-        self.knowledge = world.draft.session(draws)
+        self.knowledge = world.draft.session(draws, world.session_place(key), world.prompt_tokens)
         sampling = SamplingParams(max_tokens=world.tokens, ignore_eos=True)
         prompt = (0,) * world.prompt_tokens
         self.session = EdgeSession(
-            SessionConfig(prompt, sampling, FINGERPRINT, prior=HONEST), make(self.knowledge)
+            SessionConfig(prompt, sampling, FINGERPRINT, prior=world.draft.prior), make(self.knowledge)
         )
         self.arrivals: list[float] = []
         self.finished: edge_effects.Finished | None = None
@@ -178,12 +175,13 @@ class SimulatedVerifier:
 
     def __init__(self, events: Events, world: World) -> None:
         self.world = world
-        num_slots = world.clients * (
-            world.prompt_tokens + world.tokens + world.verifier.max_nodes_per_session
+        sessions = world.sessions()  # all may be open at once, and none is refused
+        num_slots = sum(
+            each.prompt_tokens + each.tokens + world.verifier.max_nodes_per_session for each in sessions
         )
         info = TargetInfo("simulated", VOCAB_SIZE, 2**20, num_slots, (), FINGERPRINT)
         config = SchedulerConfig(
-            max_sessions=world.clients,
+            max_sessions=len(sessions),
             max_rows=world.verifier.max_rows,
             max_nodes_per_session=world.verifier.max_nodes_per_session,
         )
@@ -194,7 +192,7 @@ class SimulatedVerifier:
 
     def admit(self, device: SimulatedDevice) -> None:
         """Let it be known before its `Open` arrives."""
-        length = self.world.prompt_tokens + self.world.tokens
+        length = device.world.prompt_tokens + device.world.tokens
         self._devices[device.key] = device
         self._choices[device.key] = np.array(
             [device.knowledge.truth(position + 1) for position in range(length)], np.int32
@@ -248,14 +246,17 @@ def simulate(world: World, make: PolicyMaker) -> list[SessionResult]:
     """Every session's result, in the order of their keys. The same arguments give the same results."""
     events = Events()
     verifier = SimulatedVerifier(events, world)
-    devices = [SimulatedDevice(events, verifier, world, key, make) for key in range(world.clients)]
-    for device in devices:
-        verifier.admit(device)
-        events.at(0.0, device.start)
+    devices = list[SimulatedDevice]()
+    for key, session in enumerate(world.sessions()):
+        own = replace(world, prompt_tokens=session.prompt_tokens, tokens=session.tokens)
+        devices.append(SimulatedDevice(events, verifier, own, key, make))
+        verifier.admit(devices[-1])
+        events.at(session.start, devices[-1].start)
     events.run()
     results = [device.result() for device in devices]
     for device, result in zip(devices, results, strict=True):
-        text = [device.knowledge.truth(world.prompt_tokens + place) for place in range(world.tokens)]
+        first, end = device.world.prompt_tokens, device.world.prompt_tokens + device.world.tokens
+        text = [device.knowledge.truth(position) for position in range(first, end)]
         if list(result.tokens) != text:
             raise LocalError(f"simulated session {device.key} wrote another text than its target")
     return results

@@ -94,7 +94,7 @@ class WatchedVerifier(SimulatedVerifier):
 
 def timeline(world: World, make: PolicyMaker) -> list[Span]:
     """Everything that happened to one session in a world of its own, in order of beginning."""
-    world = replace(world, clients=1)
+    world = replace(world, clients=1, arrivals=None)
     events, spans = Events(), list[Span]()
     verifier = WatchedVerifier(events, world, spans)
     device = WatchedDevice(events, verifier, world, make, spans)

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 from common.errors import UserError
-from simulator.knowledge import BetaDraft
+from simulator.arrivals import Arrival, Arrivals
+from simulator.knowledge import BetaDraft, Draft
 from simulator.link import LinkSpec
 
 
@@ -47,16 +48,20 @@ class VerifierSpec:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One verifier, `clients` devices with a session each, and a link to each of them. One seed decides."""
+    """One verifier, `clients` devices with a session each, and a link to each of them. One seed decides.
+
+    All sessions begin at 0, unless `arrivals` tells when they do and how many there are.
+    """
 
     link: LinkSpec = field(default_factory=LinkSpec)
     device: DeviceSpec = field(default_factory=DeviceSpec)
     verifier: VerifierSpec = field(default_factory=VerifierSpec)
-    draft: BetaDraft = field(default_factory=BetaDraft)
+    draft: Draft = field(default_factory=BetaDraft)
     tokens: int = 600  # of each session's text
     prompt_tokens: int = 64
     clients: int = 1
     seed: int = 1
+    arrivals: Arrivals | None = None
 
     def __post_init__(self) -> None:
         for name in ("tokens", "prompt_tokens", "clients"):
@@ -64,6 +69,21 @@ class World:
                 raise UserError(f"world {name} is {getattr(self, name)}; it must be at least 1")
         if not 0 <= self.seed < 2**64:
             raise UserError(f"world seed is {self.seed}; it must lie in [0, 2**64)")
+        if self.arrivals is not None and self.clients != 1:
+            raise UserError(
+                f"world clients is {self.clients} and its arrivals tell how many sessions there are, too; "
+                "leave one of them out"
+            )
+
+    def session_place(self, key: int) -> int:
+        """Number of session `key` over all seeds: those of seed 1 are the first, those of seed 2 follow."""
+        return (self.seed - 1) * self.clients + key
+
+    def sessions(self) -> tuple[Arrival, ...]:
+        """All of them, in order of time."""
+        if self.arrivals is None:
+            return (Arrival(0.0, self.prompt_tokens, self.tokens),) * self.clients
+        return self.arrivals.plan(self.seed, self.prompt_tokens, self.tokens)
 
 
 def _not_negative(what: str, value: object, *names: str) -> None:

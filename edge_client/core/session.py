@@ -349,6 +349,8 @@ class EdgeSession:
             self._propose([], now)
 
     def _send(self, now: float) -> None:
+        if self.tree.num_speculative <= self.view.num_sent:
+            return  # the verifier knows them all: most often so after a Commit
         nodes = list(self.policy.send(self.view))
         for first in range(0, len(nodes), MAX_NODES):
             self._propose(nodes[first : first + MAX_NODES], now)

@@ -30,8 +30,10 @@ class ChainPolicy:
     def expand(self, view: GrowthView) -> Sequence[Node]:
         if view.tree.num_speculative >= min(self._max_depth, view.credit):
             return ()
-        leaves = [node for node in view.tree.live.values() if can_expand(view, node)]
-        return [node for node in leaves if view.tree.worth(node) >= self._min_worth][-1:]
+        for node in reversed(view.tree.live.values()):  # the newest leaf
+            if can_expand(view, node) and view.tree.worth(node) >= self._min_worth:
+                return (node,)
+        return ()
 
     def send(self, view: GrowthView) -> Sequence[Node]:
         return unsent(view)[: max(0, view.credit_left)]

@@ -1,0 +1,221 @@
+"""Laws of arrivals: sessions begin when they should, as long as they should, and each has its own clock."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cloud_verifier.core.scheduler import SchedulerConfig
+from common.errors import UserError
+from simulator.arrivals import MAX_SESSIONS, Arrivals, Poisson, Window, read_arrivals
+from simulator.experiment import run_experiment
+from simulator.files import Experiment, experiment_from
+from simulator.link import LinkSpec
+from simulator.schemes import FORERUN, SERVER_STREAMING, policy_maker
+from simulator.system import simulate
+from simulator.world import World
+
+RECORDED = Path(__file__).resolve().parents[3] / "shared" / "data" / "arrivals"
+"""Recordings beside the repository, where somebody has put them; they are not part of it."""
+
+needs_recordings = pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recorded arrivals in {RECORDED}")
+
+FOUR = "time_s,model,context_tokens,generated_tokens\n1,a,100,20\n2,a,50,30\n2,b,70,10\n60,b,5,40\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "a.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def world(arrivals: Arrivals) -> World:
+    return World(tokens=25, prompt_tokens=16, arrivals=arrivals)
+
+
+# Random arrivals --------------------------------------------------------------------------------------
+
+
+def test_gaps_are_exponential_with_their_mean_and_without_memory() -> None:
+    starts = [each.start for each in Poisson(4.0, 5000).plan(1, 1, 1)]
+    gaps = [after - before for before, after in itertools.pairwise([0.0, *starts])]
+    mean = sum(gaps) / len(gaps)
+    assert min(gaps) > 0
+    assert mean == pytest.approx(0.25, rel=0.05)
+    assert math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) == pytest.approx(0.25, rel=0.06)
+    assert sum(gap > 0.5 for gap in gaps) / len(gaps) == pytest.approx(math.exp(-2), abs=0.015)
+    together = sum((a - mean) * (b - mean) for a, b in itertools.pairwise(gaps)) / len(gaps)
+    assert together / 0.25**2 == pytest.approx(0.0, abs=0.04)
+
+
+def test_a_seed_has_its_arrivals_and_a_rate_only_stretches_them() -> None:
+    one, again, other = (Poisson(2.0, 50).plan(seed, 8, 9) for seed in (1, 1, 2))
+    assert one == again != other
+    assert {(each.prompt_tokens, each.tokens) for each in one} == {(8, 9)}
+    slow = [each.start for each in Poisson(0.5, 50).plan(1, 8, 9)]
+    assert slow == pytest.approx([4 * each.start for each in one])
+
+
+def test_sessions_that_never_meet_are_each_like_one_alone() -> None:
+    """Times count from a session's own beginning, whenever that is."""
+    alone = simulate(World(tokens=25, prompt_tokens=16), policy_maker(SERVER_STREAMING))[0]
+    found = simulate(world(Poisson(0.001, 4)), policy_maker(SERVER_STREAMING))
+    assert len(found) == 4
+    for result in found:
+        assert result.arrivals == pytest.approx(alone.arrivals)
+
+
+def test_a_verifier_takes_all_who_come_at_once() -> None:
+    """More than a scheduler takes by itself."""
+    crowd = simulate(world(Poisson(1e4, 80)), policy_maker("chain"))
+    assert SchedulerConfig().max_sessions < 80
+    assert [len(result.tokens) for result in crowd] == [25] * 80
+
+
+def test_the_same_seed_gives_the_same_results() -> None:
+    once, again, other = (
+        simulate(replace(world(Poisson(3.0, 6)), seed=seed), policy_maker(FORERUN)) for seed in (1, 1, 2)
+    )
+    assert once == again != other
+
+
+def test_sessions_that_meet_wait_for_each_other() -> None:
+    ends = [
+        max(each.arrivals[-1] for each in simulate(world(Poisson(rate, 30)), policy_maker(SERVER_STREAMING)))
+        for rate in (0.01, 1.0, 100.0)
+    ]
+    assert ends == sorted(ends)
+    assert ends[-1] > ends[0]
+
+
+# Recorded arrivals ------------------------------------------------------------------------------------
+
+
+def test_sessions_begin_and_last_as_recorded(tmp_path: Path) -> None:
+    recorded = read_arrivals(write(tmp_path, FOUR), Window())
+    plan = world(recorded).sessions()
+    assert [(each.start, each.prompt_tokens, each.tokens) for each in plan] == [
+        (1.0, 100, 20), (2.0, 50, 30), (2.0, 70, 10), (60.0, 5, 40),
+    ]  # fmt: skip
+    results = simulate(world(recorded), policy_maker(FORERUN))
+    assert [len(result.tokens) for result in results] == [20, 30, 10, 40]
+
+
+def test_a_session_meets_the_world_as_it_is_when_it_begins(tmp_path: Path) -> None:
+    """The link's outages are in the world's time, the results in the session's."""
+    document = {
+        "link": {"outages": [{"start_ms": 59_000, "duration_ms": 5_000}]},
+        "arrivals": {"trace": write(tmp_path, FOUR).name},
+    }
+    first, _, _, last = simulate(experiment_from(document, tmp_path).world, policy_maker(FORERUN))
+    assert first.arrivals[0] < 1.0
+    assert last.arrivals[0] > 4.0
+
+
+def test_a_window_is_cut_scaled_and_capped(tmp_path: Path) -> None:
+    path = write(tmp_path, FOUR)
+    table = {"trace": path.name, "start_s": 2, "duration_s": 58.5, "time_scale": 0.5, "max_prompt_tokens": 60}
+    plan = experiment_from({"arrivals": table}, tmp_path).world.sessions()
+    assert [(each.start, each.prompt_tokens, each.tokens) for each in plan] == [
+        (0.0, 50, 30), (0.0, 60, 10), (29.0, 5, 40),
+    ]  # fmt: skip
+    assert len(read_arrivals(path, Window(max_sessions=2)).requests) == 2
+    assert len(read_arrivals(path, Window(start=2.0, duration=58.0)).requests) == 2  # the end is not in it
+    capped = world(read_arrivals(path, Window(max_tokens=15))).sessions()
+    assert [each.tokens for each in capped] == [15, 15, 10, 15]
+
+
+def test_lengths_that_were_not_recorded_are_the_worlds(tmp_path: Path) -> None:
+    plan = world(read_arrivals(write(tmp_path, "time_s,generated_tokens\n0,7\n3,8\n"), Window())).sessions()
+    assert [(each.start, each.prompt_tokens, each.tokens) for each in plan] == [(0.0, 16, 7), (3.0, 16, 8)]
+
+
+@needs_recordings
+@pytest.mark.parametrize("name", ["azure2023_code", "azure2023_conv"])
+def test_recorded_services_can_be_replayed(name: str) -> None:
+    recorded = read_arrivals(RECORDED / f"{name}.csv", Window(max_sessions=12, max_prompt_tokens=500))
+    results = simulate(replace(world(recorded), link=LinkSpec(rtt=0.02)), policy_maker(SERVER_STREAMING))
+    assert [len(each.tokens) for each in results] == [each.tokens for each in recorded.requests]
+
+
+# Experiments and documents ----------------------------------------------------------------------------
+
+
+def test_schemes_are_compared_over_the_same_arrivals() -> None:
+    document = {"tokens": 30, "repeats": 2, "arrivals": {"rate_per_s": 2, "sessions": 5}}
+    experiment = replace(experiment_from(document), schemes=(SERVER_STREAMING, FORERUN))
+    assert experiment.world.arrivals == Poisson(2.0, 5)
+    streaming, ours = run_experiment(experiment, workers=1)
+    assert ours.figures.identical
+    assert ours.figures.ms_per_token < streaming.figures.ms_per_token
+    assert [streaming, ours] == run_experiment(experiment, workers=2)
+
+
+def test_a_recording_can_be_compared_by_several_workers(tmp_path: Path) -> None:
+    recorded = read_arrivals(write(tmp_path, FOUR), Window(max_sessions=3))
+    experiment = Experiment(world(recorded), repeats=2, schemes=(SERVER_STREAMING, "chain"))
+    assert run_experiment(experiment, workers=2) == run_experiment(experiment, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1: no column 'time_s' among none"),
+        ("time,context_tokens\n0,1\n", "line 1: no column 'time_s' among time, context_tokens"),
+        ("time_s\n", "have no request"),
+        ("time_s\nsoon\n", "line 2: time_s is 'soon'; a number of 0 or more"),
+        ("time_s\n0\n-1\n", "line 3: time_s is '-1'; a number of 0 or more"),
+        ("time_s\nnan\n", "line 2: time_s is 'nan'"),
+        ("time_s\n0\n5\n4\n", "line 4: time_s falls from 5 to 4"),
+        ("time_s,context_tokens\n0\n", "line 2: context_tokens is ''"),
+        ("time_s,context_tokens\n0,0\n", "line 2: context_tokens is '0'; a whole number of 1 or more"),
+        ("time_s,generated_tokens\n0,3\n1,2.5\n", "line 3: generated_tokens is '2.5'; a whole number"),
+        ("time_s,generated_tokens\n0,-3\n", "line 2: generated_tokens is '-3'"),
+        ("time_s\n" + "0\n" * (MAX_SESSIONS + 1), f"{MAX_SESSIONS + 1} requests where {MAX_SESSIONS} is"),
+    ],
+)
+def test_a_recording_that_is_none_is_refused_with_the_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=rf"a\.csv.*{message}"):
+        read_arrivals(write(tmp_path, text), Window())
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({}, "needs rate_per_s and sessions, or a trace"),
+        ({"rate_per_s": 2}, "needs rate_per_s and sessions"),
+        ({"rate_per_s": 0, "sessions": 3}, "arrivals rate is 0 per second"),
+        ({"rate_per_s": math.inf, "sessions": 3}, "arrivals rate is inf"),
+        ({"rate_per_s": 2, "sessions": 0}, "arrivals sessions is 0"),
+        ({"rate_per_s": 2, "sessions": MAX_SESSIONS + 1}, f"must lie in 1 to {MAX_SESSIONS}"),
+        ({"rate_per_s": 2, "sessions": 2.5}, "arrivals.sessions is 2.5; a whole number"),
+        ({"rate_per_s": 2, "sessions": 3, "start_s": 1}, "arrivals.start_s needs an arrivals.trace"),
+        ({"trace": "a.csv", "rate_per_s": 2}, "arrivals.rate_per_s does not go with an arrivals.trace"),
+        ({"trace": 3}, "arrivals.trace is 3; a text was expected"),
+        ({"trace": "none.csv"}, r"none\.csv cannot be read: No such file"),
+        ({"trace": "a.csv", "start_s": 100}, "no request from 100 s on; the last is at 60 s"),
+        ({"trace": "a.csv", "start_s": 9, "duration_s": 4}, "no request from 9 s to 13 s; the last is at"),
+        ({"trace": "a.csv", "start_s": -1}, "arrivals start_s is -1"),
+        ({"trace": "a.csv", "duration_s": 0}, "arrivals duration_s is 0"),
+        ({"trace": "a.csv", "time_scale": 0}, "arrivals time_scale is 0"),
+        ({"trace": "a.csv", "max_sessions": 0}, "arrivals max_sessions is 0"),
+        ({"trace": "a.csv", "max_tokens": 0}, "arrivals max_tokens is 0"),
+        ({"trace": "a.csv", "speed": 2}, r"\[arrivals\] has no 'speed'"),
+        (5, r"a table \[arrivals\] was expected"),
+    ],
+)
+def test_arrivals_that_cannot_be_are_refused(tmp_path: Path, table: object, message: str) -> None:
+    write(tmp_path, FOUR)
+    with pytest.raises(UserError, match=message):
+        experiment_from({"arrivals": table}, tmp_path)
+
+
+def test_clients_and_arrivals_exclude_each_other() -> None:
+    with pytest.raises(UserError, match="clients and \\[arrivals\\] both"):
+        experiment_from({"clients": 1, "arrivals": {"rate_per_s": 1, "sessions": 1}})
+    with pytest.raises(UserError, match="world clients is 3 and its arrivals"):
+        replace(world(Poisson(1.0, 1)), clients=3)

@@ -1,0 +1,373 @@
+"""Laws of replay: what was recorded is what the simulated draft says, and right where it was right."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import LocalError, UserError
+from edge_client.core.confidence import Prior
+from simulator.draws import Draws
+from simulator.experiment import run_experiment
+from simulator.files import Experiment, experiment_from, read_experiment
+from simulator.knowledge import (
+    HONEST,
+    OUTSIDE,
+    BetaDraft,
+    Replay,
+    ReplayedDraft,
+    logged_draft,
+    recorded_draft,
+)
+from simulator.recordings import (
+    RecordedText,
+    Recording,
+    RecordingHeader,
+    read_lengths,
+    read_recording,
+    write_recording,
+)
+from simulator.schemes import policy_maker
+from simulator.sweep import MANIFEST, Sweep, run_sweep
+from simulator.system import SessionResult, simulate
+from simulator.world import World
+
+HEADER = RecordingHeader("target", "draft.gguf", 0.8, 7, {1: 1.5, 4: 2.25}, {1: 30.0})
+SCORES = (5.5, 3.25, 0.0)
+
+
+def text_of(ranks: list[int | None]) -> RecordedText:
+    """Candidates 10, 11 and 12 everywhere, so rank r is token 9 + r; 99 is none of them."""
+    tokens = tuple(99 if rank is None else 9 + rank for rank in ranks)
+    return RecordedText(40, tokens, ((10, 11, 12),) * len(ranks), (SCORES,) * len(ranks), tuple(ranks))
+
+
+def recording_of(*texts: list[int | None]) -> Recording:
+    return Recording(HEADER, tuple(text_of(ranks) for ranks in texts))
+
+
+SHORT = recording_of([1, 1, 2, 1, None, 1], [3, 1, 1])
+
+
+def truths(draft: ReplayedDraft, place: int, count: int, first: int = 64) -> list[int]:
+    knowledge = draft.session(Draws(1), place, first)
+    return [knowledge.truth(first + number) for number in range(count)]
+
+
+def sync_run(draft: ReplayedDraft, tokens: int, block: int, seed: int = 1) -> SessionResult:
+    (result,) = simulate(World(tokens=tokens, draft=draft, seed=seed), policy_maker(f"sync:{block}"))
+    return result
+
+
+def blocks_of(hits: list[bool], block: int) -> list[int]:
+    """Committed tokens of each step, when every block of best tokens is held against `hits`."""
+    found, done = list[int](), 0
+    while done < len(hits):
+        ahead = hits[done : done + block]
+        right = ahead.index(False) if False in ahead else len(ahead)
+        found.append(min(right + 1, len(hits) - done))
+        done += found[-1]
+    return found
+
+
+# Files ------------------------------------------------------------------------------------------------
+
+
+def test_a_recording_read_back_is_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    mute = RecordedText(1, (4, 5), ((), (5,)), ((), (-1.5,)), (None, 1))
+    recording = Recording(HEADER, (*SHORT.texts, mute))
+    write_recording(path, recording)
+    assert read_recording(path) == recording
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.jsonl"]
+    assert recording.hit_rate == 7 / 11
+
+
+def test_a_recording_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="cannot be written: No such file"):
+        write_recording(tmp_path / "none" / "a.jsonl", SHORT)
+
+
+GOOD_HEADER = {
+    "format": "forerun recording", "version": 1, "target": "t", "draft": "d", "temperature": 0, "seed": 1,
+}  # fmt: skip
+GOOD_TEXT = {
+    "prompt_tokens": 3, "tokens": [5, 6], "candidates": [[5, 7], [8, 9]], "scores": [[2, 1], [1, 1]],
+    "ranks": [1, None],
+}  # fmt: skip
+
+
+def test_step_times_may_be_left_out_and_blank_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(GOOD_HEADER) + "\n\n" + json.dumps(GOOD_TEXT) + "\n", encoding="utf-8")
+    found = read_recording(path)
+    assert (found.header.draft_step_ms, found.texts[0].ranks) == ({}, (1, None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "other"}, "line 1, is no header; its format should be 'forerun recording'"),
+        ({"version": 2}, "line 1, has version 2; this program reads version 1"),
+        ({"target": 3}, "line 1, has target 3; a text was expected"),
+        ({"temperature": "hot"}, 'line 1, has temperature "hot"; a number'),
+        ({"temperature": float("nan")}, "line 1, has temperature NaN; a number"),
+        ({"seed": -1}, "line 1, has seed -1; a whole number"),
+        ({"draft_step_ms": {"one": 1}}, "line 1, has draft_step_ms"),
+        ({"draft_step_ms": [1]}, "line 1, has draft_step_ms"),
+        ({"target_step_ms": {"1": -1}}, "line 1, has target_step_ms"),
+    ],
+)
+def test_a_header_that_is_none_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = (GOOD_HEADER | changes, GOOD_TEXT)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    with pytest.raises(UserError, match=r"a\.jsonl, " + message):
+        read_recording(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": None}, "has tokens null; a list with at least one entry"),
+        ({"tokens": []}, r"has tokens \[\]; a list with at least one entry"),
+        ({"tokens": [5]}, "has 1 tokens and 2 candidates; as many"),
+        ({"ranks": [1]}, "has 2 tokens and 1 ranks"),
+        ({"tokens": [5, -6]}, "at token 1 .* has the token -6; an id"),
+        ({"tokens": [5, True]}, "at token 1 .* has the token true; an id"),
+        ({"candidates": [[5, 5], [8, 9]]}, "at token 0 .* a list of different ids"),
+        ({"candidates": [5, [8, 9]]}, "at token 0 .* a list of different ids"),
+        ({"scores": [[2, 1], [1]]}, "at token 1 .* 2 finite numbers"),
+        ({"scores": [[2, float("inf")], [1, 1]]}, "at token 0 .* 2 finite numbers"),
+        ({"scores": [[2, 10**400], [1, 1]]}, "at token 0 .* 2 finite numbers"),
+        ({"scores": [[1, 2], [1, 1]]}, "at token 0 .* that rise"),
+        ({"ranks": [2, None]}, "at token 0 .* has rank 2; by its token and candidates it is 1"),
+        ({"ranks": [True, None]}, "at token 0 .* has rank true"),
+        ({"ranks": [1, 1]}, "at token 1 .* has rank 1; by its token and candidates it is null"),
+        ({"prompt_tokens": 1.5}, "has prompt_tokens 1.5; a whole number"),
+    ],
+)
+def test_a_text_that_is_none_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = (GOOD_HEADER, GOOD_TEXT, GOOD_TEXT | changes)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    with pytest.raises(UserError, match=r"a\.jsonl, line 3, " + message):
+        read_recording(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "a.jsonl is empty; a JSON object a line was expected"),
+        (b"\n \n", "is empty"),
+        (b"{", "line 1, is not JSON"),
+        (b"[1]", r"line 1, holds \[1\]; an object was expected"),
+        (b"\xff", "is not UTF-8"),
+        (json.dumps(GOOD_HEADER).encode(), "has a header and no text"),
+        (json.dumps({"format": "forerun recording"}).encode(), "line 1, has no 'version'"),
+        (json.dumps(GOOD_TEXT).encode(), "line 1, is no header"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_recording(path)
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        read_recording(tmp_path / "none.jsonl")
+
+
+# Replay -----------------------------------------------------------------------------------------------
+
+
+def test_a_session_takes_its_text_and_then_the_next_one() -> None:
+    draft = recorded_draft("short", SHORT)
+    texts = [1, 1, 2, 1, OUTSIDE, 1], [3, 1, 1]
+    assert truths(draft, 0, 9) == [*texts[0], *texts[1]]
+    assert truths(draft, 1, 9) == [*texts[1], *texts[0]]
+    assert truths(draft, 2, 12) == [*texts[0], *texts[1], *texts[0][:3]]
+    assert truths(draft, 2, 6, first=1) == texts[0]
+
+
+def test_candidates_are_the_recorded_ones_on_the_path_and_drawn_by_name_off_it() -> None:
+    texts = [[((5.0 + place, 1.0), 1) for place in range(50)]]
+    draft = ReplayedDraft(Replay("fifty", texts))
+    knowledge = draft.session(Draws(3), 0, 64)
+    assert knowledge.candidates(64 + 7) == ((1, 2), (12.0, 1.0))
+    drawn = [knowledge.candidates_off_path(node, 70) for node in range(30)]
+    assert drawn == [draft.session(Draws(3), 0, 64).candidates_off_path(node, 90) for node in range(30)]
+    assert len(set(drawn)) > 10
+    assert set(drawn) <= {((1, 2), scores) for scores, _ in texts[0]}
+
+
+def test_candidates_beyond_the_simulators_eight_count_as_outside() -> None:
+    ids, scores = tuple(range(12)), tuple(float(-place) for place in range(12))
+    text = RecordedText(3, (11, 7), (ids, ids), (scores, scores), (12, 8))
+    knowledge = recorded_draft("wide", Recording(HEADER, (text,))).session(Draws(1))
+    assert [knowledge.truth(0), knowledge.truth(1)] == [OUTSIDE, 8]
+    assert knowledge.candidates(0) == (tuple(range(1, 9)), scores[:8])
+
+
+def test_the_simulated_rate_of_the_best_token_is_the_recordings() -> None:
+    draft = recorded_draft("short", SHORT)
+    assert draft.mean == SHORT.hit_rate == 6 / 9
+    seen = [
+        truth for place, text in enumerate(SHORT.texts) for truth in truths(draft, place, len(text.tokens))
+    ]
+    assert seen.count(1) / len(seen) == SHORT.hit_rate
+
+
+@given(st.lists(st.sampled_from([1, 1, 1, 2, None]), min_size=1, max_size=60), st.integers(1, 8))
+def test_a_sync_run_accepts_exactly_what_the_recording_says(ranks: list[int | None], block: int) -> None:
+    result = sync_run(recorded_draft("r", recording_of(ranks)), len(ranks), block)
+    steps = blocks_of([rank == 1 for rank in ranks], block)
+    assert result.stats.target_steps == len(steps)
+    arrivals = [result.arrivals.count(when) for when in dict.fromkeys(result.arrivals)]
+    assert arrivals == steps
+
+
+def test_the_session_learns_a_recordings_sharpness_from_the_products_prior() -> None:
+    assert recorded_draft("short", SHORT).prior == Prior()
+    assert BetaDraft().prior == HONEST
+
+
+@pytest.mark.parametrize("policy", ["tree", "chain", "sync:4", "off", "clairvoyant"])
+def test_the_text_is_the_recordings_whatever_the_policy(policy: str) -> None:
+    """`simulate` itself compares with the truth; two clients take two texts."""
+    draft = recorded_draft("short", SHORT)
+    first, second = simulate(World(tokens=9, clients=2, draft=draft), policy_maker(policy))
+    assert list(first.tokens) == [1, 1, 2, 1, OUTSIDE, 1, 3, 1, 1]
+    assert list(second.tokens) == [3, 1, 1, 1, 1, 2, 1, OUTSIDE, 1]
+
+
+def test_each_seed_goes_on_where_the_one_before_left_off() -> None:
+    draft = recorded_draft("texts", recording_of([1], [2], [3], [None]))
+    texts = [
+        result.tokens[0]
+        for seed in (1, 2)
+        for result in simulate(World(tokens=1, clients=2, draft=draft, seed=seed), policy_maker("off"))
+    ]
+    assert texts == [1, 2, 3, OUTSIDE]
+
+
+def test_where_the_draft_could_not_say_the_server_goes_on_alone() -> None:
+    mute = RecordedText(1, (4,) * 12, ((),) * 12, ((),) * 12, (None,) * 12)
+    for policy in ("tree", "sync:4"):
+        draft = recorded_draft("mute", Recording(HEADER, (mute,)))
+        (result,) = simulate(World(tokens=12, draft=draft), policy_maker(policy))
+        assert result.tokens == (OUTSIDE,) * 12
+        assert result.stats.proposed == 0
+
+
+def test_workers_replay_what_this_process_does() -> None:
+    world = World(tokens=9, draft=recorded_draft("short", SHORT))
+    experiment = Experiment(world, repeats=2, schemes=("off", "tree"))
+    assert run_experiment(experiment, 2) == run_experiment(experiment, 1)
+
+
+def test_a_sweep_knows_its_recording_by_name_and_contents(tmp_path: Path) -> None:
+    world = World(tokens=9, draft=recorded_draft("short", SHORT))
+    experiment = Experiment(world, repeats=2, schemes=("off", "tree"))
+    run_sweep(Sweep(experiment, {"rtt_ms": (1.0,)}), tmp_path, workers=1)
+    assert "Replay('short', digest " in (tmp_path / MANIFEST).read_text(encoding="utf-8")
+    other = replace(world, draft=recorded_draft("short", recording_of([1, 1])))
+    digests = {
+        Sweep(replace(experiment, world=each), {"rtt_ms": (1.0,)}).digest for each in (world, world, other)
+    }
+    assert len(digests) == 2
+    with pytest.raises(UserError, match=r"draft mean is 0.5; in short it is 0.6667"):
+        Sweep(experiment, {"mean": (0.5,)})
+
+
+# Logs of accepted lengths -----------------------------------------------------------------------------
+
+LENGTHS = [[3, 2, 1, 1, 4, 3, 2, 1], [1, 2, 1]]
+
+
+def test_a_log_tells_how_far_each_chain_gets() -> None:
+    draft = logged_draft("log", LENGTHS)
+    for start, length in enumerate(LENGTHS[0]):
+        ahead = truths(draft, 0, 8)[start : start + length]
+        assert ahead == [1] * (length - 1) + [OUTSIDE]
+    assert truths(draft, 1, 4) == [OUTSIDE, 1, OUTSIDE, 1]
+
+
+def test_a_sync_run_over_a_log_commits_the_lengths_it_tells() -> None:
+    result = sync_run(logged_draft("log", LENGTHS), tokens=8, block=8)
+    assert [result.arrivals.count(when) for when in dict.fromkeys(result.arrivals)] == [3, 1, 4]
+    capped = sync_run(logged_draft("log", LENGTHS), tokens=8, block=2)
+    assert [capped.arrivals.count(when) for when in dict.fromkeys(capped.arrivals)] == [3, 1, 3, 1]
+
+
+def test_a_log_promises_its_own_hit_rate_everywhere() -> None:
+    draft = logged_draft("log", LENGTHS)
+    assert draft.mean == pytest.approx(6 / 11)
+    tokens, scores = draft.session(Draws(1)).candidates(5)
+    assert tokens == (1,)
+    assert draft.prior.confidence.miss == pytest.approx(5 / 11)
+    assert draft.prior.confidence.logprobs(scores) == [pytest.approx(-0.606, abs=1e-3)]
+    assert logged_draft("never", [[1, 1]]).prior.confidence.miss < 1
+    assert logged_draft("always", [[2, 2]]).prior.confidence.miss > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "the log of lengths .*a.jsonl is empty"),
+        ('{"a": {"b": [2]}}\n{"a": 3}', "line 2, has no 'a.b': where 'b' was expected it has 3"),
+        ('{"a": {"c": [2]}}', "line 1, has no 'a.b': where 'b' was expected it has c"),
+        ("{}", "line 1, has no 'a.b': where 'a' was expected it has nothing"),
+        ('{"a": {"b": 3}}', "line 1, has a.b 3; a list with at least one entry"),
+        ('{"a": {"b": []}}', r"line 1, has a.b \[\]; a list with at least one entry"),
+        ('{"a": {"b": [2, -1]}}', "line 1, has the length -1 at place 1 .* a whole number of 1 or more"),
+        ('{"a": {"b": [0]}}', "the length 0 at place 0 .* since the server's own token counts"),
+        ('{"a": {"b": [1.5]}}', "the length 1.5 at place 0"),
+        ('{"a": {"b": [true]}}', "the length true at place 0"),
+        ("[]", r"line 1, holds \[\]; an object"),
+        ("lengths", "line 1, is not JSON"),
+    ],
+)
+def test_a_log_that_is_none_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        read_lengths(path, "a.b")
+
+
+# Worlds -----------------------------------------------------------------------------------------------
+
+
+def test_a_world_names_its_recording_or_log_beside_it(tmp_path: Path) -> None:
+    write_recording(tmp_path / "a.jsonl", SHORT)
+    (tmp_path / "log.jsonl").write_text('{"a": {"b": [2, 1]}}\n', encoding="utf-8")
+    world = tmp_path / "w.toml"
+    world.write_text('[draft]\nrecording = "a.jsonl"\n', encoding="utf-8")
+    draft = read_experiment(world).world.draft
+    assert isinstance(draft, ReplayedDraft)
+    assert truths(draft, 1, 3) == [3, 1, 1]
+    world.write_text('[draft]\nlengths = "log.jsonl"\nlengths_key = "a.b"\n', encoding="utf-8")
+    assert read_experiment(world).world.draft.mean == 0.5
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        ({"recording": 3}, "draft.recording is 3; a text was expected"),
+        ({"lengths_key": ["a"], "lengths": "l"}, "draft.lengths_key is .*; a text"),
+        ({"recording": "a", "mean": 0.5}, r"\[draft\] has recording, mean; it may have recording alone"),
+        ({"recording": "a", "lengths": "b", "lengths_key": "c"}, "it may have recording alone"),
+        ({"lengths": "b"}, "lengths and lengths_key"),
+        ({"lengths_key": "b"}, "lengths and lengths_key"),
+        ({"recording": "none.jsonl"}, "the recording .*none.jsonl cannot be read"),
+        ({"record": "a"}, r"\[draft\] has no 'record'; it may have mean, k, recording"),
+    ],
+)
+def test_a_draft_that_is_none_is_refused(tmp_path: Path, draft: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        experiment_from({"draft": draft}, tmp_path)
