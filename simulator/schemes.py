@@ -8,6 +8,7 @@ from common.errors import UserError
 from common.tree import Node
 from edge_client.core.policies import Candidate, GrowthPolicy, GrowthView, make_policy
 from edge_client.core.policies.base import can_expand, unsent
+from simulator.historical import HISTORICAL
 from simulator.knowledge import Knowledge
 from simulator.system import PolicyMaker
 
@@ -49,6 +50,9 @@ def policy_maker(scheme: str) -> PolicyMaker:
         return ClairvoyantPolicy
     if scheme == SYNC_BEST:
         raise UserError(f"{SYNC_BEST} is a search over {BLOCKS}; a single run needs sync:K")
+    historical = HISTORICAL.get(scheme)
+    if historical is not None:
+        return lambda _: historical()
     policy = NAMED.get(scheme, scheme)
     make_policy(policy)  # a name that is wrong is refused now
 
