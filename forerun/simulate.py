@@ -237,6 +237,8 @@ def print_table(experiment: Experiment, outcomes: Sequence[Outcome]) -> None:
     """For people."""
     painter = Painter(sys.stdout)
     world = experiment.world
+    names = [o.scheme if o.scheme == o.policy else f"{o.scheme} ({o.policy})" for o in outcomes]
+    width = max(26, *(len(name) + 1 for name in names))
     print(
         painter.bold(
             f"RTT {world.link.rtt * 1e3:g} ms, target step {world.verifier.step_time * 1e3:g} ms, draft step "
@@ -245,16 +247,15 @@ def print_table(experiment: Experiment, outcomes: Sequence[Outcome]) -> None:
         )
     )
     print(
-        f"{'scheme':26}{'ms/token':>16}{'p95':>8}{'ttft ms':>9}{'x streaming':>13}{'x bound':>9}"
+        f"{'scheme':{width}}{'ms/token':>16}{'p95':>8}{'ttft ms':>9}{'x streaming':>13}{'x bound':>9}"
         f"{'steps':>8}{'rows':>7}{'drafted':>9}{'up B':>7}{'down B':>8}"
     )
-    for outcome in outcomes:
+    for name, outcome in zip(names, outcomes, strict=True):
         found = outcome.figures
         speedup = mean_speedup(outcomes, outcome.scheme)
         distance = distance_to_bound(outcomes, outcome.scheme)
-        name = outcome.scheme if outcome.scheme == outcome.policy else f"{outcome.scheme} ({outcome.policy})"
         print(
-            f"{name:26}{found.ms_per_token:>9.2f} ± {outcome.standard_error:<4.2f}"
+            f"{name:{width}}{found.ms_per_token:>9.2f} ± {outcome.standard_error:<4.2f}"
             f"{found.ms_per_token_p95:>8.1f}{found.ttft_ms:>9.0f}"
             f"{_or_dash(speedup):>13}{_or_dash(distance):>9}"
             f"{found.target_steps_per_token:>8.2f}{found.evaluated_nodes_per_token:>7.1f}"
