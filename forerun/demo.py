@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.figures import Figures, as_json
 from edge_client.core.policies import make_policy
 from forerun.options import add_sampling, sampling_from
-from forerun.paint import Painter
+from forerun.paint import Painter, note
 from forerun.rig import Rig, RigSettings, check_models
 from forerun.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST, Comparison, compare
 
@@ -79,11 +79,6 @@ async def _demo(options: argparse.Namespace) -> int:
     _check_options(options)
     sampling = {**asdict(sampling_from(options)), "logit_bias": [], "stop_token_ids": []}
     prompts = _prompts(options)
-    notes = Painter(sys.stderr)
-
-    def note(text: str) -> None:
-        print(notes.dim(f"… {text}"), file=sys.stderr, flush=True)
-
     note("loading the target model and the draft model, each in a process of its own")
     async with Rig(_settings(options)) as rig:
         if not options.json:

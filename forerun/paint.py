@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TextIO
 
 GREEN, DIM, BOLD, RESET = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
@@ -31,3 +32,8 @@ class Painter:
 
     def dim(self, text: str) -> str:
         return f"{DIM}{text}{RESET}" if self.colour else text
+
+
+def note(text: str) -> None:
+    """A line of progress, on standard error."""
+    print(Painter(sys.stderr).dim(f"… {text}"), file=sys.stderr, flush=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -23,6 +22,7 @@ from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.core.drafter import Drafter, DraftRow, Expansion, Reroot
 from forerun.options import add_sampling, sampling_from
+from forerun.paint import note
 from simulator.knowledge import NUM_CANDIDATES
 from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording
 
@@ -44,8 +44,6 @@ BATCH = 16
 WIDTHS = (1, 2, 4, 8)  # rows of the draft steps that are timed
 TIMED_STEPS = 16  # of each width, after one that only warms up
 DECIMALS = 4  # of a score, nats; beyond is rounding of the models'
-
-Note = Callable[[str], None]
 
 
 def add_parser(commands: Any) -> None:
@@ -79,11 +77,7 @@ def run(options: argparse.Namespace) -> int:
     sampling = sampling_from(options)
     _check_options(options)
     prompts = _prompts(options)
-
-    def note(text: str) -> None:
-        print(f"… {text}", file=sys.stderr, flush=True)
-
-    recording = record(options, prompts, sampling, note)
+    recording = record(options, prompts, sampling)
     write_recording(options.out, recording)
     header, num_tokens = recording.header, sum(len(text.tokens) for text in recording.texts)
     print(
@@ -96,9 +90,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def record(
-    options: argparse.Namespace, prompts: Sequence[str], sampling: SamplingParams, note: Note
-) -> Recording:
+def record(options: argparse.Namespace, prompts: Sequence[str], sampling: SamplingParams) -> Recording:
     """Raises `UserError` for models or prompts that do not fit each other or the machine."""
     try:  # here, so that --help comes at once
         from cloud_verifier.engine.loading import load_engine

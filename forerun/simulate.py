@@ -12,7 +12,7 @@ from typing import Any
 
 from common.errors import UserError
 from common.figures import as_json as figures_as_json
-from forerun.paint import Painter
+from forerun.paint import Painter, note
 from simulator.advice import Advice, advise, in_words, map_lines
 from simulator.experiment import Outcome, as_dict, distance_to_bound, mean_speedup, run_experiment
 from simulator.files import Experiment, read_experiment
@@ -135,11 +135,10 @@ def _add_workers(parser: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     experiment = _experiment(options)
-    notes = Painter(sys.stderr)
 
     def progress(done: int, total: int) -> None:
         if done % max(1, total // 20) == 0 or done == total:
-            print(notes.dim(f"… {done} of {total} runs"), file=sys.stderr, flush=True)
+            note(f"{done} of {total} runs")
 
     outcomes = run_experiment(experiment, options.workers, progress)
     if options.json:
@@ -151,11 +150,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def _sweep(options: argparse.Namespace) -> int:
     sweep = Sweep(_experiment(options), grids(options.axis))
-    notes = Painter(sys.stderr)
 
     def progress(done: int, total: int, cell: Cell) -> None:
         shown = ", ".join(f"{axis} {value:g}" for axis, value in cell.items())
-        print(notes.dim(f"… {done} of {total}: {shown}"), file=sys.stderr, flush=True)
+        note(f"{done} of {total}: {shown}")
 
     table = run_sweep(sweep, options.out, options.workers, progress)
     print(f"all {len(sweep.cells())} points of the grid are in {table}")
@@ -185,12 +183,7 @@ def _advise(options: argparse.Namespace) -> int:
         draft=BetaDraft(mean=options.acceptance),
         tokens=ADVICE_TOKENS,
     )
-    notes = Painter(sys.stderr)
-
-    def progress(text: str) -> None:
-        print(notes.dim(f"… {text}"), file=sys.stderr, flush=True)
-
-    advice = advise(world, options.repeats, options.workers, progress)
+    advice = advise(world, options.repeats, options.workers, note)
     if options.json:
         print(json.dumps(_advice_as_json(advice), indent=2))
         return 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import UserError
+from simulator.documents import cell_number
 from simulator.draws import Draws, Stream
 
 MAX_SESSIONS = 5000
@@ -151,7 +152,7 @@ def _requests(path: Path, reader: csv.DictReader[str]) -> list[Request]:
     requests, before = list[Request](), 0.0
     for row in reader:
         where = f"the arrivals {path}, line {reader.line_num}"
-        now = _number(where, row, "time_s")
+        now = cell_number(where, row, "time_s")
         if now < before:
             raise UserError(
                 f"{where}: time_s falls from {before:g} to {now:g}; rows must be in order of time"
@@ -162,19 +163,8 @@ def _requests(path: Path, reader: csv.DictReader[str]) -> list[Request]:
     return requests
 
 
-def _number(where: str, row: Mapping[str, str | None], column: str) -> float:
-    text = row.get(column) or ""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number >= 0):
-        raise UserError(f"{where}: {column} is {text!r}; a number of 0 or more was expected")
-    return number
-
-
 def _count(where: str, row: Mapping[str, str | None], column: str) -> int:
-    number = _number(where, row, column)
-    if number < 1 or number != int(number):
+    found = cell_number(where, row, column)
+    if found < 1 or found != int(found):
         raise UserError(f"{where}: {column} is {row[column]!r}; a whole number of 1 or more was expected")
-    return int(number)
+    return int(found)

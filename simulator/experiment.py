@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from common.errors import UserError
-from common.figures import Figures, figures, pace
+from common.figures import Figures, as_json, figures, pace
 from simulator.files import Experiment
 from simulator.schemes import BLOCKS, CLAIRVOYANT, SERVER_STREAMING, SYNC_BEST, policy_maker
 from simulator.system import SessionResult, simulate
@@ -64,13 +64,9 @@ def distance_to_bound(outcomes: Sequence[Outcome], scheme: str) -> float | None:
 
 def as_dict(outcome: Outcome) -> dict[str, float | str | bool]:
     """The demo's keys, and the standard error."""
-    rounded = {
-        key: value if isinstance(value, bool) else round(value, 3)
-        for key, value in asdict(outcome.figures).items()
-    }
     return {
         "policy": outcome.policy,
-        **rounded,
+        **as_json(outcome.figures),
         "ms_per_token_standard_error": round(outcome.standard_error, 3),
     }
 

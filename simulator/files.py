@@ -30,6 +30,7 @@ from typing import Any
 
 from common.errors import UserError
 from simulator.arrivals import Arrivals, Poisson, Window, read_arrivals
+from simulator.documents import read_text
 from simulator.knowledge import BetaDraft, Draft, logged_draft, recorded_draft
 from simulator.link import Handovers, LinkSpec, Outage
 from simulator.mahimahi import read_schedule
@@ -132,12 +133,7 @@ TABLES = {
 
 def read_experiment(path: Path) -> Experiment:
     """Read a document by its suffix, `.toml` or `.json`. Raises `UserError` that names the field."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"the world {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"the world {path} is not UTF-8 text: {error.reason}") from error
+    text = read_text("the world", path)
     try:
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:  # both parsers' errors, which tell line and column
@@ -283,8 +279,7 @@ def _draft(table: dict[str, Any], folder: Path) -> Draft:
     if not names:
         return BetaDraft(**_fields("draft.", table, DRAFT))
     for key, value in names.items():
-        if not isinstance(value, str):
-            raise UserError(f"draft.{key} is {value!r}; a text was expected")
+        _text(f"draft.{key}", value)
     if len(table) > len(names) or names.keys() not in ({"recording"}, {"lengths", "lengths_key"}):
         raise UserError(
             f"[draft] has {', '.join(table)}; it may have recording alone, lengths and lengths_key, or "

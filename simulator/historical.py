@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from common.tree import Node
 from edge_client.core.policies import Candidate, GrowthPolicy, GrowthView, SyncPolicy
-from edge_client.core.policies.base import can_expand, unsent
+from edge_client.core.policies.base import can_expand, likeliest_first, unsent
 
 MAX_BLOCK = 24
 """Longest block that a rule may ask for; at acceptance 0.9 one more gains less than 0.1 token."""
@@ -98,7 +98,7 @@ class AmusdPolicy:
         return [node for node in view.tree.live.values() if can_expand(view, node)][-1:]
 
     def send(self, view: GrowthView) -> Sequence[Node]:
-        return unsent(view)[: max(0, view.credit_left)]
+        return unsent(view)[: view.credit_left]
 
     def window(self, view: GrowthView) -> int:
         """Tokens that may be drafted ahead of the tip: as many as the verifier will hold."""
@@ -120,7 +120,7 @@ class PearlPolicy(AmusdPolicy):
             return ()
         ends = nodes[-1].position >= view.last_position or view.tree.num_speculative >= view.credit
         whole = len(nodes) if ends else len(nodes) - len(nodes) % chunk
-        return nodes[: min(whole, max(0, view.credit_left))]
+        return nodes[: min(whole, view.credit_left)]
 
     def chunk(self, view: GrowthView) -> int:
         """Tokens drafted within one target step, the ratio of speeds that the paper finds best."""
@@ -177,8 +177,8 @@ class SpecEdgePolicy:
         tip = view.tree.tip
         if view.num_sent or self._next_level(view, tip) or any(n.busy for n in view.tree.live.values()):
             return ()
-        nodes = sorted(unsent(view), key=_likeliest_first)
-        return nodes[: min(self._budget, max(0, view.credit_left))]
+        nodes = sorted(unsent(view), key=likeliest_first)
+        return nodes[: min(self._budget, view.credit_left)]
 
     def _next_level(self, view: GrowthView, root: Node) -> list[Node]:
         """The likeliest nodes of the first level that has not been drafted; none if the tree is complete."""
@@ -188,7 +188,7 @@ class SpecEdgePolicy:
         if level >= root.position + self._depth:
             return []
         found = [node for node in levels if node.position == level and can_expand(view, node)]
-        return sorted(found, key=_likeliest_first)[: self._beam]
+        return sorted(found, key=likeliest_first)[: self._beam]
 
 
 def best_sent_leaf(view: GrowthView) -> Node:
@@ -199,7 +199,7 @@ def best_sent_leaf(view: GrowthView) -> Node:
         for node in view.tree.speculative()
         if node.wire_id and not any(live[child].wire_id for child in node.children.values())
     ]
-    return min(leaves, key=_likeliest_first, default=view.tree.tip)
+    return min(leaves, key=likeliest_first, default=view.tree.tip)
 
 
 def fan_outs(block: int, acceptance: float, budget: float, exponent: float) -> list[float]:
@@ -240,7 +240,7 @@ class SaguaroPolicy:
             self._block = delay_optimal_block(view)
         if view.num_sent:
             leaves = [node for node in self._cache_leaves(view) if can_expand(view, node)]
-            return sorted(leaves, key=_likeliest_first)[: 2 * self._budget]
+            return sorted(leaves, key=likeliest_first)[: 2 * self._budget]
         line = list(main_line(view, view.tree.tip))
         return line[-1:] if len(line) <= self._depth(view) and can_expand(view, line[-1]) else ()
 
@@ -309,12 +309,12 @@ class ParkedPolicy:
         ahead = round_time(view, 0) / max(view.draft_time.predict(1), 1e-4)
         on_line = [line[-1]] if len(line) <= max(1.0, ahead) and can_expand(view, line[-1]) else []
         beside = [n for n in view.tree.live.values() if can_expand(view, n) and self._may_go_on(view, n)]
-        beside.sort(key=_likeliest_first)
+        beside.sort(key=likeliest_first)
         return on_line + beside[: self._width - len(on_line)]
 
     def send(self, view: GrowthView) -> Sequence[Node]:
-        nodes = sorted(unsent(view), key=_likeliest_first)
-        return nodes[: max(0, view.credit_left)]
+        nodes = sorted(unsent(view), key=likeliest_first)
+        return nodes[: view.credit_left]
 
     def _may_go_on(self, view: GrowthView, node: Node) -> bool:
         return 0 < off_line(view, node) < self._branch_depth
@@ -342,12 +342,7 @@ def off_line(view: GrowthView, node: Node) -> int:
 
 def _likeliest_child(view: GrowthView, node: Node) -> Node | None:
     children = [view.tree.live[child] for child in node.children.values()]
-    return min(children, key=_likeliest_first, default=None)
-
-
-def _likeliest_first(node: Node) -> tuple[float, int]:
-    """A parent is never less likely than its child and has the smaller id, so it comes first."""
-    return (-node.path_logprob, node.id)
+    return min(children, key=likeliest_first, default=None)
 
 
 def _ratio(time: float, unit: float) -> int:

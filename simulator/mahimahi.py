@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from common.errors import UserError
+from simulator.documents import read_text
 
 PACKET: Final = 1504  # bytes per opportunity: an Ethernet MTU and the four bytes that mahimahi's tunnel adds
 MS = 1000.0  # in a second
@@ -64,12 +65,7 @@ class Cursor:
 
 def read_schedule(path: Path) -> Schedule:
     """Read a packet-delivery trace. Raises `UserError` that names the line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"the mahimahi trace {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"the mahimahi trace {path} is not a text file: {error.reason}") from error
+    text = read_text("the mahimahi trace", path, kind="a text file")
     times = list[int]()
     for line, entry in enumerate(text.splitlines(), 1):
         digits = entry.strip()

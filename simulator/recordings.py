@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import LocalError, UserError
+from simulator.documents import read_text, write_whole
 
 FORMAT, VERSION = "forerun recording", 1
 
@@ -87,10 +88,8 @@ def write_recording(path: Path, recording: Recording) -> None:
     }
     columns = RecordedText.__dataclass_fields__
     texts = [{name: getattr(text, name) for name in columns} for text in recording.texts]
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_text("".join(json.dumps(line) + "\n" for line in (first, *texts)), encoding="utf-8")
-        part.replace(path)
+        write_whole(path, "".join(json.dumps(line) + "\n" for line in (first, *texts)))
     except OSError as error:
         raise LocalError(f"the recording {path} cannot be written: {error.strerror}") from error
 
@@ -165,13 +164,7 @@ class _Line:
 
 def _lines(what: str, path: Path) -> list[_Line]:
     """Blank lines are passed over."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{what} {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{what} {path} is not UTF-8 text: {error.reason}") from error
-    numbered = enumerate(text.split("\n"), 1)
+    numbered = enumerate(read_text(what, path).split("\n"), 1)
     lines = [_Line(f"{what} {path}, line {number},", line) for number, line in numbered if line.strip()]
     if not lines:
         raise UserError(f"{what} {path} is empty; a JSON object a line was expected")

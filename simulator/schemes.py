@@ -41,7 +41,7 @@ class ClairvoyantPolicy:
         return [node for node in view.tree.live.values() if can_expand(view, node)][:1]
 
     def send(self, view: GrowthView) -> Sequence[Node]:
-        return unsent(view)[: max(0, view.credit_left)]
+        return unsent(view)[: view.credit_left]
 
 
 def policy_maker(scheme: str) -> PolicyMaker:

@@ -17,6 +17,7 @@ from typing import Any
 
 from common.errors import LocalError, UserError
 from common.figures import Figures
+from simulator.documents import write_whole
 from simulator.experiment import Outcome, as_dict, run_experiment
 from simulator.files import Experiment
 from simulator.world import World
@@ -139,13 +140,13 @@ def _claim(manifest: Path, sweep: Sweep) -> None:
         "world": asdict(sweep.experiment.world),
         "schemes": sweep.experiment.schemes,
     }
-    _write_whole(manifest, json.dumps(content, indent=2, default=str) + "\n")
+    write_whole(manifest, json.dumps(content, indent=2, default=str) + "\n")
 
 
 def _repair(table: Path, columns: list[str], sweep: Sweep) -> set[tuple[float, ...]]:
     """Cells whose rows are all there. Rows of a cell that was interrupted are dropped."""
     if not table.exists():
-        _write_whole(table, _as_csv([columns]))
+        write_whole(table, _as_csv([columns]))
         return set()
     rows = list(csv.reader(io.StringIO(table.read_text(encoding="utf-8"))))
     if not rows or rows[0] != columns:
@@ -157,7 +158,7 @@ def _repair(table: Path, columns: list[str], sweep: Sweep) -> set[tuple[float, .
     whole = {key: kept for key, kept in found.items() if len(kept) == len(sweep.experiment.schemes)}
     kept_rows = [row for kept in whole.values() for row in kept]
     if len(kept_rows) < len(rows) - 1:
-        _write_whole(table, _as_csv([columns, *kept_rows]))
+        write_whole(table, _as_csv([columns, *kept_rows]))
     return set(whole)
 
 
@@ -167,13 +168,6 @@ def _append(table: Path, rows: Sequence[dict[str, Any]], columns: list[str]) -> 
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """All of it or nothing: a reader never sees half a file."""
-    draft = path.with_suffix(path.suffix + ".part")
-    draft.write_text(text, encoding="utf-8", newline="")
-    draft.replace(path)
 
 
 def _as_csv(rows: Sequence[Sequence[Any]]) -> str:

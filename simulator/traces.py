@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import UserError
+from simulator.documents import cell_number
 
 MBIT = 125_000.0  # bytes
 
@@ -65,24 +66,16 @@ class _Row:
     def __init__(self, path: Path, line: int, values: Mapping[str, str | None]) -> None:
         self._where = f"the trace {path}, line {line}"
         self.session = values.get("session") or ""
-        self.time = self._number(values, "time_s")
-        self.is_lost = bool(values.get("loss")) and self._number(values, "loss") > 0
+        self.time = cell_number(self._where, values, "time_s")
+        self.is_lost = bool(values.get("loss")) and cell_number(self._where, values, "loss") > 0
         self.is_measured = bool(values.get("rtt_ms")) or self.is_lost
-        self.rtt = self._number(values, "rtt_ms") * 1e-3 if values.get("rtt_ms") else math.nan
-        self.bandwidth = self._number(values, "bw_mbps") * MBIT if values.get("bw_mbps") else math.nan
+        self.rtt = cell_number(self._where, values, "rtt_ms") * 1e-3 if values.get("rtt_ms") else math.nan
+        self.bandwidth = (
+            cell_number(self._where, values, "bw_mbps") * MBIT if values.get("bw_mbps") else math.nan
+        )
 
     def fail(self, what: str) -> UserError:
         return UserError(f"{self._where}: {what}")
-
-    def _number(self, values: Mapping[str, str | None], column: str) -> float:
-        text = values.get(column) or ""
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not (math.isfinite(number) and number >= 0):
-            raise self.fail(f"{column} is {text!r}; a number of 0 or more was expected")
-        return number
 
 
 def _check_header(path: Path, names: object) -> None:

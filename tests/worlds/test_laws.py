@@ -9,43 +9,10 @@ from hypothesis import strategies as st
 from common.messages import FinishReason
 from common.sampling import SamplingParams
 from tests.worlds.models import VOCAB, target_alone
-from tests.worlds.seeds import DRAFTERS, POLICIES, check_laws, check_seed, replay_command, run
+from tests.worlds.seeds import DRAFTERS, POLICIES, check_laws, check_seed, replay_command, run, spec_of
 from tests.worlds.world import EdgeSpec, WorldSpec
 
-samplings = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([0.0, 0.7, 1.3]),
-    top_k=st.sampled_from([0, 3]),
-    top_p=st.sampled_from([1.0, 0.8]),
-    min_p=st.sampled_from([0.0, 0.05]),
-    repetition_penalty=st.sampled_from([1.0, 1.3]),
-    presence_penalty=st.sampled_from([0.0, 0.5]),
-    logit_bias=st.sampled_from([(), ((2, 1.5), (4, -100.0))]),
-    stop_token_ids=st.sampled_from([(), (3,)]),
-    ignore_eos=st.booleans(),
-    max_tokens=st.integers(1, 40),
-    seed=st.integers(0, 2**64 - 1),
-)
-edges = st.builds(
-    EdgeSpec,
-    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12).map(tuple),
-    sampling=samplings,
-    policy=st.sampled_from(list(POLICIES.values())),
-    drafter=st.sampled_from(list(DRAFTERS.values())),
-    starts_at=st.floats(0.0, 0.5),
-    fails_after=st.sampled_from([None, None, 1, 5]),
-)
-worlds = st.builds(
-    WorldSpec,
-    edges=st.lists(edges, min_size=1, max_size=4).map(tuple),
-    seed=st.integers(0, 2**32),
-    delay=st.sampled_from([(0.0, 0.0), (0.001, 0.01), (0.005, 0.15)]),
-    step_time=st.sampled_from([(0.01, 0.01), (0.005, 0.05)]),
-    draft_time=st.sampled_from([(0.0005, 0.001), (0.005, 0.03), (0.05, 0.2)]),
-    losses=st.sampled_from([0, 0, 1, 4]),
-)
-
-
+worlds = st.integers(0, 2**64 - 1).map(spec_of)
 NUM_SEEDS, CHUNK = 2000, 250
 
 

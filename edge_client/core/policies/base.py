@@ -34,7 +34,7 @@ class GrowthView:
 
     @property
     def credit_left(self) -> int:
-        return self.credit - self.num_sent
+        return max(0, self.credit - self.num_sent)  # it may have shrunk since they were sent
 
 
 class GrowthPolicy(Protocol):
@@ -67,3 +67,8 @@ def unsent(view: GrowthView) -> list[Node]:
 def can_expand(view: GrowthView, node: Node) -> bool:
     """Whether drafting `node` could give a child that may become text."""
     return not node.evaluated and not node.busy and node.position < view.last_position
+
+
+def likeliest_first(node: Node) -> tuple[float, int]:
+    """To sort by. A parent is never less likely than its child and has the smaller id, so it comes first."""
+    return (-node.path_logprob, node.id)

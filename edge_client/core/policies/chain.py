@@ -36,4 +36,4 @@ class ChainPolicy:
         return ()
 
     def send(self, view: GrowthView) -> Sequence[Node]:
-        return unsent(view)[: max(0, view.credit_left)]
+        return unsent(view)[: view.credit_left]

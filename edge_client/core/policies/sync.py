@@ -32,7 +32,7 @@ class SyncPolicy:
         nodes = unsent(view)
         if view.num_sent or len(nodes) < self._depth(view):
             return ()
-        return nodes[: max(0, view.credit_left)]  # the credit may have shrunk since they were drafted
+        return nodes[: view.credit_left]
 
     def _depth(self, view: GrowthView) -> int:
         """The block, cut where the text must end and by what the verifier will hold; at least one."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from common.errors import UserError
 from common.tree import Node
-from edge_client.core.policies.base import Candidate, GrowthView, can_expand, unsent
+from edge_client.core.policies.base import Candidate, GrowthView, can_expand, likeliest_first, unsent
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,10 @@ class TreePolicy:
             return ()
         least = self._min_worth + tree.tip.path_logprob
         frontier = [n for n in tree.live.values() if n.path_logprob >= least and can_expand(view, n)]
-        frontier.sort(key=_likeliest_first)
+        frontier.sort(key=likeliest_first)
         return frontier[: self.settings.width]
 
     def send(self, view: GrowthView) -> Sequence[Node]:
         nodes = unsent(view)
-        nodes.sort(key=_likeliest_first)
-        return nodes[: max(0, view.credit_left)]
-
-
-def _likeliest_first(node: Node) -> tuple[float, int]:
-    """A parent is never less likely than its child and has the smaller id, so it comes first."""
-    return (-node.path_logprob, node.id)
+        nodes.sort(key=likeliest_first)
+        return nodes[: view.credit_left]

@@ -1,0 +1,38 @@
+"""Files that people and programs hand over: read with the fault named, written whole or not at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from common.errors import UserError
+
+
+def read_text(what: str, path: Path, kind: str = "UTF-8 text") -> str:
+    """The text of a file that messages call `what`. Raises `UserError` if it is not to be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{what} {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{what} {path} is not {kind}: {error.reason}") from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """All of it or nothing: a reader never sees half a file. Raises `OSError`."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8", newline="")
+    part.replace(path)
+
+
+def cell_number(where: str, row: Mapping[str, str | None], column: str) -> float:
+    """A finite number of 0 or more in a row of a CSV file. Raises `UserError` that begins with `where`."""
+    text = row.get(column) or ""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not (math.isfinite(found) and found >= 0):
+        raise UserError(f"{where}: {column} is {text!r}; a number of 0 or more was expected")
+    return found
