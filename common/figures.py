@@ -25,7 +25,7 @@ class Figures:
     evaluated_nodes_per_token: float  # target rows, tips included
     draft_tokens_per_token: float  # sent to the verifier
     draft_evaluations_per_token: float  # draft model rows
-    acceptance_length: float  # committed tokens per target step
+    acceptance_length: float  # committed tokens per target step; 0 where the target takes none
     bytes_up_per_token: float  # on the link: HTTP/2 and the prompt included
     bytes_down_per_token: float
     identical: bool  # every text is the target's alone
@@ -45,7 +45,7 @@ def figures(runs: Sequence[dict[str, Any]], references: Sequence[Sequence[int]])
         evaluated_nodes_per_token=total["evaluated"] / count,
         draft_tokens_per_token=total["proposed"] / count,
         draft_evaluations_per_token=total["drafted"] / count,
-        acceptance_length=count / total["target_steps"],
+        acceptance_length=count / total["target_steps"] if total["target_steps"] else 0.0,
         bytes_up_per_token=sum(run["link_bytes_up"] for run in runs) / count,
         bytes_down_per_token=sum(run["link_bytes_down"] for run in runs) / count,
         identical=all(list(run["tokens"]) == list(text) for run, text in zip(runs, references, strict=True)),

@@ -13,8 +13,8 @@ from typing import Any
 from common.errors import UserError
 from common.figures import Figures, as_json, figures, pace
 from simulator.files import Experiment
-from simulator.schemes import BLOCKS, CLAIRVOYANT, SERVER_STREAMING, SYNC_BEST, policy_maker
-from simulator.system import SessionResult, simulate
+from simulator.schemes import CLAIRVOYANT, SERVER_STREAMING, run_scheme, variants
+from simulator.system import SessionResult
 from simulator.world import World
 
 Progress = Callable[[int, int], None]
@@ -43,7 +43,7 @@ def run_experiment(
 
     The result does not depend on `workers`. Raises `UserError` for a scheme that is none.
     """
-    policies = list(dict.fromkeys(policy for scheme in experiment.schemes for policy in _policies(scheme)))
+    policies = list(dict.fromkeys(policy for scheme in experiment.schemes for policy in variants(scheme)))
     worlds = experiment.worlds()
     jobs = [(policy, world) for policy in policies for world in worlds]
     runs = dict(zip(jobs, _all(jobs, workers, progress), strict=True))
@@ -53,7 +53,7 @@ def run_experiment(
 
 def run_one(policy: str, world: World) -> list[SessionResult]:
     """A picklable job."""
-    return simulate(world, policy_maker(policy))
+    return run_scheme(policy, world)
 
 
 def distance_to_bound(outcomes: Sequence[Outcome], scheme: str) -> float | None:
@@ -69,10 +69,6 @@ def as_dict(outcome: Outcome) -> dict[str, float | str | bool]:
         **as_json(outcome.figures),
         "ms_per_token_standard_error": round(outcome.standard_error, 3),
     }
-
-
-def _policies(scheme: str) -> list[str]:
-    return [f"sync:{block}" for block in BLOCKS] if scheme == SYNC_BEST else [scheme]
 
 
 def _all(
@@ -99,10 +95,10 @@ def _all(
 
 
 def _outcome(scheme: str, by_policy: dict[str, list[list[SessionResult]]]) -> Outcome:
-    policy = min(_policies(scheme), key=lambda name: pace(_as_runs(by_policy[name])))
+    policy = min(variants(scheme), key=lambda name: pace(_as_runs(by_policy[name])))
     seeds = by_policy[policy]
     runs = _as_runs(seeds)
-    references = [result.tokens for sessions in seeds for result in sessions]
+    references = [result.truth for sessions in seeds for result in sessions]
     paces = tuple(pace(_as_runs([seed])) for seed in seeds)
     return Outcome(scheme, policy, figures(runs, references), paces)
 

@@ -36,7 +36,7 @@ from simulator.link import Handovers, LinkSpec, Outage
 from simulator.mahimahi import read_schedule
 from simulator.profiles import profile
 from simulator.recordings import read_lengths, read_recording
-from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, SYNC_BEST, policy_maker
+from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, SYNC_BEST, check_scheme
 from simulator.traces import Trace, read_trace
 from simulator.world import DeviceSpec, VerifierSpec, World
 
@@ -61,8 +61,7 @@ class Experiment:
         if not self.schemes:
             raise UserError("schemes is empty; name at least one, for example forerun")
         for scheme in self.schemes:
-            if scheme != SYNC_BEST:
-                policy_maker(scheme)
+            check_scheme(scheme)
 
     def worlds(self) -> list[World]:
         """One per seed."""
@@ -84,6 +83,7 @@ LINK: dict[str, Field] = {
 DEVICE: dict[str, Field] = {
     "draft_ms": ("draft_time", float, MS),
     "draft_ms_per_node": ("draft_time_per_node", float, MS),
+    "max_draft_steps_per_s": ("max_draft_steps_per_second", float, 1.0),
 }
 VERIFIER: dict[str, Field] = {
     "step_ms": ("step_time", float, MS),
@@ -91,7 +91,9 @@ VERIFIER: dict[str, Field] = {
     "step_ms_per_context": ("step_time_per_context", float, MS),
     "max_nodes_per_session": ("max_nodes_per_session", int, 1),
     "max_rows": ("max_rows", int, 1),
+    "replicas": ("replicas", int, 1),
 }
+SERVER_DRAFT = {key: DEVICE[key] for key in ("draft_ms", "draft_ms_per_node")}
 DRAFT: dict[str, Field] = {"mean": ("mean", float, 1.0), "k": ("k", float, 1.0)}
 REPLAYS = ("recording", "lengths", "lengths_key")
 TOP: dict[str, Field] = {
@@ -125,7 +127,7 @@ WINDOW: dict[str, Field] = {
 TABLES = {
     "link": LINK,
     "device": DEVICE,
-    "verifier": VERIFIER,
+    "verifier": {**VERIFIER, **SERVER_DRAFT},
     "draft": DRAFT,
     "arrivals": {**POISSON, **WINDOW},
 }
@@ -155,7 +157,7 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
     world = World(
         link=_link(_table(document, "link", LINK_EXTRA), folder),
         device=DeviceSpec(**_fields("device.", _table(document, "device"), DEVICE)),
-        verifier=VerifierSpec(**_fields("verifier.", _table(document, "verifier"), VERIFIER)),
+        verifier=_verifier(_table(document, "verifier")),
         draft=_draft(_table(document, "draft", extra=REPLAYS), folder),
         arrivals=_arrivals(document, folder),
         **top,
@@ -208,6 +210,13 @@ def _link(table: dict[str, Any], folder: Path) -> LinkSpec:
     if trace is not None and name is not None:
         raise UserError("link.trace and link.profile both tell what the network is like; give one of them")
     return replace(base, **found, trace=trace)
+
+
+def _verifier(table: dict[str, Any]) -> VerifierSpec:
+    found, draft = (_fields("verifier.", table, known) for known in (VERIFIER, SERVER_DRAFT))
+    if draft and "draft_time" not in draft:
+        raise UserError("verifier.draft_ms_per_node needs a verifier.draft_ms")
+    return VerifierSpec(**found, draft=DeviceSpec(**draft) if draft else None)
 
 
 def _text(where: str, value: Any) -> str:

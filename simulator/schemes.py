@@ -8,13 +8,19 @@ from common.errors import UserError
 from common.tree import Node
 from edge_client.core.policies import Candidate, GrowthPolicy, GrowthView, make_policy
 from edge_client.core.policies.base import can_expand, unsent
+from simulator.alone import draft_alone
+from simulator.colocated import ColocatedDraft
 from simulator.historical import HISTORICAL
 from simulator.knowledge import Knowledge
-from simulator.system import PolicyMaker
+from simulator.system import PolicyMaker, SessionResult, SimulatedDevice, simulate
+from simulator.world import World
 
 SERVER_STREAMING, SYNC_BEST, FORERUN, CLAIRVOYANT = "server_streaming", "sync_best", "forerun", "clairvoyant"
+COLOCATED, DEVICE_ONLY = "colocated", "device_only"
 BLOCKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-"""Lengths searched for `sync_best`."""
+"""Lengths searched for `sync_best`, and for `colocated` without a policy of its own."""
+
+SEARCHED = {SYNC_BEST: "sync", COLOCATED: f"{COLOCATED}:sync"}
 
 NAMED = {SERVER_STREAMING: "off", FORERUN: "tree"}
 
@@ -44,12 +50,34 @@ class ClairvoyantPolicy:
         return unsent(view)[: view.credit_left]
 
 
+def variants(scheme: str) -> list[str]:
+    """What is run for it; the best counts."""
+    return [f"{SEARCHED[scheme]}:{block}" for block in BLOCKS] if scheme in SEARCHED else [scheme]
+
+
+def check_scheme(scheme: str) -> None:
+    """Raises `UserError` for one that is none."""
+    if scheme != DEVICE_ONLY:
+        policy_maker(_policy(variants(scheme)[0]))
+
+
+def run_scheme(scheme: str, world: World) -> list[SessionResult]:
+    """One of the `variants`, in one world. Raises `UserError`."""
+    if scheme == DEVICE_ONLY:
+        return draft_alone(world)
+    return simulate(
+        world, policy_maker(_policy(scheme)), ColocatedDraft if _is_colocated(scheme) else SimulatedDevice
+    )
+
+
 def policy_maker(scheme: str) -> PolicyMaker:
     """From a scheme's name or a growth policy as `make_policy` reads it. Raises `UserError`."""
     if scheme == CLAIRVOYANT:
         return ClairvoyantPolicy
-    if scheme == SYNC_BEST:
-        raise UserError(f"{SYNC_BEST} is a search over {BLOCKS}; a single run needs sync:K")
+    if scheme in SEARCHED:
+        raise UserError(f"{scheme} is a search over {BLOCKS}; a single run needs {SEARCHED[scheme]}:K")
+    if scheme == DEVICE_ONLY:
+        raise UserError(f"{DEVICE_ONLY} has no growth policy: nothing is sent anywhere")
     historical = HISTORICAL.get(scheme)
     if historical is not None:
         return lambda _: historical()
@@ -60,3 +88,11 @@ def policy_maker(scheme: str) -> PolicyMaker:
         return make_policy(policy)
 
     return make
+
+
+def _is_colocated(scheme: str) -> bool:
+    return scheme.startswith(f"{COLOCATED}:")
+
+
+def _policy(scheme: str) -> str:
+    return scheme.removeprefix(f"{COLOCATED}:")

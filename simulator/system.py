@@ -40,6 +40,7 @@ class SessionResult:
     """What one session was like. Times in seconds since it began."""
 
     tokens: tuple[int, ...]
+    truth: tuple[int, ...]  # what the target alone writes
     arrivals: tuple[float, ...]  # one per token
     stats: SessionStats
     bytes_up: int
@@ -105,6 +106,9 @@ class SimulatedDevice:
 
     def start(self) -> None:
         self.began_at = self._events.now
+        self._start_session()
+
+    def _start_session(self) -> None:
         self.session.start(self._events.now)
         self._carry_out()
 
@@ -114,11 +118,16 @@ class SimulatedDevice:
             raise LocalError(f"simulated session {self.key} did not reach its end: {self.finished}")
         return SessionResult(
             self.session.text,
+            target_text(self.knowledge, self.world),
             tuple(self.arrivals),
             self.session.stats,
-            self._up.num_bytes,
-            self._down.num_bytes,
+            *self.num_bytes,
         )
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Sent and received over the user's connection."""
+        return self._up.num_bytes, self._down.num_bytes
 
     def to_edge(self, message: ToEdge) -> None:
         """From the verifier, over the link."""
@@ -141,12 +150,14 @@ class SimulatedDevice:
                     if not self._drafting:
                         self._apply_moves()
                 case edge_effects.Emit():
-                    now = self._events.now - self.began_at
-                    self.arrivals += [now] * len(effect.tokens)
+                    self._emit(effect)
                 case edge_effects.StartDrafter():
                     self._drafter.start(effect.tip)
                 case edge_effects.Finished():
                     self.finished = effect
+
+    def _emit(self, effect: edge_effects.Emit) -> None:
+        self.arrivals += [self._events.now - self.began_at] * len(effect.tokens)
 
     def _send(self, message: Open | Propose | Close) -> None:
         size = encode_request(message).ByteSize() + FRAME
@@ -242,21 +253,30 @@ class SimulatedVerifier:
         return StepResult(tuple(choices), tuple(margins)), context
 
 
-def simulate(world: World, make: PolicyMaker) -> list[SessionResult]:
-    """Every session's result, in the order of their keys. The same arguments give the same results."""
+def simulate(
+    world: World, make: PolicyMaker, device: type[SimulatedDevice] = SimulatedDevice
+) -> list[SessionResult]:
+    """Every session's result, in the order of their keys. The same arguments give the same results.
+
+    Sessions are dealt out to the verifier's replicas in turn. `device` tells where the draft runs.
+    """
     events = Events()
-    verifier = SimulatedVerifier(events, world)
+    verifiers = [SimulatedVerifier(events, world) for _ in range(world.verifier.replicas)]
     devices = list[SimulatedDevice]()
     for key, session in enumerate(world.sessions()):
+        verifier = verifiers[key % len(verifiers)]
         own = replace(world, prompt_tokens=session.prompt_tokens, tokens=session.tokens)
-        devices.append(SimulatedDevice(events, verifier, own, key, make))
+        devices.append(device(events, verifier, own, key, make))
         verifier.admit(devices[-1])
         events.at(session.start, devices[-1].start)
     events.run()
-    results = [device.result() for device in devices]
-    for device, result in zip(devices, results, strict=True):
-        first, end = device.world.prompt_tokens, device.world.prompt_tokens + device.world.tokens
-        text = [device.knowledge.truth(position) for position in range(first, end)]
-        if list(result.tokens) != text:
-            raise LocalError(f"simulated session {device.key} wrote another text than its target")
+    results = [each.result() for each in devices]
+    for key, result in enumerate(results):
+        if result.tokens != result.truth:
+            raise LocalError(f"simulated session {key} wrote another text than its target")
     return results
+
+
+def target_text(knowledge: Knowledge, world: World) -> tuple[int, ...]:
+    """What the target writes after the prompt."""
+    return tuple(map(knowledge.truth, range(world.prompt_tokens, world.prompt_tokens + world.tokens)))

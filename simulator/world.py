@@ -13,16 +13,20 @@ from simulator.link import LinkSpec
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """How long a draft step of `rows` nodes takes: fixed + per_node * (rows - 1)."""
+    """How long a draft step of `rows` nodes takes: fixed + per_node * (rows - 1), where its power allows."""
 
     draft_time: float = 0.005
     draft_time_per_node: float = 0.0003  # for each node beyond the first
+    max_draft_steps_per_second: float = 0.0  # what its power budget allows; 0 = any number
 
     def __post_init__(self) -> None:
-        _not_negative("device", self, "draft_time", "draft_time_per_node")
+        _not_negative("device", self, "draft_time", "draft_time_per_node", "max_draft_steps_per_second")
 
     def draft_step_time(self, rows: int) -> float:
-        return self.draft_time + self.draft_time_per_node * (rows - 1)
+        """Seconds. A device that is out of power lets a step take until the next one may begin."""
+        time = self.draft_time + self.draft_time_per_node * (rows - 1)
+        rate = self.max_draft_steps_per_second
+        return max(time, 1.0 / rate) if rate else time
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +38,12 @@ class VerifierSpec:
     step_time_per_context: float = 0.0  # for each committed token that a session in the step has
     max_nodes_per_session: int = 64
     max_rows: int = 1024
+    replicas: int = 1  # verifiers with a GPU each, among which the sessions are dealt out in turn
+    draft: DeviceSpec | None = None  # of a draft beside the target; None = as fast as the devices'
 
     def __post_init__(self) -> None:
         _not_negative("verifier", self, "step_time", "step_time_per_node", "step_time_per_context")
-        for name in ("max_nodes_per_session", "max_rows"):
+        for name in ("max_nodes_per_session", "max_rows", "replicas"):
             if getattr(self, name) < 1:
                 raise UserError(f"verifier {name} is {getattr(self, name)}; it must be at least 1")
 
@@ -48,7 +54,7 @@ class VerifierSpec:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One verifier, `clients` devices with a session each, and a link to each of them. One seed decides.
+    """A verifier, `clients` devices with a session each, and a link to each of them. One seed decides.
 
     All sessions begin at 0, unless `arrivals` tells when they do and how many there are.
     """

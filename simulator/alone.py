@@ -1,0 +1,32 @@
+"""The device without a server: its own text, which is not the target's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge_client.core.stats import SessionStats
+from simulator.draws import Draws
+from simulator.system import SessionResult, target_text
+from simulator.world import World
+
+
+def draft_alone(world: World) -> list[SessionResult]:
+    """Every session's text, by the draft alone: its best token at each place, one draft step a token."""
+    return [
+        _write(replace(world, prompt_tokens=session.prompt_tokens, tokens=session.tokens), key)
+        for key, session in enumerate(world.sessions())
+    ]
+
+
+def _write(world: World, key: int) -> SessionResult:
+    knowledge = world.draft.session(Draws(world.seed, key), world.session_place(key), world.prompt_tokens)
+    step = world.device.draft_step_time(1)
+    stats = SessionStats(
+        committed=world.tokens,
+        draft_steps=world.tokens,
+        drafted=world.tokens,
+        draft_time=step * world.tokens,
+    )
+    arrivals = tuple(step * count for count in range(1, world.tokens + 1))
+    best = 1  # a token is named by the draft's own rank
+    return SessionResult((best,) * world.tokens, target_text(knowledge, world), arrivals, stats, 0, 0)

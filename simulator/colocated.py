@@ -1,0 +1,50 @@
+"""The draft beside the target: no network between them, the user's network behind both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from common.messages import Commit, Open
+from common.rpc.encode import encode_request, encode_response
+from edge_client.core.effects import Emit
+from simulator.draws import Draws
+from simulator.events import Events
+from simulator.link import DOWN, UP, Lane, LinkSpec
+from simulator.system import FRAME, PolicyMaker, SimulatedDevice, SimulatedVerifier
+from simulator.world import World
+
+BESIDE = LinkSpec(rtt=0.0)
+"""Between draft and target in one machine."""
+
+
+class ColocatedDraft(SimulatedDevice):
+    """A session whose draft runs at the server. The user's request and text cross the world's link.
+
+    The draft has a processor of its own, at the pace of `VerifierSpec.draft` (the device's, where that is
+    not given), and sessions do not wait for each other's drafts. That favours this scheme.
+    """
+
+    def __init__(
+        self, events: Events, verifier: SimulatedVerifier, world: World, key: int, make: PolicyMaker
+    ) -> None:
+        device = world.verifier.draft or world.device
+        super().__init__(events, verifier, replace(world, link=BESIDE, device=device), key, make)
+        draws = Draws(world.seed, key)
+        self._from_user = Lane(events, world.link, UP, draws)
+        self._to_user = Lane(events, world.link, DOWN, draws)
+
+    def start(self) -> None:
+        self.began_at = self._events.now
+        config = self.session.config
+        request = Open(config.prompt, config.sampling, config.fingerprint)
+        self._from_user.carry(encode_request(request).ByteSize() + FRAME, self._start_session)
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        return self._from_user.num_bytes, self._to_user.num_bytes
+
+    def _emit(self, effect: Emit) -> None:
+        message = Commit(effect.start, effect.tokens, effect.server_made)
+        size = encode_response(message).ByteSize() + FRAME
+        self._to_user.carry(size, partial(super()._emit, effect))

@@ -1,0 +1,151 @@
+"""Where the draft runs (beside the target, on the device alone), replicas, and a device's power budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from common.errors import UserError
+from simulator.experiment import run_experiment
+from simulator.files import Experiment, experiment_from
+from simulator.knowledge import BetaDraft
+from simulator.link import LinkSpec
+from simulator.schemes import (
+    BLOCKS,
+    COLOCATED,
+    DEVICE_ONLY,
+    FORERUN,
+    SERVER_STREAMING,
+    check_scheme,
+    policy_maker,
+    run_scheme,
+    variants,
+)
+from simulator.world import DeviceSpec, VerifierSpec, World
+
+FAR = World(tokens=60, draft=BetaDraft(mean=1.0), link=LinkSpec(rtt=0.1))
+
+
+# Beside the target ----------------------------------------------------------------------------------------
+
+
+def test_a_draft_beside_the_target_pays_the_link_once() -> None:
+    (result,) = run_scheme("colocated:sync:5", FAR)
+    gaps = [b - a for a, b in zip(result.arrivals[5::6], result.arrivals[11::6], strict=False)]
+    assert gaps == pytest.approx([5 * 0.005 + 0.03 + 5 * 0.00005] * 9)  # no round trip in it
+    prefill, first_block = 0.03 + 62 * 0.00005, 0.03 + 5 * 0.00005  # the block is drafted during the prefill
+    assert result.arrivals[0] == pytest.approx(0.1 + prefill + first_block)
+    assert result.tokens == result.truth
+
+
+def test_it_drafts_at_the_servers_pace_where_that_is_given() -> None:
+    fast = replace(FAR, verifier=VerifierSpec(draft=DeviceSpec(0.001, 0.0)))
+    (result,) = run_scheme("colocated:sync:5", fast)
+    gaps = [b - a for a, b in zip(result.arrivals[5::6], result.arrivals[11::6], strict=False)]
+    assert gaps == pytest.approx([5 * 0.001 + 0.03 + 5 * 0.00005] * 9)
+
+
+def test_its_bytes_are_the_users_and_hold_no_draft() -> None:
+    (beside,), (ours,) = (run_scheme(scheme, FAR) for scheme in ("colocated:tree", FORERUN))
+    assert beside.stats.proposed > 0
+    assert beside.bytes_up < 300 < ours.bytes_up  # the request alone
+    assert beside.bytes_down > 0
+
+
+def test_the_users_link_may_be_any_link() -> None:
+    slow = replace(FAR, link=LinkSpec(rtt=0.1, jitter=0.02, loss=0.02, bandwidth_down=500.0))
+    (result,) = run_scheme("colocated:sync:5", slow)
+    assert result.tokens == result.truth
+    assert list(result.arrivals) == sorted(result.arrivals)
+    assert result.arrivals[-1] > result.bytes_down / 500.0  # the bottleneck was passed
+
+
+def test_its_block_is_searched() -> None:
+    assert variants(COLOCATED) == [f"colocated:sync:{block}" for block in BLOCKS]
+    (outcome,) = run_experiment(Experiment(FAR, 1, (COLOCATED,)), workers=1)
+    assert outcome.policy == "colocated:sync:16"  # of a draft that is always right the longest is best
+    assert outcome.figures.identical
+
+
+@pytest.mark.parametrize(("name", "said"), [("colocated:sideways", "unknown"), ("sideways", "unknown")])
+def test_a_scheme_that_is_none_is_refused(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        check_scheme(name)
+
+
+# Alone ----------------------------------------------------------------------------------------------------
+
+
+def test_the_device_alone_writes_its_own_text_at_its_own_pace() -> None:
+    world = replace(FAR, draft=BetaDraft(mean=0.6))
+    (outcome,) = run_experiment(Experiment(world, 1, (DEVICE_ONLY,)), workers=1)
+    assert not outcome.figures.identical
+    assert outcome.figures.ms_per_token == pytest.approx(5.0)
+    assert outcome.figures.ttft_ms == pytest.approx(5.0)
+    assert outcome.figures.target_steps_per_token == 0.0
+    assert outcome.figures.acceptance_length == 0.0
+    assert outcome.figures.bytes_up_per_token == 0.0
+
+
+def test_a_draft_that_is_always_right_writes_the_targets_text_alone() -> None:
+    (outcome,) = run_experiment(Experiment(FAR, 1, (DEVICE_ONLY,)), workers=1)
+    assert outcome.figures.identical
+
+
+def test_the_device_alone_has_no_growth_policy() -> None:
+    check_scheme(DEVICE_ONLY)
+    with pytest.raises(UserError, match="no growth policy"):
+        policy_maker(DEVICE_ONLY)
+
+
+# Replicas and power ---------------------------------------------------------------------------------------
+
+
+def test_replicas_share_the_sessions() -> None:
+    """Eight sessions on two verifiers are as four on one."""
+    verifier = VerifierSpec(step_time_per_node=0.002, replicas=2)
+    eight = World(tokens=40, clients=8, verifier=verifier)
+    four = World(tokens=40, clients=4, verifier=replace(verifier, replicas=1))
+    paces = [run_scheme(SERVER_STREAMING, world)[0].arrivals for world in (eight, four)]
+    assert paces[0] == paces[1]
+    crowded = run_scheme(SERVER_STREAMING, replace(eight, verifier=replace(verifier, replicas=1)))
+    assert crowded[0].arrivals[-1] > paces[0][-1]
+
+
+def test_a_power_budget_caps_draft_steps() -> None:
+    frugal = replace(FAR, device=DeviceSpec(max_draft_steps_per_second=20.0))
+    (ours,), (free,) = (run_scheme("chain", world) for world in (frugal, FAR))
+    assert ours.stats.draft_steps <= 20.0 * ours.arrivals[-1] + 1
+    assert free.stats.draft_steps / free.arrivals[-1] > 100.0
+    assert ours.tokens == ours.truth
+
+
+# Documents ------------------------------------------------------------------------------------------------
+
+
+def test_documents_say_all_of_it() -> None:
+    document = {
+        "verifier": {"draft_ms": 2.0, "draft_ms_per_node": 0.1, "replicas": 3},
+        "device": {"max_draft_steps_per_s": 50},
+        "schemes": [COLOCATED, "colocated:tree", DEVICE_ONLY],
+    }
+    world = experiment_from(document).world
+    assert world.verifier.draft == DeviceSpec(0.002, 0.0001)
+    assert world.verifier.replicas == 3
+    assert world.device.max_draft_steps_per_second == 50.0
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"verifier": {"draft_ms_per_node": 0.1}}, "needs a verifier.draft_ms"),
+        ({"verifier": {"replicas": 0}}, "replicas is 0"),
+        ({"verifier": {"replicas": 1.5}}, "verifier.replicas is 1.5"),
+        ({"device": {"max_draft_steps_per_s": -1}}, "max_draft_steps_per_second is -1"),
+        ({"schemes": ["colocated:sync:0"]}, "not understood|at least 1"),
+    ],
+)
+def test_what_documents_may_not_say(table: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        experiment_from(table)
