@@ -15,7 +15,7 @@ import demo_models
 from common.errors import UserError
 from common.figures import Figures, as_json
 from edge_client.core.policies import make_policy
-from forerun.options import add_sampling, sampling_from
+from forerun.options import add_sampling, bundled_prompts, sampling_from
 from forerun.paint import Painter, note
 from forerun.rig import Rig, RigSettings, check_models
 from forerun.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST, Comparison, compare
@@ -117,10 +117,7 @@ def _settings(options: argparse.Namespace) -> RigSettings:
 def _prompts(options: argparse.Namespace) -> list[str]:
     if options.prompt:
         return list(options.prompt)
-    bundled = [entry["text"] for entry in json.loads(demo_models.PROMPTS.read_text(encoding="utf-8"))]
-    if not 1 <= options.num_prompts <= len(bundled):
-        raise UserError(f"--num-prompts is {options.num_prompts}; there are {len(bundled)} bundled prompts")
-    return bundled[: options.num_prompts]
+    return bundled_prompts(options.num_prompts)
 
 
 async def _show_texts(rig: Rig, prompts: Sequence[str], policy: str, sampling: dict[str, Any]) -> None:

@@ -188,6 +188,8 @@ async def run_generation(edge: Edge, generation: Generation, show: Any) -> dict[
         "bytes_up": generation.traffic.up,
         "bytes_down": generation.traffic.down,
         "smoothed_rtt_ms": (session.view.rtt.smoothed_rtt or 0.0) * 1e3,
+        "draft_times": asdict(session.draft_times),
+        "target_times": asdict(session.target_times),
     }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
 
+import demo_models
 from common.errors import UserError
 from common.sampling import SamplingParams
 
@@ -90,6 +92,14 @@ def _utf8(text: str) -> str:
     except UnicodeEncodeError as error:
         raise UserError("the prompt is not UTF-8 text; convert it first, for example with iconv") from error
     return text
+
+
+def bundled_prompts(count: int) -> list[str]:
+    """The first `count` that come with the demo models. Raises `UserError` if there are not so many."""
+    texts = [entry["text"] for entry in json.loads(demo_models.PROMPTS.read_text(encoding="utf-8"))]
+    if not 1 <= count <= len(texts):
+        raise UserError(f"--num-prompts is {count}; there are {len(texts)} bundled prompts")
+    return texts[:count]
 
 
 def ms(value: str) -> float:

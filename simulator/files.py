@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from simulator.mahimahi import read_schedule
 from simulator.profiles import profile
 from simulator.recordings import read_lengths, read_recording
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, SYNC_BEST, check_scheme
+from simulator.step_times import fit_line
 from simulator.traces import Trace, read_trace
 from simulator.world import DeviceSpec, VerifierSpec, World
 
@@ -93,6 +94,7 @@ VERIFIER: dict[str, Field] = {
     "max_rows": ("max_rows", int, 1),
     "replicas": ("replicas", int, 1),
 }
+DRAFT_TIME, STEP_TIME = ("draft_time", "draft_time_per_node"), ("step_time", "step_time_per_node")
 SERVER_DRAFT = {key: DEVICE[key] for key in ("draft_ms", "draft_ms_per_node")}
 DRAFT: dict[str, Field] = {"mean": ("mean", float, 1.0), "k": ("k", float, 1.0)}
 REPLAYS = ("recording", "lengths", "lengths_key")
@@ -102,6 +104,7 @@ TOP: dict[str, Field] = {
 TRACE_START: dict[str, Field] = {"trace_start_s": ("offset", float, 1.0)}
 LINK_EXTRA = (
     "profile",
+    "jitter_law",
     "outages",
     "handovers",
     "trace",
@@ -154,11 +157,13 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
     _refuse_unknown("a world", document, [*TOP, *TABLES, "schemes"])
     top = _fields("", document, TOP)
     repeats = top.pop("repeats", 20)
+    draft, times = _draft(_table(document, "draft", extra=REPLAYS), folder)
+    device, verifier = _table(document, "device"), _table(document, "verifier")
     world = World(
         link=_link(_table(document, "link", LINK_EXTRA), folder),
-        device=DeviceSpec(**_fields("device.", _table(document, "device"), DEVICE)),
-        verifier=_verifier(_table(document, "verifier")),
-        draft=_draft(_table(document, "draft", extra=REPLAYS), folder),
+        device=DeviceSpec(**_with_recorded(DRAFT_TIME, times.draft, _fields("device.", device, DEVICE))),
+        verifier=_verifier(verifier, times.target),
+        draft=draft,
         arrivals=_arrivals(document, folder),
         **top,
     )
@@ -197,6 +202,8 @@ def _link(table: dict[str, Any], folder: Path) -> LinkSpec:
     name = table.get("profile")
     base = LinkSpec() if name is None else profile(_text("link.profile", name))
     found = _fields("link.", table, LINK)
+    if "jitter_law" in table:
+        found["jitter_law"] = _text("link.jitter_law", table["jitter_law"])
     for way in ("up", "down"):
         key = f"mahimahi_{way}"
         if key in table:
@@ -212,8 +219,30 @@ def _link(table: dict[str, Any], folder: Path) -> LinkSpec:
     return replace(base, **found, trace=trace)
 
 
-def _verifier(table: dict[str, Any]) -> VerifierSpec:
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Of a recording's steps, milliseconds by rows; empty where none were recorded."""
+
+    draft: Mapping[int, float] = field(default_factory=dict)
+    target: Mapping[int, float] = field(default_factory=dict)
+
+
+def _with_recorded(
+    keys: tuple[str, str], recorded: Mapping[int, float], given: dict[str, Any]
+) -> dict[str, Any]:
+    """The step times of a recording, where the document gives none."""
+    if not recorded or keys[0] in given:
+        return given
+    line = fit_line((rows, 1, ms / MS) for rows, ms in recorded.items())
+    found = {keys[0]: line.fixed}
+    if len(recorded) > 1:  # else nothing is known about a further row
+        found[keys[1]] = line.per_row
+    return {**found, **given}
+
+
+def _verifier(table: dict[str, Any], recorded: Mapping[int, float]) -> VerifierSpec:
     found, draft = (_fields("verifier.", table, known) for known in (VERIFIER, SERVER_DRAFT))
+    found = _with_recorded(STEP_TIME, recorded, found)
     if draft and "draft_time" not in draft:
         raise UserError("verifier.draft_ms_per_node needs a verifier.draft_ms")
     return VerifierSpec(**found, draft=DeviceSpec(**draft) if draft else None)
@@ -282,11 +311,11 @@ def _trace(link: dict[str, Any], folder: Path) -> Trace | None:
     return replace(found, offset=offset)
 
 
-def _draft(table: dict[str, Any], folder: Path) -> Draft:
-    """Drawn, or replayed from a file that is sought from `folder`."""
+def _draft(table: dict[str, Any], folder: Path) -> tuple[Draft, _Times]:
+    """Drawn, or replayed from a file that is sought from `folder`; and the times that the file tells."""
     names = {key: table[key] for key in REPLAYS if key in table}
     if not names:
-        return BetaDraft(**_fields("draft.", table, DRAFT))
+        return BetaDraft(**_fields("draft.", table, DRAFT)), _Times()
     for key, value in names.items():
         _text(f"draft.{key}", value)
     if len(table) > len(names) or names.keys() not in ({"recording"}, {"lengths", "lengths_key"}):
@@ -295,8 +324,11 @@ def _draft(table: dict[str, Any], folder: Path) -> Draft:
             "neither"
         )
     if "recording" in names:
-        return recorded_draft(names["recording"], read_recording(folder / names["recording"]))
-    return logged_draft(names["lengths"], read_lengths(folder / names["lengths"], names["lengths_key"]))
+        recording = read_recording(folder / names["recording"])
+        times = _Times(recording.header.draft_step_ms, recording.header.target_step_ms)
+        return recorded_draft(names["recording"], recording), times
+    lengths = read_lengths(folder / names["lengths"], names["lengths_key"])
+    return logged_draft(names["lengths"], lengths), _Times()
 
 
 def _schemes(value: Any) -> tuple[str, ...]:

@@ -83,17 +83,32 @@ class _Path:
         return self._handovers.rtt_step * (2.0 * self._draws.uniform(Stream.HANDOVER, number + 1) - 1.0)
 
 
+def _share(swing: float) -> float:
+    """Of normal draws that are lower."""
+    return 0.5 * math.erfc(-swing * math.sqrt(0.5))
+
+
+JITTER_LAWS: Final[dict[str, Callable[[float], float]]] = {
+    "normal": lambda swing: swing,
+    "uniform": lambda swing: math.sqrt(3.0) * (2.0 * _share(swing) - 1.0),
+    "exponential": lambda swing: -math.log(max(_share(-swing), 1e-12)),  # of queues: later, never earlier
+}
+"""From a standard normal draw to a deviation in standard deviations."""
+
+
 @dataclass(frozen=True, slots=True)
 class LinkSpec:
     """A path between device and verifier, the same both ways unless said otherwise. Times in seconds.
 
-    `jitter` is the standard deviation of the one-way delay, drawn anew as time passes: two draws `t` seconds
-    apart have the correlation exp(-t / jitter_memory).
+    `jitter` is the standard deviation of the one-way delay, drawn anew as time passes from the law named
+    `jitter_law`: the normal draws behind two deviations `t` seconds apart have the correlation
+    exp(-t / jitter_memory).
     """
 
     rtt: float = 0.060
     jitter: float = 0.0
     jitter_memory: float = 0.0  # seconds; 0 = each message by itself
+    jitter_law: str = "normal"
     loss: float = 0.0  # chance that a packet is lost
     bandwidth_up: float = 0.0  # bytes per second; 0 = unlimited
     bandwidth_down: float = 0.0
@@ -108,6 +123,8 @@ class LinkSpec:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise UserError(f"link {name} is {value}; it must be finite and 0 or more")
+        if self.jitter_law not in JITTER_LAWS:
+            raise UserError(f"link jitter_law is {self.jitter_law!r}; it can be {', '.join(JITTER_LAWS)}")
         if not 0 <= self.loss < 1:
             raise UserError(f"link loss is {self.loss}; a chance below 1 is needed, or nothing ever arrives")
         self._check_schedules()
@@ -209,7 +226,7 @@ class Lane:
         self._swing = kept * self._swing + math.sqrt(1.0 - kept * kept) * fresh
         self._swing_at = self._events.now
         self._num_messages += 1
-        return max(0.0, base + link.jitter * self._swing)
+        return max(0.0, base + link.jitter * JITTER_LAWS[link.jitter_law](self._swing))
 
     def _retransmitted(self, when: float, size: int) -> float:
         """When every packet of the message has left for good.

@@ -37,7 +37,7 @@ from edge_client.core.confidence import Calibration, Prior
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
 from edge_client.core.policies import Candidate, GrowthPolicy, GrowthView
-from edge_client.core.stats import SessionStats
+from edge_client.core.stats import SessionStats, StepTimes
 from edge_client.core.wire import WireNumbers
 
 MAX_DOUBLINGS = 64
@@ -93,6 +93,8 @@ class EdgeSession:
         self.policy = policy
         self.state = State.NEW
         self.stats = SessionStats()
+        self.draft_times = StepTimes()
+        self.target_times = StepTimes()  # by this session's rows, as the verifier tells them
         self.tree = SpeculationTree(config.prompt)
         last_position = len(config.prompt) + config.sampling.max_tokens - 1
         self.view = GrowthView(self.tree, last_position, INITIAL_CREDIT)
@@ -139,6 +141,7 @@ class EdgeSession:
         """The draft step that `Expand` asked for."""
         self._end_draft_step(len(expansions), now)
         self.view.draft_time.sample(len(expansions), now - self._draft_began_at)
+        self.draft_times.add(len(expansions), now - self._draft_began_at)
         for expansion in expansions:
             node = self.tree.live.get(expansion.id)
             if node is not None:
@@ -288,6 +291,7 @@ class EdgeSession:
         stats.accepted += len(message.tokens) - message.server_made.bit_count()
         stats.evaluated += message.evaluated
         self.view.step_time.sample(message.evaluated, message.compute_us * 1e-6)
+        self.target_times.add(message.evaluated, message.compute_us * 1e-6)
         stats.queue_time += message.queue_us * 1e-6
         stats.compute_time += message.compute_us * 1e-6
 

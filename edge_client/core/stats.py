@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -25,3 +25,19 @@ class SessionStats:
     def acceptance_length(self) -> float:
         """Committed tokens per target step (vLLM counts it so)."""
         return self.committed / self.target_steps if self.target_steps else 0.0
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """How long steps took, by their number of rows. The first stands apart: it waited for the prompt."""
+
+    first: float | None = None  # seconds
+    counts: dict[int, int] = field(default_factory=dict)
+    totals: dict[int, float] = field(default_factory=dict)  # seconds
+
+    def add(self, rows: int, seconds: float) -> None:
+        if self.first is None:
+            self.first = seconds
+            return
+        self.counts[rows] = self.counts.get(rows, 0) + 1
+        self.totals[rows] = self.totals.get(rows, 0.0) + seconds

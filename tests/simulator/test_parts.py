@@ -6,6 +6,7 @@ import itertools
 import math
 from functools import partial
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,10 @@ from common.errors import LocalError, UserError
 from simulator.beta import NUM_QUANTILES, beta_cdf, beta_quantiles
 from simulator.draws import Draws, Stream
 from simulator.events import Events
+from simulator.files import experiment_from
 from simulator.knowledge import NUM_CANDIDATES, OUTSIDE, OUTSIDE_SHARE, BetaDraft
 from simulator.link import DOWN, UP, Lane, LinkSpec, Outage
+from simulator.step_times import fit_line
 from simulator.traces import read_trace
 
 # Events -----------------------------------------------------------------------------------------------
@@ -199,6 +202,54 @@ def test_jitter_has_its_deviation_and_its_memory() -> None:
         together = sum(a * b for a, b in itertools.pairwise(swings)) / len(swings)
         assert math.sqrt(variance) == pytest.approx(0.01, rel=0.15)
         assert together / variance == pytest.approx(correlation, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("law", "least", "most", "mean"),
+    [("normal", -0.06, 0.06, 0.0), ("uniform", -0.0174, 0.0174, 0.0), ("exponential", 0.0, 0.2, 0.01)],
+)
+def test_a_jitter_law_has_its_range_and_its_deviation(
+    law: str, least: float, most: float, mean: float
+) -> None:
+    link = LinkSpec(rtt=1.0, jitter=0.01, jitter_law=law)
+    found = arrivals(link, [(float(second), 20) for second in range(4000)])
+    swings = [arrival - second - 0.5 for second, arrival in enumerate(found)]
+    assert least <= min(swings) < max(swings) <= most
+    assert fmean(swings) == pytest.approx(mean, abs=0.0008)
+    assert pstdev(swings) == pytest.approx(0.01, rel=0.1)
+
+
+def test_a_jitter_law_that_is_none_is_refused() -> None:
+    with pytest.raises(UserError, match="jitter_law is 'wild'; it can be normal, uniform, exponential"):
+        LinkSpec(jitter_law="wild")
+    with pytest.raises(UserError, match=r"link\.jitter_law is 3; a text was expected"):
+        experiment_from({"link": {"jitter_law": 3}})
+    assert experiment_from({"link": {"jitter_law": "uniform"}}).world.link.jitter_law == "uniform"
+
+
+# Step times -------------------------------------------------------------------------------------------
+
+
+def test_a_line_through_steps_on_a_line_is_that_line() -> None:
+    line = fit_line([(1, 5, 5 * 0.004), (2, 1, 0.005), (8, 3, 3 * 0.011)])
+    assert line == pytest.approx((0.004, 0.001))
+
+
+def test_steps_count_as_often_as_they_were() -> None:
+    """Two of 4 ms and one of 7 ms at one width: 5 ms, and nothing is known of further rows."""
+    assert fit_line([(3, 2, 0.008), (3, 1, 0.007)]) == pytest.approx((0.005, 0.0))
+
+
+def test_more_rows_never_take_less_time() -> None:
+    assert fit_line([(1, 1, 0.009), (4, 1, 0.003)]) == pytest.approx((0.006, 0.0))
+
+
+def test_no_step_takes_no_time() -> None:
+    """A line whose beginning would lie below 0 becomes flat."""
+    line = fit_line([(4, 1, 0.001), (8, 1, 0.030)])
+    assert line == pytest.approx((0.0155, 0.0))
+    with pytest.raises(LocalError, match="no step times"):
+        fit_line([(1, 0, 0.0)])
 
 
 def test_a_lost_packet_holds_up_what_follows_and_nothing_else() -> None:

@@ -36,7 +36,7 @@ from simulator.recordings import (
 from simulator.schemes import policy_maker
 from simulator.sweep import MANIFEST, Sweep, run_sweep
 from simulator.system import SessionResult, simulate
-from simulator.world import World
+from simulator.world import DeviceSpec, VerifierSpec, World
 
 HEADER = RecordingHeader("target", "draft.gguf", 0.8, 7, {1: 1.5, 4: 2.25}, {1: 30.0})
 SCORES = (5.5, 3.25, 0.0)
@@ -254,6 +254,28 @@ def test_each_seed_goes_on_where_the_one_before_left_off() -> None:
         for result in simulate(World(tokens=1, clients=2, draft=draft, seed=seed), policy_maker("off"))
     ]
     assert texts == [1, 2, 3, OUTSIDE]
+
+
+def world_of(tmp_path: Path, header: RecordingHeader, **tables: Any) -> World:
+    write_recording(tmp_path / "a.jsonl", Recording(header, SHORT.texts))
+    return experiment_from({"draft": {"recording": "a.jsonl"}, **tables}, tmp_path).world
+
+
+def test_a_world_takes_the_step_times_of_its_recording(tmp_path: Path) -> None:
+    header = replace(HEADER, draft_step_ms={1: 2.0, 4: 3.5}, target_step_ms={1: 20.0})
+    world = world_of(tmp_path, header)
+    assert (world.device.draft_time, world.device.draft_time_per_node) == pytest.approx((0.002, 0.0005))
+    assert world.verifier.step_time == pytest.approx(0.020)
+    assert world.verifier.step_time_per_node == VerifierSpec().step_time_per_node  # one width tells nothing
+
+
+def test_a_world_that_gives_its_own_step_times_keeps_them(tmp_path: Path) -> None:
+    header = replace(HEADER, draft_step_ms={1: 2.0, 4: 3.5}, target_step_ms={1: 20.0})
+    world = world_of(tmp_path, header, device={"draft_ms": 9.0}, verifier={"step_ms": 50.0})
+    assert world.device == DeviceSpec(draft_time=0.009)
+    assert world.verifier == VerifierSpec(step_time=0.050)
+    bare = world_of(tmp_path, replace(HEADER, draft_step_ms={}, target_step_ms={}))
+    assert (bare.device, bare.verifier) == (DeviceSpec(), VerifierSpec())
 
 
 def test_where_the_draft_could_not_say_the_server_goes_on_alone() -> None:
