@@ -22,6 +22,7 @@ mean = 0.85
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -101,15 +102,15 @@ REPLAYS = ("recording", "lengths", "lengths_key")
 TOP: dict[str, Field] = {
     name: (name, int, 1) for name in ("tokens", "prompt_tokens", "clients", "seed", "repeats")
 }
-TRACE_START: dict[str, Field] = {"trace_start_s": ("offset", float, 1.0)}
+TRACE: dict[str, Field] = {"trace_start_s": ("offset", float, 1.0), "trace_floor_ms": ("floor", float, MS)}
 LINK_EXTRA = (
     "profile",
     "jitter_law",
     "outages",
     "handovers",
     "trace",
-    "trace_start_s",
     "trace_session",
+    *TRACE,
     "mahimahi_up",
     "mahimahi_down",
 )
@@ -296,18 +297,23 @@ def _outages(value: Any) -> tuple[Outage, ...]:
 
 
 def _trace(link: dict[str, Any], folder: Path) -> Trace | None:
-    name, start, session = (link.pop(key, None) for key in ("trace", "trace_start_s", "trace_session"))
+    name, session = (link.pop(key, None) for key in ("trace", "trace_session"))
+    options = _fields("link.", link, TRACE)
     if name is None:
-        if start is not None or session is not None:
-            raise UserError("link.trace_start_s and link.trace_session need a link.trace")
+        if options or session is not None:
+            raise UserError(f"link.trace_session, link.{' and link.'.join(TRACE)} need a link.trace")
         return None
     for key, value in (("trace", name), ("trace_session", session)):
         if value is not None:
             _text(f"link.{key}", value)
     found = read_trace(folder / name, session)
-    offset: float = _fields("link.", {"trace_start_s": start or 0.0}, TRACE_START)["offset"]
+    offset, floor = options.get("offset", 0.0), options.get("floor")
     if not 0 <= offset < found.duration:
         raise UserError(f"link.trace_start_s is {offset:g}; the trace lasts {found.duration:.1f} s")
+    if floor is not None:
+        if not (math.isfinite(floor) and floor >= 0):
+            raise UserError(f"link.trace_floor_ms is {floor * MS:g}; it must be finite and 0 or more")
+        found = found.above(floor)
     return replace(found, offset=offset)
 
 

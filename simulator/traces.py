@@ -6,7 +6,7 @@ import csv
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.errors import UserError
@@ -34,6 +34,12 @@ class Trace:
         """Seconds until it begins again: the last row holds as long as rows do on average."""
         last = self.times[-1]
         return last * len(self.times) / (len(self.times) - 1) if last > 0 else 1.0
+
+    def above(self, floor: float) -> Trace:
+        """The same ups and downs over another path: `floor` seconds and what each round trip took beyond the
+        5th percentile, as measured round trips often hold a server's time or a detour."""
+        usual = sorted(self.rtts)[len(self.rtts) // 20]
+        return replace(self, rtts=tuple(floor + max(0.0, rtt - usual) for rtt in self.rtts))
 
     def row(self, when: float) -> int:
         """Index of the row that holds at `when` seconds of the world."""

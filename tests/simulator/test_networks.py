@@ -21,6 +21,7 @@ from simulator.mahimahi import PACKET, Cursor, Schedule, read_schedule
 from simulator.profiles import PROFILES, profile
 from simulator.schemes import FORERUN, SERVER_STREAMING, policy_maker
 from simulator.system import simulate
+from simulator.traces import Trace
 from simulator.world import World
 
 MEASURED = Path(__file__).resolve().parents[3] / "shared" / "data" / "network"
@@ -313,3 +314,55 @@ def test_a_link_of_two_minds_is_refused(tmp_path: Path, table: dict[str, object]
 def test_measured_networks_can_be_replayed(name: str) -> None:
     link = experiment_from({"link": {"trace": str(MEASURED / name)}}).world.link
     simulate(World(tokens=40, link=link), policy_maker(FORERUN))
+
+
+# Traces in documents ----------------------------------------------------------------------------------
+
+ROUND_TRIPS = [50, 40, 41, 90, 300, *[45] * 15]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [f"{second},{rtt},{name}" for name in ("a", "b") for second, rtt in enumerate(ROUND_TRIPS)]
+    (tmp_path / "t.csv").write_text("time_s,rtt_ms,session\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def traced(folder: Path, **link: object) -> Trace:
+    found = experiment_from({"link": {"trace": "t.csv", **link}}, folder).world.link.trace
+    assert found is not None
+    return found
+
+
+def test_a_trace_begins_where_the_world_says(folder: Path) -> None:
+    found = traced(folder, trace_start_s=3, trace_session="b")
+    assert found.rtts[found.row(0.0)] == pytest.approx(0.090)
+    assert found.rtts[found.row(1.5)] == pytest.approx(0.300)
+
+
+def test_a_trace_over_another_floor_keeps_its_ups_and_downs(folder: Path) -> None:
+    """The 5th percentile of the twenty, 41 ms, becomes the floor; what lies below is the floor, too."""
+    found = traced(folder, trace_floor_ms=10)
+    assert found.rtts[:5] == pytest.approx((0.019, 0.010, 0.010, 0.059, 0.269))
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ({"trace_start_s": 30}, "trace_start_s is 30; the trace lasts 20"),
+        ({"trace_start_s": -1}, "trace_start_s is -1"),
+        ({"trace_floor_ms": -5}, "trace_floor_ms is -5"),
+        ({"trace_floor_ms": "low"}, "trace_floor_ms is 'low'"),
+        ({"trace_session": "c"}, "'c'"),
+        ({"trace_session": 1}, "a text was expected"),
+    ],
+)
+def test_what_a_trace_may_not_be_asked(folder: Path, link: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        traced(folder, **link)
+
+
+@pytest.mark.parametrize("key", ["trace_start_s", "trace_floor_ms", "trace_session"])
+def test_options_of_a_trace_need_one(key: str) -> None:
+    with pytest.raises(UserError, match=r"need a link\.trace"):
+        experiment_from({"link": {key: "a" if key == "trace_session" else 1}})
