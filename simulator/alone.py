@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from edge_client.core.stats import SessionStats
 from simulator.draws import Draws
+from simulator.knowledge import BEST
 from simulator.system import SessionResult, target_text
 from simulator.world import World
 
@@ -28,5 +29,4 @@ def _write(world: World, key: int) -> SessionResult:
         draft_time=step * world.tokens,
     )
     arrivals = tuple(step * count for count in range(1, world.tokens + 1))
-    best = 1  # a token is named by the draft's own rank
-    return SessionResult((best,) * world.tokens, target_text(knowledge, world), arrivals, stats, 0, 0)
+    return SessionResult((BEST,) * world.tokens, target_text(knowledge, world), arrivals, stats, 0, 0)

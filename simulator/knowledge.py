@@ -1,8 +1,8 @@
 """What the draft knows, and whether it is right: the part of a world that stands for the two models.
 
-A token is named by the rank that the draft gives it at its place: 1 is the draft's best, 2 the runner-up, and
-`OUTSIDE` any token beyond the draft's `NUM_CANDIDATES`. What the target writes is then a row of ranks, the
-`truth`, and a node is right if its parent is and its token is the truth's.
+A token's id tells the rank that the draft gives it at its place (`token_of`): `BEST` is the draft's best, and
+`OUTSIDE` stands for any token beyond the draft's `NUM_CANDIDATES`. What the target writes is a row of such
+tokens, the `truth`, and a node is right if its parent is and its token is the truth's.
 """
 
 from __future__ import annotations
@@ -22,13 +22,21 @@ from simulator.draws import Draws, Stream
 from simulator.recordings import Recording
 
 NUM_CANDIDATES = 8
-OUTSIDE = NUM_CANDIDATES + 1
+BEST = 100_001  # three bytes on the wire, as most ids of a large vocabulary take
+OUTSIDE = BEST + NUM_CANDIDATES
 OUTSIDE_SHARE = 0.15  # of the target's choices that are not the draft's best lie beyond its candidates
-RANKS = tuple(range(1, NUM_CANDIDATES + 1))
-VOCAB_SIZE = OUTSIDE + 1  # token 0 stands in prompts only
+CANDIDATES = tuple(range(BEST, OUTSIDE))
+VOCAB_SIZE = OUTSIDE + 1
+PROMPT_TOKEN = 100_000  # every token of a prompt
 
 HONEST = Prior(Confidence(sharpness=1.0, miss=0.02), spread=0.2)
 """Of a draft whose scores are the logarithms of true chances, whose sharpness is 1."""
+
+
+def token_of(rank: int | None) -> int:
+    """The token that the draft ranks so, from 1; None or beyond its candidates is `OUTSIDE`."""
+    return OUTSIDE if rank is None else min(BEST - 1 + rank, OUTSIDE)
+
 
 Candidates = tuple[tuple[int, ...], tuple[float, ...]]
 """Tokens in the order of their ranks, and their scores in nats."""
@@ -88,20 +96,20 @@ class BetaKnowledge:
         return self._truth[position]
 
     def candidates(self, position: int) -> Candidates:
-        return RANKS, self._table[self._draws.bits(Stream.CONFIDENCE, position) % NUM_QUANTILES][1]
+        return CANDIDATES, self._table[self._draws.bits(Stream.CONFIDENCE, position) % NUM_QUANTILES][1]
 
     def candidates_off_path(self, node: int, position: int) -> Candidates:
-        return RANKS, self._table[self._draws.bits(Stream.OFF_PATH, node) % NUM_QUANTILES][1]
+        return CANDIDATES, self._table[self._draws.bits(Stream.OFF_PATH, node) % NUM_QUANTILES][1]
 
     def _draw_truth(self, position: int) -> int:
         confidence = self._table[self._draws.bits(Stream.CONFIDENCE, position) % NUM_QUANTILES][0]
         draw = self._draws.uniform(Stream.RANK, position)
         if draw < confidence:
-            return 1
+            return BEST
         rest = (draw - confidence) / (1.0 - confidence)
         if rest < OUTSIDE_SHARE:
             return OUTSIDE
-        return _halving_rank((rest - OUTSIDE_SHARE) / (1.0 - OUTSIDE_SHARE))
+        return token_of(_halving_rank((rest - OUTSIDE_SHARE) / (1.0 - OUTSIDE_SHARE)))
 
 
 def _halving_rank(share: float) -> int:
@@ -140,15 +148,15 @@ class Replay:
     other; `starts` is where each text begins in them.
     """
 
-    def __init__(self, name: str, texts: Sequence[Sequence[tuple[tuple[float, ...], int]]]) -> None:
+    def __init__(self, name: str, texts: Sequence[Sequence[tuple[tuple[float, ...], int | None]]]) -> None:
         """`texts`: of each position the scores of the candidates in nats, best first, and the target's rank
-        among them, from 1, or `OUTSIDE`. No text is empty. Candidates beyond `NUM_CANDIDATES` are dropped."""
+        among them, from 1, or None. No text is empty. Candidates beyond `NUM_CANDIDATES` are dropped."""
         positions = [position for text in texts for position in text]
         self.name = name
         self.candidates: list[Candidates] = [
-            (RANKS[: len(scores)], scores[:NUM_CANDIDATES]) for scores, _ in positions
+            (CANDIDATES[: len(scores)], scores[:NUM_CANDIDATES]) for scores, _ in positions
         ]
-        self.truths = [min(rank, OUTSIDE) for _, rank in positions]
+        self.truths = [token_of(rank) for _, rank in positions]
         self.starts = [0, *accumulate(len(text) for text in texts)][:-1]
         self._digest = hashlib.sha256(repr((positions, self.starts)).encode()).hexdigest()[:16]
 
@@ -158,7 +166,7 @@ class Replay:
     @property
     def hit_rate(self) -> float:
         """Share of positions at which the draft's best token is the target's."""
-        return self.truths.count(1) / len(self.truths)
+        return self.truths.count(BEST) / len(self.truths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +201,7 @@ Draft = BetaDraft | ReplayedDraft
 
 def recorded_draft(name: str, recording: Recording) -> ReplayedDraft:
     """A recording's. Its scores are a real draft's, so a session begins with the product's own belief."""
-    texts = [
-        [
-            (scores, OUTSIDE if rank is None else rank)
-            for scores, rank in zip(text.scores, text.ranks, strict=True)
-        ]
-        for text in recording.texts
-    ]
+    texts = [list(zip(text.scores, text.ranks, strict=True)) for text in recording.texts]
     return ReplayedDraft(Replay(name, texts))
 
 
@@ -209,7 +211,7 @@ def logged_draft(name: str, lengths: Sequence[Sequence[int]]) -> ReplayedDraft:
     A text begins below its first output token, of which the log says nothing. The draft has one candidate,
     since the log knows no runner-up, and no confidence: the prior promises it the log's hit rate everywhere.
     """
-    texts = [[((0.0,), 1 if length > 1 else OUTSIDE) for length in text] for text in lengths]
+    texts = [[((0.0,), 1 if length > 1 else None) for length in text] for text in lengths]
     replay = Replay(name, texts)
     miss = min(max(1.0 - replay.hit_rate, LEAST_MISS), MOST_MISS)
     return ReplayedDraft(replay, Prior(Confidence(sharpness=1.0, miss=miss), spread=0.2))

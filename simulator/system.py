@@ -22,7 +22,7 @@ from edge_client.core.session import EdgeSession, SessionConfig
 from edge_client.core.stats import SessionStats
 from simulator.draws import Draws
 from simulator.events import Events
-from simulator.knowledge import VOCAB_SIZE, Knowledge
+from simulator.knowledge import PROMPT_TOKEN, VOCAB_SIZE, Knowledge
 from simulator.link import DOWN, UP, Lane
 from simulator.world import World
 
@@ -90,7 +90,7 @@ class SimulatedDevice:
         draws = Draws(world.seed, key)
         self.knowledge = world.draft.session(draws, world.session_place(key), world.prompt_tokens)
         sampling = SamplingParams(max_tokens=world.tokens, ignore_eos=True)
-        prompt = (0,) * world.prompt_tokens
+        prompt = (PROMPT_TOKEN,) * world.prompt_tokens
         self.session = EdgeSession(
             SessionConfig(prompt, sampling, FINGERPRINT, prior=world.draft.prior), make(self.knowledge)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from simulator.draws import Draws
 from simulator.experiment import run_experiment
 from simulator.files import Experiment, experiment_from, read_experiment
 from simulator.knowledge import (
+    BEST,
     HONEST,
     OUTSIDE,
     BetaDraft,
@@ -55,9 +57,14 @@ def recording_of(*texts: list[int | None]) -> Recording:
 SHORT = recording_of([1, 1, 2, 1, None, 1], [3, 1, 1])
 
 
-def truths(draft: ReplayedDraft, place: int, count: int, first: int = 64) -> list[int]:
+def ranks_of(tokens: Sequence[int]) -> list[int | None]:
+    """As recordings count them: 1 is the draft's best, None none of its candidates."""
+    return [None if token == OUTSIDE else token - BEST + 1 for token in tokens]
+
+
+def truths(draft: ReplayedDraft, place: int, count: int, first: int = 64) -> list[int | None]:
     knowledge = draft.session(Draws(1), place, first)
-    return [knowledge.truth(first + number) for number in range(count)]
+    return ranks_of([knowledge.truth(first + number) for number in range(count)])
 
 
 def sync_run(draft: ReplayedDraft, tokens: int, block: int, seed: int = 1) -> SessionResult:
@@ -188,7 +195,7 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: bytes, 
 
 def test_a_session_takes_its_text_and_then_the_next_one() -> None:
     draft = recorded_draft("short", SHORT)
-    texts = [1, 1, 2, 1, OUTSIDE, 1], [3, 1, 1]
+    texts = [1, 1, 2, 1, None, 1], [3, 1, 1]
     assert truths(draft, 0, 9) == [*texts[0], *texts[1]]
     assert truths(draft, 1, 9) == [*texts[1], *texts[0]]
     assert truths(draft, 2, 12) == [*texts[0], *texts[1], *texts[0][:3]]
@@ -199,19 +206,19 @@ def test_candidates_are_the_recorded_ones_on_the_path_and_drawn_by_name_off_it()
     texts = [[((5.0 + place, 1.0), 1) for place in range(50)]]
     draft = ReplayedDraft(Replay("fifty", texts))
     knowledge = draft.session(Draws(3), 0, 64)
-    assert knowledge.candidates(64 + 7) == ((1, 2), (12.0, 1.0))
+    assert knowledge.candidates(64 + 7) == ((BEST, BEST + 1), (12.0, 1.0))
     drawn = [knowledge.candidates_off_path(node, 70) for node in range(30)]
     assert drawn == [draft.session(Draws(3), 0, 64).candidates_off_path(node, 90) for node in range(30)]
     assert len(set(drawn)) > 10
-    assert set(drawn) <= {((1, 2), scores) for scores, _ in texts[0]}
+    assert set(drawn) <= {((BEST, BEST + 1), scores) for scores, _ in texts[0]}
 
 
 def test_candidates_beyond_the_simulators_eight_count_as_outside() -> None:
     ids, scores = tuple(range(12)), tuple(float(-place) for place in range(12))
     text = RecordedText(3, (11, 7), (ids, ids), (scores, scores), (12, 8))
     knowledge = recorded_draft("wide", Recording(HEADER, (text,))).session(Draws(1))
-    assert [knowledge.truth(0), knowledge.truth(1)] == [OUTSIDE, 8]
-    assert knowledge.candidates(0) == (tuple(range(1, 9)), scores[:8])
+    assert [knowledge.truth(0), knowledge.truth(1)] == [OUTSIDE, BEST + 7]
+    assert knowledge.candidates(0) == (tuple(range(BEST, OUTSIDE)), scores[:8])
 
 
 def test_the_simulated_rate_of_the_best_token_is_the_recordings() -> None:
@@ -242,18 +249,18 @@ def test_the_text_is_the_recordings_whatever_the_policy(policy: str) -> None:
     """`simulate` itself compares with the truth; two clients take two texts."""
     draft = recorded_draft("short", SHORT)
     first, second = simulate(World(tokens=9, clients=2, draft=draft), policy_maker(policy))
-    assert list(first.tokens) == [1, 1, 2, 1, OUTSIDE, 1, 3, 1, 1]
-    assert list(second.tokens) == [3, 1, 1, 1, 1, 2, 1, OUTSIDE, 1]
+    assert ranks_of(first.tokens) == [1, 1, 2, 1, None, 1, 3, 1, 1]
+    assert ranks_of(second.tokens) == [3, 1, 1, 1, 1, 2, 1, None, 1]
 
 
 def test_each_seed_goes_on_where_the_one_before_left_off() -> None:
     draft = recorded_draft("texts", recording_of([1], [2], [3], [None]))
-    texts = [
+    tokens = [
         result.tokens[0]
         for seed in (1, 2)
         for result in simulate(World(tokens=1, clients=2, draft=draft, seed=seed), policy_maker("off"))
     ]
-    assert texts == [1, 2, 3, OUTSIDE]
+    assert ranks_of(tokens) == [1, 2, 3, None]
 
 
 def world_of(tmp_path: Path, header: RecordingHeader, **tables: Any) -> World:
@@ -316,8 +323,8 @@ def test_a_log_tells_how_far_each_chain_gets() -> None:
     draft = logged_draft("log", LENGTHS)
     for start, length in enumerate(LENGTHS[0]):
         ahead = truths(draft, 0, 8)[start : start + length]
-        assert ahead == [1] * (length - 1) + [OUTSIDE]
-    assert truths(draft, 1, 4) == [OUTSIDE, 1, OUTSIDE, 1]
+        assert ahead == [1] * (length - 1) + [None]
+    assert truths(draft, 1, 4) == [None, 1, None, 1]
 
 
 def test_a_sync_run_over_a_log_commits_the_lengths_it_tells() -> None:
@@ -331,7 +338,7 @@ def test_a_log_promises_its_own_hit_rate_everywhere() -> None:
     draft = logged_draft("log", LENGTHS)
     assert draft.mean == pytest.approx(6 / 11)
     tokens, scores = draft.session(Draws(1)).candidates(5)
-    assert tokens == (1,)
+    assert tokens == (BEST,)
     assert draft.prior.confidence.miss == pytest.approx(5 / 11)
     assert draft.prior.confidence.logprobs(scores) == [pytest.approx(-0.606, abs=1e-3)]
     assert logged_draft("never", [[1, 1]]).prior.confidence.miss < 1

@@ -70,7 +70,7 @@ def test_the_command_shows_a_timeline_and_writes_a_trace(
     assert "cannot be written" in capsys.readouterr().err
 
 
-GOLDEN = "0de32a275eefe30014eb36cfb732ab11770f844d88646e3d6ccde8936b0131cf"
+GOLDEN = "76ba254877ea651fc05f2bdc7e8cf7e3f4499f8670770006d858c253fc7966f9"
 """Of the trace below, to the nanosecond. It changes when the machines, the link or the draws do, and then the
 change should be one that was meant; on another machine it must be the same."""
 
