@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 from common.errors import Code, LocalError, PeerError
 
@@ -90,7 +91,7 @@ class SpeculationTree:
         self.committed: list[int] = list(committed)
         self.counts = TreeCounts()
         self._next_id = 1
-        self.live: dict[int, Node] = {}
+        self.live: dict[int, Node] = {}  # by id, the oldest first: the tip, then parents before children
         self.tip = self._make_tip(self.committed[-1], len(self.committed) - 1)
 
     @property
@@ -110,14 +111,8 @@ class SpeculationTree:
         if existing is not None:
             self.counts.merged += 1
             return self.live[existing]
-        node = Node(
-            id=self._take_id(),
-            parent=parent.id,
-            token=token,
-            position=parent.position + 1,
-            logprob=logprob,
-            path_logprob=parent.path_logprob + logprob,
-        )
+        path_logprob = parent.path_logprob + logprob
+        node = Node(self._take_id(), parent.id, token, parent.position + 1, logprob, path_logprob)
         parent.children[token] = node.id
         self.live[node.id] = node
         self.counts.grown += 1
@@ -147,7 +142,7 @@ class SpeculationTree:
             self.tip = self.live[child]
             self.tip.committed = True
             self.counts.accepted += 1
-        dead = self._kill(other for other in old.children.values() if other != child)
+        dead = self._kill([other for other in old.children.values() if other != child])
         return Advance(self.tip, child is not None, dead)
 
     def worth(self, node: Node) -> float:
@@ -156,8 +151,7 @@ class SpeculationTree:
 
     def speculative(self) -> Iterator[Node]:
         """The live nodes below the tip, parents before children."""
-        tip = self.tip.id
-        return (node for node in self.live.values() if node.id != tip)
+        return islice(self.live.values(), 1, None)  # all but the tip, which is older than what hangs below it
 
     def subtree(self, node: Node) -> Iterator[Node]:
         """The node and everything below it, parents first."""
@@ -172,6 +166,8 @@ class SpeculationTree:
         for node in self.live.values():
             self._check_children(node)
         reached = {node.id for node in self.subtree(self.tip)}
+        if next(iter(self.live)) != self.tip.id:
+            raise LocalError(f"the tip {self.tip.id} is not the first of the live nodes")
         if reached != set(self.live):
             raise LocalError(f"nodes {set(self.live) - reached} do not hang below the tip")
         counts, live = self.counts, self.num_speculative
@@ -202,10 +198,14 @@ class SpeculationTree:
         self.counts.late += 1
         return DEAD
 
-    def _kill(self, roots: Iterator[int]) -> tuple[Node, ...]:
-        dead = [node for root in roots for node in self.subtree(self.live[root])]
-        for node in dead:
-            del self.live[node.id]
+    def _kill(self, roots: list[int]) -> tuple[Node, ...]:
+        dead = list[Node]()
+        for root in roots:
+            stack = [root]
+            while stack:
+                node = self.live.pop(stack.pop())
+                dead.append(node)
+                stack.extend(node.children.values())
         self.counts.pruned += len(dead)
         return tuple(dead)
 

@@ -13,7 +13,7 @@ from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
 from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
 from common.errors import LocalError
 from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
-from common.rpc.encode import encode_request, encode_response
+from common.rpc.size import request_size, response_size
 from common.sampling import SamplingParams
 from edge_client.core import effects as edge_effects
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
@@ -122,7 +122,7 @@ class SimulatedDevice:
 
     def to_edge(self, message: ToEdge) -> None:
         """From the verifier, over the link."""
-        self._down.carry(encode_response(message).ByteSize() + FRAME, partial(self._receive, message))
+        self._down.carry(response_size(message) + FRAME, partial(self._receive, message))
 
     def _receive(self, message: ToEdge) -> None:
         if self.finished is None:
@@ -149,8 +149,7 @@ class SimulatedDevice:
                     self.finished = effect
 
     def _send(self, message: Open | Propose | Close) -> None:
-        size = encode_request(message).ByteSize() + FRAME
-        self._up.carry(size, partial(self._verifier.receive, self, message))
+        self._up.carry(request_size(message) + FRAME, partial(self._verifier.receive, self, message))
 
     def _expand(self, rows: tuple[DraftRow, ...]) -> None:
         self._drafting = True
@@ -233,13 +232,14 @@ class SimulatedVerifier:
 
         A row off the text's path is answered as if it were on it: it can never be committed.
         """
-        choices, margins, context = [], [], 0
+        choices, context = [], 0
         for item in plan.items:
             chosen = self._choices[item.session][item.positions[item.outputs]]
             choices.append(chosen)
-            margins.append(np.ones(len(chosen), np.float32))
             context += len(item.prefix_slots)
-        return StepResult(tuple(choices), tuple(margins)), context
+        sure = np.ones(plan.num_outputs, np.float32)
+        margins = tuple(sure[: len(chosen)] for chosen in choices)
+        return StepResult(tuple(choices), margins), context
 
 
 def simulate(world: World, make: PolicyMaker) -> list[SessionResult]:

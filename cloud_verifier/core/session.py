@@ -11,7 +11,7 @@ from cloud_verifier.core.slots import SlotList, SlotPool
 from cloud_verifier.core.target import IntArray, StepItem
 from common.errors import Code, PeerError
 from common.messages import FinishReason, Open, Propose, unpack_logprob
-from common.tree import DEAD, Committed, Node, Place, SpeculationTree
+from common.tree import DEAD, Committed, Dead, Node, Place, SpeculationTree
 
 MAX_PLACES = 4096
 """Wire ids remembered per session. An edge that never says what it has seen loses the oldest, which only
@@ -49,6 +49,8 @@ class VerifySession:
     ) -> None:
         self.key = key
         self.request = request
+        self.prompt_length = len(request.prompt)
+        self.max_length = self.prompt_length + request.sampling.max_tokens  # prompt and text, in tokens
         self.tree = SpeculationTree(request.prompt + request.committed)
         self.slots = SlotList(self.max_length)
         self.rows: Rows | None = None  # in the running step
@@ -74,15 +76,6 @@ class VerifySession:
         self._bare_step_granted = False
 
     # What it is -------------------------------------------------------------------------------------------
-
-    @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt)
-
-    @property
-    def max_length(self) -> int:
-        """Prompt and text, in tokens, at most."""
-        return self.prompt_length + self.request.sampling.max_tokens
 
     @property
     def num_prefill(self) -> int:
@@ -219,7 +212,7 @@ class VerifySession:
         wire_id = self._next_wire_id
         self._next_wire_id += 1
         parent = self._parent_place(message, index, wire_id)
-        if isinstance(parent, Node | Committed) and parent.position + 1 >= self.max_length:
+        if not isinstance(parent, Dead) and parent.position + 1 >= self.max_length:
             raise PeerError(
                 f"node {wire_id} lies at position {parent.position + 1}, beyond the last one asked for "
                 f"({self.max_length - 1})",

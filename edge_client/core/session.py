@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import starmap
 
 from common.errors import (
     CapacityError,
@@ -292,19 +293,20 @@ class EdgeSession:
         stats.compute_time += message.compute_us * 1e-6
 
     def _advance(self, tokens: Sequence[int]) -> None:
-        committed: list[tuple[int, int]] = []
-        dead: list[int] = []
+        tree, view = self.tree, self.view
+        committed, dead = list[tuple[int, int]](), list[int]()
         for token in tokens:
             self._observe(token)
-            offered = any(self.tree.live[child].wire_id for child in self.tree.tip.children.values())
-            advance = self.tree.advance(token)
+            offered = any(tree.live[child].wire_id for child in tree.tip.children.values())
+            advance = tree.advance(token)
+            accepted = advance.tip.wire_id > 0
+            view.num_sent -= accepted
             if offered:
-                self.view.acceptance.add(1.0 if advance.tip.wire_id else 0.0, 1.0)
+                view.acceptance.add(float(accepted), 1.0)
             committed.append((advance.tip.id, token))
-            gone = [advance.tip, *advance.dead]
-            self.view.num_sent -= sum(1 for node in gone if node.wire_id)
             for node in advance.dead:
                 dead.append(node.id)
+                view.num_sent -= node.wire_id > 0
                 self._expansions.pop(node.id, None)
         self._unseen += len(tokens)
         self._effects.append(MoveTip(Reroot(tuple(committed), tuple(dead))))
@@ -332,7 +334,7 @@ class EdgeSession:
             return  # a draft that overflows knows nothing here
         self._expansions[node.id] = expansion
         logprobs = self.calibration.confidence.logprobs(expansion.scores)
-        candidates = [Candidate(t, p) for t, p in zip(expansion.tokens, logprobs, strict=True)]
+        candidates = list(starmap(Candidate, zip(expansion.tokens, logprobs, strict=True)))
         for child in self.policy.branch(self.view, node, candidates):
             self.tree.grow(node, child.token, child.logprob)
 

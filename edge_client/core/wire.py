@@ -18,10 +18,11 @@ class WireNumbers:
     def propose(self, tree: SpeculationTree, nodes: Sequence[Node], seen_advance: int) -> Propose:
         """Number `nodes` (unsent, parents first or sent before) and pack them in one message."""
         deltas = [self._take(tree, node) for node in nodes]
-        chain = all(delta == 1 for delta in deltas[1:]) and (not deltas or deltas[0] <= 1)
+        rest = deltas[1:]
+        chain = rest.count(1) == len(rest) and (not deltas or deltas[0] <= 1)
         return Propose(
-            tokens=tuple(node.token for node in nodes),
-            logprobs=bytes(pack_logprob(node.logprob) for node in nodes),
+            tokens=tuple([node.token for node in nodes]),
+            logprobs=bytes([pack_logprob(node.logprob) for node in nodes]),
             parent_deltas=() if chain else tuple(deltas),
             anchor=tree.tip_position if 0 in deltas else None,
             seen_advance=seen_advance,

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple, Protocol
 
 from common.estimators import DraftTimeEstimator, RatioEstimator, RttEstimator, StepTimeEstimator
 from common.tree import Node, SpeculationTree
 
+PATH_LOGPROB = attrgetter("path_logprob")
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A token that may follow a node, with the chance (nats) that it does if the node is right."""
+
+class Candidate(NamedTuple):
+    """A token that may follow a node, with the chance (nats) that it does if the node is right.
+
+    A tuple, because a drafted node has eight of them, and most are only passed over.
+    """
 
     token: int
     logprob: float
@@ -61,12 +67,20 @@ class GrowthPolicy(Protocol):
 
 def unsent(view: GrowthView) -> list[Node]:
     """Live nodes below the tip that the verifier does not know, parents first."""
-    return [node for node in view.tree.speculative() if not node.wire_id]
+    missing = view.tree.num_speculative - view.num_sent
+    newest_first = (node for node in reversed(view.tree.live.values()) if not node.wire_id)
+    return list(islice(newest_first, missing))[::-1]  # all of them, and no look at the many that were sent
 
 
 def can_expand(view: GrowthView, node: Node) -> bool:
     """Whether drafting `node` could give a child that may become text."""
     return not node.evaluated and not node.busy and node.position < view.last_position
+
+
+def sort_likeliest_first(nodes: list[Node]) -> None:
+    """Order nodes that stand in the order of their ids as `likeliest_first` would: a stable sort keeps that
+    order among equals."""
+    nodes.sort(key=PATH_LOGPROB, reverse=True)
 
 
 def likeliest_first(node: Node) -> tuple[float, int]:
