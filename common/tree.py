@@ -112,9 +112,10 @@ class SpeculationTree:
             self.counts.merged += 1
             return self.live[existing]
         path_logprob = parent.path_logprob + logprob
-        node = Node(self._take_id(), parent.id, token, parent.position + 1, logprob, path_logprob)
-        parent.children[token] = node.id
-        self.live[node.id] = node
+        new = self._take_id()
+        node = Node(new, parent.id, token, parent.position + 1, logprob, path_logprob)
+        parent.children[token] = new
+        self.live[new] = node
         self.counts.grown += 1
         return node
 

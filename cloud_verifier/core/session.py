@@ -101,16 +101,17 @@ class VerifySession:
 
     def receive(self, message: Propose, now: float) -> None:
         """Attach the nodes of one Propose. Raises `PeerError` for what no honest edge sends."""
-        was_ready = self.ready
+        could_run = self.rows is not None or self.ready
         self._check_shape(message)
         self.num_proposes += 1
         self.proposed_at = self.active_at = now
         self._forget_seen(message.seen_advance)
-        for index, token in enumerate(message.tokens):
-            self._place(message, index, token)
+        deltas = message.parent_deltas or _chain_deltas(message)
+        for token, byte, delta in zip(message.tokens, message.logprobs, deltas, strict=True):
+            self._place(token, unpack_logprob(byte), delta, message.anchor)
         if not message.tokens:
             self._bare_step_granted = True
-        if self.ready and not was_ready:
+        if not could_run and self.ready:
             self.ready_at = now
 
     def step_nodes(self) -> list[Node]:
@@ -151,12 +152,12 @@ class VerifySession:
         progress = Progress()
         while self.tree.tip.choice is not None and progress.finish is None:
             self._commit_next(self.tree.tip.choice, progress)
-        kept = [rows.chunk + i for i, node in enumerate(rows.nodes) if node.committed]
-        keep = np.zeros(len(rows.slots), dtype=bool)
-        keep[: rows.chunk] = True
-        keep[kept] = True
-        self.slots.extend(rows.slots[keep])
-        pool.give_back(rows.slots[~keep])
+        slots = rows.slots.tolist()
+        kept, freed = slots[: rows.chunk], list[int]()
+        for node, slot in zip(rows.nodes, slots[rows.chunk :], strict=True):
+            (kept if node.committed else freed).append(slot)
+        self.slots.extend(kept)
+        pool.give_back(freed)
         self.ready_at = now
         return progress
 
@@ -203,7 +204,7 @@ class VerifySession:
                 Code.OUT_OF_RANGE,
             )
 
-    def _place(self, message: Propose, index: int, token: int) -> None:
+    def _place(self, token: int, logprob: float, delta: int, anchor: int | None) -> None:
         if not 0 <= token < self._vocab_size:
             raise PeerError(
                 f"proposed token id {token} is outside the vocabulary of {self._vocab_size}",
@@ -211,7 +212,7 @@ class VerifySession:
             )
         wire_id = self._next_wire_id
         self._next_wire_id += 1
-        parent = self._parent_place(message, index, wire_id)
+        parent = self._parent_place(delta, anchor, wire_id)
         if not isinstance(parent, Dead) and parent.position + 1 >= self.max_length:
             raise PeerError(
                 f"node {wire_id} lies at position {parent.position + 1}, beyond the last one asked for "
@@ -221,21 +222,16 @@ class VerifySession:
         if self.tree.num_speculative >= self._max_live:
             self.num_dropped += 1
             return
-        place = self.tree.attach(parent, token, unpack_logprob(message.logprobs[index]))
+        place = self.tree.attach(parent, token, logprob)
         if place is DEAD:
             return
         self._places[wire_id] = place
         if len(self._places) > MAX_PLACES:
             del self._places[next(iter(self._places))]
 
-    def _parent_place(self, message: Propose, index: int, wire_id: int) -> Place:
-        deltas = message.parent_deltas
-        if deltas:
-            delta = deltas[index]
-        else:
-            delta = 0 if index == 0 and message.anchor is not None else 1
+    def _parent_place(self, delta: int, anchor: int | None, wire_id: int) -> Place:
         if delta == 0:
-            return Committed(self._checked_anchor(message.anchor, wire_id))
+            return Committed(self._checked_anchor(anchor, wire_id))
         if not 1 <= delta < wire_id:
             raise PeerError(f"node {wire_id} names a parent {delta} ids earlier, which does not exist")
         return self._places.get(wire_id - delta, DEAD)
@@ -278,6 +274,12 @@ class VerifySession:
         return np.array(
             self.tree.committed[self.prompt_length : max(start, self.prompt_length)], dtype=np.int32
         )
+
+
+def _chain_deltas(message: Propose) -> tuple[int, ...]:
+    """What the parent deltas would be if they had been sent: each node hangs below the one before it."""
+    count = len(message.tokens)
+    return (1,) * count if message.anchor is None else (0, *(1,) * (count - 1))[:count]
 
 
 def _parent(node: Node) -> int:

@@ -100,7 +100,7 @@ class Calibration:
         """One step; in the scaled scores z the gradient is z[chosen] - mean and the information variance."""
         sharpness, best = self.confidence.sharpness, scores[0]
         scaled = [sharpness * (score - best) for score in scores]
-        weights = [math.exp(max(z, NEGLIGIBLE)) for z in scaled]
+        weights = [math.exp(z if z > NEGLIGIBLE else NEGLIGIBLE) for z in scaled]
         total = sum(weights)
         products = list(map(mul, weights, scaled))
         mean = sum(products) / total

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import starmap
 
 from common.errors import (
     CapacityError,
@@ -37,7 +36,7 @@ from common.tree import Node, SpeculationTree
 from edge_client.core.confidence import Calibration, Prior
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
-from edge_client.core.policies import Candidate, GrowthPolicy, GrowthView
+from edge_client.core.policies import Candidates, GrowthPolicy, GrowthView
 from edge_client.core.stats import SessionStats
 from edge_client.core.wire import WireNumbers
 
@@ -334,7 +333,7 @@ class EdgeSession:
             return  # a draft that overflows knows nothing here
         self._expansions[node.id] = expansion
         logprobs = self.calibration.confidence.logprobs(expansion.scores)
-        candidates = list(starmap(Candidate, zip(expansion.tokens, logprobs, strict=True)))
+        candidates = Candidates(expansion.tokens, logprobs)
         for child in self.policy.branch(self.view, node, candidates):
             self.tree.grow(node, child.token, child.logprob)
 
@@ -353,7 +352,7 @@ class EdgeSession:
     def _send(self, now: float) -> None:
         if self.tree.num_speculative <= self.view.num_sent:
             return  # the verifier knows them all: most often so after a Commit
-        nodes = list(self.policy.send(self.view))
+        nodes = self.policy.send(self.view)
         for first in range(0, len(nodes), MAX_NODES):
             self._propose(nodes[first : first + MAX_NODES], now)
 
@@ -380,11 +379,11 @@ class EdgeSession:
         self._drafting = True
         self._draft_began_at = now
         tip = self.tree.tip
-        rows = tuple(
+        rows = [
             DraftRow(node.id, None if node is tip else node.parent, node.token, node.position)
             for node in nodes
-        )
-        self._effects.append(Expand(rows))
+        ]
+        self._effects.append(Expand(tuple(rows)))
 
     def _end_draft_step(self, drafted: int, now: float) -> None:
         if not self._drafting:

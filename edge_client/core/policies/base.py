@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, overload
 
+from common.errors import LocalError
 from common.estimators import DraftTimeEstimator, RatioEstimator, RttEstimator, StepTimeEstimator
 from common.tree import Node, SpeculationTree
 
@@ -15,13 +15,36 @@ PATH_LOGPROB = attrgetter("path_logprob")
 
 
 class Candidate(NamedTuple):
-    """A token that may follow a node, with the chance (nats) that it does if the node is right.
-
-    A tuple, because a drafted node has eight of them, and most are only passed over.
-    """
+    """A token that may follow a node, with the chance (nats) that it does if the node is right."""
 
     token: int
     logprob: float
+
+
+class Candidates(Sequence[Candidate]):
+    """All that may follow a node, best first. Each is made when it is looked at: of a drafter's eight most
+    policies want the first few. Raises `LocalError` if there are more of the one than of the other."""
+
+    __slots__ = ("_logprobs", "_tokens")
+
+    def __init__(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        if len(tokens) != len(logprobs):
+            raise LocalError(f"{len(tokens)} tokens have {len(logprobs)} log-probabilities")
+        self._tokens, self._logprobs = tokens, logprobs
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, place: int) -> Candidate: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Candidate]: ...
+
+    def __getitem__(self, place: int | slice) -> Candidate | list[Candidate]:
+        if isinstance(place, slice):
+            return list(map(Candidate, self._tokens[place], self._logprobs[place]))
+        return Candidate(self._tokens[place], self._logprobs[place])
 
 
 @dataclass(slots=True)
@@ -67,14 +90,29 @@ class GrowthPolicy(Protocol):
 
 def unsent(view: GrowthView) -> list[Node]:
     """Live nodes below the tip that the verifier does not know, parents first."""
-    missing = view.tree.num_speculative - view.num_sent
-    newest_first = (node for node in reversed(view.tree.live.values()) if not node.wire_id)
-    return list(islice(newest_first, missing))[::-1]  # all of them, and no look at the many that were sent
+    missing, found = view.tree.num_speculative - view.num_sent, list[Node]()
+    for node in reversed(view.tree.live.values()):  # the newest first: most of the others were sent long ago
+        if len(found) == missing:
+            break
+        if not node.wire_id:
+            found.append(node)
+    found.reverse()
+    return found
 
 
 def can_expand(view: GrowthView, node: Node) -> bool:
     """Whether drafting `node` could give a child that may become text."""
     return not node.evaluated and not node.busy and node.position < view.last_position
+
+
+def expandable(view: GrowthView) -> list[Node]:
+    """All nodes that `can_expand` allows, in the order of their ids."""
+    last = view.last_position
+    return [
+        node
+        for node in view.tree.live.values()
+        if not node.evaluated and not node.busy and node.position < last
+    ]
 
 
 def sort_likeliest_first(nodes: list[Node]) -> None:

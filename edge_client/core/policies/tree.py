@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from common.errors import UserError
 from common.tree import Node
-from edge_client.core.policies.base import Candidate, GrowthView, can_expand, sort_likeliest_first, unsent
+from edge_client.core.policies.base import Candidate, GrowthView, expandable, sort_likeliest_first, unsent
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,7 @@ class TreePolicy:
         if tree.num_speculative >= view.credit:
             return ()
         least = self._min_worth + tree.tip.path_logprob
-        frontier = [
-            n
-            for n in tree.live.values()
-            if not n.evaluated and n.path_logprob >= least and can_expand(view, n)
-        ]
+        frontier = [node for node in expandable(view) if node.path_logprob >= least]
         sort_likeliest_first(frontier)
         return frontier[: self.settings.width]
 
