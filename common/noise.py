@@ -48,12 +48,18 @@ def noise_key(seed: int, position: int) -> int:
 
 def noise_stream(seed: int) -> int:
     """The stream of a seed, which `noise_output` reads; for callers that read many places of the same one."""
-    return _mix_int((seed + GAMMA) & MASK_64)
+    return noise_output(seed, 0)
 
 
 def noise_output(stream: int, position: int) -> int:
-    """The 64 bits at one position of a stream of `noise_stream`."""
-    return _mix_int((stream + (position + 1) * GAMMA) & MASK_64)
+    """The 64 bits at one position of a stream of `noise_stream`: `_mix` of its counter, on Python's integers.
+
+    Written out, as a simulated world asks for millions.
+    """
+    state = (stream + (position + 1) * GAMMA) & MASK_64
+    state = ((state ^ (state >> _SHIFT_1)) * _FACTOR_1) & MASK_64
+    state = ((state ^ (state >> _SHIFT_2)) * _FACTOR_2) & MASK_64
+    return state ^ (state >> _SHIFT_3)
 
 
 def noise_keys(seeds: Bits | int, positions: IntArray) -> Bits:
@@ -147,10 +153,3 @@ def _mix(state: Bits) -> Bits:
         np.multiply(mixed, np.uint64(factor), out=mixed)
     np.right_shift(mixed, np.uint64(MIX_SHIFTS[2]), out=scratch)
     return np.bitwise_xor(mixed, scratch, out=mixed)
-
-
-def _mix_int(state: int) -> int:
-    """The same on one Python integer; written out, as a simulated world asks for millions."""
-    state = ((state ^ (state >> _SHIFT_1)) * _FACTOR_1) & MASK_64
-    state = ((state ^ (state >> _SHIFT_2)) * _FACTOR_2) & MASK_64
-    return state ^ (state >> _SHIFT_3)

@@ -143,7 +143,8 @@ class SpeculationTree:
             self.tip = self.live[child]
             self.tip.committed = True
             self.counts.accepted += 1
-        dead = self._kill([other for other in old.children.values() if other != child])
+        others = [other for other in old.children.values() if other != child]
+        dead = self._kill(others) if others else ()
         return Advance(self.tip, child is not None, dead)
 
     def worth(self, node: Node) -> float:

@@ -248,6 +248,8 @@ class VerifySession:
 
     def _forget_seen(self, advance: int) -> None:
         """Drop ids that the edge will not name again: it knows that they are committed or dead."""
+        if not advance:
+            return  # what could be dropped was, when the edge said so far
         self._seen += advance
         while self._places:
             wire_id, place = next(iter(self._places.items()))
