@@ -112,7 +112,8 @@ class SpeculationTree:
             self.counts.merged += 1
             return self.live[existing]
         path_logprob = parent.path_logprob + logprob
-        new = self._take_id()
+        new = self._next_id
+        self._next_id += 1
         node = Node(new, parent.id, token, parent.position + 1, logprob, path_logprob)
         parent.children[token] = new
         self.live[new] = node
@@ -138,13 +139,13 @@ class SpeculationTree:
         self.committed.append(token)
         del self.live[old.id]
         if child is None:
+            dead = self._kill_all()
             self.tip = self._make_tip(token, self.tip_position)
         else:
             self.tip = self.live[child]
             self.tip.committed = True
             self.counts.accepted += 1
-        others = [other for other in old.children.values() if other != child]
-        dead = self._kill(others) if others else ()
+            dead = self._kill(other for other in old.children.values() if other != child)
         return Advance(self.tip, child is not None, dead)
 
     def worth(self, node: Node) -> float:
@@ -200,7 +201,13 @@ class SpeculationTree:
         self.counts.late += 1
         return DEAD
 
-    def _kill(self, roots: list[int]) -> tuple[Node, ...]:
+    def _kill_all(self) -> tuple[Node, ...]:
+        dead = tuple(self.live.values())
+        self.live.clear()
+        self.counts.pruned += len(dead)
+        return dead
+
+    def _kill(self, roots: Iterator[int]) -> tuple[Node, ...]:
         dead = list[Node]()
         for root in roots:
             stack = [root]
@@ -212,10 +219,7 @@ class SpeculationTree:
         return tuple(dead)
 
     def _make_tip(self, token: int, position: int) -> Node:
-        tip = Node(self._take_id(), None, token, position, logprob=0.0, path_logprob=0.0, committed=True)
+        tip = Node(self._next_id, None, token, position, logprob=0.0, path_logprob=0.0, committed=True)
+        self._next_id += 1
         self.live[tip.id] = tip
         return tip
-
-    def _take_id(self) -> int:
-        self._next_id += 1
-        return self._next_id - 1

@@ -68,14 +68,15 @@ class SimulatedDraft:
             self._on_path.pop(node, None)
 
     def _expand(self, row: DraftRow) -> Expansion:
-        right = self._on_path.get(row.id)
+        on_path, knowledge = self._on_path, self._knowledge
+        right = on_path.get(row.id)
         if right is None:
-            above = row.parent is not None and self._on_path[row.parent]
-            right = self._on_path[row.id] = above and self._knowledge.truth(row.position) == row.token
+            above = row.parent is not None and on_path[row.parent]
+            right = on_path[row.id] = above and knowledge.truth(row.position) == row.token
         if right:
-            tokens, scores = self._knowledge.candidates(row.position + 1)
+            tokens, scores = knowledge.candidates(row.position + 1)
         else:
-            tokens, scores = self._knowledge.candidates_off_path(row.id, row.position + 1)
+            tokens, scores = knowledge.candidates_off_path(row.id, row.position + 1)
         return Expansion(row.id, tokens, scores)
 
 

@@ -223,11 +223,10 @@ class VerifySession:
             self.num_dropped += 1
             return
         place = self.tree.attach(parent, token, logprob)
-        if place is DEAD:
-            return
-        self._places[wire_id] = place
-        if len(self._places) > MAX_PLACES:
-            del self._places[next(iter(self._places))]
+        if place is not DEAD:
+            self._places[wire_id] = place
+            if len(self._places) > MAX_PLACES:
+                del self._places[next(iter(self._places))]
 
     def _parent_place(self, delta: int, anchor: int | None, wire_id: int) -> Place:
         if delta == 0:

@@ -139,8 +139,9 @@ class EdgeSession:
         """The draft step that `Expand` asked for."""
         self._end_draft_step(len(expansions), now)
         self.view.draft_time.sample(len(expansions), now - self._draft_began_at)
+        live = self.tree.live
         for expansion in expansions:
-            node = self.tree.live.get(expansion.id)
+            node = live.get(expansion.id)
             if node is not None:
                 self._branch(node, expansion)
         self._pump(now)
@@ -306,7 +307,8 @@ class EdgeSession:
             for node in advance.dead:
                 dead.append(node.id)
                 view.num_sent -= node.wire_id > 0
-                self._expansions.pop(node.id, None)
+                if node.evaluated:
+                    self._expansions.pop(node.id, None)
         self._unseen += len(tokens)
         self._effects.append(MoveTip(Reroot(tuple(committed), tuple(dead))))
 

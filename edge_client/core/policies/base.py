@@ -92,10 +92,11 @@ def unsent(view: GrowthView) -> list[Node]:
     """Live nodes below the tip that the verifier does not know, parents first."""
     missing, found = view.tree.num_speculative - view.num_sent, list[Node]()
     for node in reversed(view.tree.live.values()):  # the newest first: most of the others were sent long ago
-        if len(found) == missing:
+        if not missing:
             break
         if not node.wire_id:
             found.append(node)
+            missing -= 1
     found.reverse()
     return found
 
