@@ -125,9 +125,12 @@ class SpeculationTree:
 
         A parent at an already committed position folds the node if it agrees with what was committed there.
         """
-        if isinstance(parent, Node) and parent.id in self.live:
-            return self.grow(parent, token, logprob)
-        if isinstance(parent, Committed) or (isinstance(parent, Node) and parent.committed):
+        if isinstance(parent, Node):
+            if parent.id in self.live:
+                return self.grow(parent, token, logprob)
+            if parent.committed:
+                return self._attach_committed(parent.position, token, logprob)
+        elif isinstance(parent, Committed):
             return self._attach_committed(parent.position, token, logprob)
         self.counts.late += 1
         return DEAD

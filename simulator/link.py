@@ -164,7 +164,8 @@ class Lane:
         schedule = direction.schedule(link)
         self._cursor = None if schedule is None else Cursor(schedule)
         self._path = None if link.handovers is None else _Path(link.handovers, draws)
-        limited = direction.bandwidth(link) or link.jitter or link.loss or link.outages
+        self._width = direction.bandwidth(link)
+        limited = self._width or link.jitter or link.loss or link.outages
         varying = (link.trace, link.handovers, schedule)
         self._is_plain = not limited and all(each is None for each in varying)
         trace = link.trace
@@ -193,7 +194,7 @@ class Lane:
         trace = self._link.trace
         if self._is_down and trace is not None and trace.bandwidths:
             return trace.bandwidths[trace.row(now)]
-        return self._direction.bandwidth(self._link)
+        return self._width
 
     def _rtt_at(self, when: float) -> float:
         """Seconds, jitter apart. Never negative."""
