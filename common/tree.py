@@ -172,7 +172,7 @@ class SpeculationTree:
         for node in self.live.values():
             self._check_children(node)
         reached = {node.id for node in self.subtree(self.tip)}
-        if next(iter(self.live)) != self.tip.id:
+        if next(iter(self.live), None) != self.tip.id:
             raise LocalError(f"the tip {self.tip.id} is not the first of the live nodes")
         if reached != set(self.live):
             raise LocalError(f"nodes {set(self.live) - reached} do not hang below the tip")

@@ -25,9 +25,7 @@ class WireNumbers:
         first, rest = deltas[:1], deltas[1:]
         chain = rest.count(1) == len(rest) and first in ([], [0], [1])
         anchor = tree.tip_position if 0 in deltas else None
-        return Propose(
-            tuple(tokens), bytes(logprobs), () if chain else tuple(deltas), anchor, seen_advance
-        )
+        return Propose(tuple(tokens), bytes(logprobs), () if chain else tuple(deltas), anchor, seen_advance)
 
     def _take(self, tree: SpeculationTree, node: Node) -> int:
         """Give the node its number; how many ids before it its parent is, 0 for the tip."""
