@@ -10,6 +10,7 @@ import math
 from common.errors import LocalError
 
 INITIAL_RTT = 0.333  # kInitialRtt, RFC 9002 6.2.2
+LN_2 = math.log(2)
 GRANULARITY = 0.001  # kGranularity, RFC 9002 6.1.2
 
 
@@ -70,7 +71,7 @@ class RatioEstimator:
 
     def add(self, numerator: float, denominator: float) -> None:
         """Take in a sample. Raises `LocalError` for a negative or infinite denominator."""
-        age = math.log(2) * _duration("denominator", denominator) / self._half_life
+        age = LN_2 * _duration("denominator", denominator) / self._half_life
         kept = math.exp(-age)
         fresh = -math.expm1(-age) / age if age else 1.0  # earlier units of the sample itself have faded too
         self._numerator = self._numerator * kept + numerator * fresh
@@ -151,6 +152,6 @@ class DraftTimeEstimator(LinearTimeEstimator):
 
 
 def _duration(name: str, value: float) -> float:
-    if not (math.isfinite(value) and value >= 0):
+    if not 0 <= value < math.inf:
         raise LocalError(f"{name} is {value}; it must be finite and not negative")
     return value

@@ -25,7 +25,7 @@ def pack_logprob(logprob: float) -> int:
     """A log-probability (nats, <= 0) as one byte, rounded to the nearest sixteenth."""
     if not logprob > -255 * LOGPROB_STEP:  # also minus infinity, and not a number
         return 255
-    return max(0, round(-logprob / LOGPROB_STEP))
+    return round(-logprob / LOGPROB_STEP) if logprob < 0 else 0
 
 
 def unpack_logprob(byte: int) -> float:

@@ -29,6 +29,8 @@ MASK_64 = 2**64 - 1
 GAMMA = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: the step between a stream's counters
 MIX_SHIFTS = (30, 27, 31)
 MIX_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = MIX_SHIFTS
+_FACTOR_1, _FACTOR_2 = MIX_FACTORS
 
 # Uniforms are the midpoints of 2**52 equal cells, exact in a float64, never 0 and never 1. That bounds the
 # noise: -log(-log(1 - 2**-53)) = 36.7368..., -log(-log(2**-53)) = -3.6038..., both rounded outwards here.
@@ -41,8 +43,23 @@ BLOCK = 2**14  # tokens at a time: temporary arrays of 128 KiB stay in the cache
 
 def noise_key(seed: int, position: int) -> int:
     """The key of one position's noise: an unsigned 64-bit integer; `seed` is taken modulo 2**64."""
-    stream = _mix_int((seed + GAMMA) & MASK_64)
-    return _mix_int((stream + (position + 1) * GAMMA) & MASK_64)
+    return noise_output(noise_stream(seed), position)
+
+
+def noise_stream(seed: int) -> int:
+    """The stream of a seed, which `noise_output` reads; for callers that read many places of the same one."""
+    return noise_output(seed, 0)
+
+
+def noise_output(stream: int, position: int) -> int:
+    """The 64 bits at one position of a stream of `noise_stream`: `_mix` of its counter, on Python's integers.
+
+    Written out, as a simulated world asks for millions.
+    """
+    state = (stream + (position + 1) * GAMMA) & MASK_64
+    state = ((state ^ (state >> _SHIFT_1)) * _FACTOR_1) & MASK_64
+    state = ((state ^ (state >> _SHIFT_2)) * _FACTOR_2) & MASK_64
+    return state ^ (state >> _SHIFT_3)
 
 
 def noise_keys(seeds: Bits | int, positions: IntArray) -> Bits:
@@ -136,10 +153,3 @@ def _mix(state: Bits) -> Bits:
         np.multiply(mixed, np.uint64(factor), out=mixed)
     np.right_shift(mixed, np.uint64(MIX_SHIFTS[2]), out=scratch)
     return np.bitwise_xor(mixed, scratch, out=mixed)
-
-
-def _mix_int(state: int) -> int:
-    """The same on one Python integer."""
-    for shift, factor in zip(MIX_SHIFTS[:2], MIX_FACTORS, strict=True):
-        state = ((state ^ (state >> shift)) * factor) & MASK_64
-    return state ^ (state >> MIX_SHIFTS[2])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 from common.errors import Code, LocalError, PeerError
 
@@ -90,7 +91,7 @@ class SpeculationTree:
         self.committed: list[int] = list(committed)
         self.counts = TreeCounts()
         self._next_id = 1
-        self.live: dict[int, Node] = {}
+        self.live: dict[int, Node] = {}  # by id, the oldest first: the tip, then parents before children
         self.tip = self._make_tip(self.committed[-1], len(self.committed) - 1)
 
     @property
@@ -110,16 +111,12 @@ class SpeculationTree:
         if existing is not None:
             self.counts.merged += 1
             return self.live[existing]
-        node = Node(
-            id=self._take_id(),
-            parent=parent.id,
-            token=token,
-            position=parent.position + 1,
-            logprob=logprob,
-            path_logprob=parent.path_logprob + logprob,
-        )
-        parent.children[token] = node.id
-        self.live[node.id] = node
+        path_logprob = parent.path_logprob + logprob
+        new = self._next_id
+        self._next_id += 1
+        node = Node(new, parent.id, token, parent.position + 1, logprob, path_logprob)
+        parent.children[token] = new
+        self.live[new] = node
         self.counts.grown += 1
         return node
 
@@ -128,9 +125,12 @@ class SpeculationTree:
 
         A parent at an already committed position folds the node if it agrees with what was committed there.
         """
-        if isinstance(parent, Node) and parent.id in self.live:
-            return self.grow(parent, token, logprob)
-        if isinstance(parent, Committed) or (isinstance(parent, Node) and parent.committed):
+        if isinstance(parent, Node):
+            if parent.id in self.live:
+                return self.grow(parent, token, logprob)
+            if parent.committed:
+                return self._attach_committed(parent.position, token, logprob)
+        elif isinstance(parent, Committed):
             return self._attach_committed(parent.position, token, logprob)
         self.counts.late += 1
         return DEAD
@@ -142,12 +142,13 @@ class SpeculationTree:
         self.committed.append(token)
         del self.live[old.id]
         if child is None:
+            dead = self._kill_all()
             self.tip = self._make_tip(token, self.tip_position)
         else:
             self.tip = self.live[child]
             self.tip.committed = True
             self.counts.accepted += 1
-        dead = self._kill(other for other in old.children.values() if other != child)
+            dead = self._kill(other for other in old.children.values() if other != child)
         return Advance(self.tip, child is not None, dead)
 
     def worth(self, node: Node) -> float:
@@ -156,8 +157,7 @@ class SpeculationTree:
 
     def speculative(self) -> Iterator[Node]:
         """The live nodes below the tip, parents before children."""
-        tip = self.tip.id
-        return (node for node in self.live.values() if node.id != tip)
+        return islice(self.live.values(), 1, None)  # all but the tip, which is older than what hangs below it
 
     def subtree(self, node: Node) -> Iterator[Node]:
         """The node and everything below it, parents first."""
@@ -172,6 +172,8 @@ class SpeculationTree:
         for node in self.live.values():
             self._check_children(node)
         reached = {node.id for node in self.subtree(self.tip)}
+        if next(iter(self.live), None) != self.tip.id:
+            raise LocalError(f"the tip {self.tip.id} is not the first of the live nodes")
         if reached != set(self.live):
             raise LocalError(f"nodes {set(self.live) - reached} do not hang below the tip")
         counts, live = self.counts, self.num_speculative
@@ -202,18 +204,25 @@ class SpeculationTree:
         self.counts.late += 1
         return DEAD
 
+    def _kill_all(self) -> tuple[Node, ...]:
+        dead = tuple(self.live.values())
+        self.live.clear()
+        self.counts.pruned += len(dead)
+        return dead
+
     def _kill(self, roots: Iterator[int]) -> tuple[Node, ...]:
-        dead = [node for root in roots for node in self.subtree(self.live[root])]
-        for node in dead:
-            del self.live[node.id]
+        dead = list[Node]()
+        for root in roots:
+            stack = [root]
+            while stack:
+                node = self.live.pop(stack.pop())
+                dead.append(node)
+                stack.extend(node.children.values())
         self.counts.pruned += len(dead)
         return tuple(dead)
 
     def _make_tip(self, token: int, position: int) -> Node:
-        tip = Node(self._take_id(), None, token, position, logprob=0.0, path_logprob=0.0, committed=True)
+        tip = Node(self._next_id, None, token, position, logprob=0.0, path_logprob=0.0, committed=True)
+        self._next_id += 1
         self.live[tip.id] = tip
         return tip
-
-    def _take_id(self) -> int:
-        self._next_id += 1
-        return self._next_id - 1

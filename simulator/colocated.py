@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from common.messages import Commit, Open
-from common.rpc.encode import encode_request, encode_response
+from common.rpc.size import request_size, response_size
 from edge_client.core.effects import Emit
 from simulator.draws import Draws
 from simulator.events import Events
@@ -38,7 +38,7 @@ class ColocatedDraft(SimulatedDevice):
         self.began_at = self._events.now
         config = self.session.config
         request = Open(config.prompt, config.sampling, config.fingerprint)
-        self._from_user.carry(encode_request(request).ByteSize() + FRAME, self._start_session)
+        self._from_user.carry(request_size(request) + FRAME, self._start_session)
 
     @property
     def num_bytes(self) -> tuple[int, int]:
@@ -46,5 +46,5 @@ class ColocatedDraft(SimulatedDevice):
 
     def _emit(self, effect: Emit) -> None:
         message = Commit(effect.start, effect.tokens, effect.server_made)
-        size = encode_response(message).ByteSize() + FRAME
+        size = response_size(message) + FRAME
         self._to_user.carry(size, partial(super()._emit, effect))

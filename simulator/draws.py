@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from enum import IntEnum
 
-from common.noise import noise_key
+from common.noise import noise_key, noise_output, noise_stream
 
 TO_UNIT = 2.0**-53
 
@@ -33,19 +33,19 @@ class Draws:
     """The draws of one world's seed for one owner (a session, a link)."""
 
     def __init__(self, seed: int, owner: int = 0) -> None:
-        self._seed = noise_key(seed, owner)
-        self._keys = {stream: noise_key(self._seed, int(stream)) for stream in Stream}
+        seed = noise_key(seed, owner)
+        self._streams = {stream: noise_stream(noise_key(seed, int(stream))) for stream in Stream}
 
     def bits(self, stream: Stream, counter: int) -> int:
         """64 of them."""
-        return noise_key(self._keys[stream], counter)
+        return noise_output(self._streams[stream], counter)
 
     def uniform(self, stream: Stream, counter: int) -> float:
         """In [0, 1), a multiple of 2**-53."""
-        return (noise_key(self._keys[stream], counter) >> 11) * TO_UNIT
+        return (noise_output(self._streams[stream], counter) >> 11) * TO_UNIT
 
     def normal(self, stream: Stream, counter: int) -> float:
         """Mean 0, variance 1 (Box and Muller 1958)."""
-        bits = noise_key(self._keys[stream], counter)
+        bits = noise_output(self._streams[stream], counter)
         radius, angle = ((bits >> 32) + 1) * 2.0**-32, (bits & 0xFFFFFFFF) * 2.0**-32
         return math.sqrt(-2.0 * math.log(radius)) * math.cos(2.0 * math.pi * angle)

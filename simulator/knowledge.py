@@ -88,21 +88,26 @@ class BetaKnowledge:
     def __init__(self, draft: BetaDraft, draws: Draws) -> None:
         self._draws = draws
         self._table = _table(draft.mean, draft.k)
-        self._truth: list[int] = []
+        self._places: list[tuple[int, Candidates]] = []  # by position: the truth, and what the draft says
 
     def truth(self, position: int) -> int:
-        while len(self._truth) <= position:
-            self._truth.append(self._draw_truth(len(self._truth)))
-        return self._truth[position]
+        return self._place(position)[0]
 
     def candidates(self, position: int) -> Candidates:
-        return CANDIDATES, self._table[self._draws.bits(Stream.CONFIDENCE, position) % NUM_QUANTILES][1]
+        return self._place(position)[1]
 
     def candidates_off_path(self, node: int, position: int) -> Candidates:
         return CANDIDATES, self._table[self._draws.bits(Stream.OFF_PATH, node) % NUM_QUANTILES][1]
 
-    def _draw_truth(self, position: int) -> int:
-        confidence = self._table[self._draws.bits(Stream.CONFIDENCE, position) % NUM_QUANTILES][0]
+    def _place(self, position: int) -> tuple[int, Candidates]:
+        while len(self._places) <= position:
+            number = len(self._places)
+            quantile = self._draws.bits(Stream.CONFIDENCE, number) % NUM_QUANTILES
+            confidence, scores = self._table[quantile]
+            self._places.append((self._draw_truth(number, confidence), (CANDIDATES, scores)))
+        return self._places[position]
+
+    def _draw_truth(self, position: int, confidence: float) -> int:
         draw = self._draws.uniform(Stream.RANK, position)
         if draw < confidence:
             return BEST

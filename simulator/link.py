@@ -181,9 +181,13 @@ class Lane:
         schedule = direction.schedule(link)
         self._cursor = None if schedule is None else Cursor(schedule)
         self._path = None if link.handovers is None else _Path(link.handovers, draws)
-        limited = direction.bandwidth(link) or link.jitter or link.loss or link.outages
+        self._width = direction.bandwidth(link)
+        limited = self._width or link.jitter or link.loss or link.outages
         varying = (link.trace, link.handovers, schedule)
         self._is_plain = not limited and all(each is None for each in varying)
+        trace = link.trace
+        is_probed = trace is not None and bool(trace.losses)  # a trace without losses loses nothing
+        self._loses = bool(link.loss or link.outages or is_probed or self._path is not None)
 
     def carry(self, size: int, deliver: Action) -> None:
         """`deliver` when the last of `size` bytes has arrived."""
@@ -207,7 +211,7 @@ class Lane:
         trace = self._link.trace
         if self._is_down and trace is not None and trace.bandwidths:
             return trace.bandwidths[trace.row(now)]
-        return self._direction.bandwidth(self._link)
+        return self._width
 
     def _rtt_at(self, when: float) -> float:
         """Seconds, jitter apart. Never negative."""
@@ -234,19 +238,24 @@ class Lane:
         A lost packet of a sparse stream is found by the tail loss probe, two round trips later (RFC 8985,
         7.2); a lost probe by the retransmission timer, which doubles.
         """
-        link = self._link
-        if not (link.loss or link.outages or link.trace is not None or self._path is not None):
+        if not self._loses:
             return when
         last = when
         for _ in range(-(-size // PACKET)):
-            attempt, wait = when, max(2.0 * self._rtt_at(when), 0.01)
-            for _ in range(MAX_RETRIES):
-                if not self._is_lost(attempt):
-                    break
-                attempt += wait
-                wait = max(FIRST_RTO, 2.0 * wait)
-            last = max(last, attempt)
+            if self._is_lost(when):
+                last = max(last, self._resent_at(when))
         return last
+
+    def _resent_at(self, lost_at: float) -> float:
+        """When a packet that was lost leaves for good."""
+        wait = max(2.0 * self._rtt_at(lost_at), 0.01)
+        attempt = lost_at + wait
+        for _ in range(MAX_RETRIES - 1):
+            if not self._is_lost(attempt):
+                break
+            wait = max(FIRST_RTO, 2.0 * wait)
+            attempt += wait
+        return attempt
 
     def _is_lost(self, when: float) -> bool:
         self._num_packets += 1
@@ -254,5 +263,7 @@ class Lane:
             return True
         if self._path is not None and self._path.is_moving(when):
             return True
+        if not self._link.loss:
+            return False
         draw = self._draws.uniform(self._direction.loss, self._num_packets)
         return draw < self._link.loss

@@ -13,7 +13,7 @@ from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
 from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
 from common.errors import LocalError
 from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
-from common.rpc.encode import encode_request, encode_response
+from common.rpc.size import request_size, response_size
 from common.sampling import SamplingParams
 from edge_client.core import effects as edge_effects
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
@@ -69,14 +69,15 @@ class SimulatedDraft:
             self._on_path.pop(node, None)
 
     def _expand(self, row: DraftRow) -> Expansion:
-        right = self._on_path.get(row.id)
+        on_path, knowledge = self._on_path, self._knowledge
+        right = on_path.get(row.id)
         if right is None:
-            above = row.parent is not None and self._on_path[row.parent]
-            right = self._on_path[row.id] = above and self._knowledge.truth(row.position) == row.token
+            above = row.parent is not None and on_path[row.parent]
+            right = on_path[row.id] = above and knowledge.truth(row.position) == row.token
         if right:
-            tokens, scores = self._knowledge.candidates(row.position + 1)
+            tokens, scores = knowledge.candidates(row.position + 1)
         else:
-            tokens, scores = self._knowledge.candidates_off_path(row.id, row.position + 1)
+            tokens, scores = knowledge.candidates_off_path(row.id, row.position + 1)
         return Expansion(row.id, tokens, scores)
 
 
@@ -131,7 +132,7 @@ class SimulatedDevice:
 
     def to_edge(self, message: ToEdge) -> None:
         """From the verifier, over the link."""
-        self._down.carry(encode_response(message).ByteSize() + FRAME, partial(self._receive, message))
+        self._down.carry(response_size(message) + FRAME, partial(self._receive, message))
 
     def _receive(self, message: ToEdge) -> None:
         if self.finished is None:
@@ -160,8 +161,7 @@ class SimulatedDevice:
         self.arrivals += [self._events.now - self.began_at] * len(effect.tokens)
 
     def _send(self, message: Open | Propose | Close) -> None:
-        size = encode_request(message).ByteSize() + FRAME
-        self._up.carry(size, partial(self._verifier.receive, self, message))
+        self._up.carry(request_size(message) + FRAME, partial(self._verifier.receive, self, message))
 
     def _expand(self, rows: tuple[DraftRow, ...]) -> None:
         self._drafting = True
@@ -244,13 +244,14 @@ class SimulatedVerifier:
 
         A row off the text's path is answered as if it were on it: it can never be committed.
         """
-        choices, margins, context = [], [], 0
+        choices, context = [], 0
         for item in plan.items:
             chosen = self._choices[item.session][item.positions[item.outputs]]
             choices.append(chosen)
-            margins.append(np.ones(len(chosen), np.float32))
             context += len(item.prefix_slots)
-        return StepResult(tuple(choices), tuple(margins)), context
+        sure = np.ones(plan.num_outputs, np.float32)
+        margins = tuple(sure[: len(chosen)] for chosen in choices)
+        return StepResult(tuple(choices), margins), context
 
 
 def simulate(

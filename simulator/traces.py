@@ -6,7 +6,7 @@ import csv
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import UserError
@@ -28,12 +28,13 @@ class Trace:
     losses: tuple[bool, ...] = ()  # whether the probe sent then was lost; empty = never
     bandwidths: tuple[float, ...] = ()  # bytes per second downwards; empty = unlimited
     offset: float = 0.0
+    duration: float = field(init=False)
+    """Seconds until it begins again: the last row holds as long as rows do on average."""
 
-    @property
-    def duration(self) -> float:
-        """Seconds until it begins again: the last row holds as long as rows do on average."""
+    def __post_init__(self) -> None:
         last = self.times[-1]
-        return last * len(self.times) / (len(self.times) - 1) if last > 0 else 1.0
+        duration = last * len(self.times) / (len(self.times) - 1) if last > 0 else 1.0
+        object.__setattr__(self, "duration", duration)
 
     def above(self, floor: float) -> Trace:
         """The same ups and downs over another path: `floor` seconds and what each round trip took beyond the

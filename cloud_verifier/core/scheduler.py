@@ -260,7 +260,8 @@ class VerifyScheduler:
     def _prefill_chunks(self, ready: list[VerifySession]) -> dict[int, int]:
         """Prefill rows by session key, oldest session first, `prefill_chunk` in all."""
         left, chunks = self.config.prefill_chunk, dict[int, int]()
-        for session in sorted((s for s in ready if s.num_prefill), key=lambda s: (s.opened_at, s.key)):
+        prefilling = [session for session in ready if session.num_prefill]
+        for session in sorted(prefilling, key=lambda s: (s.opened_at, s.key)):
             chunks[session.key] = min(left, session.num_prefill)
             left -= chunks[session.key]
         return chunks

@@ -11,7 +11,7 @@ from cloud_verifier.core.slots import SlotList, SlotPool
 from cloud_verifier.core.target import IntArray, StepItem
 from common.errors import Code, PeerError
 from common.messages import FinishReason, Open, Propose, unpack_logprob
-from common.tree import DEAD, Committed, Node, Place, SpeculationTree
+from common.tree import DEAD, Committed, Dead, Node, Place, SpeculationTree
 
 MAX_PLACES = 4096
 """Wire ids remembered per session. An edge that never says what it has seen loses the oldest, which only
@@ -49,6 +49,8 @@ class VerifySession:
     ) -> None:
         self.key = key
         self.request = request
+        self.prompt_length = len(request.prompt)
+        self.max_length = self.prompt_length + request.sampling.max_tokens  # prompt and text, in tokens
         self.tree = SpeculationTree(request.prompt + request.committed)
         self.slots = SlotList(self.max_length)
         self.rows: Rows | None = None  # in the running step
@@ -76,15 +78,6 @@ class VerifySession:
     # What it is -------------------------------------------------------------------------------------------
 
     @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt)
-
-    @property
-    def max_length(self) -> int:
-        """Prompt and text, in tokens, at most."""
-        return self.prompt_length + self.request.sampling.max_tokens
-
-    @property
     def num_prefill(self) -> int:
         """Committed positions before the tip that the target has not seen."""
         return self.tree.tip_position - len(self.slots)
@@ -108,16 +101,17 @@ class VerifySession:
 
     def receive(self, message: Propose, now: float) -> None:
         """Attach the nodes of one Propose. Raises `PeerError` for what no honest edge sends."""
-        was_ready = self.ready
+        could_run = self.rows is not None or self.ready
         self._check_shape(message)
         self.num_proposes += 1
         self.proposed_at = self.active_at = now
         self._forget_seen(message.seen_advance)
-        for index, token in enumerate(message.tokens):
-            self._place(message, index, token)
+        deltas = message.parent_deltas or _chain_deltas(message)
+        for token, byte, delta in zip(message.tokens, message.logprobs, deltas, strict=True):
+            self._place(token, unpack_logprob(byte), delta, message.anchor)
         if not message.tokens:
             self._bare_step_granted = True
-        if self.ready and not was_ready:
+        if not could_run and self.ready:
             self.ready_at = now
 
     def step_nodes(self) -> list[Node]:
@@ -158,12 +152,12 @@ class VerifySession:
         progress = Progress()
         while self.tree.tip.choice is not None and progress.finish is None:
             self._commit_next(self.tree.tip.choice, progress)
-        kept = [rows.chunk + i for i, node in enumerate(rows.nodes) if node.committed]
-        keep = np.zeros(len(rows.slots), dtype=bool)
-        keep[: rows.chunk] = True
-        keep[kept] = True
-        self.slots.extend(rows.slots[keep])
-        pool.give_back(rows.slots[~keep])
+        slots = rows.slots.tolist()
+        kept, freed = slots[: rows.chunk], list[int]()
+        for node, slot in zip(rows.nodes, slots[rows.chunk :], strict=True):
+            (kept if node.committed else freed).append(slot)
+        self.slots.extend(kept)
+        pool.give_back(freed)
         self.ready_at = now
         return progress
 
@@ -210,7 +204,7 @@ class VerifySession:
                 Code.OUT_OF_RANGE,
             )
 
-    def _place(self, message: Propose, index: int, token: int) -> None:
+    def _place(self, token: int, logprob: float, delta: int, anchor: int | None) -> None:
         if not 0 <= token < self._vocab_size:
             raise PeerError(
                 f"proposed token id {token} is outside the vocabulary of {self._vocab_size}",
@@ -218,8 +212,8 @@ class VerifySession:
             )
         wire_id = self._next_wire_id
         self._next_wire_id += 1
-        parent = self._parent_place(message, index, wire_id)
-        if isinstance(parent, Node | Committed) and parent.position + 1 >= self.max_length:
+        parent = self._parent_place(delta, anchor, wire_id)
+        if not isinstance(parent, Dead) and parent.position + 1 >= self.max_length:
             raise PeerError(
                 f"node {wire_id} lies at position {parent.position + 1}, beyond the last one asked for "
                 f"({self.max_length - 1})",
@@ -228,21 +222,15 @@ class VerifySession:
         if self.tree.num_speculative >= self._max_live:
             self.num_dropped += 1
             return
-        place = self.tree.attach(parent, token, unpack_logprob(message.logprobs[index]))
-        if place is DEAD:
-            return
-        self._places[wire_id] = place
-        if len(self._places) > MAX_PLACES:
-            del self._places[next(iter(self._places))]
+        place = self.tree.attach(parent, token, logprob)
+        if place is not DEAD:
+            self._places[wire_id] = place
+            if len(self._places) > MAX_PLACES:
+                del self._places[next(iter(self._places))]
 
-    def _parent_place(self, message: Propose, index: int, wire_id: int) -> Place:
-        deltas = message.parent_deltas
-        if deltas:
-            delta = deltas[index]
-        else:
-            delta = 0 if index == 0 and message.anchor is not None else 1
+    def _parent_place(self, delta: int, anchor: int | None, wire_id: int) -> Place:
         if delta == 0:
-            return Committed(self._checked_anchor(message.anchor, wire_id))
+            return Committed(self._checked_anchor(anchor, wire_id))
         if not 1 <= delta < wire_id:
             raise PeerError(f"node {wire_id} names a parent {delta} ids earlier, which does not exist")
         return self._places.get(wire_id - delta, DEAD)
@@ -259,6 +247,8 @@ class VerifySession:
 
     def _forget_seen(self, advance: int) -> None:
         """Drop ids that the edge will not name again: it knows that they are committed or dead."""
+        if not advance:
+            return  # what could be dropped was, when the edge said so far
         self._seen += advance
         while self._places:
             wire_id, place = next(iter(self._places.items()))
@@ -285,6 +275,12 @@ class VerifySession:
         return np.array(
             self.tree.committed[self.prompt_length : max(start, self.prompt_length)], dtype=np.int32
         )
+
+
+def _chain_deltas(message: Propose) -> tuple[int, ...]:
+    """What the parent deltas would be if they had been sent: each node hangs below the one before it."""
+    count = len(message.tokens)
+    return (1,) * count if message.anchor is None else (0, *(1,) * (count - 1))[:count]
 
 
 def _parent(node: Node) -> int:

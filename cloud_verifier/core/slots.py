@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from cloud_verifier.core.target import IntArray
@@ -47,9 +49,9 @@ class SlotPool:
         del self._free[cut:]
         return np.array(taken[::-1], dtype=np.int32)
 
-    def give_back(self, slots: IntArray) -> None:
+    def give_back(self, slots: Sequence[int] | IntArray) -> None:
         """Free slots that nothing refers to any more."""
-        self._free.extend(slots.tolist())
+        self._free.extend(slots.tolist() if isinstance(slots, np.ndarray) else slots)
 
 
 class SlotList:
@@ -69,7 +71,7 @@ class SlotList:
         view.flags.writeable = False
         return view
 
-    def extend(self, slots: IntArray) -> None:
+    def extend(self, slots: Sequence[int] | IntArray) -> None:
         end = self._length + len(slots)
         if end > len(self._slots):
             grown: IntArray = np.empty(max(end, 2 * len(self._slots)), dtype=np.int32)

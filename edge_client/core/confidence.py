@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from common.errors import UserError
 from common.estimators import RatioEstimator
@@ -44,10 +45,13 @@ class Confidence:
         """Log-probabilities in nats, one per candidate; `scores` decreasing, in nats."""
         if not scores:
             return []
-        best = scores[0]
-        weights = [math.exp(self.sharpness * (score - best)) for score in scores]
-        scale = math.log(1.0 - self.miss) - math.log(sum(weights))
-        return [max(MIN_LOGPROB, self.sharpness * (score - best) + scale) for score in scores]
+        sharpness, best = self.sharpness, scores[0]
+        scaled = [sharpness * (score - best) for score in scores]
+        scale = math.log(1.0 - self.miss) - math.log(sum(map(math.exp, scaled)))
+        logprobs = [z + scale for z in scaled]
+        if min(logprobs) > MIN_LOGPROB:
+            return logprobs
+        return [max(MIN_LOGPROB, logprob) for logprob in logprobs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +100,11 @@ class Calibration:
         """One step; in the scaled scores z the gradient is z[chosen] - mean and the information variance."""
         sharpness, best = self.confidence.sharpness, scores[0]
         scaled = [sharpness * (score - best) for score in scores]
-        weights = [math.exp(max(z, NEGLIGIBLE)) for z in scaled]
+        weights = [math.exp(z if z > NEGLIGIBLE else NEGLIGIBLE) for z in scaled]
         total = sum(weights)
-        mean = sum(weight * z for weight, z in zip(weights, scaled, strict=True)) / total
-        squares = sum(weight * z * z for weight, z in zip(weights, scaled, strict=True)) / total
+        products = list(map(mul, weights, scaled))
+        mean = sum(products) / total
+        squares = sum(map(mul, products, scaled)) / total
         lost = (1.0 - FADE) * self._prior_information
         self._information = FADE * self._information + lost + max(0.0, squares - mean * mean)
         gradient = scaled[chosen] - mean + lost * (self._prior - self._log_sharpness)

@@ -36,7 +36,7 @@ from common.tree import Node, SpeculationTree
 from edge_client.core.confidence import Calibration, Prior
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
-from edge_client.core.policies import Candidate, GrowthPolicy, GrowthView
+from edge_client.core.policies import Candidates, GrowthPolicy, GrowthView
 from edge_client.core.stats import SessionStats, StepTimes
 from edge_client.core.wire import WireNumbers
 
@@ -142,8 +142,9 @@ class EdgeSession:
         self._end_draft_step(len(expansions), now)
         self.view.draft_time.sample(len(expansions), now - self._draft_began_at)
         self.draft_times.add(len(expansions), now - self._draft_began_at)
+        live = self.tree.live
         for expansion in expansions:
-            node = self.tree.live.get(expansion.id)
+            node = live.get(expansion.id)
             if node is not None:
                 self._branch(node, expansion)
         self._pump(now)
@@ -296,20 +297,22 @@ class EdgeSession:
         stats.compute_time += message.compute_us * 1e-6
 
     def _advance(self, tokens: Sequence[int]) -> None:
-        committed: list[tuple[int, int]] = []
-        dead: list[int] = []
+        tree, view = self.tree, self.view
+        committed, dead = list[tuple[int, int]](), list[int]()
         for token in tokens:
             self._observe(token)
-            offered = any(self.tree.live[child].wire_id for child in self.tree.tip.children.values())
-            advance = self.tree.advance(token)
+            offered = any(tree.live[child].wire_id for child in tree.tip.children.values())
+            advance = tree.advance(token)
+            accepted = advance.tip.wire_id > 0
+            view.num_sent -= accepted
             if offered:
-                self.view.acceptance.add(1.0 if advance.tip.wire_id else 0.0, 1.0)
+                view.acceptance.add(float(accepted), 1.0)
             committed.append((advance.tip.id, token))
-            gone = [advance.tip, *advance.dead]
-            self.view.num_sent -= sum(1 for node in gone if node.wire_id)
             for node in advance.dead:
                 dead.append(node.id)
-                self._expansions.pop(node.id, None)
+                view.num_sent -= node.wire_id > 0
+                if node.evaluated:
+                    self._expansions.pop(node.id, None)
         self._unseen += len(tokens)
         self._effects.append(MoveTip(Reroot(tuple(committed), tuple(dead))))
 
@@ -336,7 +339,7 @@ class EdgeSession:
             return  # a draft that overflows knows nothing here
         self._expansions[node.id] = expansion
         logprobs = self.calibration.confidence.logprobs(expansion.scores)
-        candidates = [Candidate(t, p) for t, p in zip(expansion.tokens, logprobs, strict=True)]
+        candidates = Candidates(expansion.tokens, logprobs)
         for child in self.policy.branch(self.view, node, candidates):
             self.tree.grow(node, child.token, child.logprob)
 
@@ -355,7 +358,7 @@ class EdgeSession:
     def _send(self, now: float) -> None:
         if self.tree.num_speculative <= self.view.num_sent:
             return  # the verifier knows them all: most often so after a Commit
-        nodes = list(self.policy.send(self.view))
+        nodes = self.policy.send(self.view)
         for first in range(0, len(nodes), MAX_NODES):
             self._propose(nodes[first : first + MAX_NODES], now)
 
@@ -382,11 +385,11 @@ class EdgeSession:
         self._drafting = True
         self._draft_began_at = now
         tip = self.tree.tip
-        rows = tuple(
+        rows = [
             DraftRow(node.id, None if node is tip else node.parent, node.token, node.position)
             for node in nodes
-        )
-        self._effects.append(Expand(rows))
+        ]
+        self._effects.append(Expand(tuple(rows)))
 
     def _end_draft_step(self, drafted: int, now: float) -> None:
         if not self._drafting:

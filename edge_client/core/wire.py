@@ -17,23 +17,23 @@ class WireNumbers:
 
     def propose(self, tree: SpeculationTree, nodes: Sequence[Node], seen_advance: int) -> Propose:
         """Number `nodes` (unsent, parents first or sent before) and pack them in one message."""
-        deltas = [self._take(tree, node) for node in nodes]
-        chain = all(delta == 1 for delta in deltas[1:]) and (not deltas or deltas[0] <= 1)
-        return Propose(
-            tokens=tuple(node.token for node in nodes),
-            logprobs=bytes(pack_logprob(node.logprob) for node in nodes),
-            parent_deltas=() if chain else tuple(deltas),
-            anchor=tree.tip_position if 0 in deltas else None,
-            seen_advance=seen_advance,
-        )
+        tokens, logprobs, deltas = list[int](), bytearray(), list[int]()
+        for node in nodes:
+            tokens.append(node.token)
+            logprobs.append(pack_logprob(node.logprob))
+            deltas.append(self._take(tree, node))
+        first, rest = deltas[:1], deltas[1:]
+        chain = rest.count(1) == len(rest) and first in ([], [0], [1])
+        anchor = tree.tip_position if 0 in deltas else None
+        return Propose(tuple(tokens), bytes(logprobs), () if chain else tuple(deltas), anchor, seen_advance)
 
     def _take(self, tree: SpeculationTree, node: Node) -> int:
         """Give the node its number; how many ids before it its parent is, 0 for the tip."""
-        node.wire_id = self._next
-        self._next += 1
+        number = node.wire_id = self._next
+        self._next = number + 1
         if node.parent == tree.tip.id:
             return 0
         parent = tree.live.get(node.parent or 0)
-        if parent is None or not parent.wire_id or parent.wire_id >= node.wire_id:
+        if parent is None or not 0 < parent.wire_id < number:
             raise LocalError(f"node {node.id} is to be sent before its parent {node.parent}")
-        return node.wire_id - parent.wire_id
+        return number - parent.wire_id

@@ -40,6 +40,12 @@ def test_a_stream_is_splitmix64() -> None:
     assert bits_under(np.uint64(0), np.arange(3)).tolist() == first
 
 
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**40))
+def test_an_output_is_read_from_its_stream(seed: int, position: int) -> None:
+    assert noise.noise_output(noise.noise_stream(seed), position) == noise_key(seed, position)
+    assert noise.noise_output(seed, position) == plain_mix((seed + (position + 1) * noise.GAMMA) % 2**64)
+
+
 def test_the_values_never_change() -> None:
     """Edge and verifier of two releases must agree: another function is another protocol."""
     assert noise_key(0, 0) == 0xA706DD2F4D197E6F

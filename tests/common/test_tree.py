@@ -210,6 +210,10 @@ def forget_the_tip(tree: SpeculationTree) -> None:
     tree.committed.append(5)
 
 
+def put_the_tip_last(tree: SpeculationTree) -> None:
+    tree.live[tree.tip.id] = tree.live.pop(tree.tip.id)
+
+
 @pytest.mark.parametrize(
     "corrupt",
     [
@@ -220,6 +224,7 @@ def forget_the_tip(tree: SpeculationTree) -> None:
         close_a_circle,
         miscount,
         forget_the_tip,
+        put_the_tip_last,
     ],
 )
 def test_every_corruption_is_found(corrupt: Callable[[SpeculationTree], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.errors import UserError
-from edge_client.core.policies.base import Candidate, GrowthPolicy, GrowthView
+from edge_client.core.policies.base import Candidate, Candidates, GrowthPolicy, GrowthView
 from edge_client.core.policies.chain import ChainPolicy
 from edge_client.core.policies.off import OffPolicy
 from edge_client.core.policies.sync import SyncPolicy
@@ -51,6 +51,7 @@ def _setting(part: str) -> tuple[str, int | float]:
 __all__ = [
     "POLICIES",
     "Candidate",
+    "Candidates",
     "ChainPolicy",
     "GrowthPolicy",
     "GrowthView",

@@ -4,18 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from operator import attrgetter
+from typing import NamedTuple, Protocol, overload
 
+from common.errors import LocalError
 from common.estimators import DraftTimeEstimator, RatioEstimator, RttEstimator, StepTimeEstimator
 from common.tree import Node, SpeculationTree
 
+PATH_LOGPROB = attrgetter("path_logprob")
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+
+class Candidate(NamedTuple):
     """A token that may follow a node, with the chance (nats) that it does if the node is right."""
 
     token: int
     logprob: float
+
+
+class Candidates(Sequence[Candidate]):
+    """All that may follow a node, best first. Each is made when it is looked at: of a drafter's eight most
+    policies want the first few. Raises `LocalError` if there are more of the one than of the other."""
+
+    __slots__ = ("_logprobs", "_tokens")
+
+    def __init__(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        if len(tokens) != len(logprobs):
+            raise LocalError(f"{len(tokens)} tokens have {len(logprobs)} log-probabilities")
+        self._tokens, self._logprobs = tokens, logprobs
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, place: int) -> Candidate: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Candidate]: ...
+
+    def __getitem__(self, place: int | slice) -> Candidate | list[Candidate]:
+        if isinstance(place, slice):
+            return list(map(Candidate, self._tokens[place], self._logprobs[place]))
+        return Candidate(self._tokens[place], self._logprobs[place])
 
 
 @dataclass(slots=True)
@@ -61,12 +90,36 @@ class GrowthPolicy(Protocol):
 
 def unsent(view: GrowthView) -> list[Node]:
     """Live nodes below the tip that the verifier does not know, parents first."""
-    return [node for node in view.tree.speculative() if not node.wire_id]
+    missing, found = view.tree.num_speculative - view.num_sent, list[Node]()
+    for node in reversed(view.tree.live.values()):  # the newest first: most of the others were sent long ago
+        if not missing:
+            break
+        if not node.wire_id:
+            found.append(node)
+            missing -= 1
+    found.reverse()
+    return found
 
 
 def can_expand(view: GrowthView, node: Node) -> bool:
     """Whether drafting `node` could give a child that may become text."""
     return not node.evaluated and not node.busy and node.position < view.last_position
+
+
+def expandable(view: GrowthView) -> list[Node]:
+    """All nodes that `can_expand` allows, in the order of their ids."""
+    last = view.last_position
+    return [
+        node
+        for node in view.tree.live.values()
+        if not node.evaluated and not node.busy and node.position < last
+    ]
+
+
+def sort_likeliest_first(nodes: list[Node]) -> None:
+    """Order nodes that stand in the order of their ids as `likeliest_first` would: a stable sort keeps that
+    order among equals."""
+    nodes.sort(key=PATH_LOGPROB, reverse=True)
 
 
 def likeliest_first(node: Node) -> tuple[float, int]:

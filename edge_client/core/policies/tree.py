@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from common.errors import UserError
 from common.tree import Node
-from edge_client.core.policies.base import Candidate, GrowthView, can_expand, likeliest_first, unsent
+from edge_client.core.policies.base import Candidate, GrowthView, expandable, sort_likeliest_first, unsent
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class TreePolicy:
         if tree.num_speculative >= view.credit:
             return ()
         least = self._min_worth + tree.tip.path_logprob
-        frontier = [n for n in tree.live.values() if n.path_logprob >= least and can_expand(view, n)]
-        frontier.sort(key=likeliest_first)
+        frontier = [node for node in expandable(view) if node.path_logprob >= least]
+        sort_likeliest_first(frontier)
         return frontier[: self.settings.width]
 
     def send(self, view: GrowthView) -> Sequence[Node]:
         nodes = unsent(view)
-        nodes.sort(key=likeliest_first)
+        sort_likeliest_first(nodes)
         return nodes[: view.credit_left]

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import UserError
+from common.errors import LocalError, UserError
 from common.messages import INITIAL_CREDIT
 from common.tree import Node, SpeculationTree
 from edge_client.core.policies import (
     POLICIES,
     Candidate,
+    Candidates,
     ChainPolicy,
     GrowthPolicy,
     GrowthView,
@@ -22,6 +23,13 @@ from edge_client.core.policies import (
     TreePolicy,
     TreeSettings,
     make_policy,
+)
+from edge_client.core.policies.base import (
+    can_expand,
+    expandable,
+    likeliest_first,
+    sort_likeliest_first,
+    unsent,
 )
 
 CANDIDATES = tuple(Candidate(token, math.log(p)) for token, p in ((1, 0.6), (2, 0.2), (3, 0.1), (4, 0.02)))
@@ -307,3 +315,44 @@ def test_parents_go_first_and_the_credit_and_the_end_of_the_text_are_kept(
             commit(view, token)
         view.credit = credit
         assert all(node.position <= view.last_position for node in view.tree.live.values())
+
+
+# What policies look at ------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.floats(-8, 0)), max_size=20))
+def test_candidates_are_those_of_a_list(pairs: list[tuple[int, float]]) -> None:
+    offered = Candidates([token for token, _ in pairs], [logprob for _, logprob in pairs])
+    expected = [Candidate(*pair) for pair in pairs]
+    assert list(offered) == expected
+    assert len(offered) == len(expected)
+    assert offered[:3] == expected[:3]
+    assert offered[1:] == expected[1:]
+
+
+def test_a_token_without_a_chance_is_our_own_fault() -> None:
+    with pytest.raises(LocalError, match="2 tokens have 1 log-probabilities"):
+        Candidates((1, 2), (-0.5,))
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from((0.0, -0.5, -1.0))), max_size=30))
+def test_nodes_in_order_of_ids_are_sorted_likeliest_first(nodes: list[tuple[int, float]]) -> None:
+    view = make_view()
+    for token, (parent, logprob) in enumerate(nodes):
+        live = list(view.tree.live.values())
+        view.tree.grow(live[parent % len(live)], token, logprob)
+    found = list(view.tree.live.values())
+    sort_likeliest_first(found)
+    assert found == sorted(view.tree.live.values(), key=likeliest_first)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.booleans(), st.booleans(), st.booleans()), max_size=30))
+def test_every_unsent_and_every_expandable_node_is_found(nodes: list[tuple[int, bool, bool, bool]]) -> None:
+    view = make_view(last=6)
+    for token, (parent, evaluated, busy, sent) in enumerate(nodes):
+        live = list(view.tree.live.values())
+        node = view.tree.grow(live[parent % len(live)], token, -0.5)
+        node.evaluated, node.busy, node.wire_id = evaluated, busy, node.id if sent else 0
+        view.num_sent += sent
+    assert unsent(view) == [node for node in view.tree.speculative() if not node.wire_id]
+    assert expandable(view) == [node for node in view.tree.live.values() if can_expand(view, node)]

@@ -1,0 +1,75 @@
+"""How many bytes a message is on the wire, by the rules of protobuf's encoding, without encoding it.
+
+A simulated link asks for the size of every message and for nothing else. Field numbers are those of
+`verifier.proto`: all below 16, so that a tag is one byte. Equal to `ByteSize` of what `common.rpc.encode`
+makes, which a property test holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.messages import ClientMessage, Commit, Propose, ServerMessage
+from common.rpc.encode import MAX_US, encode_request, encode_response
+
+ONE_BYTE = 0x80
+"""Below it a varint takes one byte."""
+
+
+def request_size(message: ClientMessage) -> int:
+    """Bytes of what the edge sends. The rare messages are encoded to be measured."""
+    if isinstance(message, Propose):
+        return _member(_propose(message))
+    return encode_request(message).ByteSize()
+
+
+def response_size(message: ServerMessage) -> int:
+    """Bytes of what the verifier sends."""
+    if isinstance(message, Commit):
+        return _member(_commit(message))
+    return encode_response(message).ByteSize()
+
+
+def _propose(message: Propose) -> int:
+    size = _packed(message.tokens) + _bytes(len(message.logprobs)) + _packed(message.parent_deltas)
+    if message.anchor is not None:
+        size += 1 + _varint(message.anchor)
+    return size + _number(message.seen_advance)
+
+
+def _commit(message: Commit) -> int:
+    size = _number(message.start) + _packed(message.tokens)
+    size += _bytes((message.server_made.bit_length() + 7) // 8)
+    size += _number(message.echo)
+    for duration in (message.hold_us, message.queue_us, message.compute_us):
+        size += _number(min(duration, MAX_US))
+    if message.credit is not None:
+        size += 1 + _varint(message.credit)
+    return size + _number(message.evaluated)
+
+
+def _varint(number: int) -> int:
+    """Seven bits a byte."""
+    return 1 if number < ONE_BYTE else (number.bit_length() + 6) // 7
+
+
+def _number(number: int) -> int:
+    """A field that is left out at 0."""
+    return 1 + _varint(number) if number else 0
+
+
+def _bytes(length: int) -> int:
+    """A field that is left out when it is empty."""
+    return 1 + _varint(length) + length if length else 0
+
+
+def _packed(numbers: Sequence[int]) -> int:
+    """A repeated field of varints."""
+    if not numbers:
+        return 0
+    return _bytes(len(numbers) if max(numbers) < ONE_BYTE else sum(map(_varint, numbers)))
+
+
+def _member(length: int) -> int:
+    """A message as the one member of the envelope; there even if it is empty."""
+    return 1 + _varint(length) + length
