@@ -49,13 +49,14 @@ def measures(sessions: Sequence[SessionResult]) -> Measures:
     slow, usual, fast = (float(each) for each in np.percentile(rates, (10, 50, 90)))
     tokens = sum(len(session.tokens) for session in sessions)
     accepted = sum(session.stats.accepted for session in sessions)
+    evaluated = sum(session.stats.evaluated for session in sessions)
     return Measures(
         session_rate_p10=slow,
         session_rate_p50=usual,
         session_rate_p90=fast,
         ttft_ms_p95=float(np.percentile([MS * session.arrivals[0] for session in sessions], 95)),
         unused_draft_tokens_per_token=(sum(each.stats.proposed for each in sessions) - accepted) / tokens,
-        unused_target_rows_per_token=(sum(each.stats.evaluated for each in sessions) - tokens) / tokens,
+        unused_target_rows_per_token=max(0, evaluated - tokens) / tokens,  # a device alone asks for none
         unused_draft_rows_per_token=(sum(each.stats.drafted for each in sessions) - accepted) / tokens,
     )
 

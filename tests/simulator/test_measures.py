@@ -48,6 +48,8 @@ def test_waste_is_what_never_became_text() -> None:
     assert found.unused_draft_tokens_per_token == 6 / 4
     assert found.unused_target_rows_per_token == 6 / 4
     assert found.unused_draft_rows_per_token == 4 / 4
+    alone = SessionStats(committed=4)
+    assert measures([session((0.1, 0.2, 0.3, 0.4), alone)]).unused_target_rows_per_token == 0
 
 
 def test_streaming_wastes_nothing_and_the_bound_hardly_anything() -> None:
