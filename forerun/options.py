@@ -105,3 +105,10 @@ def bundled_prompts(count: int) -> list[str]:
 def ms(value: str) -> float:
     """A time given in milliseconds, as seconds."""
     return float(value) / 1000.0
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """How many processors the simulator uses."""
+    parser.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="processes; 0 = one per processor (%(default)s)"
+    )

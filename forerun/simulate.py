@@ -11,20 +11,34 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.figures import as_json as figures_as_json
-from forerun.paint import Painter, note
-from simulator.advice import Advice, advise, in_words, map_lines
-from simulator.experiment import Outcome, as_dict, distance_to_bound, mean_speedup, run_experiment
+from forerun import advise_command, plot_command
+from forerun.options import add_workers
+from forerun.paint import Painter
+from forerun.progress import ProgressBar
+from simulator.experiment import (
+    Outcome,
+    as_dict,
+    distance_to_bound,
+    mean_speedup,
+    percentiles,
+    run_experiment,
+)
 from simulator.files import Experiment, read_experiment
-from simulator.knowledge import BetaDraft
-from simulator.link import LinkSpec
-from simulator.plots import plot_pace
+from simulator.measures import KINDS
 from simulator.schemes import policy_maker
-from simulator.sweep import AXES, MANIFEST, RESULTS, Cell, Sweep, grids, read_results, run_sweep
+from simulator.sweep import (
+    AXES,
+    LATENCIES,
+    MANIFEST,
+    RESULTS,
+    Standing,
+    Sweep,
+    grids,
+    parquet_path,
+    run_sweep,
+    shown,
+)
 from simulator.timeline import as_lines, as_trace_events, timeline
-from simulator.world import DeviceSpec, VerifierSpec, World
-
-ADVICE_TOKENS = 200  # of each simulated text: advice should come in seconds
 
 DESCRIPTION = """\
 Runs the very state machines of edge and verifier in virtual time: no model, no network, no GPU. A world is a
@@ -39,7 +53,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for add in (_add_run, _add_sweep, _add_replay, _add_advise, _add_plot):
+    for add in (_add_run, _add_sweep, _add_replay, advise_command.add_parser, plot_command.add_parser):
         add(actions)
 
 
@@ -67,7 +81,9 @@ def _add_sweep(actions: Any) -> None:
     option("world", type=Path, help="the world that the grid starts from")
     option("--axis", action="append", required=True, metavar="NAME=V,V,...", help=f"one of {', '.join(AXES)}")
     _add_experiment(parser)
-    option("--out", type=Path, required=True, metavar="FOLDER", help=f"gets {RESULTS} and {MANIFEST}")
+    option(
+        "--out", type=Path, required=True, metavar="FOLDER", help=f"gets {RESULTS}, {LATENCIES}, {MANIFEST}"
+    )
     parser.set_defaults(run=_sweep, rtt=None)
 
 
@@ -88,59 +104,25 @@ def _add_replay(actions: Any) -> None:
     parser.set_defaults(run=_replay, repeats=None)
 
 
-def _add_advise(actions: Any) -> None:
-    parser = actions.add_parser(
-        "advise",
-        help="whether drafting pays for your network and models",
-        description="Tell in words which mode to use, where drafting stops to pay, and what it costs.",
-    )
-    option = parser.add_argument
-    option("--rtt", type=float, required=True, metavar="MS", help="round trip to the server")
-    option("--step", type=float, required=True, metavar="MS", help="a step of the target model")
-    option("--draft", type=float, required=True, metavar="MS", help="a step of the draft model")
-    option("--draft-per-node", type=float, default=0.3, metavar="MS", help="each further node (%(default)s)")
-    option("--acceptance", type=float, required=True, metavar="A", help="how often the draft's best is right")
-    option("--repeats", type=int, default=3, metavar="N", help="seeds (%(default)s)")
-    _add_workers(parser)
-    option("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=_advise)
-
-
-def _add_plot(actions: Any) -> None:
-    parser = actions.add_parser(
-        "plot",
-        help="ms per token of a sweep",
-        description="Draw ms per token of a sweep against one of its axes.",
-    )
-    option = parser.add_argument
-    option("folder", type=Path, help="what `sweep --out` was given")
-    option("--x", default="rtt_ms", metavar="AXIS", help="what runs to the right (%(default)s)")
-    option("--out", type=Path, required=True, metavar="FILE", help="a .png, .svg or .pdf")
-    parser.set_defaults(run=_plot)
-
-
 def _add_experiment(parser: Any) -> None:
     """What `run` and `sweep` may say in place of the world."""
     option = parser.add_argument
     option("--scheme", action="append", metavar="NAME", help="instead of the world's; several may be given")
     option("--repeats", type=int, metavar="N", help="seeds, instead of the world's")
-    _add_workers(parser)
-
-
-def _add_workers(parser: Any) -> None:
-    parser.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="processes; 0 = one per processor (%(default)s)"
-    )
+    add_workers(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
     experiment = _experiment(options)
 
-    def progress(done: int, total: int) -> None:
-        if done % max(1, total // 20) == 0 or done == total:
-            note(f"{done} of {total} runs")
+    with ProgressBar(sys.stderr) as bar:
 
-    outcomes = run_experiment(experiment, options.workers, progress)
+        def progress(done: int, total: int) -> None:
+            bar.show(done, total, f"{done} of {total} runs")
+            if done % max(1, total // 20) == 0 or done == total:
+                bar.note(f"{done} of {total} runs")
+
+        outcomes = run_experiment(experiment, options.workers, progress)
     if options.json:
         print(json.dumps(_as_json(options, experiment, outcomes), indent=2))
     else:
@@ -151,12 +133,18 @@ def _run(options: argparse.Namespace) -> int:
 def _sweep(options: argparse.Namespace) -> int:
     sweep = Sweep(_experiment(options), grids(options.axis))
 
-    def progress(done: int, total: int, cell: Cell) -> None:
-        shown = ", ".join(f"{axis} {value:g}" for axis, value in cell.items())
-        note(f"{done} of {total}: {shown}")
+    with ProgressBar(sys.stderr) as bar:
 
-    table = run_sweep(sweep, options.out, options.workers, progress)
+        def progress(standing: Standing) -> None:
+            points = f"{standing.cells_done} of {standing.cells}"
+            bar.show(standing.runs_done, standing.runs, f"{points} points")
+            if standing.cell is not None:
+                bar.note(f"{points}: {', '.join(f'{axis} {shown(v)}' for axis, v in standing.cell.items())}")
+
+        table = run_sweep(sweep, options.out, options.workers, progress)
     print(f"all {len(sweep.cells())} points of the grid are in {table}")
+    if not parquet_path(table).exists():
+        print("there are no Parquet files, which need pyarrow; pip install 'forerun[simulation]' brings it")
     return 0
 
 
@@ -172,44 +160,6 @@ def _replay(options: argparse.Namespace) -> int:
     except OSError as error:
         raise UserError(f"the trace cannot be written to {options.trace}: {error.strerror}") from error
     print(f"written: {options.trace}; open it at https://ui.perfetto.dev")
-    return 0
-
-
-def _advise(options: argparse.Namespace) -> int:
-    world = World(
-        link=LinkSpec(rtt=options.rtt / 1e3),
-        device=DeviceSpec(options.draft / 1e3, options.draft_per_node / 1e3),
-        verifier=VerifierSpec(step_time=options.step / 1e3),
-        draft=BetaDraft(mean=options.acceptance),
-        tokens=ADVICE_TOKENS,
-    )
-    advice = advise(world, options.repeats, options.workers, note)
-    if options.json:
-        print(json.dumps(_advice_as_json(advice), indent=2))
-        return 0
-    print("\n".join(in_words(world, advice)))
-    print("\nForerun against server streaming:")
-    print("\n".join(map_lines(advice.speedup_map)))
-    return 0
-
-
-def _advice_as_json(advice: Advice) -> dict[str, Any]:
-    return {
-        "best": advice.best,
-        "break_even_rtt_ms": None if advice.break_even_rtt is None else round(advice.break_even_rtt * 1e3, 1),
-        "pays_at_any_rtt": advice.is_beyond,
-        "speedup": {mode: round(advice.speedup(mode), 3) for mode in advice.figures},
-        "schemes": {mode: figures_as_json(found) for mode, found in advice.figures.items()},
-        "speedup_map": {
-            f"{rtt * 1e3:g}": {f"{mean:g}": round(found, 3) for mean, found in row.items()}
-            for rtt, row in advice.speedup_map.items()
-        },
-    }
-
-
-def _plot(options: argparse.Namespace) -> int:
-    plot_pace(read_results(options.folder / RESULTS), options.x, options.out)
-    print(f"drawn: {options.out}")
     return 0
 
 
@@ -274,4 +224,11 @@ def _as_json(
         "tokens": world.tokens,
         "sessions": len(world.sessions()),
     }
-    return {"settings": settings, "schemes": {outcome.scheme: as_dict(outcome) for outcome in outcomes}}
+    schemes = {
+        outcome.scheme: {
+            **as_dict(outcome),
+            "latencies_ms": {kind: percentiles(outcome, kind) for kind in KINDS},
+        }
+        for outcome in outcomes
+    }
+    return {"settings": settings, "schemes": schemes}

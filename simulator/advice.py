@@ -6,18 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from common.figures import Figures
-from simulator.experiment import Outcome, run_experiment
+from simulator.experiment import Outcome, run_experiments
 from simulator.files import Experiment
+from simulator.knowledge import BetaDraft
+from simulator.pool import Pool
 from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 from simulator.world import World
 
 MODES = (SERVER_STREAMING, SYNC_BEST, FORERUN)
 WORTH_IT = 1.05  # times faster than streaming; less is not worth a device's battery
 LONGEST_RTT = 2.0  # seconds; beyond it nobody waits for a text
-HALVINGS = 5  # of the interval in which the break-even lies: to 3 % of it
+CLOSE_ENOUGH = 0.05  # of the break-even round trip: the search ends
+CLOSEST = 0.001  # seconds; so does it here, for break-evens near 0
 
 MAP_RTTS = (0.0, 0.02, 0.04, 0.08, 0.16, 0.32)  # seconds
 MAP_MEANS = (0.5, 0.6, 0.7, 0.8, 0.9)
+MAP_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the world's target step
+ACCEPTANCE, STEP_MS = "acceptance", "target step, ms"
 
 Progress = Callable[[str], None]
 
@@ -30,7 +35,8 @@ class Advice:
     best: str
     break_even_rtt: float | None  # seconds; Forerun is worth it below; None: nowhere
     is_beyond: bool  # it is worth it even at `LONGEST_RTT`
-    speedup_map: dict[float, dict[float, float]]  # RTT in seconds -> acceptance -> Forerun's speed-up
+    across: str  # what the map's columns are: `ACCEPTANCE`, or `STEP_MS` where a recording has the acceptance
+    speedup_map: dict[float, dict[float, float]]  # RTT in seconds -> column -> Forerun's speed-up
 
     def speedup(self, mode: str) -> float:
         return self.figures[SERVER_STREAMING].ms_per_token / self.figures[mode].ms_per_token
@@ -39,93 +45,127 @@ class Advice:
 def advise(
     world: World, repeats: int = 3, workers: int = 0, progress: Progress = lambda text: None
 ) -> Advice:
-    """Try the modes in `world`, then Forerun over other round trips and acceptances. Seconds of computing."""
-    progress("trying the modes")
-    outcomes = _run(world, MODES, repeats, workers)
-    figures = {outcome.scheme: outcome.figures for outcome in outcomes}
-    best = min(figures, key=lambda mode: figures[mode].ms_per_token)
-    progress("looking for the round trip at which drafting stops to pay")
-    break_even, is_beyond = _break_even(world, repeats, workers)
-    speedups: dict[float, dict[float, float]] = {}
-    for rtt in MAP_RTTS:
-        progress(f"drawing the map: {rtt * 1e3:g} ms")
-        speedups[rtt] = {
-            mean: _speedup(replace(_at(world, rtt), draft=replace(world.draft, mean=mean)), repeats, workers)
-            for mean in MAP_MEANS
-        }
-    return Advice(figures, best, break_even, is_beyond, speedups)
+    """Try the modes in `world`, then Forerun over other round trips. Seconds of computing."""
+    with Pool(workers) as pool:
+        progress("trying the modes")
+        (outcomes,) = _run([world], MODES, repeats, pool)
+        figures = {outcome.scheme: outcome.figures for outcome in outcomes}
+        best = min(figures, key=lambda mode: figures[mode].ms_per_token)
+        pays = figures[SERVER_STREAMING].ms_per_token / figures[FORERUN].ms_per_token >= WORTH_IT
+        progress("looking for the round trip at which drafting stops to pay")
+        break_even, is_beyond = _break_even(world, pays, repeats, pool)
+        progress("drawing the map")
+        across, speedups = _map(world, repeats, pool)
+    return Advice(figures, best, break_even, is_beyond, across, speedups)
 
 
 def in_words(world: World, advice: Advice) -> list[str]:
     """Sentences for a person who has to decide."""
-    ours, alone = advice.figures[FORERUN], advice.figures[SERVER_STREAMING]
-    rtt = world.link.rtt * 1e3
-    gain = advice.speedup(FORERUN)
-    if gain >= WORTH_IT:
-        first = (
-            f"Draft on the device: at {rtt:g} ms Forerun writes {gain:.2f} times as fast as server "
-            f"streaming, {ours.ms_per_token:.1f} in place of {alone.ms_per_token:.1f} ms per token."
-        )
-    else:
-        first = (
-            f"Let the server stream: at {rtt:g} ms drafting ahead gains {100 * (gain - 1):.0f} %, which is "
-            "not worth the device's work."
-        )
+    ours = advice.figures[FORERUN]
     cost = (
-        f"A token then costs the server {ours.target_steps_per_token:.2f} steps and "
+        f"With Forerun a token costs the server {ours.target_steps_per_token:.2f} steps and "
         f"{ours.evaluated_nodes_per_token:.1f} rows in place of 1 and 1, and the device "
         f"{ours.draft_evaluations_per_token:.0f} rows of its draft."
     )
-    sync = advice.speedup(SYNC_BEST)
-    than_streaming = "faster" if sync > 1 else "slower"
-    classic = f"The best synchronous block is {than_streaming} than streaming: {sync:.2f} times as fast."
-    return [first, cost, classic, _where_it_ends(advice)]
+    return [_which_mode(world, advice), cost, _classic(advice), _where_it_ends(advice)]
 
 
-def map_lines(speedups: dict[float, dict[float, float]]) -> list[str]:
-    """Forerun's speed-up over streaming by round trip (down) and acceptance (across)."""
-    means = list(next(iter(speedups.values())))
-    lines = ["  RTT ms │ acceptance " + "".join(f"{mean:>7.2f}" for mean in means)]
-    for rtt, row in speedups.items():
-        lines.append(f"{rtt * 1e3:>8.0f} │            " + "".join(f"{row[mean]:>6.2f}x" for mean in means))
+def map_lines(advice: Advice) -> list[str]:
+    """Forerun's speed-up over streaming by round trip (down) and acceptance or target step (across)."""
+    columns = list(next(iter(advice.speedup_map.values())))
+    head = f"  RTT ms │ {advice.across} "
+    lines = [head + "".join(f"{column:>7g}" for column in columns)]
+    for rtt, row in advice.speedup_map.items():
+        start = f"{rtt * 1e3:>8.0f} │".ljust(len(head))
+        lines.append(start + "".join(f"{row[column]:>6.2f}x" for column in columns))
     return lines
+
+
+def _which_mode(world: World, advice: Advice) -> str:
+    ours, alone = advice.figures[FORERUN].ms_per_token, advice.figures[SERVER_STREAMING].ms_per_token
+    rtt, gain = world.link.rtt * 1e3, advice.speedup(FORERUN)
+    if gain >= WORTH_IT:
+        return (
+            f"Draft on the device: at {rtt:g} ms Forerun writes {gain:.2f} times as fast as server "
+            f"streaming, {ours:.1f} in place of {alone:.1f} ms per token."
+        )
+    change = f"gains {100 * (gain - 1):.0f} %" if gain >= 1 else f"loses {100 * (1 - gain):.0f} %"
+    return (
+        f"Let the server stream: at {rtt:g} ms drafting ahead {change}, which is not worth the device's work."
+    )
+
+
+def _classic(advice: Advice) -> str:
+    """The best synchronous block, against both."""
+    gain = advice.speedup(SYNC_BEST)
+    against = "faster" if gain > 1 else "slower"
+    also = ", and faster than drafting ahead" if advice.best == SYNC_BEST else ""
+    return f"The best synchronous block is {against} than streaming{also}: {gain:.2f} times as fast."
 
 
 def _where_it_ends(advice: Advice) -> str:
     if advice.is_beyond:
-        return f"Drafting pays at every round trip up to {LONGEST_RTT:g} s."
+        return f"Drafting ahead pays even at a round trip of {LONGEST_RTT:g} s."
     if advice.break_even_rtt is None:
-        return "Drafting does not pay at any round trip with this draft and target."
+        return "Drafting ahead does not pay here, not even without any distance."
     return (
-        f"Drafting pays (by {100 * (WORTH_IT - 1):.0f} % or more) up to a round trip of about "
+        f"Drafting ahead pays (by {100 * (WORTH_IT - 1):.0f} % or more) up to a round trip of about "
         f"{advice.break_even_rtt * 1e3:.0f} ms."
     )
 
 
-def _break_even(world: World, repeats: int, workers: int) -> tuple[float | None, bool]:
-    """By bisection: the speed-up falls as the round trip grows."""
-    if _speedup(_at(world, 0.0), repeats, workers) < WORTH_IT:
-        return None, False
-    if _speedup(_at(world, LONGEST_RTT), repeats, workers) >= WORTH_IT:
+def _break_even(world: World, pays: bool, repeats: int, pool: Pool) -> tuple[float | None, bool]:
+    """By bisection, as the speed-up falls while the round trip grows. `pays`: whether it does in `world`.
+
+    What was found at the world's own round trip bounds the search, so that the two never contradict.
+    """
+    here = min(world.link.rtt, LONGEST_RTT)
+    low, high = (here, LONGEST_RTT) if pays else (0.0, here)
+    if pays and _speedup(_at(world, high), repeats, pool) >= WORTH_IT:
         return None, True
-    low, high = 0.0, LONGEST_RTT
-    for _ in range(HALVINGS):
+    if not pays and _speedup(_at(world, low), repeats, pool) < WORTH_IT:
+        return None, False
+    while high - low > max(CLOSEST, CLOSE_ENOUGH * low):
         middle = 0.5 * (low + high)
-        if _speedup(_at(world, middle), repeats, workers) >= WORTH_IT:
+        if _speedup(_at(world, middle), repeats, pool) >= WORTH_IT:
             low = middle
         else:
             high = middle
     return low, False
 
 
-def _speedup(world: World, repeats: int, workers: int) -> float:
-    alone, ours = _run(world, (SERVER_STREAMING, FORERUN), repeats, workers)
-    return alone.figures.ms_per_token / ours.figures.ms_per_token
+def _map(world: World, repeats: int, pool: Pool) -> tuple[str, dict[float, dict[float, float]]]:
+    """Over acceptance; over target steps where the acceptance is a recording's, which cannot be varied."""
+    columns: dict[float, World]
+    if isinstance(world.draft, BetaDraft):
+        across = ACCEPTANCE
+        columns = {mean: replace(world, draft=replace(world.draft, mean=mean)) for mean in MAP_MEANS}
+    else:
+        across = STEP_MS
+        steps = [world.verifier.step_time * times for times in MAP_STEPS]
+        columns = {
+            step * 1e3: replace(world, verifier=replace(world.verifier, step_time=step)) for step in steps
+        }
+    worlds = [_at(each, rtt) for rtt in MAP_RTTS for each in columns.values()]
+    found = iter(_speedups(worlds, repeats, pool))
+    return across, {rtt: {column: next(found) for column in columns} for rtt in MAP_RTTS}
+
+
+def _speedup(world: World, repeats: int, pool: Pool) -> float:
+    return _speedups([world], repeats, pool)[0]
+
+
+def _speedups(worlds: Sequence[World], repeats: int, pool: Pool) -> list[float]:
+    return [
+        alone.figures.ms_per_token / ours.figures.ms_per_token
+        for alone, ours in _run(worlds, (SERVER_STREAMING, FORERUN), repeats, pool)
+    ]
 
 
 def _at(world: World, rtt: float) -> World:
     return replace(world, link=replace(world.link, rtt=rtt))
 
 
-def _run(world: World, schemes: Sequence[str], repeats: int, workers: int) -> list[Outcome]:
-    return run_experiment(Experiment(world, repeats, tuple(schemes)), workers)
+def _run(worlds: Sequence[World], schemes: Sequence[str], repeats: int, pool: Pool) -> list[list[Outcome]]:
+    experiments = [Experiment(world, repeats, tuple(schemes)) for world in worlds]
+    return list(run_experiments(experiments, pool))

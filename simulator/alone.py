@@ -24,6 +24,7 @@ def _write(world: World, key: int) -> SessionResult:
     step = world.device.draft_step_time(1)
     stats = SessionStats(
         committed=world.tokens,
+        accepted=world.tokens,
         draft_steps=world.tokens,
         drafted=world.tokens,
         draft_time=step * world.tokens,

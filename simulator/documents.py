@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import CapacityError, UserError
 
 
 def read_text(what: str, path: Path, kind: str = "UTF-8 text") -> str:
@@ -19,11 +21,22 @@ def read_text(what: str, path: Path, kind: str = "UTF-8 text") -> str:
         raise UserError(f"{what} {path} is not {kind}: {error.reason}") from error
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """All of it or nothing: a reader never sees half a file. Raises `OSError`."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8", newline="")
-    part.replace(path)
+    try:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)  # a full disk is not helped by half a file
+        raise
+
+
+def write_error(sentence: str, error: OSError) -> UserError | CapacityError:
+    """What to raise when a file cannot be written: there is no room, or it lies where it may not."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return (CapacityError if is_full else UserError)(f"{sentence}: {error.strerror}")
 
 
 def cell_number(where: str, row: Mapping[str, str | None], column: str) -> float:

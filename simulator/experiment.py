@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from common.errors import UserError
 from common.figures import Figures, as_json, figures, pace
 from simulator.files import Experiment
-from simulator.schemes import CLAIRVOYANT, SERVER_STREAMING, run_scheme, variants
+from simulator.measures import PERCENTS, Latencies, Measures, latencies, measures
+from simulator.pool import Job, Pool
+from simulator.schemes import CLAIRVOYANT, SERVER_STREAMING, variants
 from simulator.system import SessionResult
 from simulator.world import World
 
 Progress = Callable[[int, int], None]
 """Told (runs done, runs in all)."""
+
+DIGITS = 3  # of a figure behind the point: more than a measurement can say
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Outcome:
     scheme: str  # as it was asked for
     policy: str  # what ran; tells the block that `sync_best` found
     figures: Figures
+    measures: Measures
+    latencies: Latencies
     paces: tuple[float, ...]
 
     @property
@@ -43,17 +46,41 @@ def run_experiment(
 
     The result does not depend on `workers`. Raises `UserError` for a scheme that is none.
     """
-    policies = list(dict.fromkeys(policy for scheme in experiment.schemes for policy in variants(scheme)))
-    worlds = experiment.worlds()
-    jobs = [(policy, world) for policy in policies for world in worlds]
-    runs = dict(zip(jobs, _all(jobs, workers, progress), strict=True))
-    by_policy = {policy: [runs[policy, world] for world in worlds] for policy in policies}
-    return [_outcome(scheme, by_policy) for scheme in experiment.schemes]
+    total = num_runs(experiment)
+    with Pool(workers, total) as pool:
+        return next(run_experiments([experiment], pool, lambda done: progress(done, total)))
 
 
-def run_one(policy: str, world: World) -> list[SessionResult]:
-    """A picklable job."""
-    return run_scheme(policy, world)
+def run_experiments(
+    experiments: Sequence[Experiment], pool: Pool, told: Callable[[int], None] = lambda done: None
+) -> Iterator[list[Outcome]]:
+    """Each one's outcomes, in the order of the experiments, as soon as its last run is done.
+
+    Runs of the next ones are under way meanwhile. `told` gets the number of runs done, of all of them.
+    """
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        told(done)
+
+    results = pool.map((job for experiment in experiments for job in _jobs(experiment)), count)
+    for experiment in experiments:
+        by_policy = {
+            policy: [next(results) for _ in range(experiment.repeats)] for policy in _all_policies(experiment)
+        }
+        yield [_outcome(scheme, by_policy) for scheme in experiment.schemes]
+
+
+def num_runs(experiment: Experiment) -> int:
+    """How many simulations it takes."""
+    return len(_all_policies(experiment)) * experiment.repeats
+
+
+def _jobs(experiment: Experiment) -> Iterator[Job]:
+    worlds: list[World] = experiment.worlds()
+    return ((policy, world) for policy in _all_policies(experiment) for world in worlds)
 
 
 def distance_to_bound(outcomes: Sequence[Outcome], scheme: str) -> float | None:
@@ -63,44 +90,40 @@ def distance_to_bound(outcomes: Sequence[Outcome], scheme: str) -> float | None:
 
 
 def as_dict(outcome: Outcome) -> dict[str, float | str | bool]:
-    """The demo's keys, and the standard error."""
+    """The demo's keys, the standard error, and what only the simulator tells."""
     return {
         "policy": outcome.policy,
         **as_json(outcome.figures),
-        "ms_per_token_standard_error": round(outcome.standard_error, 3),
+        "ms_per_token_standard_error": round(outcome.standard_error, DIGITS),
+        **{key: round(value, DIGITS) for key, value in asdict(outcome.measures).items()},
     }
 
 
-def _all(
-    jobs: Sequence[tuple[str, World]], workers: int, progress: Progress
-) -> Iterator[list[SessionResult]]:
-    """Results in the order of the jobs."""
-    workers = workers or os.cpu_count() or 1
-    if workers < 1:
-        raise UserError(f"workers is {workers}; it must be at least 1")
-    if workers == 1 or len(jobs) == 1:
-        for done, job in enumerate(jobs, 1):
-            yield run_one(*job)
-            progress(done, len(jobs))
-        return
-    with ProcessPoolExecutor(min(workers, len(jobs))) as pool:
-        futures: list[Future[list[SessionResult]]] = [pool.submit(run_one, *job) for job in jobs]
-        try:
-            for done, _ in enumerate(as_completed(futures), 1):
-                progress(done, len(jobs))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-        yield from (future.result() for future in futures)
+def percentiles(outcome: Outcome, kind: str) -> dict[str, float]:
+    """Latencies of a kind in ms by percentile, `p99.5` for example; empty if there are none."""
+    return {
+        f"p{percent:g}": round(value, DIGITS)
+        for percent, value in zip(PERCENTS, outcome.latencies[kind], strict=False)
+    }
+
+
+def _all_policies(experiment: Experiment) -> list[str]:
+    """Each once, in order of appearance."""
+    return list(dict.fromkeys(policy for scheme in experiment.schemes for policy in variants(scheme)))
 
 
 def _outcome(scheme: str, by_policy: dict[str, list[list[SessionResult]]]) -> Outcome:
     policy = min(variants(scheme), key=lambda name: pace(_as_runs(by_policy[name])))
     seeds = by_policy[policy]
-    runs = _as_runs(seeds)
-    references = [result.truth for sessions in seeds for result in sessions]
-    paces = tuple(pace(_as_runs([seed])) for seed in seeds)
-    return Outcome(scheme, policy, figures(runs, references), paces)
+    sessions = [result for seed in seeds for result in seed]
+    return Outcome(
+        scheme,
+        policy,
+        figures(_as_runs(seeds), [result.truth for result in sessions]),
+        measures(sessions),
+        latencies(sessions),
+        tuple(pace(_as_runs([seed])) for seed in seeds),
+    )
 
 
 def _as_runs(seeds: Sequence[Sequence[SessionResult]]) -> list[dict[str, Any]]:

@@ -1,91 +1,328 @@
-"""Plots of sweeps. matplotlib comes with the extra `simulation` and is loaded only here."""
+"""Plots of sweeps. matplotlib is loaded only when something is drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from common.errors import UserError
-from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, SYNC_BEST
-from simulator.sweep import AXES, panels
+from simulator.canvas import Sheet, drawing, grouped, handles, plain_numbers, schemes_of, varied
+from simulator.measures import GAP, PERCENTS, WINDOW
+from simulator.palette import COLOCATED, COLOURS, LABELS, Style, styles
+from simulator.schemes import FORERUN, NAMED, SERVER_STREAMING
+from simulator.surface import contour, fill, steps_around, surface_of
+from simulator.sweep import AXES, PERCENTILES
+from simulator.tables import Row
 
-COLOURS = {
-    SERVER_STREAMING: "#7f7f7f",
-    SYNC_BEST: "#d95f02",
-    "chain": "#7570b3",
-    FORERUN: "#1b9e77",
-    CLAIRVOYANT: "#000000",
-}
-"""A scheme keeps its colour in every plot."""
+GRID = {"alpha": 0.3, "linewidth": 0.6}
 
-SPARE = ("#e7298a", "#66a61e", "#e6ab02", "#a6761d", "#1f78b4")
-LABELS = {
-    "rtt_ms": "network round trip, ms",
-    "jitter_ms": "jitter (standard deviation, one way), ms",
-    "mean": "acceptance of the draft's best token",
-    "step_ms": "target step, ms",
-    "draft_ms": "draft step, ms",
-    "clients": "clients",
-}
-FORMATS = (".png", ".svg", ".pdf")
+# ms per token -----------------------------------------------------------------------------------------------
 
 
-def plot_pace(rows: Sequence[dict[str, Any]], x: str, out: Path) -> None:
-    """ms per token against `x`, a line per scheme, a panel for each combination of the other axes that vary.
+@drawing
+def plot_pace(rows: Sequence[Row], out: Path, x: str = "rtt_ms") -> None:
+    """ms per token against `x`, a line per scheme, a column of panels for each combination of the other axes.
 
-    Bars are twice the standard error over seeds. Raises `UserError` if there is nothing to draw.
+    Above the mean, with bars of twice its standard error over seeds; below the slowest twentieth of windows
+    of 16 tokens. Raises `UserError` if there is nothing to draw.
     """
-    _check(rows, x, out)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError(
-            "plots need matplotlib; install it with: pip install 'forerun[simulation]'"
-        ) from error
-    others = [axis for axis in AXES if axis in rows[0] and axis != x and len({row[axis] for row in rows}) > 1]
-    groups = list(panels(rows, *others))
-    figure = Figure(figsize=(5.2 * len(groups), 4.2), layout="constrained")
-    schemes = list(dict.fromkeys(str(row["scheme"]) for row in rows))
-    all_axes = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
-    for axes, (values, inside) in zip(all_axes, groups, strict=True):
-        for scheme in schemes:
-            _line(axes, scheme, schemes, [row for row in inside if row["scheme"] == scheme], x)
-        axes.set_xlabel(LABELS[x])
-        axes.set_title(
-            ", ".join(f"{LABELS[a]} {v:g}" for a, v in zip(others, values, strict=True)), fontsize=9
-        )
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-    all_axes[0].set_ylabel("ms per token")
-    all_axes[0].legend(fontsize=8)
-    try:
-        figure.savefig(out, dpi=150)
-    except OSError as error:
-        raise UserError(f"the plot cannot be written to {out}: {error.strerror}") from error
+    groups = grouped(rows, but=[x])
+    _check_axis(rows, x)
+    found = styles(schemes_of(rows))
+    sheet = Sheet(out, 2, len(groups), sharex=True, sharey="row")
+    means, slow = sheet.panels
+    for column, (title, inside) in enumerate(groups):
+        means[column].set_title(title)
+        slow[column].set_xlabel(LABELS[x])
+        for scheme, style in found.items():
+            line = _sorted([row for row in inside if row["scheme"] == scheme], x)
+            errors = [2 * row["ms_per_token_standard_error"] for row in line]
+            _line(means[column], line, x, "ms_per_token", style, yerr=errors, capsize=2)
+            _line(slow[column], line, x, "ms_per_token_p95", style)
+        for axes in (means[column], slow[column]):
+            axes.set_ylim(bottom=0)
+            axes.grid(**GRID)
+    means[0].set_ylabel("ms per token, mean")
+    slow[0].set_ylabel("ms per token, 95th percentile\nof windows of 16 tokens")
+    sheet.legend(handles(found))
+    sheet.save()
 
 
-def _line(axes: Any, scheme: str, schemes: Sequence[str], rows: list[dict[str, Any]], x: str) -> None:
-    rows = sorted(rows, key=lambda row: float(row[x]))
-    spare = SPARE[schemes.index(scheme) % len(SPARE)]
+def _line(axes: Any, rows: Sequence[Row], x: str, y: str, style: Style, **more: Any) -> None:
+    between_names = any(isinstance(row[x], str) for row in rows)
     axes.errorbar(
         [row[x] for row in rows],
-        [row["ms_per_token"] for row in rows],
-        yerr=[2 * row["ms_per_token_standard_error"] for row in rows],
-        label=scheme,
-        color=COLOURS.get(scheme, spare),
-        linestyle="--" if scheme == CLAIRVOYANT else "-",
-        marker="o",
-        markersize=3,
-        capsize=2,
+        [row[y] for row in rows],
+        color=style.colour,
+        linestyle="" if between_names else style.line,
+        marker=style.marker,
+        markersize=4,
+        linewidth=1.2,
+        **more,
     )
 
 
-def _check(rows: Sequence[dict[str, Any]], x: str, out: Path) -> None:
-    if out.suffix not in FORMATS:
-        raise UserError(f"the plot {out} ends in {out.suffix or 'nothing'}; use one of {', '.join(FORMATS)}")
+# Speed-up ---------------------------------------------------------------------------------------------------
+
+
+@drawing
+def plot_speedup(rows: Sequence[Row], out: Path, scheme: str = FORERUN, x: str = "rtt_ms") -> None:
+    """How many times as fast as server streaming `scheme` writes, over `x` and acceptance.
+
+    A full line where it is as fast, and a dashed one where it is as fast as a draft beside the target, if the
+    sweep has that. Raises `UserError` if the sweep lacks an axis or a scheme.
+    """
+    groups = grouped(rows, but=[x, "mean"])
+    for axis in (x, "mean"):
+        _check_axis(rows, axis, least=2)
+    _check_schemes(rows, scheme, SERVER_STREAMING)
+    surfaces = [surface_of(inside, scheme, SERVER_STREAMING, x) for _, inside in groups]
+    levels = steps_around([ratio for _, _, ratio in surfaces])
+    sheet = Sheet(out, 1, len(groups), (4.2, 3.4), sharex=True, sharey=True)
+    filled: Any = None
+    lines: dict[str, Any] = {}
+    for axes, (title, inside), surface in zip(sheet.panels[0], groups, surfaces, strict=True):
+        filled = fill(axes, surface, levels)
+        axes.set_title(title)
+        axes.set_xlabel(LABELS[x])
+        lines |= contour(axes, surface, "black", "-", "1.0", f"{scheme} as fast as server streaming")
+        if COLOCATED in schemes_of(rows):
+            beside = surface_of(inside, scheme, COLOCATED, x)
+            meaning = f"{scheme} as fast as a draft beside the target"
+            lines |= contour(axes, beside, COLOURS[COLOCATED], "--", "co-located", meaning)
+    sheet.panels[0][0].set_ylabel(LABELS["mean"])
+    bar = sheet.figure.colorbar(filled, ax=list(sheet.panels[0]), ticks=levels, format="%g")
+    bar.set_label(f"{scheme}, times as fast as server streaming")
+    sheet.legend(list(lines.values()), columns=1)
+    sheet.save()
+
+
+# Latency ----------------------------------------------------------------------------------------------------
+
+
+@drawing
+def plot_latency(rows: Sequence[Row], out: Path) -> None:
+    """Distributions of inter-token latency, a column of panels per network profile (or whatever varies).
+
+    `rows` are those of `read_latencies`. Raises `UserError` if there is nothing to draw.
+    """
+    rows = [row for row in rows if row[PERCENTILES[0]] is not None]
+    groups = grouped(rows)
+    found = styles(schemes_of(rows))
+    sheet = Sheet(out, 2, len(groups), sharex="row", sharey=True)
+    for kind, line in zip((GAP, WINDOW), sheet.panels, strict=True):
+        least = _left_edge([row for row in rows if row["kind"] == kind])
+        line[0].set_xscale("log")
+        line[0].set_xlim(least, 1.2 * max(row[PERCENTILES[-1]] for row in rows if row["kind"] == kind))
+        for axes, (title, inside) in zip(line, groups, strict=True):
+            axes.set_title(title if kind == GAP else "")
+            for row in inside:
+                if row["kind"] == kind:
+                    _cdf(axes, row, found[row["scheme"]], least)
+            plain_numbers(axes.xaxis)
+            axes.set_ylim(0, 100)
+            axes.grid(**GRID)
+            axes.set_xlabel(
+                f"gap between two tokens, ms\n(left edge: {least:g} or less, they came together)"
+                if kind == GAP
+                else "pace over 16 tokens, ms per token"
+            )
+        line[0].set_ylabel("share at most so long, %")
+    sheet.legend(handles(found, has_markers=False))
+    sheet.save()
+
+
+def _left_edge(rows: Sequence[Row]) -> float:
+    """Where shorter latencies are drawn, zeros among them: at 1 ms, lower only where all is fast."""
+    longest = max((row[name] for row in rows for name in PERCENTILES), default=0.0)
+    return min(1.0, 0.05 * longest) or 1.0
+
+
+def _cdf(axes: Any, row: Row, style: Style, least: float) -> None:
+    values = [max(least, row[name]) for name in PERCENTILES]
+    axes.step(
+        [values[0], *values],
+        [0, *PERCENTS],
+        where="post",
+        color=style.colour,
+        linestyle=style.line,
+        linewidth=1.4,
+    )
+
+
+# Capacity ---------------------------------------------------------------------------------------------------
+
+
+@drawing
+def plot_capacity(rows: Sequence[Row], out: Path) -> None:
+    """Tokens per second of a client against the number of clients, or of sessions begun per second.
+
+    The line is the median client, the band reaches from the slowest tenth to the fastest. Raises `UserError`
+    if the sweep varied neither.
+    """
+    crowds = [axis for axis in ("clients", "rate_per_s") if rows and axis in varied(rows)]
+    groups = grouped(rows, but=crowds[:1])
+    if not crowds:
+        raise UserError(
+            "a plot of capacity needs a sweep over clients or rate_per_s; this one varied "
+            f"{', '.join(varied(rows)) or 'nothing'}"
+        )
+    x = crowds[0]
+    found = styles(schemes_of(rows))
+    sheet = Sheet(out, 1, len(groups), (4.4, 3.4), sharey=True)
+    for axes, (title, inside) in zip(sheet.panels[0], groups, strict=True):
+        axes.set_title(title)
+        for scheme, style in found.items():
+            line = _sorted([row for row in inside if row["scheme"] == scheme], x)
+            low, high = ([row[f"session_rate_p{percent}"] for row in line] for percent in (10, 90))
+            axes.fill_between(
+                [row[x] for row in line], low, high, color=style.colour, alpha=0.18, linewidth=0
+            )
+            _line(axes, line, x, "session_rate_p50", style)
+        axes.set_xlabel(LABELS[x])
+        axes.set_ylim(bottom=0)
+        axes.grid(**GRID)
+    sheet.panels[0][0].set_ylabel("tokens per second of a client\n(median; band: 10 to 90 %)")
+    sheet.legend(handles(found))
+    sheet.save()
+
+
+# Costs ------------------------------------------------------------------------------------------------------
+
+WASTE = {
+    "unused_draft_tokens_per_token": "draft tokens sent\nand never text",
+    "unused_target_rows_per_token": "target rows evaluated\nand never text",
+    "unused_draft_rows_per_token": "draft rows evaluated\nwithout an accepted token",
+}
+BYTES = {"bytes_up_per_token": "bytes up", "bytes_down_per_token": "bytes down"}
+
+
+@drawing
+def plot_waste(rows: Sequence[Row], out: Path) -> None:
+    """Work that came to nothing, per committed token. Raises `UserError` if there is nothing to draw."""
+    _bars(rows, out, WASTE)
+
+
+@drawing
+def plot_bytes(rows: Sequence[Row], out: Path) -> None:
+    """What travels, per committed token. Raises `UserError` if there is nothing to draw."""
+    _bars(rows, out, BYTES)
+
+
+def _bars(rows: Sequence[Row], out: Path, quantities: Mapping[str, str]) -> None:
+    """A bar per scheme; a column of panels per quantity, a row of them per combination of what varies."""
+    groups = grouped(rows, most=6)
+    known = schemes_of(rows)
+    found = styles(known)
+    size = (3.2, 0.9 + 0.24 * len(known))
+    sheet = Sheet(out, len(groups), len(quantities), size, sharex="col", sharey=True)
+    for line, (title, inside) in zip(sheet.panels, groups, strict=True):
+        line[0].set_ylabel(title)
+        for axes, column in zip(line, quantities, strict=True):
+            by_scheme = {row["scheme"]: row[column] for row in inside}
+            names = [name for name in known if name in by_scheme]
+            bars = axes.barh(
+                names,
+                [by_scheme[name] for name in names],
+                color=[found[name].colour for name in names],
+                height=0.7,
+            )
+            axes.bar_label(bars, fmt="{:.3g}", padding=2, fontsize=7.5)
+            axes.margins(x=0.2)  # room for the figures
+            axes.grid(axis="x", **GRID)
+            axes.set_axisbelow(True)
+    for axes, label in zip(sheet.panels[-1], quantities.values(), strict=True):
+        axes.set_xlabel(f"{label},\nper token of text")
+    sheet.panels[0][0].invert_yaxis()  # of all: they share it
+    sheet.save()
+
+
+# Simulated against measured ---------------------------------------------------------------------------------
+
+BANDS = (0.20, 0.08)
+
+
+@drawing
+def plot_validation(rows: Sequence[Row], out: Path) -> None:
+    """What the simulator predicted against what was measured, ms per token.
+
+    `rows` have `setting`, `policy`, `rtt_ms`, `predicted_ms_per_token` and `measured_ms_per_token`. Raises
+    `UserError` if there are none.
+    """
     if not rows:
-        raise UserError("the sweep has no finished cell yet: there is nothing to plot")
-    if x not in rows[0] or x not in LABELS:
-        known = [axis for axis in AXES if axis in rows[0]]
-        raise UserError(f"the sweep did not vary {x!r}; it varied {', '.join(known)}")
+        raise UserError("there is nothing to plot: no setting was both simulated and measured")
+    schemes = {row["policy"]: _scheme_of(row["policy"]) for row in rows}
+    found = styles(schemes.values())
+    sheet = Sheet(out, 1, 1, (5.0, 4.6))
+    axes = sheet.panels[0][0]
+    values = [row[f"{what}_ms_per_token"] for row in rows for what in ("predicted", "measured")]
+    ends = np.array([0.8 * min(values), 1.25 * max(values)])
+    for shade, band in zip((0.10, 0.16), BANDS, strict=True):
+        axes.fill_between(ends, (1 - band) * ends, (1 + band) * ends, color="black", alpha=shade, linewidth=0)
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+    for policy, scheme in schemes.items():
+        own = [row for row in rows if row["policy"] == policy]
+        points = [[row[f"{what}_ms_per_token"] for row in own] for what in ("measured", "predicted")]
+        style = found[scheme]
+        axes.scatter(
+            *points, color=style.colour, marker=style.marker, s=28, edgecolors="white", linewidths=0.4
+        )
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+    axes.set_xlabel("measured, ms per token")
+    axes.set_ylabel("simulated, ms per token")
+    for axis in (axes.xaxis, axes.yaxis):
+        plain_numbers(axis, (1, 2, 3, 5, 7))
+    axes.grid(**GRID)
+    sheet.legend([*_points(schemes, found), *_band_handles()])
+    sheet.save()
+
+
+def _scheme_of(policy: str) -> str:
+    """A growth policy's name among the schemes, where it has one."""
+    return next((scheme for scheme, own in NAMED.items() if own == policy), policy)
+
+
+def _points(schemes: Mapping[str, str], found: Mapping[str, Style]) -> list[Any]:
+    points = handles({scheme: found[scheme] for scheme in schemes.values()})
+    for point in points:
+        point.set_linestyle("")
+    return points
+
+
+def _band_handles() -> list[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    patches = [
+        Patch(color="black", alpha=shade, linewidth=0, label=f"within {100 * band:.0f} %")
+        for shade, band in zip((0.24, 0.10), sorted(BANDS), strict=True)
+    ]
+    return [Line2D([], [], color="black", linewidth=0.8, label="as measured"), *patches]
+
+
+# Rows -------------------------------------------------------------------------------------------------------
+
+
+def _sorted(rows: list[Row], x: str) -> list[Row]:
+    """By the axis; names stay in the order of the sweep."""
+    return (
+        rows if any(isinstance(row[x], str) for row in rows) else sorted(rows, key=lambda row: float(row[x]))
+    )
+
+
+def _check_schemes(rows: Sequence[Row], *names: str) -> None:
+    known = schemes_of(rows)
+    for name in names:
+        if name not in known:
+            raise UserError(f"this plot needs the scheme {name}; the sweep has {', '.join(known)}")
+
+
+def _check_axis(rows: Sequence[Row], axis: str, least: int = 1) -> None:
+    known = [name for name in AXES if name in rows[0]]
+    if axis not in known:
+        raise UserError(f"the sweep did not vary {axis!r}; it varied {', '.join(known)}")
+    if len({row[axis] for row in rows}) < least:
+        raise UserError(f"the sweep has a single {axis}; this plot needs at least {least} of them")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import itertools
 import json
 import os
@@ -15,31 +13,82 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from common.errors import LocalError, UserError
+from common.errors import UserError
 from common.figures import Figures
-from simulator.documents import write_whole
-from simulator.experiment import Outcome, as_dict, run_experiment
+from simulator.arrivals import Poisson
+from simulator.documents import read_text, write_error, write_whole
+from simulator.experiment import Outcome, as_dict, num_runs, percentiles, run_experiments
 from simulator.files import Experiment
+from simulator.measures import KINDS, PERCENTS, Measures
+from simulator.parquet import write_parquet
+from simulator.pool import Pool
+from simulator.profiles import profile
+from simulator.tables import SCHEME, TEXTS, Key, Row, Table, Value, read_rows
 from simulator.world import World
 
-RESULTS, MANIFEST = "results.csv", "manifest.json"
+RESULTS, LATENCIES, MANIFEST = "results.csv", "latencies.csv", "manifest.json"
+FIGURES = (
+    "policy",
+    *(field.name for field in fields(Figures)),
+    "ms_per_token_standard_error",
+    *(field.name for field in fields(Measures)),
+)
+PERCENTILES = tuple(f"p{percent:g}" for percent in PERCENTS)
 MS = 1000.0  # in a second
 
-AXES: dict[str, Callable[[World, float], World]] = {
-    "rtt_ms": lambda world, value: replace(world, link=replace(world.link, rtt=value / MS)),
+
+def _with_rtt(world: World, value: float) -> World:
+    if world.link.trace is not None:
+        raise UserError("the axis rtt_ms does nothing where the world's link replays a trace")
+    return replace(world, link=replace(world.link, rtt=value / MS))
+
+
+def _with_rate(world: World, value: float) -> World:
+    if not isinstance(world.arrivals, Poisson):
+        raise UserError(
+            "the axis rate_per_s needs a world whose sessions begin at random: give it an [arrivals] with "
+            "rate_per_s and sessions"
+        )
+    return replace(world, arrivals=replace(world.arrivals, rate=value))
+
+
+def _with_clients(world: World, value: float) -> World:
+    if not value.is_integer():
+        raise UserError(f"clients is {value}; a whole number was expected")
+    return replace(world, clients=int(value))
+
+
+NUMBERS: dict[str, Callable[[World, float], World]] = {
+    "rtt_ms": _with_rtt,
     "jitter_ms": lambda world, value: replace(world, link=replace(world.link, jitter=value / MS)),
+    "loss": lambda world, value: replace(world, link=replace(world.link, loss=value)),
     "mean": lambda world, value: replace(world, draft=replace(world.draft, mean=value)),
     "step_ms": lambda world, value: replace(world, verifier=replace(world.verifier, step_time=value / MS)),
     "draft_ms": lambda world, value: replace(world, device=replace(world.device, draft_time=value / MS)),
-    "clients": lambda world, value: replace(world, clients=_whole("clients", value)),
+    "clients": _with_clients,
+    "rate_per_s": _with_rate,
 }
-"""What a sweep may vary, and how a value gets into a world."""
+PROFILE = "profile"
+AXES = (PROFILE, *NUMBERS)
+"""What a sweep may vary, in the order in which it gets into a world: a profile's link first, so that another
+axis may change it."""
 
-Cell = dict[str, float]
+Cell = dict[str, Value]
 """One value per axis."""
 
-Progress = Callable[[int, int, Cell], None]
-"""Told (cells done, cells in all, the one just done)."""
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a sweep is. `runs` are those that were missing when it began."""
+
+    runs_done: int
+    runs: int
+    cells_done: int
+    cells: int
+    cell: Cell | None = None  # the one just finished, if it was told for that
+
+
+Progress = Callable[[Standing], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +96,7 @@ class Sweep:
     """An experiment at every point of a grid. Raises `UserError` for an axis that is none."""
 
     experiment: Experiment
-    grid: Mapping[str, tuple[float, ...]]
+    grid: Mapping[str, tuple[Value, ...]]
 
     def __post_init__(self) -> None:
         for axis, values in self.grid.items():
@@ -55,6 +104,8 @@ class Sweep:
                 raise UserError(f"a sweep cannot vary {axis!r}; it can vary {', '.join(AXES)}")
             if not values:
                 raise UserError(f"the sweep over {axis} has no values")
+            if len(set(values)) < len(values):
+                raise UserError(f"the axis {axis} has a value twice: {', '.join(map(shown, values))}")
         for cell in self.cells():
             self.at(cell)  # an impossible value is refused before hours are spent
 
@@ -65,8 +116,9 @@ class Sweep:
     def at(self, cell: Cell) -> Experiment:
         """The experiment with the cell's values in its world."""
         world = self.experiment.world
-        for axis, value in cell.items():
-            world = AXES[axis](world, value)
+        for axis in AXES:
+            if axis in cell:
+                world = _vary(world, axis, cell[axis])
         return replace(self.experiment, world=world)
 
     @property
@@ -75,151 +127,205 @@ class Sweep:
         text = repr((asdict(self.experiment.world), self.experiment.repeats, self.experiment.schemes))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-
-FIGURES = [field.name for field in fields(Figures)]
+    def tables(self, folder: Path) -> tuple[Table, Table]:
+        """Latencies, and results: a cell is finished when the latter has it."""
+        schemes = len(self.experiment.schemes)
+        return (
+            Table(folder / LATENCIES, (*self.grid, SCHEME, "kind", *PERCENTILES), schemes * len(KINDS)),
+            Table(folder / RESULTS, (*self.grid, SCHEME, *FIGURES), schemes),
+        )
 
 
 def run_sweep(
-    sweep: Sweep, folder: Path, workers: int = 0, progress: Progress = lambda done, total, cell: None
+    sweep: Sweep, folder: Path, workers: int = 0, progress: Progress = lambda standing: None
 ) -> Path:
-    """Run what is missing in `folder`, and return the table's path.
+    """Run what is missing in `folder`, and return the path of the results.
 
-    Raises `UserError` if the folder holds another sweep, `LocalError` if it cannot be written.
+    The files do not depend on `workers`. Beside them stand the same tables as Parquet if pyarrow is there.
+    Raises `UserError` if the folder holds another sweep or cannot be written, `CapacityError` if it is full.
     """
-    table = folder / RESULTS
-    columns = [*sweep.grid, "scheme", "policy", *FIGURES, "ms_per_token_standard_error"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _claim(folder / MANIFEST, sweep)
-        done = _repair(table, columns, sweep)
-        cells = sweep.cells()
-        finished = sum(_key(cell) in done for cell in cells)
-        for cell in cells:
-            if _key(cell) in done:
-                continue
-            outcomes = run_experiment(sweep.at(cell), workers)
-            _append(table, [_row(cell, outcome) for outcome in outcomes], columns)
-            finished += 1
-            progress(finished, len(cells), cell)
+        _claim(folder, sweep)
+        tables = sweep.tables(folder)
+        done = _mend(tables)
+        missing = [cell for cell in sweep.cells() if _key(cell) not in done]
+        if missing:
+            _discard_parquet(tables)  # of a smaller grid, until this one is complete
+            _run(sweep, missing, tables, workers, progress)
+        _write_parquet(tables, (folder / MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
-        raise LocalError(
-            f"the sweep's results cannot be written to {folder}: {error.strerror}; what was finished is kept"
+        raise write_error(
+            f"the sweep's results cannot be written to {folder}; what was finished is kept, and the same "
+            "command goes on with it",
+            error,
         ) from error
-    return table
+    return folder / RESULTS
 
 
-def read_results(table: Path) -> list[dict[str, Any]]:
-    """The rows of a sweep, numbers as numbers. Raises `UserError`."""
-    try:
-        with table.open(encoding="utf-8", newline="") as file:
-            return [{key: _value(text) for key, text in row.items()} for row in csv.DictReader(file)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the results {table} cannot be read: {error}") from error
+def read_results(folder: Path) -> list[Row]:
+    """One row per finished cell and scheme. Raises `UserError`."""
+    return read_rows(folder / RESULTS, (SCHEME, *FIGURES))
 
 
-def _claim(manifest: Path, sweep: Sweep) -> None:
+def read_latencies(folder: Path) -> list[Row]:
+    """One row per finished cell, scheme and kind. Raises `UserError`."""
+    return read_rows(folder / LATENCIES, (SCHEME, "kind", *PERCENTILES))
+
+
+def parquet_path(table: Path) -> Path:
+    """Where a CSV's twin is."""
+    return table.with_suffix(".parquet")
+
+
+def shown(value: Value) -> str:
+    """A value as people write it."""
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+# Running --------------------------------------------------------------------------------------------------
+
+
+def _run(
+    sweep: Sweep, missing: list[Cell], tables: Sequence[Table], workers: int, progress: Progress
+) -> None:
+    cells = len(sweep.cells())
+    finished = cells - len(missing)
+    experiments = [sweep.at(cell) for cell in missing]
+    runs = sum(map(num_runs, experiments))
+    runs_done = 0
+
+    def told(done: int) -> None:
+        nonlocal runs_done
+        runs_done = done
+        progress(Standing(runs_done, runs, finished, cells))
+
+    with Pool(workers, runs) as pool:
+        for cell, outcomes in zip(missing, run_experiments(experiments, pool, told), strict=True):
+            for table, rows in zip(tables, _rows(cell, outcomes), strict=True):
+                table.append(rows)
+            finished += 1
+            progress(Standing(runs_done, runs, finished, cells, cell))
+
+
+def _rows(cell: Cell, outcomes: Sequence[Outcome]) -> tuple[list[Row], list[Row]]:
+    """Of both tables."""
+    latencies = [
+        {**cell, SCHEME: outcome.scheme, "kind": kind, **percentiles(outcome, kind)}
+        for outcome in outcomes
+        for kind in KINDS
+    ]
+    return latencies, [{**cell, SCHEME: outcome.scheme, **as_dict(outcome)} for outcome in outcomes]
+
+
+def _vary(world: World, axis: str, value: Value) -> World:
+    if isinstance(value, str):
+        return replace(world, link=profile(value))
+    return NUMBERS[axis](world, value)
+
+
+def _key(cell: Cell) -> Key:
+    return tuple(cell.values())
+
+
+# The folder -----------------------------------------------------------------------------------------------
+
+
+def _claim(folder: Path, sweep: Sweep) -> None:
     """Write the manifest, or check that the one that is there is of the same sweep."""
-    if manifest.exists():
-        try:
-            found = json.loads(manifest.read_text(encoding="utf-8"))["digest"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{manifest} is damaged; give the sweep another folder") from error
-        if found != sweep.digest:
-            raise UserError(f"{manifest.parent} holds a sweep of another world; give this one another folder")
+    path = folder / MANIFEST
+    content = _manifest(sweep)
+    if not path.exists():
+        if (folder / RESULTS).exists():
+            raise UserError(f"{folder} holds results without {MANIFEST}; give this sweep another folder")
+        write_whole(path, json.dumps(content, indent=2, default=str) + "\n")
         return
+    try:
+        found = json.loads(read_text("the manifest", path))
+        digest, version = found["digest"], found["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged; give the sweep another folder") from error
+    if digest != content["digest"]:
+        raise UserError(f"{folder} holds a sweep of another world; give this one another folder")
+    if version != content["version"]:
+        raise UserError(
+            f"{folder} holds a sweep by version {version}, and this is {content['version']}; give this one "
+            "another folder"
+        )
+
+
+def _manifest(sweep: Sweep) -> dict[str, Any]:
+    """What the results came from."""
     try:
         version = metadata.version("forerun")
     except metadata.PackageNotFoundError:
         version = "unknown"
-    content = {
+    return {
         "digest": sweep.digest,
         "version": version,
         "python": platform.python_version(),
         "machine": f"{platform.machine()} {platform.system()}",
+        "processors": os.cpu_count(),
+        "seed": sweep.experiment.world.seed,
         "repeats": sweep.experiment.repeats,
-        "world": asdict(sweep.experiment.world),
+        "axes": list(sweep.grid),
         "schemes": sweep.experiment.schemes,
+        "world": asdict(sweep.experiment.world),
     }
-    write_whole(manifest, json.dumps(content, indent=2, default=str) + "\n")
 
 
-def _repair(table: Path, columns: list[str], sweep: Sweep) -> set[tuple[float, ...]]:
-    """Cells whose rows are all there. Rows of a cell that was interrupted are dropped."""
-    if not table.exists():
-        write_whole(table, _as_csv([columns]))
-        return set()
-    rows = list(csv.reader(io.StringIO(table.read_text(encoding="utf-8"))))
-    if not rows or rows[0] != columns:
-        raise UserError(f"{table} has other columns than this sweep; give it another folder")
-    found: dict[tuple[float, ...], list[list[str]]] = {}
-    for row in rows[1:]:
-        if len(row) == len(columns):
-            found.setdefault(tuple(float(text) for text in row[: len(sweep.grid)]), []).append(row)
-    whole = {key: kept for key, kept in found.items() if len(kept) == len(sweep.experiment.schemes)}
-    kept_rows = [row for kept in whole.values() for row in kept]
-    if len(kept_rows) < len(rows) - 1:
-        write_whole(table, _as_csv([columns, *kept_rows]))
-    return set(whole)
+def _mend(tables: Sequence[Table]) -> set[Key]:
+    """Drop what is not whole in every table, and tell which cells are."""
+    loaded = [table.load() for table in tables]
+    done = set(loaded[0]).intersection(*loaded[1:])
+    for table, cells in zip(tables, loaded, strict=True):
+        table.keep(rows for key, rows in cells.items() if key in done)
+    return done
 
 
-def _append(table: Path, rows: Sequence[dict[str, Any]], columns: list[str]) -> None:
-    text = _as_csv([[row[column] for column in columns] for row in rows])
-    with table.open("a", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+def _discard_parquet(tables: Sequence[Table]) -> None:
+    for table in tables:
+        parquet_path(table.path).unlink(missing_ok=True)
 
 
-def _as_csv(rows: Sequence[Sequence[Any]]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
-    return out.getvalue()
+def _write_parquet(tables: Sequence[Table], manifest: str) -> None:
+    for table in tables:
+        rows = [row for cell in table.load().values() for row in cell]
+        write_parquet(parquet_path(table.path), table.columns, rows, manifest)
 
 
-def _row(cell: Cell, outcome: Outcome) -> dict[str, Any]:
-    return {**cell, "scheme": outcome.scheme, **as_dict(outcome)}
+# The command line -----------------------------------------------------------------------------------------
 
 
-def _key(cell: Cell) -> tuple[float, ...]:
-    return tuple(float(value) for value in cell.values())
+def grids(texts: Sequence[str]) -> dict[str, tuple[Value, ...]]:
+    """From `rtt_ms=0,20,60` or `profile=wifi,lte`, one text per axis. Raises `UserError`."""
+    found: dict[str, tuple[Value, ...]] = {}
+    for axis, values in map(axis_values, texts):
+        if axis in found:
+            raise UserError(f"the axis {axis} is given twice; write all its values in one")
+        found[axis] = values
+    return found
 
 
-def _value(text: str | None) -> float | str | bool | None:
-    if text in ("True", "False"):
-        return text == "True"
+def axis_values(text: str) -> tuple[str, tuple[Value, ...]]:
+    """One axis and its values. Raises `UserError`."""
+    axis, equals, rest = text.partition("=")
+    parts = [part.strip() for part in rest.split(",")]
+    values: tuple[Value, ...] = ()
     try:
-        return float(text or "")
+        values = tuple(parts) if axis in TEXTS else tuple(float(part) for part in parts)
     except ValueError:
-        return text
+        pass
+    if not equals or not values or not all(parts):
+        raise UserError(
+            f"the axis {text!r} is not understood; write for example rtt_ms=0,20,60 or profile=wifi,lte"
+        )
+    return axis, values
 
 
-def _whole(name: str, value: float) -> int:
-    if value != int(value):
-        raise UserError(f"{name} is {value}; a whole number was expected")
-    return int(value)
-
-
-def grids(texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """From `rtt_ms=0,20,60`, one text per axis. Raises `UserError`."""
-    return dict(_grid(text) for text in texts)
-
-
-def _grid(text: str) -> tuple[str, tuple[float, ...]]:
-    axis, equals, values = text.partition("=")
-    try:
-        numbers = tuple(float(value) for value in values.split(","))
-    except ValueError:
-        numbers = ()
-    if not equals or not numbers:
-        raise UserError(f"the axis {text!r} is not understood; write for example rtt_ms=0,20,60")
-    return axis, numbers
-
-
-def panels(
-    rows: Sequence[dict[str, Any]], *axes: str
-) -> Iterator[tuple[tuple[Any, ...], list[dict[str, Any]]]]:
+def panels(rows: Sequence[Row], *axes: str) -> Iterator[tuple[Key, list[Row]]]:
     """Rows grouped by the values of `axes` (those that the table has), in order of appearance."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    groups: dict[Key, list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[axis] for axis in axes), []).append(row)
     yield from groups.items()

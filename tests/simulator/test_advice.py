@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from common.figures import Figures
 from forerun.cli import main
 from simulator import advice as module
-from simulator.advice import LONGEST_RTT, WORTH_IT, advise, in_words, map_lines
+from simulator.advice import ACCEPTANCE, STEP_MS, WORTH_IT, Advice, advise, in_words, map_lines
 from simulator.knowledge import BetaDraft
 from simulator.link import LinkSpec
-from simulator.schemes import FORERUN, SERVER_STREAMING
+from simulator.pool import Pool
+from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording
+from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 from simulator.world import DeviceSpec, World
 
 SMALL = World(tokens=60, link=LinkSpec(rtt=0.04))
@@ -21,7 +27,17 @@ SMALL = World(tokens=60, link=LinkSpec(rtt=0.04))
 def _small_map(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAP_RTTS", (0.0, 0.2))
     monkeypatch.setattr(module, "MAP_MEANS", (0.5, 0.9))
-    monkeypatch.setattr(module, "HALVINGS", 3)
+    monkeypatch.setattr(module, "MAP_STEPS", (0.5, 2.0))
+    monkeypatch.setattr(module, "CLOSE_ENOUGH", 0.2)
+
+
+def made_up(streaming: float, sync: float, ours: float, **more: Any) -> Advice:
+    """Advice from these ms per token."""
+    paces = {SERVER_STREAMING: streaming, SYNC_BEST: sync, FORERUN: ours}
+    others: dict[str, Any] = dict.fromkeys(Figures.__dataclass_fields__, 1.0)
+    figures = {mode: Figures(**{**others, "ms_per_token": pace}) for mode, pace in paces.items()}
+    best = min(paces, key=paces.__getitem__)
+    return replace(Advice(figures, best, None, False, ACCEPTANCE, {}), **more)
 
 
 def test_a_good_draft_is_recommended_with_its_gain() -> None:
@@ -40,26 +56,83 @@ def test_a_useless_draft_is_not_recommended() -> None:
     assert not found.is_beyond
     words = in_words(world, found)
     assert words[0].startswith("Let the server stream: at 60 ms")
-    assert words[-1] == "Drafting does not pay at any round trip with this draft and target."
+    assert words[-1] == "Drafting ahead does not pay here, not even without any distance."
 
 
-def test_the_break_even_lies_where_the_gain_ends() -> None:
-    world = World(tokens=150, draft=BetaDraft(mean=0.6))
+@pytest.mark.parametrize(
+    ("paces", "place", "words"),
+    [
+        ((30, 40, 31), 0, "drafting ahead loses 3 %, which is not worth the device's work"),
+        ((30, 40, 29), 0, "drafting ahead gains 3 %, which is not worth the device's work"),
+        (
+            (30, 40, 15),
+            0,
+            "writes 2.00 times as fast as server streaming, 15.0 in place of 30.0 ms per token",
+        ),
+        ((30, 40, 15), 2, "The best synchronous block is slower than streaming: 0.75 times as fast."),
+        ((30, 20, 15), 2, "The best synchronous block is faster than streaming: 1.50 times as fast."),
+        ((30, 10, 15), 2, "faster than streaming, and faster than drafting ahead: 3.00 times as fast."),
+    ],
+)
+def test_sentences_say_what_the_figures_do(paces: tuple[float, ...], place: int, words: str) -> None:
+    assert words in in_words(SMALL, made_up(*paces))[place]
+
+
+def test_the_last_sentence_says_where_it_ends() -> None:
+    assert in_words(SMALL, made_up(3, 2, 1, is_beyond=True))[-1].startswith("Drafting ahead pays even at")
+    found = in_words(SMALL, made_up(3, 2, 1, break_even_rtt=0.123))[-1]
+    assert found == "Drafting ahead pays (by 5 % or more) up to a round trip of about 123 ms."
+
+
+@pytest.mark.parametrize("rtt", [0.02, 1.0])
+def test_the_break_even_lies_where_the_gain_ends(rtt: float) -> None:
+    """From either side of it, and never against what was found at the round trip asked about."""
+    world = World(tokens=150, draft=BetaDraft(mean=0.6), link=LinkSpec(rtt=rtt))
     found = advise(world, repeats=2, workers=1)
     assert found.break_even_rtt is not None
-    assert 0 < found.break_even_rtt < LONGEST_RTT
-    below = module._speedup(module._at(world, found.break_even_rtt), 2, 1)
-    above = module._speedup(module._at(world, found.break_even_rtt + LONGEST_RTT / 8), 2, 1)
+    assert (rtt <= found.break_even_rtt) == (found.speedup(FORERUN) >= WORTH_IT)
+    with Pool(1) as pool:
+        below = module._speedup(module._at(world, found.break_even_rtt), 2, pool)
+        above = module._speedup(module._at(world, found.break_even_rtt * 1.2 + 0.001), 2, pool)
     assert below >= WORTH_IT > above
 
 
 def test_the_map_rises_with_acceptance_and_falls_with_distance() -> None:
-    found = advise(SMALL, repeats=2, workers=1).speedup_map
+    advice = advise(SMALL, repeats=2, workers=1)
+    found = advice.speedup_map
     assert found[0.0][0.9] > found[0.0][0.5]
     assert found[0.0][0.9] > found[0.2][0.9]
-    lines = map_lines(found)
+    lines = map_lines(advice)
+    assert "acceptance" in lines[0]
     assert len(lines) == 3
     assert f"{found[0.2][0.5]:.2f}x" in lines[-1]
+    assert len({len(line) for line in lines[1:]}) == 1
+
+
+def test_the_number_of_workers_changes_no_advice() -> None:
+    assert advise(SMALL, repeats=1, workers=2) == advise(SMALL, repeats=1, workers=1)
+
+
+def test_a_recording_is_mapped_over_target_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ranks = [1, 1, None, 1, 2, 1, 1, 1] * 20
+    tokens = tuple({1: 7, 2: 8, None: 9}[rank] for rank in ranks)
+    text = RecordedText(4, tokens, ((7, 8),) * 160, ((0.0, -2.0),) * 160, tuple(ranks))
+    path = tmp_path / "demo.jsonl"
+    write_recording(path, Recording(RecordingHeader("t", "d", 0.0, 1), (text,)))
+    arguments = ["simulate", "advise", "--rtt", "30", "--step", "40", "--draft", "5", "--repeats", "1"]
+    arguments += ["--recording", str(path), "--workers", "1"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("The draft's best token is right 75 % of the time in ")
+    assert "target step, ms      20     80" in printed
+    assert main([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["acceptance"] == 0.75
+    assert report["speedup_map_across"] == STEP_MS
+    assert report["speedup_map"]["0"]["80"] > report["speedup_map"]["0"]["20"]
+    with pytest.raises(SystemExit):
+        main([*arguments, "--acceptance", "0.8"])
+    assert "not allowed with argument" in capsys.readouterr().err
 
 
 def test_the_command_speaks_and_refuses_nonsense(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
+import builtins
 import csv
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from common.errors import ForerunError, UserError
+from common.errors import CapacityError, ForerunError, UserError
 from forerun.cli import main
 from simulator import sweep as sweeps
-from simulator.experiment import run_experiment
+from simulator.arrivals import Poisson
+from simulator.experiment import Outcome, run_experiments
 from simulator.files import Experiment
-from simulator.plots import COLOURS, plot_pace
+from simulator.link import LinkSpec
+from simulator.pool import Pool
+from simulator.profiles import PROFILES
 from simulator.schemes import FORERUN, SERVER_STREAMING
-from simulator.sweep import RESULTS, Sweep, grids, read_results, run_sweep
+from simulator.sweep import (
+    LATENCIES,
+    MANIFEST,
+    RESULTS,
+    Standing,
+    Sweep,
+    grids,
+    parquet_path,
+    read_latencies,
+    read_results,
+    run_sweep,
+)
+from simulator.traces import Trace
 from simulator.world import World
 
 EXPERIMENT = Experiment(World(tokens=20), repeats=1, schemes=(SERVER_STREAMING, FORERUN))
 GRID = {"rtt_ms": (0.0, 40.0), "mean": (0.5, 0.9)}
+FILES = (RESULTS, LATENCIES)
+
+
+def contents(folder: Path) -> list[str]:
+    return [(folder / name).read_text() for name in FILES]
+
+
+# Running ------------------------------------------------------------------------------------------------
 
 
 def test_every_point_of_the_grid_is_run_once(tmp_path: Path) -> None:
-    told: list[int] = []
-    table = run_sweep(Sweep(EXPERIMENT, GRID), tmp_path, 1, lambda done, total, cell: told.append(done))
-    rows = read_results(table)
-    assert told == [1, 2, 3, 4]
+    told: list[Standing] = []
+    run_sweep(Sweep(EXPERIMENT, GRID), tmp_path, 1, told.append)
+    rows = read_results(tmp_path)
+    assert [each.cells_done for each in told if each.cell] == [1, 2, 3, 4]
+    assert [each.runs_done for each in told if not each.cell] == list(range(1, 9))
+    assert {each.runs for each in told} == {8}
     found = [(row["rtt_ms"], row["mean"], row["scheme"]) for row in rows]
     assert len(found) == len(set(found)) == 8
     assert all(row["identical"] is True for row in rows)
@@ -33,44 +67,97 @@ def test_every_point_of_the_grid_is_run_once(tmp_path: Path) -> None:
     assert slow == pytest.approx([30.0] * 4)
 
 
+def test_latencies_have_both_kinds_for_every_point(tmp_path: Path) -> None:
+    run_sweep(Sweep(EXPERIMENT, {"rtt_ms": (0.0, 40.0)}), tmp_path, 1)
+    rows = read_latencies(tmp_path)
+    found = [(row["rtt_ms"], row["scheme"], row["kind"]) for row in rows]
+    assert len(found) == len(set(found)) == 2 * 2 * 2
+    for row in rows:
+        if row["scheme"] == SERVER_STREAMING:
+            assert {row[name] for name in sweeps.PERCENTILES} == {30.0}
+
+
+def test_the_files_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+    for workers in (1, 2):
+        run_sweep(Sweep(EXPERIMENT, GRID), tmp_path / str(workers), workers)
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+
+
 def test_an_interrupted_sweep_goes_on_and_ends_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run_sweep(Sweep(EXPERIMENT, GRID), tmp_path / "whole", 1).read_text()
-    calls: list[Experiment] = []
-    real = run_experiment
+    run_sweep(Sweep(EXPERIMENT, GRID), tmp_path / "whole", 1)
 
-    def breaks(experiment: Experiment, workers: int) -> object:
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        calls.append(experiment)
-        return real(experiment, workers)
+    def breaks(experiments: Sequence[Experiment], pool: Pool, told: Any) -> Iterator[list[Outcome]]:
+        found = run_experiments(experiments, pool, told)
+        yield next(found)
+        yield next(found)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweeps, "run_experiment", breaks)
+    monkeypatch.setattr(sweeps, "run_experiments", breaks)
+    part = tmp_path / "part"
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(Sweep(EXPERIMENT, GRID), tmp_path / "part", 1)
-    monkeypatch.setattr(sweeps, "run_experiment", real)
-    table = tmp_path / "part" / RESULTS
-    with table.open("a", encoding="utf-8") as file:
+        run_sweep(Sweep(EXPERIMENT, GRID), part, 1)
+    assert not parquet_path(part / RESULTS).exists()
+    monkeypatch.undo()
+    with (part / RESULTS).open("a", encoding="utf-8") as file:
         file.write("40.0,0.5,server_streaming,off,3")  # the machine went down within a line
-    done: list[int] = []
-    run_sweep(Sweep(EXPERIMENT, GRID), tmp_path / "part", 1, lambda n, total, cell: done.append(n))
-    assert done == [3, 4]
-    assert table.read_text() == whole
+    told: list[Standing] = []
+    run_sweep(Sweep(EXPERIMENT, GRID), part, 1, told.append)
+    assert [each.cells_done for each in told if each.cell] == [3, 4]
+    assert contents(part) == contents(tmp_path / "whole")
 
 
-def test_half_a_point_is_run_again(tmp_path: Path) -> None:
-    table = run_sweep(Sweep(EXPERIMENT, GRID), tmp_path, 1)
-    whole = table.read_text()
-    table.write_text("".join(whole.splitlines(keepends=True)[:-1]))
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kept", [-1, -2])
+def test_half_a_point_is_run_again(tmp_path: Path, name: str, kept: int) -> None:
     run_sweep(Sweep(EXPERIMENT, GRID), tmp_path, 1)
-    assert table.read_text() == whole
+    whole = contents(tmp_path)
+    lines = (tmp_path / name).read_text().splitlines(keepends=True)
+    (tmp_path / name).write_text("".join(lines[:kept]))
+    told: list[Standing] = []
+    run_sweep(Sweep(EXPERIMENT, GRID), tmp_path, 1, told.append)
+    assert [each.cells_done for each in told if each.cell] == [4]
+    assert contents(tmp_path) == whole
+
+
+def test_ctrl_c_leaves_at_once_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    """A real interrupt of a real command, whose second point would take an hour."""
+    world = tmp_path / "world.toml"
+    world.write_text('tokens = 20\nrepeats = 2\nschemes = ["server_streaming", "forerun"]\n')
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "forerun", "simulate", "sweep", str(world), "--out", str(out)]
+    with subprocess.Popen(
+        [*command, "--axis", "clients=1,5000", "--workers", "2"], stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stderr is not None
+        assert child.stderr.readline() == "… 1 of 2: clients 1\n"
+        child.send_signal(signal.SIGINT)
+        _, rest = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "Traceback" not in rest
+    assert [row["scheme"] for row in read_results(out)] == [SERVER_STREAMING, FORERUN]
+
+
+def test_a_worker_that_the_system_ends_is_a_sentence() -> None:
+    with pytest.raises(CapacityError, match="probably because memory ran out"), Pool(2) as pool:
+        list(pool.map([("exit", _Fatal())] * 2))
+
+
+class _Fatal(World):
+    """Ends the process that is handed it."""
+
+    def __reduce__(self) -> tuple[Any, tuple[int]]:
+        return os._exit, (1,)
+
+
+# One folder, one sweep ------------------------------------------------------------------------------------
 
 
 def test_a_grid_can_be_extended_by_values_but_not_by_axes(tmp_path: Path) -> None:
     run_sweep(Sweep(EXPERIMENT, {"rtt_ms": (0.0,)}), tmp_path, 1)
-    rows = read_results(run_sweep(Sweep(EXPERIMENT, {"rtt_ms": (0.0, 40.0)}), tmp_path, 1))
-    assert len(rows) == 4
+    run_sweep(Sweep(EXPERIMENT, {"rtt_ms": (0.0, 40.0)}), tmp_path, 1)
+    assert len(read_results(tmp_path)) == 4
     with pytest.raises(UserError, match="other columns than this sweep"):
         run_sweep(Sweep(EXPERIMENT, GRID), tmp_path, 1)
 
@@ -82,10 +169,191 @@ def test_two_worlds_do_not_share_a_folder(tmp_path: Path) -> None:
         run_sweep(Sweep(other, {"rtt_ms": (0.0,)}), tmp_path, 1)
 
 
+def test_results_of_another_version_or_without_a_manifest_are_not_mixed(tmp_path: Path) -> None:
+    sweep = Sweep(EXPERIMENT, {"rtt_ms": (0.0,)})
+    run_sweep(sweep, tmp_path, 1)
+    manifest = tmp_path / MANIFEST
+    found = json.loads(manifest.read_text())
+    assert {"version", "machine", "seed", "digest", "axes"} <= set(found)
+    manifest.write_text(json.dumps({**found, "version": "0.0"}))
+    with pytest.raises(UserError, match=r"holds a sweep by version 0\.0"):
+        run_sweep(sweep, tmp_path, 1)
+    manifest.write_text("{")
+    with pytest.raises(UserError, match=r"manifest\.json is damaged"):
+        run_sweep(sweep, tmp_path, 1)
+    manifest.unlink()
+    with pytest.raises(UserError, match=r"holds results without manifest\.json"):
+        run_sweep(sweep, tmp_path, 1)
+
+
+# Disks ----------------------------------------------------------------------------------------------------
+
+
 def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ForerunError, match=r"cannot be written to .*what was finished is kept"):
         run_sweep(Sweep(EXPERIMENT, GRID), tmp_path / "file" / "below", 1)
+
+
+def test_a_read_only_folder_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, content: bytes) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)  # a superuser's tests may write anywhere
+    with pytest.raises(UserError, match=r"cannot be written to .*: Permission denied"):
+        run_sweep(Sweep(EXPERIMENT, GRID), tmp_path, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_full_disk_keeps_what_is_finished_and_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    sweep = Sweep(EXPERIMENT, GRID)
+    real, calls = os.fsync, list[int]()
+
+    def full(file: int) -> None:
+        calls.append(file)
+        if len(calls) == 3 + FILES[::-1].index(name):  # within the second point
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CapacityError, match=r"No space left on device"):
+        run_sweep(sweep, tmp_path / "part", 1)
+    monkeypatch.undo()
+    assert {row["mean"] for row in read_results(tmp_path / "part")} == {0.5}
+    assert not parquet_path(tmp_path / "part" / RESULTS).exists()
+    run_sweep(sweep, tmp_path / "part", 1)
+    run_sweep(sweep, tmp_path / "whole", 1)
+    assert contents(tmp_path / "part") == contents(tmp_path / "whole")
+
+
+def test_a_disk_that_is_full_at_the_end_leaves_no_half_parquet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow", reason="Parquet needs pyarrow, of the extra `simulation`")
+    real = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if ".parquet" in path.name:
+            real(path, content[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(CapacityError):
+        run_sweep(Sweep(EXPERIMENT, {"rtt_ms": (0.0,)}), tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*FILES, MANIFEST])
+
+
+@pytest.mark.parametrize(
+    ("damage", "to_plot", "to_sweep"),
+    [
+        (b"0.0,serv", "line 4: it is half written", None),
+        (b"\0" * 40, "line 4: it is half written", None),
+        (b"\xff\xfe,1\n\x80junk\nmore\n", "line 4: it has 2 values", "line 4: it has 2 values"),
+        (b"40.0,forerun\n" * 2, "line 4: it has 2 values", "delete it and what follows"),
+    ],
+)
+def test_a_damaged_table_is_named_and_a_damaged_end_is_mended(
+    tmp_path: Path, damage: bytes, to_plot: str, to_sweep: str | None
+) -> None:
+    sweep = Sweep(EXPERIMENT, {"rtt_ms": (0.0,)})
+    table = run_sweep(sweep, tmp_path, 1)
+    whole = table.read_bytes()
+    table.write_bytes(whole + damage)
+    with pytest.raises(UserError, match=rf"results\.csv are damaged in {to_plot}"):
+        read_results(tmp_path)
+    if to_sweep is not None:
+        with pytest.raises(UserError, match=to_sweep):
+            run_sweep(sweep, tmp_path, 1)
+    else:
+        run_sweep(sweep, tmp_path, 1)
+        assert table.read_bytes() == whole
+
+
+def test_numbers_and_flags_that_are_none_are_named(tmp_path: Path) -> None:
+    table = run_sweep(Sweep(EXPERIMENT, {"rtt_ms": (0.0,)}), tmp_path, 1)
+    whole = table.read_text()
+    for right, wrong, message in (
+        (",True,", ",Maybe,", "identical is 'Maybe' where True or False"),
+        ("0.0,forerun", "zero,forerun", "line 3: rtt_ms is 'zero' where a number"),
+    ):
+        table.write_text(whole.replace(right, wrong))
+        with pytest.raises(UserError, match=message):
+            read_results(tmp_path)
+    table.write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match="have no column 'scheme'"):
+        read_results(tmp_path)
+
+
+# Parquet --------------------------------------------------------------------------------------------------
+
+
+def test_parquet_holds_the_same_rows_and_the_manifest(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="Parquet needs pyarrow, of the extra `simulation`")
+    from pyarrow import parquet
+
+    run_sweep(Sweep(EXPERIMENT, {"profile": ("lan", "5g")}), tmp_path, 1)
+    for name, rows in ((RESULTS, read_results(tmp_path)), (LATENCIES, read_latencies(tmp_path))):
+        found = parquet.read_table(parquet_path(tmp_path / name))
+        assert found.to_pylist() == rows
+        manifest = json.loads(found.schema.metadata[b"forerun.manifest"])
+        assert manifest == json.loads((tmp_path / MANIFEST).read_text())
+
+
+def test_a_sweep_succeeds_without_pyarrow_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **named: Any) -> Any:
+        if name.split(".", maxsplit=1)[0] == "pyarrow":
+            raise ImportError(name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    world = tmp_path / "world.toml"
+    world.write_text('tokens = 20\nrepeats = 1\nschemes = ["server_streaming"]\n')
+    arguments = ["simulate", "sweep", str(world), "--axis", "rtt_ms=0", "--workers", "1"]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    assert "there are no Parquet files, which need pyarrow" in capsys.readouterr().out
+
+
+# Axes -----------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_replaces_the_link_and_other_axes_change_it() -> None:
+    sweep = Sweep(EXPERIMENT, grids(["rtt_ms=7", "profile=lte, starlink"]))
+    links = [sweep.at(cell).world.link for cell in sweep.cells()]
+    assert [link.rtt for link in links] == [0.007, 0.007]
+    assert [link.jitter for link in links] == [PROFILES["lte"].jitter, PROFILES["starlink"].jitter]
+    assert links[1].handovers == PROFILES["starlink"].handovers
+
+
+def test_names_and_numbers_survive_a_resume(tmp_path: Path) -> None:
+    run_sweep(Sweep(EXPERIMENT, {"profile": ("lan",), "loss": (0.0, 0.05)}), tmp_path, 1)
+    told: list[Standing] = []
+    sweep = Sweep(EXPERIMENT, {"profile": ("lan", "5g"), "loss": (0.0, 0.05)})
+    run_sweep(sweep, tmp_path, 1, told.append)
+    assert [each.cells_done for each in told if each.cell] == [3, 4]
+    places = {(row["profile"], row["loss"]) for row in read_results(tmp_path)}
+    assert places == {("lan", 0.0), ("lan", 0.05), ("5g", 0.0), ("5g", 0.05)}
+
+
+def test_the_rate_of_arrivals_is_an_axis_where_they_are_drawn() -> None:
+    drawn = Experiment(World(arrivals=Poisson(1.0, 3)), 1, EXPERIMENT.schemes)
+    sweep = Sweep(drawn, {"rate_per_s": (0.5, 4.0)})
+    assert [sweep.at(cell).world.arrivals for cell in sweep.cells()] == [Poisson(0.5, 3), Poisson(4.0, 3)]
+    with pytest.raises(UserError, match=r"rate_per_s needs a world whose sessions begin at random"):
+        Sweep(EXPERIMENT, {"rate_per_s": (1.0,)})
+
+
+def test_a_round_trip_is_no_axis_where_a_trace_has_it() -> None:
+    traced = LinkSpec(trace=Trace("t", (0.0,), (0.05,)))
+    with pytest.raises(UserError, match="the axis rtt_ms does nothing"):
+        Sweep(Experiment(World(link=traced), 1, EXPERIMENT.schemes), {"rtt_ms": (1.0,)})
 
 
 @pytest.mark.parametrize(
@@ -94,9 +362,15 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
         (["rtt_ms"], "'rtt_ms' is not understood"),
         (["rtt_ms="], "'rtt_ms=' is not understood"),
         (["rtt_ms=a"], "'rtt_ms=a' is not understood"),
-        (["colour=1"], "cannot vary 'colour'; it can vary rtt_ms"),
+        (["profile=wifi,"], "'profile=wifi,' is not understood"),
+        (["profile=carrier-pigeon"], "no network profile 'carrier-pigeon'"),
+        (["colour=1"], "cannot vary 'colour'; it can vary profile, rtt_ms"),
         (["rtt_ms=-1"], "link rtt is -0.001"),
+        (["rtt_ms=20,20.0"], "the axis rtt_ms has a value twice"),
+        (["rtt_ms=20", "rtt_ms=40"], "the axis rtt_ms is given twice"),
+        (["loss=1"], "link loss is 1"),
         (["clients=1.5"], "clients is 1.5; a whole number"),
+        (["clients=nan"], "clients is nan; a whole number"),
     ],
 )
 def test_an_axis_that_is_none_is_refused_before_anything_runs(texts: list[str], message: str) -> None:
@@ -104,26 +378,7 @@ def test_an_axis_that_is_none_is_refused_before_anything_runs(texts: list[str], 
         Sweep(EXPERIMENT, grids(texts))
 
 
-def test_a_plot_has_a_line_per_scheme_and_is_written(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="plots need matplotlib, of the extra `simulation`")
-    table = run_sweep(Sweep(EXPERIMENT, GRID), tmp_path, 1)
-    out = tmp_path / "pace.svg"
-    plot_pace(read_results(table), "rtt_ms", out)
-    drawn = out.read_text()
-    assert COLOURS[FORERUN] in drawn
-    assert COLOURS[SERVER_STREAMING] in drawn
-
-
-@pytest.mark.parametrize(
-    ("x", "name", "message"),
-    [("rtt_ms", "p.bmp", "ends in .bmp"), ("speed", "p.png", "did not vary 'speed'; it varied rtt_ms, mean")],
-)
-def test_a_plot_that_cannot_be_is_refused(tmp_path: Path, x: str, name: str, message: str) -> None:
-    rows = [{"rtt_ms": 0.0, "mean": 0.5, "scheme": FORERUN, "ms_per_token": 1.0}]
-    with pytest.raises(UserError, match=message):
-        plot_pace(rows, x, tmp_path / name)
-    with pytest.raises(UserError, match="no finished cell"):
-        plot_pace([], "rtt_ms", tmp_path / "p.png")
+# Commands -------------------------------------------------------------------------------------------------
 
 
 def test_the_commands_sweep_and_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

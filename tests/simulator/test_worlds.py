@@ -234,6 +234,7 @@ def test_the_command_prints_a_table_and_the_demos_keys(
     assert main(["simulate", "run", str(path), "--workers", "1", "--json", "--scheme", "forerun"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["settings"]["rtt_ms"] == 60
+    assert set(report["schemes"]["forerun"]["latencies_ms"]) == {"gap", "window"}
     keys = set(report["schemes"]["forerun"])
     assert keys >= {
         "ms_per_token_p50", "ms_per_token_p95", "ttft_ms", "target_steps_per_token", "identical",
