@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from forerun import advise_command, plot_command
+from forerun import advise_command, plot_command, validate_command
 from forerun.options import add_workers
 from forerun.paint import Painter
 from forerun.progress import ProgressBar
@@ -53,7 +53,8 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for add in (_add_run, _add_sweep, _add_replay, advise_command.add_parser, plot_command.add_parser):
+    others = (each.add_parser for each in (advise_command, plot_command, validate_command))
+    for add in (_add_run, _add_sweep, _add_replay, *others):
         add(actions)
 
 
@@ -180,7 +181,7 @@ def print_table(experiment: Experiment, outcomes: Sequence[Outcome]) -> None:
     """For people."""
     painter = Painter(sys.stdout)
     world = experiment.world
-    names = [o.scheme if o.scheme == o.policy else f"{o.scheme} ({o.policy})" for o in outcomes]
+    names = [_shown(outcome) for outcome in outcomes]
     width = max(26, *(len(name) + 1 for name in names))
     print(
         painter.bold(
@@ -206,6 +207,13 @@ def print_table(experiment: Experiment, outcomes: Sequence[Outcome]) -> None:
             f"{found.bytes_down_per_token:>8.0f}"
         )
     print("± is the standard error over seeds; steps, rows, drafted and bytes are per committed token")
+    if not all(outcome.figures.identical for outcome in outcomes):
+        print("* writes another text than the target")
+
+
+def _shown(outcome: Outcome) -> str:
+    name = outcome.scheme if outcome.scheme == outcome.policy else f"{outcome.scheme} ({outcome.policy})"
+    return name if outcome.figures.identical else f"{name} *"
 
 
 def _or_dash(value: float | None) -> str:

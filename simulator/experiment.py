@@ -12,7 +12,7 @@ from common.figures import Figures, as_json, figures, pace
 from simulator.files import Experiment
 from simulator.measures import PERCENTS, Latencies, Measures, latencies, measures
 from simulator.pool import Job, Pool
-from simulator.schemes import CLAIRVOYANT, SERVER_STREAMING, variants
+from simulator.schemes import CLAIRVOYANT, SERVER_STREAMING, is_bounded, variants
 from simulator.system import SessionResult
 from simulator.world import World
 
@@ -84,7 +84,10 @@ def _jobs(experiment: Experiment) -> Iterator[Job]:
 
 
 def distance_to_bound(outcomes: Sequence[Outcome], scheme: str) -> float | None:
-    """How many times more ms per token `scheme` takes than the clairvoyant bound; None without a bound."""
+    """How many times more ms per token `scheme` takes than the clairvoyant bound; None where none was run, or
+    where it is none: for a draft that is not on the device, or writes another text."""
+    if not is_bounded(scheme):
+        return None
     found = {outcome.scheme: outcome.figures.ms_per_token for outcome in outcomes}
     return found[scheme] / found[CLAIRVOYANT] if CLAIRVOYANT in found else None
 

@@ -11,8 +11,8 @@ import numpy as np
 from common.errors import UserError
 from simulator.canvas import Sheet, drawing, grouped, handles, plain_numbers, schemes_of, varied
 from simulator.measures import GAP, PERCENTS, WINDOW
-from simulator.palette import COLOCATED, COLOURS, LABELS, Style, styles
-from simulator.schemes import FORERUN, NAMED, SERVER_STREAMING
+from simulator.palette import COLOURS, LABELS, Style, styles
+from simulator.schemes import COLOCATED, FORERUN, NAMED, SERVER_STREAMING
 from simulator.surface import contour, fill, steps_around, surface_of
 from simulator.sweep import AXES, PERCENTILES
 from simulator.tables import Row

@@ -55,6 +55,11 @@ def variants(scheme: str) -> list[str]:
     return [f"{SEARCHED[scheme]}:{block}" for block in BLOCKS] if scheme in SEARCHED else [scheme]
 
 
+def is_bounded(scheme: str) -> bool:
+    """Whether the clairvoyant bound is one for it."""
+    return scheme not in (COLOCATED, DEVICE_ONLY) and not _is_colocated(scheme)
+
+
 def check_scheme(scheme: str) -> None:
     """Raises `UserError` for one that is none."""
     if scheme != DEVICE_ONLY:

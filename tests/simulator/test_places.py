@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 from common.errors import UserError
-from simulator.experiment import run_experiment
+from forerun.simulate import print_table
+from simulator.experiment import distance_to_bound, run_experiment
 from simulator.files import Experiment, experiment_from
 from simulator.knowledge import BetaDraft
 from simulator.link import LinkSpec
 from simulator.schemes import (
     BLOCKS,
+    CLAIRVOYANT,
     COLOCATED,
     DEVICE_ONLY,
     FORERUN,
@@ -91,6 +93,21 @@ def test_the_device_alone_writes_its_own_text_at_its_own_pace() -> None:
 def test_a_draft_that_is_always_right_writes_the_targets_text_alone() -> None:
     (outcome,) = run_experiment(Experiment(FAR, 1, (DEVICE_ONLY,)), workers=1)
     assert outcome.figures.identical
+
+
+def test_the_bound_is_none_for_drafts_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    world = replace(FAR, draft=BetaDraft(mean=0.6))
+    schemes = (CLAIRVOYANT, "colocated:sync:4", DEVICE_ONLY, "chain")
+    experiment = Experiment(world, 1, schemes)
+    outcomes = run_experiment(experiment, workers=1)
+    distances = [distance_to_bound(outcomes, scheme) for scheme in schemes]
+    assert distances[:3] == [1.0, None, None]
+    assert distances[3] is not None
+    assert distances[3] > 1.0
+    print_table(experiment, outcomes)
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] == "*" for line in table[2:6]] == [False, False, True, False]
+    assert table[-1] == "* writes another text than the target"
 
 
 def test_the_device_alone_has_no_growth_policy() -> None:

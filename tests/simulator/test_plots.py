@@ -15,7 +15,7 @@ from common.errors import CapacityError, UserError
 from forerun.cli import main
 from simulator.historical import HISTORICAL
 from simulator.measures import PERCENTS
-from simulator.palette import COLOCATED, COLOURS, DEVICE_ONLY, LABELS, MARKERS, SPARE, TITLES, styles
+from simulator.palette import COLOURS, LABELS, MARKERS, SPARE, TITLES, styles
 from simulator.plots import (
     plot_bytes,
     plot_capacity,
@@ -25,7 +25,7 @@ from simulator.plots import (
     plot_validation,
     plot_waste,
 )
-from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, SYNC_BEST
+from simulator.schemes import CLAIRVOYANT, COLOCATED, DEVICE_ONLY, FORERUN, SERVER_STREAMING, SYNC_BEST
 from simulator.sweep import AXES, FIGURES
 from simulator.tables import Row
 

@@ -1,0 +1,127 @@
+"""`forerun simulate validate`: its arithmetic on made-up runs, and one short run of all of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun import validate_command as validate
+from forerun.cli import main
+from forerun.validate_command import Recorded, Setting, compare
+from simulator.draws import Draws
+from simulator.knowledge import BetaDraft, recorded_draft
+from simulator.link import LinkSpec
+from simulator.recordings import RecordedText, Recording, RecordingHeader
+from simulator.schemes import run_scheme
+from simulator.world import DeviceSpec, VerifierSpec, World
+
+TREE = Setting(rtt_ms=60.0, jitter_ms=0.0, step_floor_ms=30.0, policy="tree", temperature=0.8)
+
+
+def made_up_text(seed: int) -> RecordedText:
+    """What a recording would hold of a text of the simulator's. Recordings rank by score."""
+    knowledge = BetaDraft(mean=0.8).session(Draws(seed))
+    ids, scores, ranks, truths = [], [], [], []
+    for place in range(10, 50):
+        ranked = sorted(zip(*reversed(knowledge.candidates(place)), strict=True), reverse=True)
+        truth = knowledge.truth(place)
+        scores.append(tuple(score for score, _ in ranked))
+        ids.append(tuple(token for _, token in ranked))
+        ranks.append(ids[-1].index(truth) + 1 if truth in ids[-1] else None)
+        truths.append(truth)
+    return RecordedText(10, tuple(truths), tuple(ids), tuple(scores), tuple(ranks))
+
+
+TEXTS = tuple(made_up_text(seed) for seed in (1, 2))
+RECORDED = Recorded(recorded_draft("made up", Recording(RecordingHeader("", "", 0.8, 1), TEXTS)), TEXTS)
+
+
+def times(fixed: float, per_row: float, rows: tuple[int, ...]) -> dict[str, Any]:
+    """As `edge_client.core.stats.StepTimes` puts them into JSON."""
+    counts = {str(each): 3 for each in rows}
+    return {"first": 9.0, "counts": counts, "totals": {str(n): 3 * (fixed + per_row * (n - 1)) for n in rows}}
+
+
+def runs_in(world: World) -> list[dict[str, Any]]:
+    """The simulator's own runs, told as the edge would."""
+    found = []
+    for place, text in enumerate(TEXTS):
+        own = validate._with(world, text, 1 + place)
+        (result,) = run_scheme("tree", own)
+        found.append(
+            {
+                "tokens": list(text.tokens),
+                "arrivals_ms": [1e3 * arrival for arrival in result.arrivals],
+                "stats": asdict(result.stats),
+                "draft_times": times(0.004, 0.001, (1, 2, 4)),
+                "target_times": times(0.030, 0.0005, (1, 7)),
+            }
+        )
+    return found
+
+
+def test_runs_of_the_simulators_own_are_predicted_exactly() -> None:
+    world = World(
+        link=LinkSpec(rtt=0.063),
+        device=DeviceSpec(0.004, 0.001),
+        verifier=VerifierSpec(0.030, 0.0005, max_nodes_per_session=16, max_rows=256),
+        draft=RECORDED.draft,
+    )
+    row = compare(TREE, runs_in(world), RECORDED, own_rtt=0.003)
+    assert row["error_percent"] == pytest.approx(0.0, abs=0.01)
+    assert row["predicted_target_steps"] == row["measured_target_steps"]
+    assert (row["draft_ms"], row["draft_ms_per_node"]) == (4.0, 1.0)
+    assert (row["step_ms"], row["step_ms_per_node"]) == (30.0, 0.5)
+    assert row["identical"]
+
+
+def test_a_link_that_is_slower_than_told_shows_as_an_error() -> None:
+    world = World(link=LinkSpec(rtt=0.15), device=DeviceSpec(0.004, 0.001), draft=RECORDED.draft)
+    row = compare(TREE, runs_in(world), RECORDED, own_rtt=0.0)
+    assert row["error_percent"] < -10.0
+
+
+def test_at_least_sixteen_settings_vary_all_that_they_should() -> None:
+    assert len(set(validate.SETTINGS)) >= 16
+    for name in Setting.__dataclass_fields__:
+        assert len({getattr(setting, name) for setting in validate.SETTINGS}) >= 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--num-prompts", "0"], "--num-prompts is 0"),
+        (["--max-tokens", "1"], "--max-tokens is 1"),
+        (["--target", "nowhere"], "nowhere is missing"),
+    ],
+)
+def test_bad_options(given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "validate", "--out", str(tmp_path / "v"), *given]) != 0
+    assert said in capsys.readouterr().err
+
+
+def test_all_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="the plot needs the extra `simulation`")
+    monkeypatch.setattr(validate, "FLOORS", (5.0,))
+    settings = tuple(Setting(20.0, 4.0, 5.0, policy, 0.0) for policy in ("tree", "sync:4"))
+    monkeypatch.setattr(validate, "SETTINGS", settings)
+    code = main(
+        ["simulate", "validate", "--out", str(tmp_path), "--num-prompts", "1", "--max-tokens", "24", "--json"]
+    )
+    assert code in (0, 1)  # how near it comes depends on what else this machine does
+    report = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / validate.REPORT).read_text()) == report
+    assert [row["setting"] for row in report["results"]] == list(map(str, settings))
+    for row in report["results"]:
+        assert row["identical"]
+        assert row["measured_ms_per_token"] > 0 < row["predicted_ms_per_token"]
+        assert row["step_ms"] >= 5.0
+    sync = report["results"][1]
+    assert sync["measured_target_steps"] == sync["predicted_target_steps"]
+    assert (tmp_path / validate.PLOT).stat().st_size > 1000
