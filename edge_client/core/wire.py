@@ -22,9 +22,9 @@ class WireNumbers:
             tokens.append(node.token)
             logprobs.append(pack_logprob(node.logprob))
             deltas.append(self._take(tree, node))
-        first, rest = deltas[:1], deltas[1:]
-        chain = rest.count(1) == len(rest) and first in ([], [0], [1])
-        anchor = tree.tip_position if 0 in deltas else None
+        anchored = 0 in deltas
+        chain = deltas.count(1) == len(deltas) - (anchored and deltas[0] == 0)  # as `parent_deltas` tells
+        anchor = tree.tip_position if anchored else None
         return Propose(tuple(tokens), bytes(logprobs), () if chain else tuple(deltas), anchor, seen_advance)
 
     def _take(self, tree: SpeculationTree, node: Node) -> int:
