@@ -15,7 +15,7 @@ TORCH_PIP = $(if $(strip $(TORCH_INDEX)),--extra-index-url $(strip $(TORCH_INDEX
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak check static format proto clean distclean preflight
+.PHONY: help setup demo test soak fast check static format proto clean distclean preflight
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -43,6 +43,9 @@ check: static test ## all that a change must pass: format, lint, types, tests
 format: setup ## rewrite the sources in the house format and mend what lint can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+fast: setup ## compile the machines and the simulator, for long sweeps (docs/simulation.md)
+	$(BIN)/python -m tools.fast
 
 proto: setup ## regenerate the gRPC stubs from proto/
 	$(BIN)/python -m tools.proto

@@ -351,7 +351,7 @@ def _ratio(time: float, unit: float) -> int:
 
 
 HISTORICAL: dict[str, Callable[[], GrowthPolicy]] = {
-    policy.name: policy
+    policy().name: policy
     for policy in (
         DelayOptimalPolicy,
         AmusdPolicy,
