@@ -1,26 +1,32 @@
 """How fast the simulator is, on one core: `python -m benchmarks.simulator_speed [--trace FILE] [--json]`.
 
 Two worlds. One client under the chain policy: committed tokens per minute of computing. And a crowd: 500
-clients with a text about once a minute each, ten minutes long, on one verifier; with --trace over a measured
-network, else over the profile lte: seconds of computing.
+clients, each of which asks for a text every 60 seconds on average (`--every`), ten minutes long, on one
+verifier; with --trace over a measured network, else over the profile lte: seconds of computing. What is timed
+are the sources, or the compiled copy where Python finds that first (`make fast` tells how); the report says
+which.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-from simulator.arrivals import Poisson
+import simulator.system
+from common.errors import UserError
+from simulator.arrivals import MAX_SESSIONS, Poisson
 from simulator.files import experiment_from
 from simulator.knowledge import BetaDraft
+from simulator.results import SessionResult
 from simulator.schemes import run_scheme
-from simulator.system import SessionResult
 from simulator.world import World
 
 CLIENTS, MINUTES = 500, 10
@@ -35,22 +41,35 @@ def one_client(tokens: int, repeats: int) -> dict[str, Any]:
     return {"tokens": tokens, "seconds": round(seconds, 3), "tokens_per_minute": round(60 * tokens / seconds)}
 
 
-def crowd(scheme: str, link: dict[str, Any], share: float) -> dict[str, Any]:
-    """`share` of the clients, all of the minutes."""
-    sessions = round(CLIENTS * MINUTES * share)
-    document = {"link": link, "tokens": TOKENS, "draft": {"mean": 0.8}}
-    arrivals = Poisson(sessions / (60.0 * MINUTES), sessions)
-    world = replace(experiment_from(document).world, arrivals=arrivals)
+def crowd(scheme: str, world: World, clients: int) -> dict[str, Any]:
+    """One run of it."""
     seconds, results = _timed(scheme, world)
     committed = sum(len(result.tokens) for result in results)
     return {
         "scheme": scheme,
-        "clients": round(CLIENTS * share),
-        "texts": sessions,
+        "clients": clients,
+        "texts": len(results),
         "tokens": committed,
         "seconds": round(seconds, 1),
         "tokens_per_minute": round(60 * committed / seconds),
     }
+
+
+def crowd_world(link: dict[str, Any], clients: int, every: float) -> World:
+    """`clients` that ask for a text every `every` seconds, for all of the minutes. Raises `UserError`."""
+    sessions = round(clients * 60 * MINUTES / every)
+    if not 1 <= sessions <= MAX_SESSIONS:
+        raise UserError(
+            f"{clients} clients with a text every {every:g} s ask for {sessions} in {MINUTES} minutes; "
+            f"change --share or --every so that it is 1 to {MAX_SESSIONS}"
+        )
+    document = {"link": link, "tokens": TOKENS, "draft": {"mean": 0.8}}
+    return replace(experiment_from(document).world, arrivals=Poisson(clients / every, sessions))
+
+
+def is_compiled() -> bool:
+    """Whether it is the copy of `make fast` that runs here."""
+    return simulator.system.__file__.endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def _timed(scheme: str, world: World) -> tuple[float, list[SessionResult]]:
@@ -67,30 +86,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option("--repeats", type=int, default=3, metavar="N", help="runs of it; the best counts (%(default)s)")
     option("--scheme", action="append", metavar="NAME", help="of the crowd (server_streaming and forerun)")
     option("--share", type=float, default=1.0, metavar="X", help="of the crowd: 0.1 = 50 (%(default)s)")
+    option(
+        "--every",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="between a client's texts, on average (%(default)s)",
+    )
     option("--trace", type=Path, metavar="FILE", help="a CSV with time_s,rtt_ms for the crowd's network")
     option("--floor", type=float, default=40.0, metavar="MS", help="put below the trace (%(default)s)")
     option("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    measured = options.trace is not None
-    link = (
-        {"trace": str(options.trace.resolve()), "trace_floor_ms": options.floor}
-        if measured
-        else {"profile": "lte"}
-    )
-    report: dict[str, Any] = {"one_client": one_client(options.tokens, options.repeats), "crowd": []}
-    report["crowd_network"] = options.trace.name if measured else "profile lte"
-    for scheme in options.scheme or ["server_streaming", "forerun"]:
-        print(f"… {CLIENTS * options.share:g} clients, {scheme}", file=sys.stderr, flush=True)
-        report["crowd"].append(crowd(scheme, link, options.share))
+    try:
+        report = measure(options)
+    except UserError as error:
+        parser.error(str(error))
     print(json.dumps(report, indent=2) if options.json else _in_words(report))
     return 0
 
 
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All of it; what is asked for is checked before anything is timed. Raises `UserError`."""
+    for name in ("tokens", "repeats"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} is {getattr(options, name)}; it must be at least 1")
+    for name in ("share", "every"):
+        if not 1e-6 <= getattr(options, name) <= 1e6:
+            raise UserError(f"--{name} is {getattr(options, name):g}; it must lie in 1e-6 to 1e6")
+    clients = round(CLIENTS * options.share)
+    network, link = "profile lte", dict[str, Any](profile="lte")
+    if options.trace is not None:
+        network = options.trace.name
+        link = {"trace": str(options.trace.resolve()), "trace_floor_ms": options.floor}
+    world = crowd_world(link, clients, options.every)
+    schemes = options.scheme or ["server_streaming", "forerun"]
+    for scheme in schemes:
+        run_scheme(scheme, World(tokens=1))  # a name that is wrong is refused now
+    report: dict[str, Any] = {"compiled": is_compiled(), "crowd_network": network, "every_s": options.every}
+    report |= {"one_client": one_client(options.tokens, options.repeats), "crowd": []}
+    for scheme in schemes:
+        print(f"… {clients} clients, {scheme}", file=sys.stderr, flush=True)
+        report["crowd"].append(crowd(scheme, world, clients))
+    return report
+
+
 def _in_words(report: dict[str, Any]) -> str:
     alone = report["one_client"]
-    lines = [f"one client, chain: {alone['tokens_per_minute']:,} committed tokens per minute of one core"]
+    kind = "compiled simulator" if report["compiled"] else "simulator as it is in the sources, not compiled"
+    lines = [
+        f"{kind}, Python {platform.python_version()}",
+        f"one client, chain: {alone['tokens_per_minute']:,} committed tokens per minute of one core",
+    ]
     lines += [
-        f"{row['clients']} clients over {MINUTES} minutes ({row['texts']} texts, {row['tokens']:,} tokens, "
+        f"{row['clients']} clients with a text every {report['every_s']:g} s, over {MINUTES} minutes "
+        f"({row['texts']} texts, {row['tokens']:,} tokens, "
         f"{report['crowd_network']}), {row['scheme']}: {row['seconds']:.0f} s of one core"
         for row in report["crowd"]
     ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
+DIGITS = 3  # of a figure behind the point: more than a measurement can say
 
 WINDOW = 16
 """Tokens per sample of ms per token. Tokens of one commit come at once, so single gaps say little; a window
@@ -15,7 +18,10 @@ of 16 is about half a line of text, over which a reader feels the pace."""
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One scheme on all its prompts. Per token means per committed token."""
+    """One scheme on all its prompts. Per token means per committed token.
+
+    The paces, `ms_per_token` and its percentiles, are NaN if no text has two tokens.
+    """
 
     ms_per_token: float  # all tokens after each text's first, over the time they took
     ms_per_token_p50: float  # of windows of 16 tokens
@@ -35,11 +41,12 @@ def figures(runs: Sequence[dict[str, Any]], references: Sequence[Sequence[int]])
     """Figures of the `done` events of one scheme; `references` are the target's own texts, in that order."""
     count = sum(len(run["tokens"]) for run in runs)
     windows = np.concatenate([window_paces(run["arrivals_ms"]) for run in runs])
+    usual, slow = np.percentile(windows, (50, 95)) if len(windows) else (math.nan, math.nan)
     total = {key: sum(run["stats"][key] for run in runs) for key in runs[0]["stats"]}
     return Figures(
         ms_per_token=pace(runs),
-        ms_per_token_p50=float(np.percentile(windows, 50)),
-        ms_per_token_p95=float(np.percentile(windows, 95)),
+        ms_per_token_p50=float(usual),
+        ms_per_token_p95=float(slow),
         ttft_ms=float(np.median([run["arrivals_ms"][0] for run in runs])),
         target_steps_per_token=total["target_steps"] / count,
         evaluated_nodes_per_token=total["evaluated"] / count,
@@ -53,9 +60,13 @@ def figures(runs: Sequence[dict[str, Any]], references: Sequence[Sequence[int]])
 
 
 def pace(runs: Sequence[dict[str, Any]]) -> float:
-    """ms per token: the time after each first token, over the tokens after it (a ratio of sums)."""
+    """ms per token: the time after each first token, over the tokens after it (a ratio of sums).
+
+    NaN if no text has two tokens.
+    """
     spans = sum(run["arrivals_ms"][-1] - run["arrivals_ms"][0] for run in runs)
-    return float(spans / max(1, sum(len(run["tokens"]) - 1 for run in runs)))
+    later = sum(len(run["tokens"]) - 1 for run in runs)
+    return float(spans / later) if later else math.nan
 
 
 def window_paces(arrivals: Sequence[float]) -> np.ndarray:
@@ -69,7 +80,12 @@ def window_paces(arrivals: Sequence[float]) -> np.ndarray:
 
 
 def as_json(result: Figures) -> dict[str, Any]:
-    """The figures with their shared keys, rounded to what a measurement can say."""
+    """The figures with their shared keys, each `rounded`."""
     return {
-        key: value if isinstance(value, bool) else round(value, 3) for key, value in asdict(result).items()
+        key: value if isinstance(value, bool) else rounded(value) for key, value in asdict(result).items()
     }
+
+
+def rounded(value: float) -> float | None:
+    """To what a measurement can say; None, which is JSON's null, for NaN, which JSON does not have."""
+    return None if math.isnan(value) else round(value, DIGITS)

@@ -24,8 +24,9 @@ from simulator.experiment import (
     run_experiment,
 )
 from simulator.files import Experiment, read_experiment
+from simulator.link import LinkSpec
 from simulator.measures import KINDS
-from simulator.schemes import policy_maker
+from simulator.schemes import check_scheme, is_bounded, policy_maker
 from simulator.sweep import (
     AXES,
     LATENCIES,
@@ -152,6 +153,9 @@ def _sweep(options: argparse.Namespace) -> int:
 def _replay(options: argparse.Namespace) -> int:
     scheme, options.scheme = options.scheme, None
     world = replace(_experiment(options).world, tokens=options.tokens)
+    check_scheme(scheme)
+    if not is_bounded(scheme):
+        raise UserError(f"replay shows drafts on a device with a verifier; {scheme} is none of them")
     spans = timeline(world, policy_maker(scheme))
     if options.trace is None:
         print("\n".join(as_lines(spans)))
@@ -168,6 +172,8 @@ def _experiment(options: argparse.Namespace) -> Experiment:
     """The world's, with what the command line says instead."""
     experiment = read_experiment(options.world)
     if options.rtt is not None:
+        if experiment.world.link.trace is not None:
+            raise UserError("--rtt changes nothing where the link replays a trace")
         link = replace(experiment.world.link, rtt=options.rtt / 1000.0)
         experiment = replace(experiment, world=replace(experiment.world, link=link))
     if options.repeats is not None:
@@ -185,9 +191,9 @@ def print_table(experiment: Experiment, outcomes: Sequence[Outcome]) -> None:
     width = max(26, *(len(name) + 1 for name in names))
     print(
         painter.bold(
-            f"RTT {world.link.rtt * 1e3:g} ms, target step {world.verifier.step_time * 1e3:g} ms, draft step "
+            f"{_network(world.link)}, target step {world.verifier.step_time * 1e3:g} ms, draft step "
             f"{world.device.draft_time * 1e3:g} ms, acceptance {world.draft.mean:g}, "
-            f"{len(world.sessions())} session(s), {experiment.repeats} seeds"
+            f"{world.num_sessions} session(s), {experiment.repeats} seeds"
         )
     )
     print(
@@ -211,6 +217,10 @@ def print_table(experiment: Experiment, outcomes: Sequence[Outcome]) -> None:
         print("* writes another text than the target")
 
 
+def _network(link: LinkSpec) -> str:
+    return f"RTT {link.rtt * 1e3:g} ms" if link.trace is None else f"trace {link.trace.name}"
+
+
 def _shown(outcome: Outcome) -> str:
     name = outcome.scheme if outcome.scheme == outcome.policy else f"{outcome.scheme} ({outcome.policy})"
     return name if outcome.figures.identical else f"{name} *"
@@ -226,11 +236,11 @@ def _as_json(
     world = experiment.world
     settings = {
         "world": str(options.world),
-        "rtt_ms": round(world.link.rtt * 1e3, 6),
+        "rtt_ms": None if world.link.trace is not None else round(world.link.rtt * 1e3, 6),
         "seed": world.seed,
         "repeats": experiment.repeats,
         "tokens": world.tokens,
-        "sessions": len(world.sessions()),
+        "sessions": world.num_sessions,
     }
     schemes = {
         outcome.scheme: {

@@ -7,7 +7,8 @@ from dataclasses import replace
 from edge_client.core.stats import SessionStats
 from simulator.draws import Draws
 from simulator.knowledge import BEST
-from simulator.system import SessionResult, target_text
+from simulator.results import SessionResult
+from simulator.system import target_text
 from simulator.world import World
 
 

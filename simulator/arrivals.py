@@ -40,6 +40,10 @@ class Poisson:
         if not 1 <= self.sessions <= MAX_SESSIONS:
             raise UserError(f"arrivals sessions is {self.sessions}; it must lie in 1 to {MAX_SESSIONS}")
 
+    @property
+    def num_sessions(self) -> int:
+        return self.sessions
+
     def plan(self, seed: int, prompt_tokens: int, tokens: int) -> tuple[Arrival, ...]:
         """In order of time; the first comes after a gap, too."""
         draws, now, found = Draws(seed), 0.0, list[Arrival]()
@@ -97,6 +101,10 @@ class Recorded:
     requests: tuple[Request, ...]  # those within the window, in order of time
     window: Window = field(default_factory=Window)
 
+    @property
+    def num_sessions(self) -> int:
+        return len(self.requests)
+
     def plan(self, seed: int, prompt_tokens: int, tokens: int) -> tuple[Arrival, ...]:
         """In order of time. Lengths that were not recorded are those given here."""
         window = self.window
@@ -120,7 +128,7 @@ def read_arrivals(path: Path, window: Window) -> Recorded:
     Raises `UserError` that names the line, or says that the window has no request or too many.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             requests = _requests(path, csv.DictReader(file))
     except OSError as error:
         raise UserError(f"the arrivals {path} cannot be read: {error.strerror}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
@@ -31,16 +32,23 @@ def drawing(plot: Callable[Plotted, None]) -> Callable[Plotted, None]:
 
     @wraps(plot)
     def run(*arguments: Plotted.args, **named: Plotted.kwargs) -> None:
-        try:
-            import matplotlib
-        except ImportError as error:
-            raise UserError(
-                "plots need matplotlib; install it with: pip install 'forerun[simulation]'"
-            ) from error
+        check_drawing()
+        import matplotlib
+
         with matplotlib.rc_context(FONTS):
             plot(*arguments, **named)
 
     return run
+
+
+def check_drawing() -> None:
+    """Raises `UserError` without matplotlib, for who computes long before drawing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            "plots need matplotlib; install it with: pip install 'forerun[simulation]'"
+        ) from error
 
 
 class Sheet:
@@ -102,6 +110,11 @@ def varied(rows: Sequence[Row]) -> list[str]:
 def schemes_of(rows: Sequence[Row]) -> list[str]:
     """In order of appearance."""
     return list(dict.fromkeys(str(row["scheme"]) for row in rows))
+
+
+def numbers(rows: Sequence[Row], column: str) -> list[float]:
+    """A figure of each row; NaN, which is not drawn, where there is none."""
+    return [math.nan if row[column] is None else float(row[column]) for row in rows]
 
 
 def handles(found: Mapping[str, Style], has_markers: bool = True) -> list[Any]:

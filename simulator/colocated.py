@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from common.messages import Commit, Open
+from common.messages import Open
 from common.rpc.size import request_size, response_size
 from edge_client.core.effects import Emit
 from simulator.draws import Draws
 from simulator.events import Events
 from simulator.link import DOWN, UP, Lane, LinkSpec
-from simulator.system import FRAME, PolicyMaker, SimulatedDevice, SimulatedVerifier
+from simulator.system import FRAME, PolicyMaker, SimulatedDevice, SimulatedVerifier, ToEdge
 from simulator.world import World
 
 BESIDE = LinkSpec(rtt=0.0)
@@ -22,17 +22,18 @@ class ColocatedDraft(SimulatedDevice):
     """A session whose draft runs at the server. The user's request and text cross the world's link.
 
     The draft has a processor of its own, at the pace of `VerifierSpec.draft` (the device's, where that is
-    not given), and sessions do not wait for each other's drafts. That favours this scheme.
+    not given), no power budget, and does not wait for other sessions' drafts. That favours this scheme.
     """
 
     def __init__(
         self, events: Events, verifier: SimulatedVerifier, world: World, key: int, make: PolicyMaker
     ) -> None:
-        device = world.verifier.draft or world.device
-        super().__init__(events, verifier, replace(world, link=BESIDE, device=device), key, make)
+        beside = world.verifier.draft or replace(world.device, max_draft_steps_per_second=0.0)
+        super().__init__(events, verifier, replace(world, link=BESIDE, device=beside), key, make)
         draws = Draws(world.seed, key)
         self._from_user = Lane(events, world.link, UP, draws)
         self._to_user = Lane(events, world.link, DOWN, draws)
+        self._emitted: list[Emit] = []  # by the message that is being taken in
 
     def start(self) -> None:
         self.began_at = self._events.now
@@ -44,7 +45,15 @@ class ColocatedDraft(SimulatedDevice):
     def num_bytes(self) -> tuple[int, int]:
         return self._from_user.num_bytes, self._to_user.num_bytes
 
+    def _receive(self, message: ToEdge) -> None:
+        """What the verifier sends goes on to the user as it is, as a streaming server would send it."""
+        super()._receive(message)
+        emitted, self._emitted = self._emitted, []
+        self._to_user.carry(response_size(message) + FRAME, partial(self._deliver, emitted))
+
     def _emit(self, effect: Emit) -> None:
-        message = Commit(effect.start, effect.tokens, effect.server_made)
-        size = response_size(message) + FRAME
-        self._to_user.carry(size, partial(super()._emit, effect))
+        self._emitted.append(effect)
+
+    def _deliver(self, emitted: list[Emit]) -> None:
+        for effect in emitted:
+            super()._emit(effect)

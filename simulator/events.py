@@ -34,7 +34,10 @@ class Events:
         self.at(self.now + delay, action)
 
     def run(self, until: float = float("inf")) -> None:
-        """Let everything happen that is planned before `until`, and what follows from it."""
+        """Let everything happen that is planned for `until` or earlier, and what follows from it by then.
+
+        In the end `now` is the moment of the last action, which may lie before `until`.
+        """
         heap = self._heap
         while heap and heap[0][0] <= until:
             self.now, _, action = heapq.heappop(heap)

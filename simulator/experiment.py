@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from common.figures import Figures, as_json, figures, pace
+from common.figures import Figures, as_json, figures, pace, rounded
 from simulator.files import Experiment
+from simulator.link import LinkSpec
 from simulator.measures import PERCENTS, Latencies, Measures, latencies, measures
 from simulator.pool import Job, Pool
+from simulator.results import SessionResult
 from simulator.schemes import CLAIRVOYANT, SERVER_STREAMING, is_bounded, variants
-from simulator.system import SessionResult
 from simulator.world import World
 
 Progress = Callable[[int, int], None]
@@ -24,7 +25,8 @@ DIGITS = 3  # of a figure behind the point: more than a measurement can say
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One scheme over all seeds. `paces` are ms per token seed by seed."""
+    """One scheme over all seeds. `paces` are ms per token seed by seed, after each text's first token;
+    `whole_pace` counts from each session's beginning."""
 
     scheme: str  # as it was asked for
     policy: str  # what ran; tells the block that `sync_best` found
@@ -32,6 +34,8 @@ class Outcome:
     measures: Measures
     latencies: Latencies
     paces: tuple[float, ...]
+    whole_pace: float
+    has_bottleneck: bool  # on its link: who sends few large messages gains there
 
     @property
     def standard_error(self) -> float:
@@ -70,7 +74,8 @@ def run_experiments(
         by_policy = {
             policy: [next(results) for _ in range(experiment.repeats)] for policy in _all_policies(experiment)
         }
-        yield [_outcome(scheme, by_policy) for scheme in experiment.schemes]
+        link = experiment.world.link
+        yield [_outcome(scheme, by_policy, _has_bottleneck(link)) for scheme in experiment.schemes]
 
 
 def num_runs(experiment: Experiment) -> int:
@@ -84,21 +89,26 @@ def _jobs(experiment: Experiment) -> Iterator[Job]:
 
 
 def distance_to_bound(outcomes: Sequence[Outcome], scheme: str) -> float | None:
-    """How many times more ms per token `scheme` takes than the clairvoyant bound; None where none was run, or
-    where it is none: for a draft that is not on the device, or writes another text."""
-    if not is_bounded(scheme):
+    """How many times more time per token, from the session's beginning to its end, `scheme` takes than the
+    clairvoyant bound.
+
+    None where none was run, or where it is no bound: for a draft that is not on the device or writes another
+    text, and on a link with a bottleneck, where the bound's many small messages wait for each other.
+    """
+    found = {outcome.scheme: outcome for outcome in outcomes}
+    bound = found.get(CLAIRVOYANT)
+    if bound is None or not is_bounded(scheme) or bound.has_bottleneck:
         return None
-    found = {outcome.scheme: outcome.figures.ms_per_token for outcome in outcomes}
-    return found[scheme] / found[CLAIRVOYANT] if CLAIRVOYANT in found else None
+    return found[scheme].whole_pace / bound.whole_pace
 
 
-def as_dict(outcome: Outcome) -> dict[str, float | str | bool]:
+def as_dict(outcome: Outcome) -> dict[str, float | str | bool | None]:
     """The demo's keys, the standard error, and what only the simulator tells."""
     return {
         "policy": outcome.policy,
         **as_json(outcome.figures),
-        "ms_per_token_standard_error": round(outcome.standard_error, DIGITS),
-        **{key: round(value, DIGITS) for key, value in asdict(outcome.measures).items()},
+        "ms_per_token_standard_error": rounded(outcome.standard_error),
+        **{key: rounded(value) for key, value in asdict(outcome.measures).items()},
     }
 
 
@@ -115,7 +125,13 @@ def _all_policies(experiment: Experiment) -> list[str]:
     return list(dict.fromkeys(policy for scheme in experiment.schemes for policy in variants(scheme)))
 
 
-def _outcome(scheme: str, by_policy: dict[str, list[list[SessionResult]]]) -> Outcome:
+def _has_bottleneck(link: LinkSpec) -> bool:
+    traced = link.trace is not None and bool(link.trace.bandwidths)
+    scheduled = link.schedule_up is not None or link.schedule_down is not None
+    return traced or scheduled or bool(link.bandwidth_up or link.bandwidth_down)
+
+
+def _outcome(scheme: str, by_policy: dict[str, list[list[SessionResult]]], has_bottleneck: bool) -> Outcome:
     policy = min(variants(scheme), key=lambda name: pace(_as_runs(by_policy[name])))
     seeds = by_policy[policy]
     sessions = [result for seed in seeds for result in seed]
@@ -126,6 +142,8 @@ def _outcome(scheme: str, by_policy: dict[str, list[list[SessionResult]]]) -> Ou
         measures(sessions),
         latencies(sessions),
         tuple(pace(_as_runs([seed])) for seed in seeds),
+        1e3 * sum(each.arrivals[-1] for each in sessions) / sum(len(each.tokens) for each in sessions),
+        has_bottleneck,
     )
 
 
@@ -145,8 +163,8 @@ def _as_runs(seeds: Sequence[Sequence[SessionResult]]) -> list[dict[str, Any]]:
 
 
 def mean_speedup(outcomes: Sequence[Outcome], scheme: str, over: str = SERVER_STREAMING) -> float | None:
-    """How many times fewer ms per token, seed by seed on the same random numbers; None without `over`."""
+    """How many times fewer ms per token on average, on the same random numbers; None without `over`."""
     found = {outcome.scheme: outcome.paces for outcome in outcomes}
-    if over not in found:
+    if over not in found or not fmean(found[scheme]):
         return None
     return fmean(found[over]) / fmean(found[scheme])

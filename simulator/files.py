@@ -63,6 +63,8 @@ class Experiment:
         if not self.schemes:
             raise UserError("schemes is empty; name at least one, for example forerun")
         for scheme in self.schemes:
+            if self.schemes.count(scheme) > 1:
+                raise UserError(f"schemes names {scheme} {self.schemes.count(scheme)} times; once is enough")
             check_scheme(scheme)
 
     def worlds(self) -> list[World]:
@@ -160,10 +162,11 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
     repeats = top.pop("repeats", 20)
     draft, times = _draft(_table(document, "draft", extra=REPLAYS), folder)
     device, verifier = _table(document, "device"), _table(document, "verifier")
+    on_device = DeviceSpec(**_with_recorded(DRAFT_TIME, times.draft, _fields("device.", device, DEVICE)))
     world = World(
         link=_link(_table(document, "link", LINK_EXTRA), folder),
-        device=DeviceSpec(**_with_recorded(DRAFT_TIME, times.draft, _fields("device.", device, DEVICE))),
-        verifier=_verifier(verifier, times.target),
+        device=on_device,
+        verifier=_verifier(verifier, times.target, on_device),
         draft=draft,
         arrivals=_arrivals(document, folder),
         **top,
@@ -215,6 +218,8 @@ def _link(table: dict[str, Any], folder: Path) -> LinkSpec:
     if "handovers" in table:
         found["handovers"] = _handovers(table["handovers"])
     trace = _trace(table, folder)
+    if trace is not None and "rtt_ms" in table:
+        raise UserError("link.trace and link.rtt_ms both tell the round trip; give one of them")
     if trace is not None and name is not None:
         raise UserError("link.trace and link.profile both tell what the network is like; give one of them")
     return replace(base, **found, trace=trace)
@@ -241,12 +246,12 @@ def _with_recorded(
     return {**found, **given}
 
 
-def _verifier(table: dict[str, Any], recorded: Mapping[int, float]) -> VerifierSpec:
-    found, draft = (_fields("verifier.", table, known) for known in (VERIFIER, SERVER_DRAFT))
+def _verifier(table: dict[str, Any], recorded: Mapping[int, float], device: DeviceSpec) -> VerifierSpec:
+    """A draft beside the target is the device's in what is not said of it."""
+    found, beside = (_fields("verifier.", table, known) for known in (VERIFIER, SERVER_DRAFT))
     found = _with_recorded(STEP_TIME, recorded, found)
-    if draft and "draft_time" not in draft:
-        raise UserError("verifier.draft_ms_per_node needs a verifier.draft_ms")
-    return VerifierSpec(**found, draft=DeviceSpec(**draft) if draft else None)
+    draft = replace(device, **beside, max_draft_steps_per_second=0.0) if beside else None
+    return VerifierSpec(**found, draft=draft)
 
 
 def _text(where: str, value: Any) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from common.errors import UserError
 from edge_client.core.confidence import LEAST_MISS, MOST_MISS, Confidence, Prior
@@ -67,7 +67,6 @@ class BetaDraft:
     those probabilities. Where the confidence is low the runner-up's may exceed the best's.
     """
 
-    prior: ClassVar[Prior] = HONEST
     mean: float = 0.8  # acceptance of the draft's best token
     k: float = 2.0  # concentration: the smaller, the more the draft knows when it is right
 
@@ -76,6 +75,11 @@ class BetaDraft:
             raise UserError(f"draft mean is {self.mean}; an acceptance lies in [0, 1]")
         if not (self.k > 0 and math.isfinite(self.k)):
             raise UserError(f"draft k is {self.k}; it must be finite and above 0")
+
+    @property
+    def prior(self) -> Prior:
+        """What a session believes of its scores at first."""
+        return HONEST
 
     def session(self, draws: Draws, place: int = 0, first: int = 0) -> BetaKnowledge:
         """Of a session with these draws, whichever of the world's sessions it is."""
@@ -143,6 +147,7 @@ def _scores(confidence: float) -> tuple[float, ...]:
     whole = 1.0 - 2.0 ** -(NUM_CANDIDATES - 1)
     rest = (1.0 - confidence) * (1.0 - OUTSIDE_SHARE)
     chances = [confidence] + [rest * 2.0**-place / whole for place in range(1, NUM_CANDIDATES)]
+    chances.sort(reverse=True)
     return tuple(math.log(max(chance, 1e-9)) for chance in chances)
 
 

@@ -19,8 +19,11 @@ from simulator.mahimahi import Cursor, Schedule
 from simulator.traces import Trace
 
 PACKET = 1400  # bytes of a message per packet, less than a usual MTU by IP, TCP and TLS headers
-FIRST_RTO = 0.2  # seconds; the least that Linux waits (RFC 6298 says 1 s)
-MAX_RETRIES = 12  # of one message, each twice as patient as the one before
+RTO_MARGIN = 0.2  # seconds beyond the round trip, the least in Linux (RFC 6298 says 1 s in all)
+MAX_RTO = 120.0  # seconds; Linux's, too
+MAX_TRIES = 15  # of one packet: then Linux gives up the connection (tcp_retries2)
+MAX_OBSTACLES = 100_000  # met one right after the other; a link that has more of them lets nothing pass
+MICROSECOND = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,12 @@ class _Path:
         """Whether nothing passes then."""
         number, since = divmod(when + self._begun, self._handovers.every)
         return number >= 1 and since < self._handovers.duration
+
+    def passes_at(self, when: float) -> float:
+        """The first moment from `when` on that is in no handover."""
+        if not self.is_moving(when):
+            return when
+        return when + self._handovers.duration - (when + self._begun) % self._handovers.every
 
     def rtt_change(self, when: float) -> float:
         """Seconds by which the round trip differs from the link's."""
@@ -182,10 +191,12 @@ class Lane:
         self._cursor = None if schedule is None else Cursor(schedule)
         self._path = None if link.handovers is None else _Path(link.handovers, draws)
         self._width = direction.bandwidth(link)
+        trace = link.trace
+        has_widths = trace is not None and bool(trace.bandwidths)
+        self._rows = trace if self._is_down and has_widths else None  # whose widths narrow this lane
         limited = self._width or link.jitter or link.loss or link.outages
         varying = (link.trace, link.handovers, schedule)
         self._is_plain = not limited and all(each is None for each in varying)
-        trace = link.trace
         is_probed = trace is not None and bool(trace.losses)  # a trace without losses loses nothing
         self._loses = bool(link.loss or link.outages or is_probed or self._path is not None)
 
@@ -196,22 +207,22 @@ class Lane:
         if self._is_plain:
             self._events.at(now + 0.5 * link.rtt, deliver)
             return
-        sent_at = now
-        bandwidth = self._bandwidth(now)
-        if self._cursor is not None:
-            sent_at = self._cursor.take(now, size)
-        elif bandwidth:
-            sent_at = self._free_at = max(now, self._free_at) + size / bandwidth
-        arrival = self._retransmitted(sent_at, size) + self._delay()
+        arrival = self._retransmitted(self._drained_at(now, size), size) + self._delay()
         self._arrived_at = max(arrival, self._arrived_at)
         self._events.at(self._arrived_at, deliver)
 
-    def _bandwidth(self, now: float) -> float:
-        """Bytes per second; 0 = unlimited. A trace's width is that of the way down."""
-        trace = self._link.trace
-        if self._is_down and trace is not None and trace.bandwidths:
-            return trace.bandwidths[trace.row(now)]
-        return self._width
+    def _drained_at(self, now: float, size: int) -> float:
+        """When the bottleneck has sent the last byte. A trace's widths are those of the way down."""
+        if self._cursor is not None:
+            return self._cursor.take(now, size)
+        begun = max(now, self._free_at)
+        if self._rows is not None:
+            self._free_at = self._rows.drained_at(begun, size)
+        elif self._width:
+            self._free_at = begun + size / self._width
+        else:
+            return now
+        return self._free_at
 
     def _rtt_at(self, when: float) -> float:
         """Seconds, jitter apart. Never negative."""
@@ -236,7 +247,7 @@ class Lane:
         """When every packet of the message has left for good.
 
         A lost packet of a sparse stream is found by the tail loss probe, two round trips later (RFC 8985,
-        7.2); a lost probe by the retransmission timer, which doubles.
+        7.2); a lost probe by the retransmission timer, which is set anew then (7.3) and doubles.
         """
         if not self._loses:
             return when
@@ -247,21 +258,49 @@ class Lane:
         return last
 
     def _resent_at(self, lost_at: float) -> float:
-        """When a packet that was lost leaves for good."""
-        wait = max(2.0 * self._rtt_at(lost_at), 0.01)
-        attempt = lost_at + wait
-        for _ in range(MAX_RETRIES - 1):
+        """When a packet that was lost leaves for good.
+
+        A connection that was given up is set up anew as soon as anything passes. So waiting ends, even if all
+        tries meet lost probes of a trace that begins again in time with them.
+        """
+        rtt = self._rtt_at(lost_at)
+        attempt, wait = lost_at + max(2.0 * rtt, 0.01), rtt + RTO_MARGIN
+        for _ in range(MAX_TRIES):
             if not self._is_lost(attempt):
-                break
-            wait = max(FIRST_RTO, 2.0 * wait)
-            attempt += wait
-        return attempt
+                return attempt
+            attempt += min(wait, MAX_RTO)
+            wait *= 2.0
+        return self._passes_at(attempt)
+
+    def _passes_at(self, when: float) -> float:
+        """The first moment from `when` on that no outage, handover or lossy row covers."""
+        for _ in range(MAX_OBSTACLES):
+            if not self._is_blocked(when):
+                return when
+            when = self._block_end(when) + MICROSECOND  # as rounding may put an end just before itself
+        raise UserError(
+            f"nothing passes the link any more up to {when:g} s: its handovers, outages and lost probes take "
+            "turns without a gap"
+        )
+
+    def _block_end(self, when: float) -> float:
+        """When the longest of all that lets nothing pass at `when` is over."""
+        ends = [each.start + each.duration for each in self._link.outages if each.covers(when)]
+        if self._link.trace is not None:
+            ends.append(self._link.trace.passes_at(when))
+        if self._path is not None:
+            ends.append(self._path.passes_at(when))
+        return max(ends)
+
+    def _is_blocked(self, when: float) -> bool:
+        """Whether nothing passes then, whatever is drawn."""
+        if self._link.is_lossy_at(when) or any(outage.covers(when) for outage in self._link.outages):
+            return True
+        return self._path is not None and self._path.is_moving(when)
 
     def _is_lost(self, when: float) -> bool:
         self._num_packets += 1
-        if self._link.is_lossy_at(when) or any(outage.covers(when) for outage in self._link.outages):
-            return True
-        if self._path is not None and self._path.is_moving(when):
+        if self._is_blocked(when):
             return True
         if not self._link.loss:
             return False

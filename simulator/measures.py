@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.figures import window_paces
-from simulator.system import SessionResult
+from simulator.results import SessionResult
 
 MS = 1000.0  # in a second
 

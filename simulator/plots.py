@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from common.errors import UserError
-from simulator.canvas import Sheet, drawing, grouped, handles, plain_numbers, schemes_of, varied
+from simulator.canvas import Sheet, drawing, grouped, handles, numbers, plain_numbers, schemes_of, varied
 from simulator.measures import GAP, PERCENTS, WINDOW
-from simulator.palette import COLOURS, LABELS, Style, styles
+from simulator.palette import LABELS, Style, styles
 from simulator.schemes import COLOCATED, FORERUN, NAMED, SERVER_STREAMING
 from simulator.surface import contour, fill, steps_around, surface_of
-from simulator.sweep import AXES, PERCENTILES
+from simulator.sweep import AXES, NUMBERS, PERCENTILES
 from simulator.tables import Row
 
 GRID = {"alpha": 0.3, "linewidth": 0.6}
@@ -39,7 +39,7 @@ def plot_pace(rows: Sequence[Row], out: Path, x: str = "rtt_ms") -> None:
         slow[column].set_xlabel(LABELS[x])
         for scheme, style in found.items():
             line = _sorted([row for row in inside if row["scheme"] == scheme], x)
-            errors = [2 * row["ms_per_token_standard_error"] for row in line]
+            errors = [2 * error for error in numbers(line, "ms_per_token_standard_error")]
             _line(means[column], line, x, "ms_per_token", style, yerr=errors, capsize=2)
             _line(slow[column], line, x, "ms_per_token_p95", style)
         for axes in (means[column], slow[column]):
@@ -55,7 +55,7 @@ def _line(axes: Any, rows: Sequence[Row], x: str, y: str, style: Style, **more: 
     between_names = any(isinstance(row[x], str) for row in rows)
     axes.errorbar(
         [row[x] for row in rows],
-        [row[y] for row in rows],
+        numbers(rows, y),
         color=style.colour,
         linestyle="" if between_names else style.line,
         marker=style.marker,
@@ -73,8 +73,10 @@ def plot_speedup(rows: Sequence[Row], out: Path, scheme: str = FORERUN, x: str =
     """How many times as fast as server streaming `scheme` writes, over `x` and acceptance.
 
     A full line where it is as fast, and a dashed one where it is as fast as a draft beside the target, if the
-    sweep has that. Raises `UserError` if the sweep lacks an axis or a scheme.
+    sweep has that: `colocated`, or else each scheme that begins so. Raises `UserError` if the sweep lacks an
+    axis or a scheme, and for an `x` whose values are names.
     """
+    _check_between(x)
     groups = grouped(rows, but=[x, "mean"])
     for axis in (x, "mean"):
         _check_axis(rows, axis, least=2)
@@ -84,20 +86,37 @@ def plot_speedup(rows: Sequence[Row], out: Path, scheme: str = FORERUN, x: str =
     sheet = Sheet(out, 1, len(groups), (4.2, 3.4), sharex=True, sharey=True)
     filled: Any = None
     lines: dict[str, Any] = {}
+    beside = {name: style for name, style in styles(schemes_of(rows)).items() if name in _colocated(rows)}
     for axes, (title, inside), surface in zip(sheet.panels[0], groups, surfaces, strict=True):
         filled = fill(axes, surface, levels)
         axes.set_title(title)
         axes.set_xlabel(LABELS[x])
         lines |= contour(axes, surface, "black", "-", "1.0", f"{scheme} as fast as server streaming")
-        if COLOCATED in schemes_of(rows):
-            beside = surface_of(inside, scheme, COLOCATED, x)
-            meaning = f"{scheme} as fast as a draft beside the target"
-            lines |= contour(axes, beside, COLOURS[COLOCATED], "--", "co-located", meaning)
+        for name, style in beside.items():
+            label, other = ("co-located", "a draft beside the target") if name == COLOCATED else (name, name)
+            found = surface_of(inside, scheme, name, x)
+            lines |= contour(axes, found, style.colour, "--", label, f"{scheme} as fast as {other}")
     sheet.panels[0][0].set_ylabel(LABELS["mean"])
     bar = sheet.figure.colorbar(filled, ax=list(sheet.panels[0]), ticks=levels, format="%g")
     bar.set_label(f"{scheme}, times as fast as server streaming")
     sheet.legend(list(lines.values()), columns=1)
     sheet.save()
+
+
+def _colocated(rows: Sequence[Row]) -> list[str]:
+    """Schemes whose draft is beside the target: the best of them, or those with a policy of their own."""
+    known = schemes_of(rows)
+    return [COLOCATED] if COLOCATED in known else [name for name in known if name.startswith(f"{COLOCATED}:")]
+
+
+def _check_between(x: str) -> None:
+    """Colours are drawn between the values of two axes, which names do not allow."""
+    possible = [axis for axis in NUMBERS if axis != "mean"]
+    if x in AXES and x not in possible:
+        why = "it has names, between which nothing lies" if x != "mean" else "it runs upwards already"
+        raise UserError(
+            f"a plot of speed-ups cannot have {x} to the right: {why}; --x may be {', '.join(possible)}"
+        )
 
 
 # Latency ----------------------------------------------------------------------------------------------------
@@ -177,7 +196,7 @@ def plot_capacity(rows: Sequence[Row], out: Path) -> None:
         axes.set_title(title)
         for scheme, style in found.items():
             line = _sorted([row for row in inside if row["scheme"] == scheme], x)
-            low, high = ([row[f"session_rate_p{percent}"] for row in line] for percent in (10, 90))
+            low, high = (numbers(line, f"session_rate_p{percent}") for percent in (10, 90))
             axes.fill_between(
                 [row[x] for row in line], low, high, color=style.colour, alpha=0.18, linewidth=0
             )
@@ -222,7 +241,7 @@ def _bars(rows: Sequence[Row], out: Path, quantities: Mapping[str, str]) -> None
     for line, (title, inside) in zip(sheet.panels, groups, strict=True):
         line[0].set_ylabel(title)
         for axes, column in zip(line, quantities, strict=True):
-            by_scheme = {row["scheme"]: row[column] for row in inside}
+            by_scheme = dict(zip([row["scheme"] for row in inside], numbers(inside, column), strict=True))
             names = [name for name in known if name in by_scheme]
             bars = axes.barh(
                 names,

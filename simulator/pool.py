@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from common.errors import CapacityError, UserError
+from simulator.results import SessionResult
 from simulator.schemes import run_scheme
-from simulator.system import SessionResult
 from simulator.world import World
 
 Job = tuple[str, World]

@@ -12,7 +12,8 @@ from simulator.alone import draft_alone
 from simulator.colocated import ColocatedDraft
 from simulator.historical import HISTORICAL
 from simulator.knowledge import Knowledge
-from simulator.system import PolicyMaker, SessionResult, SimulatedDevice, simulate
+from simulator.results import SessionResult
+from simulator.system import PolicyMaker, SimulatedDevice, simulate
 from simulator.world import World
 
 SERVER_STREAMING, SYNC_BEST, FORERUN, CLAIRVOYANT = "server_streaming", "sync_best", "forerun", "clairvoyant"

@@ -20,9 +20,13 @@ Surface = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def surface_of(rows: Sequence[Row], scheme: str, over: str, x: str) -> Surface:
-    """How many times as fast as `over` the scheme is."""
+    """How many times as fast as `over` the scheme is. Raises `UserError` where a point is not there, or its
+    texts have no pace."""
     across, up = (np.array(sorted({row[axis] for row in rows})) for axis in (x, "mean"))
     pace = {(row["scheme"], row[x], row["mean"]): row["ms_per_token"] for row in rows}
+    without = [point for point, found in pace.items() if not found and point[0] in (scheme, over)]
+    if without:
+        raise UserError(f"the texts of the point {without[0]} are too short to have a pace")
     try:
         ratio = [[pace[over, a, m] / pace[scheme, a, m] for a in across] for m in up]
     except KeyError as error:

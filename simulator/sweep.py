@@ -155,11 +155,12 @@ def run_sweep(
             _run(sweep, missing, tables, workers, progress)
         _write_parquet(tables, (folder / MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
-        raise write_error(
-            f"the sweep's results cannot be written to {folder}; what was finished is kept, and the same "
-            "command goes on with it",
-            error,
-        ) from error
+        kept = (
+            "; what was finished is kept, and the same command goes on with it"
+            if _has_finished_cells(folder)
+            else ", and no point of it is finished"
+        )
+        raise write_error(f"the sweep's results cannot be written to {folder}{kept}", error) from error
     return folder / RESULTS
 
 
@@ -281,6 +282,14 @@ def _mend(tables: Sequence[Table]) -> set[Key]:
     for table, cells in zip(tables, loaded, strict=True):
         table.keep(rows for key, rows in cells.items() if key in done)
     return done
+
+
+def _has_finished_cells(folder: Path) -> bool:
+    """Whether a line follows the header: a cell's results are written last, and all at once."""
+    try:
+        return (folder / RESULTS).read_bytes().count(b"\n") > 1
+    except OSError:
+        return False
 
 
 def _discard_parquet(tables: Sequence[Table]) -> None:

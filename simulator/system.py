@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,11 +19,11 @@ from edge_client.core import effects as edge_effects
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession, SessionConfig
-from edge_client.core.stats import SessionStats
 from simulator.draws import Draws
 from simulator.events import Events
 from simulator.knowledge import PROMPT_TOKEN, VOCAB_SIZE, Knowledge
 from simulator.link import DOWN, UP, Lane
+from simulator.results import SessionResult
 from simulator.world import World
 
 FINGERPRINT = b"simulated"
@@ -33,18 +33,6 @@ PolicyMaker = Callable[[Knowledge], GrowthPolicy]
 """A new policy for each session; the session's knowledge is for bounds that may look at it."""
 
 ToEdge = Opened | Commit | Drain | Finish
-
-
-@dataclass(frozen=True, slots=True)
-class SessionResult:
-    """What one session was like. Times in seconds since it began."""
-
-    tokens: tuple[int, ...]
-    truth: tuple[int, ...]  # what the target alone writes
-    arrivals: tuple[float, ...]  # one per token
-    stats: SessionStats
-    bytes_up: int
-    bytes_down: int
 
 
 class SimulatedDraft:

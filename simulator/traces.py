@@ -19,7 +19,8 @@ MBIT = 125_000.0  # bytes
 class Trace:
     """One measured session. Columns of equal length; between two rows the earlier one holds.
 
-    A world that outlasts it begins it again. `offset` is where in it a world begins, seconds.
+    A world that outlasts it begins it again. `offset` is where in it a world begins, seconds. Raises
+    `UserError` if nothing ever passes it: what waits until something does would wait for ever.
     """
 
     name: str
@@ -30,11 +31,24 @@ class Trace:
     offset: float = 0.0
     duration: float = field(init=False)
     """Seconds until it begins again: the last row holds as long as rows do on average."""
+    num_bytes: float = field(init=False)
+    """That pass from one beginning to the next, where it has bandwidths."""
 
     def __post_init__(self) -> None:
         last = self.times[-1]
         duration = last * len(self.times) / (len(self.times) - 1) if last > 0 else 1.0
         object.__setattr__(self, "duration", duration)
+        # Of rows at one moment all but the last hold for no time: they do not count here.
+        held = [self._end(row) - begin for row, begin in enumerate(self.times)]
+        num_bytes = sum(time * width for time, width in zip(held, self.bandwidths, strict=False))
+        object.__setattr__(self, "num_bytes", num_bytes)
+        if self.losses and all(lost or not time for time, lost in zip(held, self.losses, strict=True)):
+            raise UserError(f"the trace {self.name} loses every probe, so nothing would ever arrive")
+        if self.bandwidths and not num_bytes > 0:
+            raise UserError(
+                f"the trace {self.name} has no bw_mbps above 0, so nothing would ever arrive; without that "
+                "column its width is unlimited"
+            )
 
     def above(self, floor: float) -> Trace:
         """The same ups and downs over another path: `floor` seconds and what each round trip took beyond the
@@ -46,16 +60,44 @@ class Trace:
         """Index of the row that holds at `when` seconds of the world."""
         return bisect_right(self.times, (when + self.offset) % self.duration) - 1
 
+    def drained_at(self, when: float, size: int) -> float:
+        """When `size` bytes are through that begin to drain at `when`, each row at its own width."""
+        place, row = (when + self.offset) % self.duration, self.row(when)
+        rounds = max(0, math.ceil(size / self.num_bytes) - 1)
+        when += rounds * self.duration
+        left = size - rounds * self.num_bytes
+        while True:
+            width, lasts = self.bandwidths[row], self._end(row) - place
+            if width and left <= width * lasts:
+                return when + left / width
+            left -= width * lasts
+            when += lasts
+            row = (row + 1) % len(self.times)
+            place = self.times[row]
+
+    def passes_at(self, when: float) -> float:
+        """The first moment from `when` on whose probe was not lost."""
+        place, row = (when + self.offset) % self.duration, self.row(when)
+        while self.losses and self.losses[row]:
+            when += self._end(row) - place
+            row = (row + 1) % len(self.times)
+            place = self.times[row]
+        return when
+
+    def _end(self, row: int) -> float:
+        """When the row ceases to hold, seconds from the first."""
+        return self.times[row + 1] if row + 1 < len(self.times) else self.duration
+
 
 def read_trace(path: Path, session: str | None = None) -> Trace:
     """Read a CSV with a header and at least `time_s,rtt_ms`; optional `loss` (0 or 1 per probe), `bw_mbps`
     and `session`; other columns and rows without an `rtt_ms` are passed over, except lost probes.
 
     `session` picks one session of a file that has several; by default the first. Raises `UserError` that
-    names the line.
+    names the line, or says that nothing would ever arrive.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             _check_header(path, reader.fieldnames)
             rows = [_Row(path, reader.line_num, values) for values in reader]
@@ -74,12 +116,21 @@ class _Row:
         self._where = f"the trace {path}, line {line}"
         self.session = values.get("session") or ""
         self.time = cell_number(self._where, values, "time_s")
-        self.is_lost = bool(values.get("loss")) and cell_number(self._where, values, "loss") > 0
+        self.is_lost = self._lost(values.get("loss") or "0")
         self.is_measured = bool(values.get("rtt_ms")) or self.is_lost
         self.rtt = cell_number(self._where, values, "rtt_ms") * 1e-3 if values.get("rtt_ms") else math.nan
         self.bandwidth = (
             cell_number(self._where, values, "bw_mbps") * MBIT if values.get("bw_mbps") else math.nan
         )
+
+    def _lost(self, text: str) -> bool:
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if found not in (0.0, 1.0):
+            raise self.fail(f"loss is {text!r}; a probe is either lost (1) or not (0)")
+        return found == 1.0
 
     def fail(self, what: str) -> UserError:
         return UserError(f"{self._where}: {what}")
@@ -103,9 +154,10 @@ def _one_session(path: Path, rows: list[_Row], session: str | None) -> list[_Row
 
 
 def _columns(path: Path, rows: list[_Row]) -> Trace:
-    known = next((row.rtt for row in rows if not math.isnan(row.rtt)), None)
-    if known is None:
+    if not rows:
         raise UserError(f"the trace {path} has no row with an rtt_ms")
+    # Where no row has one all probes are lost, which `Trace` refuses.
+    known = next((row.rtt for row in rows if not math.isnan(row.rtt)), math.nan)
     start, before = rows[0].time, rows[0].time
     times, rtts, losses, bandwidths = list[float](), list[float](), list[bool](), list[float]()
     for row in rows:
@@ -128,10 +180,15 @@ def _columns(path: Path, rows: list[_Row]) -> Trace:
 
 
 def _filled(bandwidths: list[float]) -> tuple[float, ...]:
-    """Gaps take the value before them; zeros, in which nothing would ever leave, the least above zero."""
-    least = min((width for width in bandwidths if width > 0), default=math.inf)
-    filled, last = [], least
+    """Gaps and zeros take the width before them, the first ones that of the first row that has one.
+
+    A zero tells no width: where the probe came back something did pass, and phones that log their traffic
+    (Raca et al., MMSys 2020) write 0 while nobody asks for anything, beside pings that take their usual time.
+    Where the probe was lost so is everything else.
+    """
+    last = next((width for width in bandwidths if width > 0), 0.0)
+    filled = []
     for width in bandwidths:
-        last = last if math.isnan(width) else max(width, least)
+        last = width if width > 0 else last  # NaN is not above 0
         filled.append(last)
     return tuple(filled)

@@ -36,13 +36,15 @@ class VerifierSpec:
     step_time: float = 0.030
     step_time_per_node: float = 0.00005  # for each row beyond the first, prefill included
     step_time_per_context: float = 0.0  # for each committed token that a session in the step has
-    max_nodes_per_session: int = 64
-    max_rows: int = 1024
+    max_nodes_per_session: int = 64  # by default the product's scheduler takes 16, and 256 rows in all: for
+    max_rows: int = 1024  # published schemes with wide trees or long blocks that would be too few
     replicas: int = 1  # verifiers with a GPU each, among which the sessions are dealt out in turn
     draft: DeviceSpec | None = None  # of a draft beside the target; None = as fast as the devices'
 
     def __post_init__(self) -> None:
         _not_negative("verifier", self, "step_time", "step_time_per_node", "step_time_per_context")
+        if not self.step_time > 0:
+            raise UserError("verifier step_time is 0; a target that takes no time needs no draft")
         for name in ("max_nodes_per_session", "max_rows", "replicas"):
             if getattr(self, name) < 1:
                 raise UserError(f"verifier {name} is {getattr(self, name)}; it must be at least 1")
@@ -83,7 +85,11 @@ class World:
 
     def session_place(self, key: int) -> int:
         """Number of session `key` over all seeds: those of seed 1 are the first, those of seed 2 follow."""
-        return (self.seed - 1) * self.clients + key
+        return (self.seed - 1) * self.num_sessions + key
+
+    @property
+    def num_sessions(self) -> int:
+        return self.clients if self.arrivals is None else self.arrivals.num_sessions
 
     def sessions(self) -> tuple[Arrival, ...]:
         """All of them, in order of time."""

@@ -2,10 +2,13 @@
 
     make fast
     PYTHONPATH=build/fast .venv/bin/forerun simulate sweep ...
+    PYTHONSAFEPATH=1 PYTHONPATH=build/fast:. .venv/bin/python -m benchmarks.simulator_speed
+
+`python -m` alone would take the sources, as it looks into the folder that it is called in first.
 
 The compiled modules are made of the same sources and live in a copy of the packages below `build/fast`, so
-that an edited source is never shadowed by an old compiled one. The copy is kept only if it simulates a few
-worlds exactly as the sources do. Needs a C compiler.
+that an edited source is never shadowed by an old compiled one. The copy gets its name only when it has
+simulated a few worlds exactly as the sources do. Needs a C compiler.
 """
 
 from __future__ import annotations
@@ -16,8 +19,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simulator.knowledge import ReplayedDraft
+    from simulator.world import World
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "fast"
@@ -25,14 +34,21 @@ STAMP = "sources.sha256"
 
 PACKAGES = ("common", "cloud_verifier", "edge_client", "forerun", "link", "simulator")
 LINKED = ("demo_models",)  # megabytes of weights
+SETTINGS = ("pyproject.toml", "tools/fast.py")  # mypy's, and what is compiled and compared
 
 COMPILED = (
+    "cloud_verifier/core/effects.py",
     "cloud_verifier/core/scheduler.py",
     "cloud_verifier/core/session.py",
+    "cloud_verifier/core/slots.py",
+    "cloud_verifier/core/target.py",
     "common/estimators.py",
+    "common/messages.py",
     "common/noise.py",
+    "common/rpc/size.py",
     "common/tree.py",
-    "edge_client/core/confidence.py",
+    "edge_client/core/drafter.py",
+    "edge_client/core/effects.py",
     "edge_client/core/policies/__init__.py",
     "edge_client/core/policies/base.py",
     "edge_client/core/policies/chain.py",
@@ -45,12 +61,17 @@ COMPILED = (
     "simulator/draws.py",
     "simulator/events.py",
     "simulator/historical.py",
-    "simulator/link.py",
     "simulator/system.py",
     "simulator/timeline.py",
 )
-"""What a simulated event runs through. A class can extend a compiled one only if it is compiled, too; the
-class variables of `simulator/knowledge.py` are more than mypyc takes."""
+"""What a simulated event runs through. A class can extend a compiled one only if it is compiled, too. What
+travels between processes (worlds, results) is not among it: compiled frozen values cannot be unpickled."""
+
+HOW = """\
+before an installed command a variable makes it take that:
+  PYTHONPATH={folder} .venv/bin/forerun simulate ...
+`python -m` in this folder takes the sources, unless a second one forbids it:
+  PYTHONSAFEPATH=1 PYTHONPATH={folder}:. .venv/bin/python -m benchmarks.simulator_speed"""
 
 
 class FastError(Exception):
@@ -58,30 +79,53 @@ class FastError(Exception):
 
 
 def digest(root: Path = ROOT) -> str:
-    """Of all sources that are copied, and of the Python that they are compiled for."""
+    """Of all sources that are copied, how they are compiled, and the Python that they are compiled for."""
     found = hashlib.sha256(sys.version.encode())
-    for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    sources = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
+    for path in (*(root / name for name in SETTINGS), *sources):
+        found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
     return found.hexdigest()
 
 
 def build(out: Path = OUT) -> None:
-    """Make the copy anew. Raises `FastError`."""
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    """Make the copy anew; without one, old or new, if that fails. Raises `FastError`, `OSError`."""
+    part, log = out.with_name(f"{out.name}.part"), log_path(out)
+    for old in (out, part):
+        if old.exists():
+            shutil.rmtree(old)
+    part.mkdir(parents=True)
+    try:
+        stamp = digest()  # a source that is edited meanwhile makes it an old one
+        _copy(part)
+        _compile(part, log)
+        if traces(part) != traces(ROOT):
+            raise FastError(
+                f"the compiled simulator gives other results than the sources; please report this, with {log}"
+            )
+        (part / STAMP).write_text(stamp, encoding="utf-8")
+        part.rename(out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def log_path(out: Path = OUT) -> Path:
+    """Where the compiler's words are kept, whatever becomes of the copy."""
+    return out.with_name(f"{out.name}-compile.log")
+
+
+def _copy(folder: Path) -> None:
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, out / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in LINKED:
-        (out / name).symlink_to(ROOT / name, target_is_directory=True)
-    shutil.copy(ROOT / "pyproject.toml", out)  # mypy's settings
-    compiler = [sys.executable, "-m", "mypyc", *COMPILED]
-    with (out / "compile.log").open("w", encoding="utf-8") as log:
-        if subprocess.run(compiler, cwd=out, stdout=log, stderr=log, check=False).returncode:
-            raise FastError(f"the compiler failed; its words are in {out / 'compile.log'}")
-    if traces(out) != traces(ROOT):
-        raise FastError("the compiled simulator gives other results than the sources; please report this")
-    (out / STAMP).write_text(digest(), encoding="utf-8")
+        (folder / name).symlink_to(ROOT / name, target_is_directory=True)
+    shutil.copy(ROOT / "pyproject.toml", folder)  # mypy's settings
+
+
+def _compile(folder: Path, log: Path) -> None:
+    command = [sys.executable, "-m", "mypyc", *COMPILED]
+    with log.open("w", encoding="utf-8") as words:
+        if subprocess.run(command, cwd=folder, stdout=words, stderr=words, check=False).returncode:
+            raise FastError(f"the compiler failed; its words are in {log}")
 
 
 def traces(folder: Path) -> str:
@@ -97,24 +141,70 @@ def traces(folder: Path) -> str:
 
 
 def show_traces() -> None:
-    """Print results of every kind of scheme over a link with everything in it."""
-    from simulator.link import Handovers, LinkSpec
-    from simulator.schemes import run_scheme
-    from simulator.world import World
+    """Print what every scheme comes to in worlds with everything in them, and one session step by step."""
+    from simulator.historical import HISTORICAL
+    from simulator.pool import Pool
+    from simulator.schemes import policy_maker
+    from simulator.timeline import timeline
 
-    handovers = Handovers(every=1.0, duration=0.05, rtt_step=0.02)
-    link = LinkSpec(0.05, 0.01, 0.2, loss=0.03, bandwidth_up=9e3, handovers=handovers)
-    world = World(link, tokens=80, clients=3)
-    for scheme in ("forerun", "chain", "sync:4", "clairvoyant", "saguaro", "pearl", "colocated:tree"):
-        for result in run_scheme(scheme, world):
-            print(scheme, json.dumps(asdict(result)))
+    others = ("forerun", "chain", "sync:4", "clairvoyant", "colocated:tree", "device_only")
+    jobs = [(scheme, world) for world in _worlds() for scheme in (*HISTORICAL, *others)]
+    with Pool(2) as pool:  # as sweeps do
+        for (scheme, _), results in zip(jobs, pool.map(jobs), strict=True):
+            for result in results:
+                print(scheme, json.dumps(asdict(result)))
+    for span in timeline(next(_worlds()), policy_maker("forerun")):
+        print(json.dumps(asdict(span)))
+
+
+def _worlds() -> Iterator[World]:
+    """A drawn one and a recorded one; between them they have nearly all that a world can have."""
+    from simulator.arrivals import Poisson
+    from simulator.link import Handovers, LinkSpec, Outage
+    from simulator.mahimahi import Schedule
+    from simulator.traces import Trace
+    from simulator.world import DeviceSpec, VerifierSpec, World
+
+    drawn = LinkSpec(
+        rtt=0.05, jitter=0.01, jitter_memory=0.2, jitter_law="exponential", loss=0.03, bandwidth_up=9e3,
+        bandwidth_down=2e4, outages=(Outage(0.5, 0.2),), handovers=Handovers(1.0, 0.05, 0.02),
+    )  # fmt: skip
+    yield World(drawn, tokens=80, clients=3)
+    rows = range(20)
+    trace = Trace(
+        "made up",
+        times=tuple(0.1 * row for row in rows),
+        rtts=tuple(0.03 + 0.005 * (row % 7) for row in rows),
+        losses=tuple(row % 6 == 5 for row in rows),
+        bandwidths=tuple(8e3 + 1e3 * (row % 5) for row in rows),
+    )
+    yield World(
+        LinkSpec(trace=trace, schedule_up=Schedule("made up", tuple(range(3, 90, 7)))),
+        DeviceSpec(max_draft_steps_per_second=90.0),
+        VerifierSpec(step_time_per_context=2e-5, max_nodes_per_session=12, replicas=2),
+        _recorded_draft(),
+        tokens=60,
+        arrivals=Poisson(rate=2.0, sessions=4),
+    )
+
+
+def _recorded_draft() -> ReplayedDraft:
+    """Two texts with up to five candidates a place, of which the target takes the first, another or none."""
+    from simulator.knowledge import Replay, ReplayedDraft
+
+    def place(number: int) -> tuple[tuple[float, ...], int | None]:
+        scores = tuple(-0.1 * (number % 9 + 1) * rank for rank in range(1, 2 + number % 5))
+        return scores, (1, 1, 2, 1, None, 1, 1)[number % 7]
+
+    return ReplayedDraft(Replay("made up", [[place(number) for number in range(n)] for n in (70, 45)]))
 
 
 def main() -> int:
     """0 if the copy is there and up to date in the end."""
-    stamp = OUT / STAMP
+    stamp, folder = OUT / STAMP, OUT.relative_to(ROOT)
+    how = HOW.format(folder=folder)
     if stamp.exists() and stamp.read_text(encoding="utf-8") == digest():
-        print(f"{OUT.relative_to(ROOT)} is up to date")
+        print(f"{folder} is up to date; {how}")
         return 0
     print("compiling; this takes about a minute", file=sys.stderr)
     try:
@@ -122,7 +212,7 @@ def main() -> int:
     except (FastError, OSError) as error:
         print(f"forerun: {error}", file=sys.stderr)
         return 1
-    print(f"compiled: put PYTHONPATH={OUT.relative_to(ROOT)} before a command")
+    print(f"{folder} is compiled; {how}")
     return 0
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from common.figures import as_json, figures, pace, window_paces
+from common.figures import as_json, figures, pace, rounded, window_paces
 
 STATS = {"target_steps": 2, "evaluated": 6, "proposed": 8, "drafted": 5, "committed": 4, "accepted": 2}
 
@@ -47,6 +49,21 @@ def test_figures_count_per_committed_token() -> None:
     assert found.acceptance_length == 2.0
     assert (found.bytes_up_per_token, found.bytes_down_per_token) == (10.0, 5.0)
     assert found.identical
+
+
+def test_a_text_of_one_token_has_no_pace_and_does_not_count_beside_others() -> None:
+    alone = figures([run([100.0])], [[0]])
+    for name in ("ms_per_token", "ms_per_token_p50", "ms_per_token_p95"):
+        assert math.isnan(getattr(alone, name))
+    assert (alone.ttft_ms, alone.identical) == (100.0, True)
+    both = figures([run([100.0]), run([50.0, 90.0])], [[0], [0, 1]])
+    assert (both.ms_per_token, both.ms_per_token_p50, both.ms_per_token_p95) == (40.0, 40.0, 40.0)
+
+
+def test_what_is_no_number_is_null_in_json() -> None:
+    found = as_json(figures([run([100.0])], [[0]]))
+    assert json.loads(json.dumps(found, allow_nan=False))["ms_per_token_p95"] is None
+    assert (rounded(math.nan), rounded(1.23456), rounded(0.0)) == (None, 1.235, 0.0)
 
 
 def test_one_different_token_is_not_identical() -> None:

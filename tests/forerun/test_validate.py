@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,73 @@ def test_at_least_sixteen_settings_vary_all_that_they_should() -> None:
 def test_bad_options(given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "validate", "--out", str(tmp_path / "v"), *given]) != 0
     assert said in capsys.readouterr().err
+
+
+def made_up_row(identical: bool) -> dict[str, Any]:
+    """A setting that was predicted well."""
+    numbers = ("measured_ms_per_token", "predicted_ms_per_token")
+    steps = ("measured_target_steps", "predicted_target_steps")
+    return {
+        "setting": str(TREE),
+        **asdict(TREE),
+        **dict.fromkeys((*numbers, *steps), 10.0),
+        "error_percent": 0.0,
+        "identical": identical,
+    }
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What is measured, in place of ten minutes of it: fill it."""
+    found: list[dict[str, Any]] = []
+
+    async def record(*_: Any) -> Recorded:
+        return RECORDED
+
+    async def measure(*_: Any) -> AsyncIterator[dict[str, Any]]:
+        for row in found:
+            yield row
+
+    monkeypatch.setattr(validate, "_record", record)
+    monkeypatch.setattr(validate, "_measure_all", measure)
+    return found
+
+
+def test_another_text_than_the_recorded_one_is_marked_and_fails(
+    tmp_path: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="the plot needs the extra `simulation`")
+    command = ["simulate", "validate", "--out", str(tmp_path)]
+    rows.append(made_up_row(identical=True))
+    assert main(command) == 0
+    assert "*" not in capsys.readouterr().out
+    rows.append(made_up_row(identical=False))
+    assert main(command) == 1
+    table = capsys.readouterr().out
+    assert f"{TREE} * " in table
+    assert "* the real text is not the recorded one" in table
+
+
+@pytest.mark.parametrize("name", [validate.REPORT, validate.PLOT])
+def test_what_cannot_be_written_is_printed_all_the_same(
+    tmp_path: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    pytest.importorskip("matplotlib", reason="the plot needs the extra `simulation`")
+    rows.append(made_up_row(identical=True))
+    (tmp_path / name).mkdir()
+    assert main(["simulate", "validate", "--out", str(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert str(TREE) in printed.out
+    assert "cannot be written" in printed.err
+
+
+def test_matplotlib_is_missed_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["simulate", "validate", "--out", str(tmp_path / "v")]) == 2
+    assert "pip install 'forerun[simulation]'" in capsys.readouterr().err
+    assert not (tmp_path / "v").exists()
 
 
 def test_all_of_it(

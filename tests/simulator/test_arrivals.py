@@ -134,6 +134,11 @@ def test_lengths_that_were_not_recorded_are_the_worlds(tmp_path: Path) -> None:
     assert [(each.start, each.prompt_tokens, each.tokens) for each in plan] == [(0.0, 16, 7), (3.0, 16, 8)]
 
 
+def test_a_recording_as_spreadsheets_save_it_is_read(tmp_path: Path) -> None:
+    """With a byte order mark."""
+    assert read_arrivals(write(tmp_path, "\ufeff" + FOUR), Window()).requests[0].time == 1.0
+
+
 @needs_recordings
 @pytest.mark.parametrize("name", ["azure2023_code", "azure2023_conv"])
 def test_recorded_services_can_be_replayed(name: str) -> None:

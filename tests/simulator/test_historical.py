@@ -27,8 +27,9 @@ from simulator.historical import (
 )
 from simulator.knowledge import BetaDraft
 from simulator.link import LinkSpec, Outage
+from simulator.results import SessionResult
 from simulator.schemes import CLAIRVOYANT, policy_maker
-from simulator.system import SessionResult, simulate
+from simulator.system import simulate
 from simulator.world import DeviceSpec, VerifierSpec, World
 
 SHORT = World(tokens=60, link=LinkSpec(rtt=0.06))
@@ -94,7 +95,7 @@ class Watched:
         replace(SHORT, link=LinkSpec(rtt=0.06, outages=(Outage(0.3, 0.4), Outage(1.0, 0.2)))),
         replace(SHORT, draft=BetaDraft(mean=0.0)),
         replace(SHORT, draft=BetaDraft(mean=1.0)),
-        replace(SHORT, device=DeviceSpec(0.0, 0.0), verifier=VerifierSpec(0.0, 0.0)),
+        replace(SHORT, device=DeviceSpec(0.0, 0.0), verifier=VerifierSpec(1e-9, 0.0)),
         replace(SHORT, verifier=VerifierSpec(max_nodes_per_session=3), tokens=1),
         replace(SHORT, verifier=VerifierSpec(max_nodes_per_session=3, max_rows=5)),
     ],

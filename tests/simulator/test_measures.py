@@ -10,8 +10,8 @@ from edge_client.core.stats import SessionStats
 from simulator.experiment import as_dict, percentiles, run_experiment
 from simulator.files import Experiment
 from simulator.measures import GAP, PERCENTS, WINDOW, latencies, measures
+from simulator.results import SessionResult
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING
-from simulator.system import SessionResult
 from simulator.world import World
 
 

@@ -310,7 +310,15 @@ def test_a_link_of_two_minds_is_refused(tmp_path: Path, table: dict[str, object]
 
 
 @needs_traces
-@pytest.mark.parametrize("name", ["home_wifi_repeater_fiber_1KB.csv", "telstra_cable_brisbane.csv"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "home_wifi_repeater_fiber_1KB.csv",
+        "telstra_cable_brisbane.csv",
+        "5g/static_2019.12.16_13.40.04.csv",
+        "5g/driving_2020.02.13_15.02.01.csv",
+    ],
+)
 def test_measured_networks_can_be_replayed(name: str) -> None:
     link = experiment_from({"link": {"trace": str(MEASURED / name)}}).world.link
     simulate(World(tokens=40, link=link), policy_maker(FORERUN))

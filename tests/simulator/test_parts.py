@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from common.errors import LocalError, UserError
@@ -18,9 +19,9 @@ from simulator.draws import Draws, Stream
 from simulator.events import Events
 from simulator.files import experiment_from
 from simulator.knowledge import BEST, NUM_CANDIDATES, OUTSIDE, OUTSIDE_SHARE, BetaDraft
-from simulator.link import DOWN, UP, Lane, LinkSpec, Outage
+from simulator.link import DOWN, UP, Handovers, Lane, LinkSpec, Outage
 from simulator.step_times import fit_line
-from simulator.traces import read_trace
+from simulator.traces import Trace, read_trace
 
 # Events -----------------------------------------------------------------------------------------------
 
@@ -115,13 +116,15 @@ def test_the_best_candidate_is_right_as_often_as_the_world_says(mean: float) -> 
 
 
 def test_scores_are_the_logarithms_of_true_chances() -> None:
-    """Calibration: among positions whose best candidate is promised p, a share of p is right."""
+    """Calibration: among positions whose best candidate is promised p, a share of p is right. Below 0.3 the
+    draft may be mistaken about which of its candidates is best."""
     text = BetaDraft(mean=0.7).session(Draws(6))
     promised, right = 0.0, 0
     for position in range(20_000):
         tokens, scores = text.candidates(position)
         assert tokens == tuple(range(BEST, BEST + NUM_CANDIDATES))
-        if math.exp(scores[0]) < 0.6:
+        assert list(scores) == sorted(scores, reverse=True)
+        if 0.43 < math.exp(scores[0]) < 0.6:
             promised += math.exp(scores[0])
             right += text.truth(position) == BEST
         assert sum(math.exp(score) for score in scores) <= 1.0 + 1e-6
@@ -270,8 +273,27 @@ def test_an_outage_is_sat_out() -> None:
     link = LinkSpec(rtt=0.1, outages=(Outage(1.0, 2.0),))
     before, within, after = arrivals(link, [(0.5, 20), (1.5, 20), (5.0, 20)])
     assert before == pytest.approx(0.55)
-    assert within == pytest.approx(4.55)  # tries at 1.5, 1.7, 2.1, 2.9 and 4.5: twice as patient each time
+    # At 1.5, a probe at 1.7, by the timer of 0.3 s at 2.0, and twice as patient each time at 2.6 and 3.8.
+    assert within == pytest.approx(3.85)
     assert after == pytest.approx(5.05)
+
+
+def test_the_retransmission_timer_has_a_cap() -> None:
+    """A probe after 0.2 s, the timer's tries 0.3 (2^n - 1) s later, from n = 9 on every 120 s."""
+    link = LinkSpec(rtt=0.1, outages=(Outage(0.0, 300.0),))
+    assert arrivals(link, [(0.0, 20)]) == pytest.approx([0.2 + 0.3 * (2**9 - 1) + 2 * 120.0 + 0.05])
+
+
+def test_no_packet_passes_an_outage_however_long_it_is() -> None:
+    """After the last try of a connection the next one begins as soon as anything passes."""
+    week = 7 * 86400.0
+    found = arrivals(LinkSpec(rtt=0.1, loss=0.5, outages=(Outage(1.0, week),)), [(0.0, 20), (2.0, 20)])
+    assert found[1] == pytest.approx(1.0 + week + 0.05)
+
+
+def test_random_losses_end_after_so_many_tries() -> None:
+    link = LinkSpec(rtt=0.1, loss=0.999999)
+    assert arrivals(link, [(0.0, 20)]) == pytest.approx([0.2 + 0.3 * (2**9 - 1) + 6 * 120.0 + 0.05])
 
 
 @pytest.mark.parametrize(
@@ -310,9 +332,24 @@ def test_a_trace_is_replayed_as_it_was_and_begins_again(tmp_path: Path) -> None:
 def test_a_lost_probe_stands_for_lost_packets(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "time_s,rtt_ms,loss\n0,100,0\n1,,1\n2,100,0\n3,100,0\n")
     trace = read_trace(path)
-    early, late = arrivals(LinkSpec(trace=trace), [(0.5, 10), (1.5, 10)])
+    early, late = arrivals(LinkSpec(trace=trace), [(0.5, 10), (1.6, 10)])
     assert early == pytest.approx(0.55)
-    assert late > 2.05
+    assert late == pytest.approx(2.15)  # probed at 1.8, found by the timer at 2.1
+
+
+def test_no_packet_passes_a_lossy_row_even_if_the_timer_beats_with_the_trace() -> None:
+    """In steps of 120 s all tries meet the same rows. 10 s of each minute let anything pass."""
+    trace = Trace("t", tuple(map(float, range(0, 60, 10))), (0.1,) * 6, losses=(True,) * 4 + (False, True))
+    for when in range(60):
+        (arrival,) = arrivals(LinkSpec(trace=trace), [(float(when), 20)])
+        assert 39.999 < (arrival - 0.05) % 60.0 < 50.001
+
+
+def test_lost_probes_and_handovers_that_leave_no_gap_are_an_error() -> None:
+    trace = Trace("t", (0.0, 1.0), (0.1, 0.1), losses=(True, False))
+    link = LinkSpec(trace=trace, handovers=Handovers(every=2.0, duration=1.999))
+    with pytest.raises(UserError, match="take turns without a gap"):
+        arrivals(link, [(2.5, 20)])
 
 
 def _note_time(events: Events, found: list[float]) -> None:
@@ -320,9 +357,8 @@ def _note_time(events: Events, found: list[float]) -> None:
 
 
 def test_a_narrow_trace_holds_back_the_way_down_only(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.csv", "time_s,rtt_ms,bw_mbps\n0,0,8\n1,0,0\n2,0,\n")
+    path = write(tmp_path / "t.csv", "time_s,rtt_ms,bw_mbps\n0,0,8\n1,0,8\n")
     trace = read_trace(path)
-    assert trace.bandwidths == (1e6, 1e6, 1e6)  # no width is the least there was
     for direction, expected in ((DOWN, 1.0), (UP, 0.0)):
         events, found = Events(), list[float]()
         Lane(events, LinkSpec(trace=trace), direction, Draws(1)).carry(
@@ -331,6 +367,64 @@ def test_a_narrow_trace_holds_back_the_way_down_only(tmp_path: Path) -> None:
         )
         events.run()
         assert found == [expected]
+
+
+def through(trace: Trace, sends: list[tuple[float, int]]) -> list[float]:
+    """When messages of (seconds, bytes) have come down."""
+    events, found = Events(), list[float]()
+    lane = Lane(events, LinkSpec(trace=trace), DOWN, Draws(1))
+    for when, size in sends:
+        events.at(when, partial(lane.carry, size, partial(_note_time, events, found)))
+    events.run()
+    return found
+
+
+def test_a_message_drains_at_the_width_of_each_row() -> None:
+    """Rows of 10, 0 and 40 bytes per second, a second each, and from 3 s on again."""
+    trace = Trace("t", (0.0, 1.0, 2.0), (0.0,) * 3, bandwidths=(10.0, 0.0, 40.0))
+    assert through(trace, [(0.0, 5)]) == pytest.approx([0.5])
+    assert through(trace, [(0.0, 10)]) == pytest.approx([1.0])
+    assert through(trace, [(0.5, 25)]) == pytest.approx([2.5])
+    assert through(trace, [(1.5, 60)]) == pytest.approx([5.25])  # 40 to 3 s, 10 to 4 s, none to 5 s, 10
+    assert through(trace, [(0.0, 30), (0.1, 30)]) == pytest.approx([2.5, 4.0])  # the second from 2.5 s on
+    assert through(trace, [(0.0, 50_000)]) == pytest.approx([3000.0])
+    shifted = replace(trace, offset=2.5)
+    assert through(shifted, [(0.0, 21)]) == pytest.approx([0.6])
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 5.0), st.sampled_from([0.0, 0.5, 7.0, 1e3])), min_size=1, max_size=8),
+    st.floats(0.0, 100.0),
+    st.integers(1, 4000),
+)
+def test_what_has_drained_is_what_the_rows_let_through(
+    rows: list[tuple[float, float]], begun: float, size: int
+) -> None:
+    assume(any(width for _, width in rows))
+    times = tuple(itertools.accumulate((lasts for lasts, _ in rows[:-1]), initial=0.0))
+    trace = Trace("t", times, (0.0,) * len(rows), bandwidths=tuple(width for _, width in rows))
+    end = trace.drained_at(begun, size)
+    step = (end - begun) / 20_000
+    passed = sum(trace.bandwidths[trace.row(begun + (n + 0.5) * step)] for n in range(20_000)) * step
+    assert passed == pytest.approx(size, rel=0.02, abs=step * 1e3 * 2 * len(rows))
+
+
+def test_a_width_of_zero_tells_none_as_its_probe_came_back(tmp_path: Path) -> None:
+    """As an empty cell: the width before it holds, and before the first one that."""
+    rows = "0,5,\n1,5,0\n2,5,16\n3,5,0\n4,5,\n5,5,8\n"
+    trace = read_trace(write(tmp_path / "t.csv", "time_s,rtt_ms,bw_mbps\n" + rows))
+    assert trace.bandwidths == (2e6, 2e6, 2e6, 2e6, 2e6, 1e6)
+
+
+def test_a_trace_as_spreadsheets_save_it_is_read(tmp_path: Path) -> None:
+    """With a byte order mark."""
+    path = write(tmp_path / "t.csv", "\ufefftime_s,rtt_ms\n0,100\n1,200\n")
+    assert read_trace(path).rtts == pytest.approx((0.1, 0.2))
+
+
+def test_a_loss_is_one_or_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "time_s,rtt_ms,loss\n0,5,0\n1,5,1\n2,5,0.0\n3,5,1.0\n4,5,\n")
+    assert read_trace(path).losses == (False, True, False, True, False)
 
 
 def test_one_session_of_several_is_replayed(tmp_path: Path) -> None:
@@ -353,6 +447,13 @@ def test_one_session_of_several_is_replayed(tmp_path: Path) -> None:
         ("time_s,rtt_ms\n0,nan\n", "line 2: rtt_ms is 'nan'"),
         ("time_s,rtt_ms\n,5\n", "line 2: time_s is ''"),
         ("time_s,rtt_ms,loss\n0,5,x\n", "line 2: loss is 'x'"),
+        ("time_s,rtt_ms,loss\n0,5,0\n1,5,0.02\n", r"line 3: loss is '0.02'; a probe is either lost \(1\) or"),
+        ("time_s,rtt_ms,loss\n0,5,-1\n", "line 2: loss is '-1'; a probe is either"),
+        ("time_s,rtt_ms,loss\n0,5,1\n1,,1\n", "t.csv loses every probe, so nothing would ever arrive"),
+        ("time_s,rtt_ms,loss\n0,,1\n", "loses every probe"),
+        ("time_s,rtt_ms,loss\n0,5,0\n0,5,1\n1,5,1\n", "loses every probe"),  # the first lasts no time
+        ("time_s,rtt_ms,bw_mbps\n0,5,0\n1,5,0\n", "t.csv has no bw_mbps above 0, so nothing would ever"),
+        ("time_s,rtt_ms,bw_mbps\n0,5,\n1,5,0\n", "no bw_mbps above 0"),
     ],
 )
 def test_a_trace_that_is_none_is_refused_with_the_line(tmp_path: Path, text: str, message: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from common.errors import UserError
 from forerun.simulate import print_table
+from simulator.arrivals import Poisson
 from simulator.experiment import distance_to_bound, run_experiment
 from simulator.files import Experiment, experiment_from
 from simulator.knowledge import BetaDraft
@@ -46,6 +47,19 @@ def test_it_drafts_at_the_servers_pace_where_that_is_given() -> None:
     (result,) = run_scheme("colocated:sync:5", fast)
     gaps = [b - a for a, b in zip(result.arrivals[5::6], result.arrivals[11::6], strict=False)]
     assert gaps == pytest.approx([5 * 0.001 + 0.03 + 5 * 0.00005] * 9)
+
+
+def test_without_a_draft_it_is_server_streaming() -> None:
+    """The user's bytes and the link are the same, so nothing else may differ."""
+    narrow = replace(FAR, link=LinkSpec(rtt=0.1, bandwidth_up=800.0, bandwidth_down=800.0))
+    (beside,), (streamed,) = (run_scheme(scheme, narrow) for scheme in ("colocated:off", SERVER_STREAMING))
+    assert beside.arrivals == pytest.approx(streamed.arrivals)
+    assert (beside.bytes_up, beside.bytes_down) == (streamed.bytes_up, streamed.bytes_down)
+
+
+def test_a_devices_power_budget_is_not_the_servers() -> None:
+    frugal = replace(FAR, device=DeviceSpec(max_draft_steps_per_second=10.0))
+    assert run_scheme("colocated:sync:4", frugal) == run_scheme("colocated:sync:4", FAR)
 
 
 def test_its_bytes_are_the_users_and_hold_no_draft() -> None:
@@ -110,6 +124,21 @@ def test_the_bound_is_none_for_drafts_elsewhere(capsys: pytest.CaptureFixture[st
     assert table[-1] == "* writes another text than the target"
 
 
+def test_the_bound_is_none_where_a_bottleneck_favours_few_messages() -> None:
+    narrow = World(tokens=40, link=LinkSpec(bandwidth_up=1000.0))
+    outcomes = run_experiment(Experiment(narrow, 1, (CLAIRVOYANT, "sync:4")), workers=1)
+    assert distance_to_bound(outcomes, "sync:4") is None
+
+
+def test_the_bound_counts_the_time_to_the_first_token() -> None:
+    """Of a draft that is always right a block scheme is as fast as the bound after its first block."""
+    slow = replace(FAR, device=DeviceSpec(draft_time=0.03), verifier=VerifierSpec(step_time=0.06))
+    outcomes = run_experiment(Experiment(slow, 1, (CLAIRVOYANT, "saguaro")), workers=1)
+    distance = distance_to_bound(outcomes, "saguaro")
+    assert distance is not None
+    assert distance >= 1.0
+
+
 def test_the_device_alone_has_no_growth_policy() -> None:
     check_scheme(DEVICE_ONLY)
     with pytest.raises(UserError, match="no growth policy"):
@@ -153,10 +182,25 @@ def test_documents_say_all_of_it() -> None:
     assert world.device.max_draft_steps_per_second == 50.0
 
 
+def test_a_draft_beside_the_target_is_the_devices_in_what_is_not_said() -> None:
+    document = {
+        "verifier": {"draft_ms": 2.0},
+        "device": {"draft_ms_per_node": 2.0, "max_draft_steps_per_s": 5},
+    }
+    assert experiment_from(document).world.verifier.draft == DeviceSpec(0.002, 0.002)
+
+
+def test_sessions_that_arrive_take_a_text_each_over_all_seeds() -> None:
+    world = World(arrivals=Poisson(1.0, 5))
+    places = [replace(world, seed=seed).session_place(key) for seed in (1, 2, 3) for key in range(5)]
+    assert places == list(range(15))
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"verifier": {"draft_ms_per_node": 0.1}}, "needs a verifier.draft_ms"),
+        ({"verifier": {"step_ms": 0}}, "a target that takes no time"),
+        ({"schemes": ["chain", "chain"]}, "chain 2 times"),
         ({"verifier": {"replicas": 0}}, "replicas is 0"),
         ({"verifier": {"replicas": 1.5}}, "verifier.replicas is 1.5"),
         ({"device": {"max_draft_steps_per_s": -1}}, "max_draft_steps_per_second is -1"),

@@ -149,6 +149,17 @@ def test_speedup_names_no_contour_that_is_not_there(drawn: Callable[..., str]) -
     assert "forerun as fast as" not in svg
 
 
+def test_speedup_takes_a_draft_beside_the_target_with_a_policy_of_its_own(drawn: Callable[..., str]) -> None:
+    name = f"{COLOCATED}:tree"
+    rows = [{**each, "scheme": name if each["scheme"] == COLOCATED else each["scheme"]} for each in surface()]
+    svg = drawn(plot_speedup, rows)
+    assert f"forerun as fast as {name}" in svg
+    assert styles([name])[name].colour in svg
+    both = drawn(plot_speedup, rows + [each for each in surface() if each["scheme"] == COLOCATED])
+    assert "forerun as fast as a draft beside the target" in both
+    assert name not in both  # it is one of those among which the best was searched
+
+
 @pytest.mark.parametrize("pace", [0.5, 24.0, 400.0])
 def test_speedup_draws_extremes(drawn: Callable[..., str], pace: float) -> None:
     rows = surface(with_colocated=False)
@@ -156,6 +167,17 @@ def test_speedup_draws_extremes(drawn: Callable[..., str], pace: float) -> None:
         if each["scheme"] == FORERUN:
             each["ms_per_token"] = pace
     assert "times as fast as server streaming" in drawn(plot_speedup, rows)
+
+
+def test_points_without_a_pace_are_left_out(drawn: Callable[..., str]) -> None:
+    """As a sweep over texts of a single token reads back."""
+    rows = surface(with_colocated=False)
+    for each in rows[:2]:
+        each.update(dict.fromkeys(name for name in FIGURES if name not in ("policy", "identical")))
+    for plot in (plot_pace, plot_waste):
+        assert COLOURS[FORERUN] in drawn(plot, rows)
+    with pytest.raises(UserError, match=r"the point \('server_streaming', 0.0, 0.5\) are too short"):
+        drawn(plot_speedup, rows)
 
 
 def test_latency_has_a_panel_per_profile(drawn: Callable[..., str]) -> None:
@@ -213,6 +235,9 @@ def test_validation_shows_the_bands_and_each_policy(drawn: Callable[..., str]) -
         (plot_pace, [], (), "there is nothing to plot"),
         (plot_pace, surface(), ("speed",), "did not vary 'speed'; it varied rtt_ms, mean"),
         (plot_speedup, surface()[:3], (), "has a single rtt_ms"),
+        (plot_speedup, surface(), (FORERUN, "profile"), "cannot have profile .*--x may be rtt_ms, jitter_ms"),
+        (plot_speedup, surface(), (FORERUN, "mean"), "mean to the right: it runs upwards already"),
+        (plot_speedup, surface(), (FORERUN, "speed"), "did not vary 'speed'"),
         (plot_speedup, surface()[1:], (), r"no finished point for .*run the same sweep again"),
         (plot_speedup, surface(), ("pearl",), "needs the scheme pearl; the sweep has server_streaming"),
         (

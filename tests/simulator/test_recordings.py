@@ -35,9 +35,10 @@ from simulator.recordings import (
     read_recording,
     write_recording,
 )
+from simulator.results import SessionResult
 from simulator.schemes import policy_maker
 from simulator.sweep import MANIFEST, Sweep, run_sweep
-from simulator.system import SessionResult, simulate
+from simulator.system import simulate
 from simulator.world import DeviceSpec, VerifierSpec, World
 
 HEADER = RecordingHeader("target", "draft.gguf", 0.8, 7, {1: 1.5, 4: 2.25}, {1: 30.0})

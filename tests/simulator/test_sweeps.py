@@ -191,7 +191,7 @@ def test_results_of_another_version_or_without_a_manifest_are_not_mixed(tmp_path
 
 def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ForerunError, match=r"cannot be written to .*what was finished is kept"):
+    with pytest.raises(ForerunError, match=r"cannot be written to .*below, and no point of it is finished: "):
         run_sweep(Sweep(EXPERIMENT, GRID), tmp_path / "file" / "below", 1)
 
 
@@ -200,7 +200,7 @@ def test_a_read_only_folder_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mo
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "write_bytes", refuse)  # a superuser's tests may write anywhere
-    with pytest.raises(UserError, match=r"cannot be written to .*: Permission denied"):
+    with pytest.raises(UserError, match=r"no point of it is finished: Permission denied"):
         run_sweep(Sweep(EXPERIMENT, GRID), tmp_path, 1)
     assert list(tmp_path.iterdir()) == []
 
@@ -219,7 +219,7 @@ def test_a_full_disk_keeps_what_is_finished_and_nothing_half_written(
         real(file)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CapacityError, match=r"No space left on device"):
+    with pytest.raises(CapacityError, match=r"what was finished is kept, .*: No space left on device"):
         run_sweep(sweep, tmp_path / "part", 1)
     monkeypatch.undo()
     assert {row["mean"] for row in read_results(tmp_path / "part")} == {0.5}

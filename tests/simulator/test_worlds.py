@@ -14,8 +14,9 @@ from simulator.experiment import Outcome, run_experiment
 from simulator.files import DEFAULT_SCHEMES, Experiment, experiment_from, read_experiment
 from simulator.knowledge import BetaDraft
 from simulator.link import LinkSpec, Outage
+from simulator.results import SessionResult
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, policy_maker
-from simulator.system import SessionResult, simulate
+from simulator.system import simulate
 from simulator.world import DeviceSpec, VerifierSpec, World
 
 SHORT = World(tokens=80)
