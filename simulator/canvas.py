@@ -16,7 +16,7 @@ from simulator.sweep import AXES, panels
 from simulator.tables import Row
 
 FORMATS = (".png", ".svg", ".pdf")
-NAME_WIDTH = 1.35  # inches that a scheme takes in a legend
+LETTER, KEY = 0.075, 0.55  # inches that a letter of a legend takes, and what stands before a name
 DPI = 200  # of bitmaps: a column of a paper in print
 MAX_PANELS = 8  # side by side; more are too small to read
 
@@ -72,7 +72,8 @@ class Sheet:
     def legend(self, handles: Sequence[Any], columns: int | None = None) -> None:
         """Below all panels, so that it hides nothing; as many columns as there is room for, unless told."""
         if handles:
-            columns = columns or min(len(handles), int(self._width / NAME_WIDTH))
+            longest = KEY + LETTER * max(len(str(each.get_label())) for each in handles)
+            columns = columns or max(1, min(len(handles), int(self._width / longest)))
             self.figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
 
     def save(self) -> None:
