@@ -148,11 +148,13 @@ def show_traces() -> None:
     from simulator.timeline import timeline
 
     others = ("forerun", "chain", "sync:4", "clairvoyant", "colocated:tree", "device_only")
-    jobs = [(scheme, world) for world in _worlds() for scheme in (*HISTORICAL, *others)]
+    runs = [(number, scheme) for number in range(2) for scheme in (*HISTORICAL, *others)]
+    worlds = list(_worlds())
     with Pool(2) as pool:  # as sweeps do
-        for (scheme, _), results in zip(jobs, pool.map(jobs), strict=True):
+        found = pool.map((scheme, worlds[number]) for number, scheme in runs)
+        for (number, scheme), results in zip(runs, found, strict=True):
             for result in results:
-                print(scheme, json.dumps(asdict(result)))
+                print(number, scheme, json.dumps(asdict(result)))
     for span in timeline(next(_worlds()), policy_maker("forerun")):
         print(json.dumps(asdict(span)))
 
