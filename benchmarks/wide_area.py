@@ -19,6 +19,7 @@ from typing import Any
 import demo_models
 from common.figures import as_json
 from common.sampling import SamplingParams
+from forerun.options import bundled_texts
 from forerun.rig import Rig, RigSettings
 from forerun.schemes import BLOCKS, FORERUN, SERVER_STREAMING, SYNC_BEST, Comparison, compare
 
@@ -53,9 +54,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All settings, one after the other on one rig."""
-    entries = json.loads(demo_models.PROMPTS.read_text(encoding="utf-8"))
     last = options.first_prompt + options.num_prompts
-    prompts = [entry["text"] for entry in entries[options.first_prompt : last]]
+    prompts = bundled_texts()[options.first_prompt : last]
     settings = RigSettings(options.target, options.draft, step_floor_ms=options.step_floor)
     results = []
     async with Rig(settings) as rig:

@@ -94,9 +94,14 @@ def _utf8(text: str) -> str:
     return text
 
 
+def bundled_texts() -> list[str]:
+    """All prompts that come with the demo models."""
+    return [entry["text"] for entry in json.loads(demo_models.PROMPTS.read_text(encoding="utf-8"))]
+
+
 def bundled_prompts(count: int) -> list[str]:
     """The first `count` that come with the demo models. Raises `UserError` if there are not so many."""
-    texts = [entry["text"] for entry in json.loads(demo_models.PROMPTS.read_text(encoding="utf-8"))]
+    texts = bundled_texts()
     if not 1 <= count <= len(texts):
         raise UserError(f"--num-prompts is {count}; there are {len(texts)} bundled prompts")
     return texts[:count]

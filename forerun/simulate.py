@@ -15,6 +15,7 @@ from forerun import advise_command, plot_command, validate_command
 from forerun.options import add_workers
 from forerun.paint import Painter
 from forerun.progress import ProgressBar
+from simulator.documents import write_error, write_whole
 from simulator.experiment import (
     Outcome,
     as_dict,
@@ -161,9 +162,9 @@ def _replay(options: argparse.Namespace) -> int:
         print("\n".join(as_lines(spans)))
         return 0
     try:
-        options.trace.write_text(json.dumps(as_trace_events(spans)), encoding="utf-8")
+        write_whole(options.trace, json.dumps(as_trace_events(spans)))
     except OSError as error:
-        raise UserError(f"the trace cannot be written to {options.trace}: {error.strerror}") from error
+        raise write_error(f"the trace cannot be written to {options.trace}", error) from error
     print(f"written: {options.trace}; open it at https://ui.perfetto.dev")
     return 0
 

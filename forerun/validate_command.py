@@ -248,8 +248,7 @@ def _simulate(
         for place, text in enumerate(texts):
             own = _with(world, text, 1 + place + repeat * num_texts)
             (result,) = run_scheme(scheme, own)
-            arrivals = [1e3 * arrival for arrival in result.arrivals]
-            yield {"tokens": result.tokens, "arrivals_ms": arrivals, "stats": asdict(result.stats)}
+            yield result.as_run()
 
 
 def _with(world: World, text: RecordedText, seed: int) -> World:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from edge_client.core.stats import SessionStats
 from simulator.draws import Draws
 from simulator.knowledge import BEST
@@ -14,10 +12,7 @@ from simulator.world import World
 
 def draft_alone(world: World) -> list[SessionResult]:
     """Every session's text, by the draft alone: its best token at each place, one draft step a token."""
-    return [
-        _write(replace(world, prompt_tokens=session.prompt_tokens, tokens=session.tokens), key)
-        for key, session in enumerate(world.sessions())
-    ]
+    return [_write(world.own(session), key) for key, session in enumerate(world.sessions())]
 
 
 def _write(world: World, key: int) -> SessionResult:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import UserError
-from simulator.documents import cell_number
+from simulator.documents import cell_number, csv_reader
 from simulator.draws import Draws, Stream
 
 MAX_SESSIONS = 5000
@@ -127,13 +127,8 @@ def read_arrivals(path: Path, window: Window) -> Recorded:
 
     Raises `UserError` that names the line, or says that the window has no request or too many.
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            requests = _requests(path, csv.DictReader(file))
-    except OSError as error:
-        raise UserError(f"the arrivals {path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"the arrivals {path} are not a CSV file: {error}") from error
+    with csv_reader("the arrivals", path, verb="are") as reader:
+        requests = _requests(path, reader)
     chosen = [request for request in requests if window.holds(request.time)]
     if not requests:
         raise UserError(f"the arrivals {path} have no request")

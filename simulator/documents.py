@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from common.errors import CapacityError, UserError
@@ -19,6 +20,19 @@ def read_text(what: str, path: Path, kind: str = "UTF-8 text") -> str:
         raise UserError(f"{what} {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{what} {path} is not {kind}: {error.reason}") from error
+
+
+@contextlib.contextmanager
+def csv_reader(what: str, path: Path, verb: str = "is") -> Iterator[csv.DictReader[str]]:
+    """The rows of a CSV file that messages call `what` (`verb` goes with it), with or without the byte order
+    mark of spreadsheets. Raises `UserError`, also while rows are read."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield csv.DictReader(file)
+    except OSError as error:
+        raise UserError(f"{what} {path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{what} {path} {verb} not a CSV file: {error}") from error
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from common.figures import Figures, as_json, figures, pace, rounded
 from simulator.files import Experiment
-from simulator.link import LinkSpec
 from simulator.measures import PERCENTS, Latencies, Measures, latencies, measures
 from simulator.pool import Job, Pool
 from simulator.results import SessionResult
@@ -19,8 +18,6 @@ from simulator.world import World
 
 Progress = Callable[[int, int], None]
 """Told (runs done, runs in all)."""
-
-DIGITS = 3  # of a figure behind the point: more than a measurement can say
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Outcome:
     latencies: Latencies
     paces: tuple[float, ...]
     whole_pace: float
-    has_bottleneck: bool  # on its link: who sends few large messages gains there
+    has_bottleneck: bool  # on its link
 
     @property
     def standard_error(self) -> float:
@@ -74,8 +71,8 @@ def run_experiments(
         by_policy = {
             policy: [next(results) for _ in range(experiment.repeats)] for policy in _all_policies(experiment)
         }
-        link = experiment.world.link
-        yield [_outcome(scheme, by_policy, _has_bottleneck(link)) for scheme in experiment.schemes]
+        has_bottleneck = experiment.world.link.has_bottleneck
+        yield [_outcome(scheme, by_policy, has_bottleneck) for scheme in experiment.schemes]
 
 
 def num_runs(experiment: Experiment) -> int:
@@ -112,10 +109,10 @@ def as_dict(outcome: Outcome) -> dict[str, float | str | bool | None]:
     }
 
 
-def percentiles(outcome: Outcome, kind: str) -> dict[str, float]:
+def percentiles(outcome: Outcome, kind: str) -> dict[str, float | None]:
     """Latencies of a kind in ms by percentile, `p99.5` for example; empty if there are none."""
     return {
-        f"p{percent:g}": round(value, DIGITS)
+        f"p{percent:g}": rounded(value)
         for percent, value in zip(PERCENTS, outcome.latencies[kind], strict=False)
     }
 
@@ -123,12 +120,6 @@ def percentiles(outcome: Outcome, kind: str) -> dict[str, float]:
 def _all_policies(experiment: Experiment) -> list[str]:
     """Each once, in order of appearance."""
     return list(dict.fromkeys(policy for scheme in experiment.schemes for policy in variants(scheme)))
-
-
-def _has_bottleneck(link: LinkSpec) -> bool:
-    traced = link.trace is not None and bool(link.trace.bandwidths)
-    scheduled = link.schedule_up is not None or link.schedule_down is not None
-    return traced or scheduled or bool(link.bandwidth_up or link.bandwidth_down)
 
 
 def _outcome(scheme: str, by_policy: dict[str, list[list[SessionResult]]], has_bottleneck: bool) -> Outcome:
@@ -148,18 +139,8 @@ def _outcome(scheme: str, by_policy: dict[str, list[list[SessionResult]]], has_b
 
 
 def _as_runs(seeds: Sequence[Sequence[SessionResult]]) -> list[dict[str, Any]]:
-    """Sessions as `common.figures` reads them."""
-    return [
-        {
-            "tokens": result.tokens,
-            "arrivals_ms": [1e3 * arrival for arrival in result.arrivals],
-            "stats": asdict(result.stats),
-            "link_bytes_up": result.bytes_up,
-            "link_bytes_down": result.bytes_down,
-        }
-        for sessions in seeds
-        for result in sessions
-    ]
+    """Of all seeds, as `common.figures` reads them."""
+    return [result.as_run() for sessions in seeds for result in sessions]
 
 
 def mean_speedup(outcomes: Sequence[Outcome], scheme: str, over: str = SERVER_STREAMING) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from common.tree import Node
 from edge_client.core.policies import Candidate, GrowthPolicy, GrowthView, SyncPolicy
-from edge_client.core.policies.base import can_expand, likeliest_first, unsent
+from edge_client.core.policies.base import can_expand, expandable, likeliest_first, unsent
 
 MAX_BLOCK = 24
 """Longest block that a rule may ask for; at acceptance 0.9 one more gains less than 0.1 token."""
@@ -95,7 +95,7 @@ class AmusdPolicy:
     def expand(self, view: GrowthView) -> Sequence[Node]:
         if view.tree.num_speculative >= self.window(view):
             return ()
-        return [node for node in view.tree.live.values() if can_expand(view, node)][-1:]
+        return expandable(view)[-1:]
 
     def send(self, view: GrowthView) -> Sequence[Node]:
         return unsent(view)[: view.credit_left]
@@ -308,7 +308,7 @@ class ParkedPolicy:
         line = list(main_line(view, view.tree.tip))
         ahead = round_time(view, 0) / max(view.draft_time.predict(1), 1e-4)
         on_line = [line[-1]] if len(line) <= max(1.0, ahead) and can_expand(view, line[-1]) else []
-        beside = [n for n in view.tree.live.values() if can_expand(view, n) and self._may_go_on(view, n)]
+        beside = [node for node in expandable(view) if self._may_go_on(view, node)]
         beside.sort(key=likeliest_first)
         return on_line + beside[: self._width - len(on_line)]
 

@@ -140,12 +140,28 @@ class LinkSpec:
 
     def _check_schedules(self) -> None:
         """One bottleneck per direction."""
-        is_traced = self.trace is not None and bool(self.trace.bandwidths)
-        for way, has_width in (("up", self.bandwidth_up > 0), ("down", self.bandwidth_down > 0 or is_traced)):
+        has_widths = self.bandwidth_up > 0, self.bandwidth_down > 0 or self.traced_widths is not None
+        for way, has_width in zip(("up", "down"), has_widths, strict=True):
             if has_width and getattr(self, f"schedule_{way}") is not None:
                 raise UserError(
                     f"the link has both a bandwidth and a mahimahi trace on its way {way}; give one of them"
                 )
+
+    @property
+    def traced_widths(self) -> Trace | None:
+        """The trace, if it tells how wide the way down is."""
+        return self.trace if self.trace is not None and self.trace.bandwidths else None
+
+    @property
+    def has_bottleneck(self) -> bool:
+        """Whether messages wait for each other: there who sends few large ones gains."""
+        schedules = (self.schedule_up, self.schedule_down)
+        return bool(
+            self.bandwidth_up
+            or self.bandwidth_down
+            or self.traced_widths is not None
+            or any(schedule is not None for schedule in schedules)
+        )
 
     def rtt_at(self, when: float) -> float:
         """Seconds, jitter and handovers apart."""
@@ -182,7 +198,6 @@ class Lane:
         self.num_bytes = 0
         self._events, self._link, self._draws = events, link, draws
         self._direction = direction
-        self._is_down = direction is DOWN
         self._free_at = 0.0  # when the bottleneck has sent what it was given
         self._arrived_at = 0.0  # of the newest message: none overtakes it
         self._num_messages = self._num_packets = 0
@@ -191,13 +206,11 @@ class Lane:
         self._cursor = None if schedule is None else Cursor(schedule)
         self._path = None if link.handovers is None else _Path(link.handovers, draws)
         self._width = direction.bandwidth(link)
-        trace = link.trace
-        has_widths = trace is not None and bool(trace.bandwidths)
-        self._rows = trace if self._is_down and has_widths else None  # whose widths narrow this lane
+        self._rows = link.traced_widths if direction is DOWN else None  # whose widths narrow this lane
         limited = self._width or link.jitter or link.loss or link.outages
         varying = (link.trace, link.handovers, schedule)
         self._is_plain = not limited and all(each is None for each in varying)
-        is_probed = trace is not None and bool(trace.losses)  # a trace without losses loses nothing
+        is_probed = link.trace is not None and bool(link.trace.losses)  # a trace without losses loses nothing
         self._loses = bool(link.loss or link.outages or is_probed or self._path is not None)
 
     def carry(self, size: int, deliver: Action) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from edge_client.core.stats import SessionStats
 
@@ -17,3 +18,13 @@ class SessionResult:
     stats: SessionStats
     bytes_up: int
     bytes_down: int
+
+    def as_run(self) -> dict[str, Any]:
+        """As `common.figures` reads it: what an edge tells when it is done, times in milliseconds."""
+        return {
+            "tokens": self.tokens,
+            "arrivals_ms": [1e3 * arrival for arrival in self.arrivals],
+            "stats": asdict(self.stats),
+            "link_bytes_up": self.bytes_up,
+            "link_bytes_down": self.bytes_down,
+        }

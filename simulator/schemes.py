@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from common.errors import UserError
 from common.tree import Node
 from edge_client.core.policies import Candidate, GrowthPolicy, GrowthView, make_policy
-from edge_client.core.policies.base import can_expand, unsent
+from edge_client.core.policies.base import expandable, unsent
 from simulator.alone import draft_alone
 from simulator.colocated import ColocatedDraft
 from simulator.historical import HISTORICAL
@@ -45,7 +45,7 @@ class ClairvoyantPolicy:
     def expand(self, view: GrowthView) -> Sequence[Node]:
         if view.tree.num_speculative >= view.credit:
             return ()
-        return [node for node in view.tree.live.values() if can_expand(view, node)][:1]
+        return expandable(view)[:1]
 
     def send(self, view: GrowthView) -> Sequence[Node]:
         return unsent(view)[: view.credit_left]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -254,8 +253,7 @@ def simulate(
     devices = list[SimulatedDevice]()
     for key, session in enumerate(world.sessions()):
         verifier = verifiers[key % len(verifiers)]
-        own = replace(world, prompt_tokens=session.prompt_tokens, tokens=session.tokens)
-        devices.append(device(events, verifier, own, key, make))
+        devices.append(device(events, verifier, world.own(session), key, make))
         verifier.admit(devices[-1])
         events.at(session.start, devices[-1].start)
     events.run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import UserError
-from simulator.documents import cell_number
+from simulator.documents import cell_number, csv_reader
 
 MBIT = 125_000.0  # bytes
 
@@ -96,15 +95,9 @@ def read_trace(path: Path, session: str | None = None) -> Trace:
     `session` picks one session of a file that has several; by default the first. Raises `UserError` that
     names the line, or says that nothing would ever arrive.
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            _check_header(path, reader.fieldnames)
-            rows = [_Row(path, reader.line_num, values) for values in reader]
-    except OSError as error:
-        raise UserError(f"the trace {path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"the trace {path} is not a CSV file: {error}") from error
+    with csv_reader("the trace", path) as reader:
+        _check_header(path, reader.fieldnames)
+        rows = [_Row(path, reader.line_num, values) for values in reader]
     chosen = _one_session(path, rows, session)
     return _columns(path, [row for row in chosen if row.is_measured])
 

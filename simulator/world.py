@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.errors import UserError
 from simulator.arrivals import Arrival, Arrivals
@@ -90,6 +90,10 @@ class World:
     @property
     def num_sessions(self) -> int:
         return self.clients if self.arrivals is None else self.arrivals.num_sessions
+
+    def own(self, session: Arrival) -> World:
+        """The same world with the lengths of one of its sessions."""
+        return replace(self, prompt_tokens=session.prompt_tokens, tokens=session.tokens)
 
     def sessions(self) -> tuple[Arrival, ...]:
         """All of them, in order of time."""

@@ -139,9 +139,9 @@ class EdgeSession:
 
     def on_drafted(self, expansions: Sequence[Expansion], now: float) -> None:
         """The draft step that `Expand` asked for."""
-        self._end_draft_step(len(expansions), now)
-        self.view.draft_time.sample(len(expansions), now - self._draft_began_at)
-        self.draft_times.add(len(expansions), now - self._draft_began_at)
+        took = self._end_draft_step(len(expansions), now)
+        self.view.draft_time.sample(len(expansions), took)
+        self.draft_times.add(len(expansions), took)
         live = self.tree.live
         for expansion in expansions:
             node = live.get(expansion.id)
@@ -391,13 +391,16 @@ class EdgeSession:
         ]
         self._effects.append(Expand(tuple(rows)))
 
-    def _end_draft_step(self, drafted: int, now: float) -> None:
+    def _end_draft_step(self, drafted: int, now: float) -> float:
+        """Seconds that it took."""
         if not self._drafting:
             raise LocalError("a draft step was reported that had not been asked for")
         self._drafting = False
         self.stats.draft_steps += 1
         self.stats.drafted += drafted
-        self.stats.draft_time += now - self._draft_began_at
+        took = now - self._draft_began_at
+        self.stats.draft_time += took
+        return took
 
     # States -----------------------------------------------------------------------------------------------
 

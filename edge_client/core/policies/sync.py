@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from common.errors import UserError
 from common.tree import Node
-from edge_client.core.policies.base import Candidate, GrowthView, can_expand, unsent
+from edge_client.core.policies.base import Candidate, GrowthView, expandable, unsent
 
 
 class SyncPolicy:
@@ -26,7 +26,7 @@ class SyncPolicy:
     def expand(self, view: GrowthView) -> Sequence[Node]:
         if view.num_sent or view.tree.num_speculative >= self._depth(view):
             return ()
-        return [node for node in view.tree.live.values() if can_expand(view, node)][-1:]
+        return expandable(view)[-1:]
 
     def send(self, view: GrowthView) -> Sequence[Node]:
         nodes = unsent(view)
