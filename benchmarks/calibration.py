@@ -4,7 +4,7 @@
 
 The target continues prompts cut from held-out modules that no bundled prompt comes from; the draft then
 scores every position of those texts. For each temperature this prints the rank of the target's choice among
-the draft's candidates, the sharpness and miss (`edge_client.core.confidence`) that fit all of it best with
+the draft's candidates, the sharpness and miss (`edge_client.core.calibration`) that fit all of it best with
 hindsight, and how well the chances of the first candidate were kept when the calibration had to learn them on
 the way: promised and observed, bin by bin. `nats` is the mean negative log-likelihood per token.
 """
@@ -25,13 +25,8 @@ import demo_models
 from common.sampling import SamplingParams
 from demo_models.corpus import load_split
 from demo_models.prompts import PROMPT_LINES, STARTS
-from edge_client.core.confidence import (
-    LEAST_MISS,
-    LEAST_SHARPNESS,
-    MOST_SHARPNESS,
-    Calibration,
-    Confidence,
-)
+from edge_client.core.calibration import LEAST_SHARPNESS, MOST_SHARPNESS, Calibration, promised
+from edge_client.core.confidence import LEAST_MISS, Confidence
 from edge_client.core.drafter import Drafter, Expansion
 from forerun.record import said_before, write_texts
 
@@ -81,7 +76,7 @@ def surprise(confidence: Confidence, seen: Observation) -> float:
     """Nats; a choice outside the candidates costs what the miss promised."""
     if seen.chosen is None:
         return -math.log(max(confidence.miss, LEAST_MISS))
-    return -confidence.logprobs(seen.scores)[seen.chosen]
+    return -promised(confidence, seen.scores)[seen.chosen]
 
 
 def with_hindsight(texts: Sequence[Sequence[Observation]]) -> tuple[Confidence, float]:
@@ -102,16 +97,15 @@ def learnt_on_the_way(texts: Sequence[Sequence[Observation]]) -> dict[str, Any]:
         calibration = Calibration()
         for seen in text:
             nats += surprise(calibration.confidence, seen)
-            promises.append((math.exp(calibration.confidence.logprobs(seen.scores)[0]), seen.chosen == 0))
+            best = promised(calibration.confidence, seen.scores)[0]
+            promises.append((math.exp(best), seen.chosen == 0))
             calibration.observe(seen.scores, seen.chosen)
     bins = []
     for low, high in itertools.pairwise(BINS):
         inside = [(chance, right) for chance, right in promises if low < chance <= high]
         if inside:
-            promised, observed = (sum(column) / len(inside) for column in zip(*inside, strict=True))
-            bins.append(
-                {"tokens": len(inside), "promised": round(promised, 3), "observed": round(observed, 3)}
-            )
+            hoped, observed = (sum(column) / len(inside) for column in zip(*inside, strict=True))
+            bins.append({"tokens": len(inside), "promised": round(hoped, 3), "observed": round(observed, 3)})
     return {"nats": round(nats / len(promises), 4), "first_candidate": bins}
 
 

@@ -1,10 +1,11 @@
-"""How fast the simulator is, on one core: `python -m benchmarks.simulator_speed [--trace FILE] [--json]`.
+"""How fast the simulator is: `python -m benchmarks.simulator_speed [--trace FILE] [--json]`.
 
-Two worlds. One client under the chain policy: committed tokens per minute of computing. And a crowd: 500
-clients, each of which asks for a text every 60 seconds on average (`--every`), ten minutes long, on one
-verifier; with --trace over a measured network, else over the profile lte: seconds of computing. What is timed
-are the sources, or the compiled copy where Python finds that first (`make fast` tells how); the report says
-which.
+Two worlds. One client under the chain policy: committed tokens per minute of one core's computing. And a
+crowd: 500 clients, each of which asks for a text every 60 seconds on average (`--every`), ten minutes long;
+with --trace over a measured network, else over the profile lte: seconds by the clock. The crowd is served by
+one verifier, simulated by one process, or by `--replicas` of it, each simulated by a process of its own as
+far as there are processors. What is timed are the sources, or the compiled copy where Python finds that first
+(`make fast` tells how); the report says which.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from typing import Any
 import simulator.system
 from common.errors import UserError
 from simulator.arrivals import MAX_SESSIONS, Poisson
+from simulator.drafts import BetaDraft
 from simulator.files import experiment_from
-from simulator.knowledge import BetaDraft
+from simulator.pool import Pool
 from simulator.results import SessionResult
 from simulator.schemes import run_scheme
 from simulator.world import World
@@ -43,11 +45,15 @@ def one_client(tokens: int, repeats: int) -> dict[str, Any]:
 
 def crowd(scheme: str, world: World, clients: int) -> dict[str, Any]:
     """One run of it."""
-    seconds, results = _timed(scheme, world)
+    with Pool(0, world.verifier.replicas) as pool:
+        began = time.perf_counter()
+        (results,) = pool.map([(scheme, world)])
+        seconds = time.perf_counter() - began
     committed = sum(len(result.tokens) for result in results)
     return {
         "scheme": scheme,
         "clients": clients,
+        "processes": pool.workers,
         "texts": len(results),
         "tokens": committed,
         "seconds": round(seconds, 1),
@@ -55,7 +61,7 @@ def crowd(scheme: str, world: World, clients: int) -> dict[str, Any]:
     }
 
 
-def crowd_world(link: dict[str, Any], clients: int, every: float) -> World:
+def crowd_world(link: dict[str, Any], clients: int, every: float, replicas: int = 1) -> World:
     """`clients` that ask for a text every `every` seconds, for all of the minutes. Raises `UserError`."""
     sessions = round(clients * 60 * MINUTES / every)
     if not 1 <= sessions <= MAX_SESSIONS:
@@ -63,7 +69,8 @@ def crowd_world(link: dict[str, Any], clients: int, every: float) -> World:
             f"{clients} clients with a text every {every:g} s ask for {sessions} in {MINUTES} minutes; "
             f"change --share or --every so that it is 1 to {MAX_SESSIONS}"
         )
-    document = {"link": link, "tokens": TOKENS, "draft": {"mean": 0.8}}
+    verifier = {"replicas": replicas}
+    document = {"link": link, "tokens": TOKENS, "draft": {"mean": 0.8}, "verifier": verifier}
     return replace(experiment_from(document).world, arrivals=Poisson(clients / every, sessions))
 
 
@@ -93,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="SECONDS",
         help="between a client's texts, on average (%(default)s)",
     )
+    option("--replicas", type=int, default=1, metavar="N", help="of the crowd's verifier (%(default)s)")
     option("--trace", type=Path, metavar="FILE", help="a CSV with time_s,rtt_ms for the crowd's network")
     option("--floor", type=float, default=40.0, metavar="MS", help="put below the trace (%(default)s)")
     option("--json", action="store_true", help="print one JSON object")
@@ -118,11 +126,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.trace is not None:
         network = options.trace.name
         link = {"trace": str(options.trace.resolve()), "trace_floor_ms": options.floor}
-    world = crowd_world(link, clients, options.every)
+    world = crowd_world(link, clients, options.every, options.replicas)
     schemes = options.scheme or ["server_streaming", "forerun"]
     for scheme in schemes:
         run_scheme(scheme, World(tokens=1))  # a name that is wrong is refused now
     report: dict[str, Any] = {"compiled": is_compiled(), "crowd_network": network, "every_s": options.every}
+    report["replicas"] = options.replicas
     report |= {"one_client": one_client(options.tokens, options.repeats), "crowd": []}
     for scheme in schemes:
         print(f"… {clients} clients, {scheme}", file=sys.stderr, flush=True)
@@ -138,12 +147,18 @@ def _in_words(report: dict[str, Any]) -> str:
         f"one client, chain: {alone['tokens_per_minute']:,} committed tokens per minute of one core",
     ]
     lines += [
-        f"{row['clients']} clients with a text every {report['every_s']:g} s, over {MINUTES} minutes "
+        f"{_counted(row['clients'], 'client')} with a text every {report['every_s']:g} s, over {MINUTES} minutes "
         f"({row['texts']} texts, {row['tokens']:,} tokens, "
-        f"{report['crowd_network']}), {row['scheme']}: {row['seconds']:.0f} s of one core"
+        f"{report['crowd_network']}, {_counted(report['replicas'], 'verifier')}), {row['scheme']}: "
+        f"{row['seconds']:.0f} s in {_counted(row['processes'], 'process')}"
         for row in report["crowd"]
     ]
     return "\n".join(lines)
+
+
+def _counted(number: int, what: str) -> str:
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from common.figures import as_json as figures_as_json
 from forerun.options import add_workers
 from forerun.paint import note
 from simulator.advice import Advice, advise, in_words, map_lines
-from simulator.knowledge import BetaDraft, Draft, recorded_draft
+from simulator.drafts import BetaDraft, Draft, recorded_draft
 from simulator.link import LinkSpec
 from simulator.recordings import read_recording
 from simulator.world import DeviceSpec, VerifierSpec, World

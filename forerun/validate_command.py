@@ -21,7 +21,7 @@ from forerun.paint import note
 from forerun.rig import Rig, RigSettings, check_models
 from simulator.canvas import check_drawing
 from simulator.documents import write_error, write_whole
-from simulator.knowledge import ReplayedDraft, recorded_draft
+from simulator.drafts import ReplayedDraft, recorded_draft
 from simulator.link import LinkSpec
 from simulator.plots import plot_validation
 from simulator.recordings import RecordedText, read_recording

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from common.figures import Figures
+from simulator.drafts import BetaDraft
 from simulator.experiment import Outcome, run_experiments
 from simulator.files import Experiment
-from simulator.knowledge import BetaDraft
 from simulator.pool import Pool
 from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 from simulator.world import World

@@ -10,7 +10,8 @@ from common.rpc.size import request_size, response_size
 from edge_client.core.effects import Emit
 from simulator.draws import Draws
 from simulator.events import Events
-from simulator.link import DOWN, UP, Lane, LinkSpec
+from simulator.lane import DOWN, UP, Lane
+from simulator.link import LinkSpec
 from simulator.system import FRAME, PolicyMaker, SimulatedDevice, SimulatedVerifier, ToEdge
 from simulator.world import World
 

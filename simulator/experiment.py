@@ -48,7 +48,7 @@ def run_experiment(
     The result does not depend on `workers`. Raises `UserError` for a scheme that is none.
     """
     total = num_runs(experiment)
-    with Pool(workers, total) as pool:
+    with Pool(workers, num_parts(experiment)) as pool:
         return next(run_experiments([experiment], pool, lambda done: progress(done, total)))
 
 
@@ -78,6 +78,11 @@ def run_experiments(
 def num_runs(experiment: Experiment) -> int:
     """How many simulations it takes."""
     return len(_all_policies(experiment)) * experiment.repeats
+
+
+def num_parts(experiment: Experiment) -> int:
+    """How many of them can be under way at once: a world's replicas are simulated each for itself."""
+    return num_runs(experiment) * experiment.world.verifier.replicas
 
 
 def _jobs(experiment: Experiment) -> Iterator[Job]:

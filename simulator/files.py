@@ -32,7 +32,7 @@ from typing import Any
 from common.errors import UserError
 from simulator.arrivals import Arrivals, Poisson, Window, read_arrivals
 from simulator.documents import read_text
-from simulator.knowledge import BetaDraft, Draft, logged_draft, recorded_draft
+from simulator.drafts import BetaDraft, Draft, logged_draft, recorded_draft
 from simulator.link import Handovers, LinkSpec, Outage
 from simulator.mahimahi import read_schedule
 from simulator.profiles import profile

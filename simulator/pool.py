@@ -13,14 +13,16 @@ from typing import Self
 
 from common.errors import CapacityError, UserError
 from simulator.results import SessionResult
-from simulator.schemes import run_scheme
+from simulator.schemes import run_replica, run_scheme
+from simulator.system import dealt_back
 from simulator.world import World
 
 Job = tuple[str, World]
-"""A scheme by name, and the world that it runs in."""
+"""A scheme by name, and the world that it runs in. It is done in parts, one for each of the verifier's
+replicas, which have nothing to do with each other."""
 
 AHEAD = 64
-"""Jobs per process that are handed out or done before their turn: enough that a long one keeps no processor
+"""Parts per process that are handed out or done before their turn: enough that a long one keeps no processor
 waiting, and few enough that a sweep of thousands of points does not wait in memory."""
 
 
@@ -31,7 +33,10 @@ class Pool:
     """
 
     def __init__(self, workers: int = 0, most: int | None = None) -> None:
-        """`workers` processes, 0 for one per processor; not more than `most`. Raises `UserError`."""
+        """`workers` processes, 0 for one per processor; at most `most`, which is how many parts there are.
+
+        Raises `UserError`.
+        """
         if workers < 0:
             raise UserError(f"workers is {workers}; it must be 1 or more, or 0 for one per processor")
         available = workers or os.cpu_count() or 1
@@ -70,14 +75,17 @@ class Pool:
         return (run_scheme(*job) for job in jobs)
 
     def _ahead(self, jobs: Iterable[Job], executor: ProcessPoolExecutor) -> Iterator[list[SessionResult]]:
-        waiting = deque[Future[list[SessionResult]]]()
+        waiting, num_parts = deque[list[Future[list[SessionResult]]]](), 0
         try:
-            for job in jobs:
-                waiting.append(executor.submit(run_scheme, *job))
-                if len(waiting) >= AHEAD * self.workers:
-                    yield waiting.popleft().result()
+            for scheme, world in jobs:
+                replicas = range(world.verifier.replicas)
+                waiting.append([executor.submit(run_replica, scheme, world, each) for each in replicas])
+                num_parts += len(replicas)
+                while num_parts >= AHEAD * self.workers and waiting:
+                    num_parts -= len(waiting[0])
+                    yield dealt_back([part.result() for part in waiting.popleft()])
             while waiting:
-                yield waiting.popleft().result()
+                yield dealt_back([part.result() for part in waiting.popleft()])
         except BrokenProcessPool as error:
             raise CapacityError(
                 "the system ended one of the processes that simulate, probably because memory ran out; "

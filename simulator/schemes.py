@@ -13,7 +13,7 @@ from simulator.colocated import ColocatedDraft
 from simulator.historical import HISTORICAL
 from simulator.knowledge import Knowledge
 from simulator.results import SessionResult
-from simulator.system import PolicyMaker, SimulatedDevice, simulate
+from simulator.system import PolicyMaker, SimulatedDevice, dealt_back, simulate_replica
 from simulator.world import World
 
 SERVER_STREAMING, SYNC_BEST, FORERUN, CLAIRVOYANT = "server_streaming", "sync_best", "forerun", "clairvoyant"
@@ -69,11 +69,15 @@ def check_scheme(scheme: str) -> None:
 
 def run_scheme(scheme: str, world: World) -> list[SessionResult]:
     """One of the `variants`, in one world. Raises `UserError`."""
+    return dealt_back([run_replica(scheme, world, each) for each in range(world.verifier.replicas)])
+
+
+def run_replica(scheme: str, world: World, replica: int) -> list[SessionResult]:
+    """Of `run_scheme` the sessions that one of the verifier's replicas serves. Raises `UserError`."""
     if scheme == DEVICE_ONLY:
-        return draft_alone(world)
-    return simulate(
-        world, policy_maker(_policy(scheme)), ColocatedDraft if _is_colocated(scheme) else SimulatedDevice
-    )
+        return draft_alone(world)[replica :: world.verifier.replicas]
+    device = ColocatedDraft if _is_colocated(scheme) else SimulatedDevice
+    return simulate_replica(world, policy_maker(_policy(scheme)), device, replica)
 
 
 def policy_maker(scheme: str) -> PolicyMaker:

@@ -17,7 +17,7 @@ from common.errors import UserError
 from common.figures import Figures
 from simulator.arrivals import Poisson
 from simulator.documents import read_text, write_error, write_whole
-from simulator.experiment import Outcome, as_dict, num_runs, percentiles, run_experiments
+from simulator.experiment import Outcome, as_dict, num_parts, num_runs, percentiles, run_experiments
 from simulator.files import Experiment
 from simulator.measures import KINDS, PERCENTS, Measures
 from simulator.parquet import write_parquet
@@ -201,7 +201,7 @@ def _run(
         runs_done = done
         progress(Standing(runs_done, runs, finished, cells))
 
-    with Pool(workers, runs) as pool:
+    with Pool(workers, sum(map(num_parts, experiments))) as pool:
         for cell, outcomes in zip(missing, run_experiments(experiments, pool, told), strict=True):
             for table, rows in zip(tables, _rows(cell, outcomes), strict=True):
                 table.append(rows)

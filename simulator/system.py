@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from edge_client.core.session import EdgeSession, SessionConfig
 from simulator.draws import Draws
 from simulator.events import Events
 from simulator.knowledge import PROMPT_TOKEN, VOCAB_SIZE, Knowledge
-from simulator.link import DOWN, UP, Lane
+from simulator.lane import DOWN, UP, Lane
 from simulator.results import SessionResult
 from simulator.world import World
 
@@ -248,20 +249,34 @@ def simulate(
 
     Sessions are dealt out to the verifier's replicas in turn. `device` tells where the draft runs.
     """
+    return dealt_back(
+        [simulate_replica(world, make, device, each) for each in range(world.verifier.replicas)]
+    )
+
+
+def simulate_replica(
+    world: World, make: PolicyMaker, device: type[SimulatedDevice], replica: int
+) -> list[SessionResult]:
+    """Results of the sessions of one replica (0 to replicas - 1), to which the others are nothing."""
     events = Events()
-    verifiers = [SimulatedVerifier(events, world) for _ in range(world.verifier.replicas)]
-    devices = list[SimulatedDevice]()
-    for key, session in enumerate(world.sessions()):
-        verifier = verifiers[key % len(verifiers)]
-        devices.append(device(events, verifier, world.own(session), key, make))
-        verifier.admit(devices[-1])
-        events.at(session.start, devices[-1].start)
+    verifier = SimulatedVerifier(events, world)
+    devices = dict[int, SimulatedDevice]()
+    sessions = world.sessions()
+    for key in range(replica, len(sessions), world.verifier.replicas):
+        devices[key] = device(events, verifier, world.own(sessions[key]), key, make)
+        verifier.admit(devices[key])
+        events.at(sessions[key].start, devices[key].start)
     events.run()
-    results = [each.result() for each in devices]
-    for key, result in enumerate(results):
+    results = {key: each.result() for key, each in devices.items()}
+    for key, result in results.items():
         if result.tokens != result.truth:
             raise LocalError(f"simulated session {key} wrote another text than its target")
-    return results
+    return list(results.values())
+
+
+def dealt_back(parts: Sequence[Sequence[SessionResult]]) -> list[SessionResult]:
+    """What each replica's sessions came to, in the order of all sessions' keys."""
+    return [result for turn in zip_longest(*parts) for result in turn if result is not None]
 
 
 def target_text(knowledge: Knowledge, world: World) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from common.errors import UserError
 from simulator.arrivals import Arrival, Arrivals
-from simulator.knowledge import BetaDraft, Draft
+from simulator.drafts import BetaDraft, Draft
 from simulator.link import LinkSpec
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simulator.knowledge import ReplayedDraft
+    from simulator.drafts import ReplayedDraft
     from simulator.world import World
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,6 +47,7 @@ COMPILED = (
     "common/noise.py",
     "common/rpc/size.py",
     "common/tree.py",
+    "edge_client/core/calibration.py",
     "edge_client/core/drafter.py",
     "edge_client/core/effects.py",
     "edge_client/core/policies/__init__.py",
@@ -57,15 +58,21 @@ COMPILED = (
     "edge_client/core/policies/tree.py",
     "edge_client/core/session.py",
     "edge_client/core/wire.py",
+    "simulator/beta.py",
     "simulator/colocated.py",
     "simulator/draws.py",
     "simulator/events.py",
     "simulator/historical.py",
+    "simulator/knowledge.py",
+    "simulator/lane.py",
     "simulator/system.py",
     "simulator/timeline.py",
 )
 """What a simulated event runs through. A class can extend a compiled one only if it is compiled, too. What
 travels between processes (worlds, results) is not among it: compiled frozen values cannot be unpickled."""
+
+FROZEN, THAWED = "@dataclass(frozen=True, slots=True)", "@dataclass(unsafe_hash=True, slots=True)"
+"""What a compiled value is instead: mypy has made sure that nobody writes to it, and it is made sooner."""
 
 HOW = """\
 before an installed command a variable makes it take that:
@@ -116,6 +123,9 @@ def log_path(out: Path = OUT) -> Path:
 def _copy(folder: Path) -> None:
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in COMPILED:
+        source = folder / name
+        source.write_text(source.read_text("utf-8").replace(FROZEN, THAWED), "utf-8")
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name, target_is_directory=True)
     shutil.copy(ROOT / "pyproject.toml", folder)  # mypy's settings
@@ -192,7 +202,7 @@ def _worlds() -> Iterator[World]:
 
 def _recorded_draft() -> ReplayedDraft:
     """Two texts with up to five candidates a place, of which the target takes the first, another or none."""
-    from simulator.knowledge import Replay, ReplayedDraft
+    from simulator.drafts import Replay, ReplayedDraft
 
     def place(number: int) -> tuple[tuple[float, ...], int | None]:
         scores = tuple(-0.1 * (number % 9 + 1) * rank for rank in range(1, 2 + number % 5))

@@ -33,7 +33,8 @@ from common.messages import (
 )
 from common.sampling import SamplingParams
 from common.tree import Node, SpeculationTree
-from edge_client.core.confidence import Calibration, Prior
+from edge_client.core.calibration import Calibration, promised
+from edge_client.core.confidence import Prior
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
 from edge_client.core.policies import Candidates, GrowthPolicy, GrowthView
@@ -335,10 +336,10 @@ class EdgeSession:
 
     def _branch(self, node: Node, expansion: Expansion) -> None:
         node.evaluated, node.busy = True, False
-        if not all(map(math.isfinite, expansion.scores)):
+        if not math.isfinite(sum(expansion.scores)):
             return  # a draft that overflows knows nothing here
         self._expansions[node.id] = expansion
-        logprobs = self.calibration.confidence.logprobs(expansion.scores)
+        logprobs = promised(self.calibration.confidence, expansion.scores)
         candidates = Candidates(expansion.tokens, logprobs)
         for child in self.policy.branch(self.view, node, candidates):
             self.tree.grow(node, child.token, child.logprob)

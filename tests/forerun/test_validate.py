@@ -14,8 +14,8 @@ import pytest
 from forerun import validate_command as validate
 from forerun.cli import main
 from forerun.validate_command import Recorded, Setting, compare
+from simulator.drafts import BetaDraft, recorded_draft
 from simulator.draws import Draws
-from simulator.knowledge import BetaDraft, recorded_draft
 from simulator.link import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader
 from simulator.schemes import run_scheme

@@ -13,7 +13,7 @@ from common.figures import Figures
 from forerun.cli import main
 from simulator import advice as module
 from simulator.advice import ACCEPTANCE, STEP_MS, WORTH_IT, Advice, advise, in_words, map_lines
-from simulator.knowledge import BetaDraft
+from simulator.drafts import BetaDraft
 from simulator.link import LinkSpec
 from simulator.pool import Pool
 from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording

@@ -11,6 +11,7 @@ import pytest
 from common.errors import UserError
 from common.tree import Node, SpeculationTree
 from edge_client.core.policies import Candidate, GrowthPolicy, GrowthView
+from simulator.drafts import BetaDraft
 from simulator.historical import (
     HISTORICAL,
     MAX_BLOCK,
@@ -25,7 +26,6 @@ from simulator.historical import (
     fan_outs,
     off_line,
 )
-from simulator.knowledge import BetaDraft
 from simulator.link import LinkSpec, Outage
 from simulator.results import SessionResult
 from simulator.schemes import CLAIRVOYANT, policy_maker

@@ -16,7 +16,8 @@ from common.errors import UserError
 from simulator.draws import Draws
 from simulator.events import Events
 from simulator.files import experiment_from, read_experiment
-from simulator.link import DOWN, UP, Direction, Handovers, Lane, LinkSpec, Outage
+from simulator.lane import DOWN, UP, Direction, Lane
+from simulator.link import Handovers, LinkSpec, Outage
 from simulator.mahimahi import PACKET, Cursor, Schedule, read_schedule
 from simulator.profiles import PROFILES, profile
 from simulator.schemes import FORERUN, SERVER_STREAMING, policy_maker

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 from common.errors import LocalError, UserError
 from simulator.beta import NUM_QUANTILES, beta_cdf, beta_quantiles
+from simulator.drafts import BetaDraft
 from simulator.draws import Draws, Stream
 from simulator.events import Events
 from simulator.files import experiment_from
-from simulator.knowledge import BEST, NUM_CANDIDATES, OUTSIDE, OUTSIDE_SHARE, BetaDraft
-from simulator.link import DOWN, UP, Handovers, Lane, LinkSpec, Outage
+from simulator.knowledge import BEST, NUM_CANDIDATES, OUTSIDE, OUTSIDE_SHARE
+from simulator.lane import DOWN, UP, Lane
+from simulator.link import Handovers, LinkSpec, Outage
 from simulator.step_times import fit_line
 from simulator.traces import Trace, read_trace
 

@@ -9,10 +9,12 @@ import pytest
 from common.errors import UserError
 from forerun.simulate import print_table
 from simulator.arrivals import Poisson
+from simulator.drafts import BetaDraft
+from simulator.draws import Draws
 from simulator.experiment import distance_to_bound, run_experiment
 from simulator.files import Experiment, experiment_from
-from simulator.knowledge import BetaDraft
 from simulator.link import LinkSpec
+from simulator.pool import Pool
 from simulator.schemes import (
     BLOCKS,
     CLAIRVOYANT,
@@ -157,6 +159,20 @@ def test_replicas_share_the_sessions() -> None:
     assert paces[0] == paces[1]
     crowded = run_scheme(SERVER_STREAMING, replace(eight, verifier=replace(verifier, replicas=1)))
     assert crowded[0].arrivals[-1] > paces[0][-1]
+
+
+@pytest.mark.parametrize("scheme", [FORERUN, "colocated:chain", DEVICE_ONLY])
+def test_replicas_side_by_side_come_to_what_one_process_does(scheme: str) -> None:
+    """Five sessions on three verifiers, and on more verifiers than there are sessions."""
+    dealt = [
+        World(tokens=12, clients=5, verifier=VerifierSpec(replicas=count), link=LinkSpec(0.03, jitter=0.01))
+        for count in (3, 7)
+    ]
+    with Pool(2) as pool:
+        found = list(pool.map((scheme, world) for world in dealt))
+    assert found == [run_scheme(scheme, world) for world in dealt]
+    truths = [World().draft.session(Draws(1, key)).truth(64) for key in range(5)]
+    assert [result.truth[0] for result in found[0]] == truths  # each where its session stands
 
 
 def test_a_power_budget_caps_draft_steps() -> None:

@@ -13,20 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import LocalError, UserError
+from edge_client.core.calibration import promised
 from edge_client.core.confidence import Prior
+from simulator.drafts import HONEST, BetaDraft, Replay, ReplayedDraft, logged_draft, recorded_draft
 from simulator.draws import Draws
 from simulator.experiment import run_experiment
 from simulator.files import Experiment, experiment_from, read_experiment
-from simulator.knowledge import (
-    BEST,
-    HONEST,
-    OUTSIDE,
-    BetaDraft,
-    Replay,
-    ReplayedDraft,
-    logged_draft,
-    recorded_draft,
-)
+from simulator.knowledge import BEST, OUTSIDE
 from simulator.recordings import (
     RecordedText,
     Recording,
@@ -341,7 +334,7 @@ def test_a_log_promises_its_own_hit_rate_everywhere() -> None:
     tokens, scores = draft.session(Draws(1)).candidates(5)
     assert tokens == (BEST,)
     assert draft.prior.confidence.miss == pytest.approx(5 / 11)
-    assert draft.prior.confidence.logprobs(scores) == [pytest.approx(-0.606, abs=1e-3)]
+    assert promised(draft.prior.confidence, scores) == [pytest.approx(-0.606, abs=1e-3)]
     assert logged_draft("never", [[1, 1]]).prior.confidence.miss < 1
     assert logged_draft("always", [[2, 2]]).prior.confidence.miss > 0
 

@@ -22,6 +22,12 @@ def test_it_tells_what_ran_and_how_fast(capsys: pytest.CaptureFixture[str]) -> N
     assert report["one_client"]["tokens_per_minute"] > 0
     (row,) = report["crowd"]
     assert (row["clients"], row["texts"], row["tokens"]) == (1, 5, 5 * simulator_speed.TOKENS)
+    assert row["processes"] == 1
+
+
+def test_replicas_are_simulated_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--replicas", "2"]) == 0
+    assert "2 verifiers), server_streaming: " in capsys.readouterr().out
 
 
 def test_the_words_say_whether_it_is_the_compiled_copy(
@@ -30,7 +36,7 @@ def test_the_words_say_whether_it_is_the_compiled_copy(
     assert main(SMALL) == 0
     words = capsys.readouterr().out
     assert "in the sources, not compiled" in words
-    assert "1 clients with a text every 60 s" in words
+    assert "1 client with a text every 60 s" in words
     monkeypatch.setattr(simulator.system, "__file__", f"system{EXTENSION_SUFFIXES[0]}")
     assert main(SMALL) == 0
     assert capsys.readouterr().out.startswith("compiled simulator, ")
@@ -52,6 +58,7 @@ def test_clients_ask_every_so_often() -> None:
         (["--share", "nan"], "--share is nan"),
         (["--share", "1e308"], "--share is 1e+308"),
         (["--share", "0.0001"], "0 clients with a text every 60 s ask for 0 in 10 minutes"),
+        (["--replicas", "0"], "verifier replicas is 0"),
         (["--every", "-1"], "--every is -1"),
         (["--every", "1"], "ask for 600 in 10 minutes"),
         (["--every", "1e6"], "ask for 0 in 10 minutes"),

@@ -10,9 +10,9 @@ import pytest
 
 from common.errors import UserError
 from forerun.cli import main
+from simulator.drafts import BetaDraft
 from simulator.experiment import Outcome, run_experiment
 from simulator.files import DEFAULT_SCHEMES, Experiment, experiment_from, read_experiment
-from simulator.knowledge import BetaDraft
 from simulator.link import LinkSpec, Outage
 from simulator.results import SessionResult
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, policy_maker

@@ -10,39 +10,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from edge_client.core.confidence import MIN_LOGPROB, Calibration, Confidence, Prior
+from edge_client.core.calibration import MIN_LOGPROB, Calibration, promised
+from edge_client.core.confidence import Confidence, Prior
 
 scores = st.lists(st.floats(-8.0, 8.0), min_size=1, max_size=8).map(lambda s: sorted(s, reverse=True))
 
 
 def test_no_candidates_have_no_confidence() -> None:
-    assert Confidence().logprobs(()) == []
+    assert promised(Confidence(), ()) == []
 
 
 def test_equal_scores_share_what_is_not_missed() -> None:
-    assert Confidence(miss=0.2).logprobs((3.0, 3.0)) == pytest.approx([math.log(0.4)] * 2)
+    assert promised(Confidence(miss=0.2), (3.0, 3.0)) == pytest.approx([math.log(0.4)] * 2)
 
 
 def test_a_margin_is_worth_its_sharpness() -> None:
-    first, second = Confidence(sharpness=0.5, miss=0.0).logprobs((4.0, 1.0))
+    first, second = promised(Confidence(sharpness=0.5, miss=0.0), (4.0, 1.0))
     assert first - second == pytest.approx(1.5)
     assert math.exp(first) + math.exp(second) == pytest.approx(1.0)
 
 
 def test_a_single_candidate_is_missed_as_often_as_configured() -> None:
-    assert Confidence(miss=0.0).logprobs((5.0,)) == [0.0]
-    assert Confidence(miss=0.02).logprobs((5.0,)) == pytest.approx([math.log(0.98)])
+    assert promised(Confidence(miss=0.0), (5.0,)) == [0.0]
+    assert promised(Confidence(miss=0.02), (5.0,)) == pytest.approx([math.log(0.98)])
 
 
 def test_no_candidate_is_below_what_a_byte_can_say() -> None:
-    assert Confidence().logprobs((0.0, -1000.0, -math.inf))[1:] == [MIN_LOGPROB, MIN_LOGPROB]
+    assert promised(Confidence(), (0.0, -1000.0, -math.inf))[1:] == [MIN_LOGPROB, MIN_LOGPROB]
 
 
 @given(scores, st.floats(0.1, 4.0), st.floats(0.0, 0.5))
 def test_chances_fall_with_the_scores_and_sum_to_what_is_not_missed(
     ranked: list[float], sharpness: float, miss: float
 ) -> None:
-    logprobs = Confidence(sharpness, miss).logprobs(ranked)
+    logprobs = promised(Confidence(sharpness, miss), ranked)
     assert logprobs == sorted(logprobs, reverse=True)
     assert all(MIN_LOGPROB <= logprob <= 1e-12 for logprob in logprobs)
     total = sum(math.exp(logprob) for logprob in logprobs)
@@ -92,17 +93,17 @@ def test_the_sharpness_is_found_wherever_the_prior_stood(error: float) -> None:
 def test_promises_are_kept_after_calibration() -> None:
     """Of candidates promised a chance of 40-60 %, and of the others, as many are right as was promised."""
     calibration = Calibration()
-    promised, right = np.zeros(5), np.zeros(5)
+    hoped, right = np.zeros(5), np.zeros(5)
     for step, (scores, chosen) in enumerate(noisy_pairs(0.8, 4000, seed=2)):
-        chances = [math.exp(logprob) for logprob in calibration.confidence.logprobs(scores)]
+        chances = [math.exp(logprob) for logprob in promised(calibration.confidence, scores)]
         calibration.observe(scores, chosen)
         if step < 200:
             continue
         for place, chance in enumerate(chances):
             bin_ = min(4, int(chance * 5))
-            promised[bin_] += chance
+            hoped[bin_] += chance
             right[bin_] += place == chosen
-    np.testing.assert_allclose(promised / right, 1.0, atol=0.15)
+    np.testing.assert_allclose(hoped / right, 1.0, atol=0.15)
 
 
 def test_a_draft_that_is_never_right_loses_its_credit() -> None:
@@ -110,7 +111,7 @@ def test_a_draft_that_is_never_right_loses_its_credit() -> None:
     for _ in range(400):
         calibration.observe([4.0, 1.0, 0.0], None)
     assert calibration.confidence.miss > 0.8
-    assert all(logprob < math.log(0.2) for logprob in calibration.confidence.logprobs([4.0, 1.0, 0.0]))
+    assert all(logprob < math.log(0.2) for logprob in promised(calibration.confidence, [4.0, 1.0, 0.0]))
 
 
 def test_a_draft_that_changes_is_followed() -> None:
@@ -145,7 +146,7 @@ def test_whatever_is_observed_the_confidence_stays_usable(
     calibration = Calibration()
     for scores, chosen in pairs:
         calibration.observe(scores, chosen)
-        for logprob in calibration.confidence.logprobs([1.0, 0.0, -1.0]):
+        for logprob in promised(calibration.confidence, [1.0, 0.0, -1.0]):
             assert MIN_LOGPROB <= logprob <= 0.0
 
 

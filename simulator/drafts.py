@@ -1,0 +1,132 @@
+"""Drafts that a world can have: one of which only the acceptance is known, or one that was recorded."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from common.errors import UserError
+from edge_client.core.confidence import LEAST_MISS, MOST_MISS, Confidence, Prior
+from simulator.draws import Draws
+from simulator.knowledge import (
+    BEST,
+    CANDIDATES,
+    NUM_CANDIDATES,
+    BetaKnowledge,
+    Candidates,
+    ReplayedKnowledge,
+    token_of,
+)
+from simulator.recordings import Recording
+
+HONEST = Prior(Confidence(sharpness=1.0, miss=0.02), spread=0.2)
+"""Of a draft whose scores are the logarithms of true chances, whose sharpness is 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class BetaDraft:
+    """A draft whose confidence at each position is drawn from Beta(mean * k, (1 - mean) * k).
+
+    With that probability the target's token is the draft's best; else it lies outside the candidates
+    (`OUTSIDE_SHARE`) or among the other seven with halving weights. The scores are honest: the logarithms of
+    those probabilities. Where the confidence is low the runner-up's may exceed the best's.
+    """
+
+    mean: float = 0.8  # acceptance of the draft's best token
+    k: float = 2.0  # concentration: the smaller, the more the draft knows when it is right
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mean <= 1:
+            raise UserError(f"draft mean is {self.mean}; an acceptance lies in [0, 1]")
+        if not (self.k > 0 and math.isfinite(self.k)):
+            raise UserError(f"draft k is {self.k}; it must be finite and above 0")
+
+    @property
+    def prior(self) -> Prior:
+        """What a session believes of its scores at first."""
+        return HONEST
+
+    def session(self, draws: Draws, place: int = 0, first: int = 0) -> BetaKnowledge:
+        """Of a session with these draws, whichever of the world's sessions it is."""
+        return BetaKnowledge(self.mean, self.k, draws)
+
+
+class Replay:
+    """What happened, position by position, over texts one after the other; behind the last the first follows.
+
+    `name` and a digest of the contents stand for it in `repr`. `candidates` and `truths` are level with each
+    other; `starts` is where each text begins in them.
+    """
+
+    def __init__(self, name: str, texts: Sequence[Sequence[tuple[tuple[float, ...], int | None]]]) -> None:
+        """`texts`: of each position the scores of the candidates in nats, best first, and the target's rank
+        among them, from 1, or None. No text is empty. Candidates beyond `NUM_CANDIDATES` are dropped."""
+        positions = [position for text in texts for position in text]
+        self.name = name
+        self.candidates: list[Candidates] = [
+            (CANDIDATES[: len(scores)], scores[:NUM_CANDIDATES]) for scores, _ in positions
+        ]
+        self.truths = [token_of(rank) for _, rank in positions]
+        self.starts = [0, *accumulate(len(text) for text in texts)][:-1]
+        self._digest = hashlib.sha256(repr((positions, self.starts)).encode()).hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        return f"Replay({self.name!r}, digest {self._digest})"
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of positions at which the draft's best token is the target's."""
+        return self.truths.count(BEST) / len(self.truths)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedDraft:
+    """A draft that says what it said in a `Replay`, and is right where it was right.
+
+    On the path a position's candidates are its own; off the path, where nothing was recorded, they are those
+    of a position drawn by name. `prior` is what a session believes of such scores at first.
+    """
+
+    replay: Replay
+    prior: Prior = field(default_factory=Prior)
+    mean: float = math.nan  # acceptance of the draft's best token; the replay's own, no other may be given
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.mean):
+            object.__setattr__(self, "mean", self.replay.hit_rate)
+        elif self.mean != self.replay.hit_rate:
+            raise UserError(
+                f"draft mean is {self.mean:g}; in {self.replay.name} it is {self.replay.hit_rate:.4g}, and "
+                "what was recorded cannot be varied"
+            )
+
+    def session(self, draws: Draws, place: int = 0, first: int = 0) -> ReplayedKnowledge:
+        """Of session number `place`, which begins with the text of that number; `first` is the position of
+        the first token after its prompt."""
+        replay = self.replay
+        shift = replay.starts[place % len(replay.starts)] - first
+        return ReplayedKnowledge(replay.truths, replay.candidates, shift, draws)
+
+
+Draft = BetaDraft | ReplayedDraft
+
+
+def recorded_draft(name: str, recording: Recording) -> ReplayedDraft:
+    """A recording's. Its scores are a real draft's, so a session begins with the product's own belief."""
+    texts = [list(zip(text.scores, text.ranks, strict=True)) for text in recording.texts]
+    return ReplayedDraft(Replay(name, texts))
+
+
+def logged_draft(name: str, lengths: Sequence[Sequence[int]]) -> ReplayedDraft:
+    """A log of accepted lengths': the token after output position p is the draft's best iff lengths[p] > 1.
+
+    A text begins below its first output token, of which the log says nothing. The draft has one candidate,
+    since the log knows no runner-up, and no confidence: the prior promises it the log's hit rate everywhere.
+    """
+    texts = [[((0.0,), 1 if length > 1 else None) for length in text] for text in lengths]
+    replay = Replay(name, texts)
+    miss = min(max(1.0 - replay.hit_rate, LEAST_MISS), MOST_MISS)
+    return ReplayedDraft(replay, Prior(Confidence(sharpness=1.0, miss=miss), spread=0.2))
