@@ -147,7 +147,8 @@ def _in_words(report: dict[str, Any]) -> str:
         f"one client, chain: {alone['tokens_per_minute']:,} committed tokens per minute of one core",
     ]
     lines += [
-        f"{_counted(row['clients'], 'client')} with a text every {report['every_s']:g} s, over {MINUTES} minutes "
+        f"{_counted(row['clients'], 'client')} with a text every {report['every_s']:g} s, "
+        f"over {MINUTES} minutes "
         f"({row['texts']} texts, {row['tokens']:,} tokens, "
         f"{report['crowd_network']}, {_counted(report['replicas'], 'verifier')}), {row['scheme']}: "
         f"{row['seconds']:.0f} s in {_counted(row['processes'], 'process')}"
