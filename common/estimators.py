@@ -55,6 +55,26 @@ class RttEstimator:
         return self.smoothed_rtt + max(4 * self.rtt_variance, GRANULARITY)
 
 
+class IntervalEstimator:
+    """How long something takes that happens again and again: mean and mean deviation with RFC 9002's gains,
+    so that a change is followed within a dozen samples. Seconds."""
+
+    def __init__(self, initial: float) -> None:
+        self.smoothed = _duration("initial", initial)
+        self.deviation = initial / 2
+        self.num_samples = 0
+
+    def sample(self, duration: float) -> None:
+        """Raises `LocalError` if it is negative or not finite."""
+        _duration("duration", duration)
+        if self.num_samples == 0:
+            self.smoothed, self.deviation = duration, duration / 2
+        else:
+            self.deviation += (abs(self.smoothed - duration) - self.deviation) / 4
+            self.smoothed += (duration - self.smoothed) / 8
+        self.num_samples += 1
+
+
 class RatioEstimator:
     """A ratio of two sums that fade: accepted per proposed, tokens per step. Never a mean of ratios.
 

@@ -13,7 +13,18 @@ from common.errors import ForerunError, LocalError, UnavailableError
 from common.messages import FinishReason, ServerMessage
 from edge_client.channel import Stream, VerifierChannel
 from edge_client.core.drafter import Expansion
-from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
+from edge_client.core.effects import (
+    ChangeMode,
+    Connect,
+    Effect,
+    Emit,
+    Expand,
+    Finished,
+    MoveTip,
+    Send,
+    StartDrafter,
+)
+from edge_client.core.policies import Standing
 from edge_client.core.session import EdgeSession
 from edge_client.draft_worker import DraftWorker
 
@@ -45,6 +56,7 @@ class Generation:
         self.session = session
         self.traffic = Traffic()
         self.reason: FinishReason | None = None
+        self.modes: list[Standing] = []  # every change, in order
         self._channel = channel
         self._drafts = drafts
         self._clock = clock
@@ -117,6 +129,9 @@ class Generation:
             case Send():
                 if self._stream is not None:
                     self._stream.send(effect.message)
+            case ChangeMode():
+                logger.info("%s: %s", effect.standing.mode.value, effect.standing.why)
+                self.modes.append(effect.standing)
             case Emit() | Finished():
                 self._emitted.put_nowait(effect)
             case _:

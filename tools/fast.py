@@ -51,8 +51,10 @@ COMPILED = (
     "edge_client/core/drafter.py",
     "edge_client/core/effects.py",
     "edge_client/core/policies/__init__.py",
+    "edge_client/core/policies/adaptive.py",
     "edge_client/core/policies/base.py",
     "edge_client/core/policies/chain.py",
+    "edge_client/core/policies/governor.py",
     "edge_client/core/policies/off.py",
     "edge_client/core/policies/sync.py",
     "edge_client/core/policies/tree.py",
@@ -123,9 +125,9 @@ def log_path(out: Path = OUT) -> Path:
 def _copy(folder: Path) -> None:
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in COMPILED:
-        source = folder / name
-        source.write_text(source.read_text("utf-8").replace(FROZEN, THAWED), "utf-8")
+    for source in (folder / name for name in COMPILED):
+        if source.exists():  # else the compiler says so
+            source.write_text(source.read_text("utf-8").replace(FROZEN, THAWED), "utf-8")
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name, target_is_directory=True)
     shutil.copy(ROOT / "pyproject.toml", folder)  # mypy's settings

@@ -8,6 +8,7 @@ from common.errors import ForerunError
 from common.messages import Close, FinishReason, Open, Propose
 from common.sampling import SamplingParams
 from edge_client.core.drafter import DraftRow, Reroot
+from edge_client.core.policies.governor import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,13 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeMode:
+    """Who writes the text is another one now; tell the user why."""
+
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The session is over: with a reason, or with the error that ended it. Nothing follows."""
 
@@ -62,4 +70,4 @@ class Finished:
     error: ForerunError | None = None
 
 
-Effect = StartDrafter | Expand | MoveTip | Connect | Send | Emit | Finished
+Effect = StartDrafter | Expand | MoveTip | Connect | Send | Emit | ChangeMode | Finished

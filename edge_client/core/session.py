@@ -36,8 +36,18 @@ from common.tree import Node, SpeculationTree
 from edge_client.core.calibration import Calibration, promised
 from edge_client.core.confidence import Prior
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
-from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
-from edge_client.core.policies import Candidates, GrowthPolicy, GrowthView
+from edge_client.core.effects import (
+    ChangeMode,
+    Connect,
+    Effect,
+    Emit,
+    Expand,
+    Finished,
+    MoveTip,
+    Send,
+    StartDrafter,
+)
+from edge_client.core.policies import Candidates, Governed, GrowthPolicy, GrowthView
 from edge_client.core.stats import SessionStats, StepTimes
 from edge_client.core.wire import WireNumbers
 
@@ -113,6 +123,8 @@ class EdgeSession:
         self._drafting = False
         self._draft_began_at = 0.0
         self._drafter_ok = True
+        self._governed = policy if isinstance(policy, Governed) else None
+        self._standing = None if self._governed is None else self._governed.standing
 
     # Inputs -----------------------------------------------------------------------------------------------
 
@@ -140,6 +152,7 @@ class EdgeSession:
 
     def on_drafted(self, expansions: Sequence[Expansion], now: float) -> None:
         """The draft step that `Expand` asked for."""
+        self.view.now = now
         took = self._end_draft_step(len(expansions), now)
         self.view.draft_time.sample(len(expansions), took)
         self.draft_times.add(len(expansions), took)
@@ -224,6 +237,7 @@ class EdgeSession:
         self.view.stream_up = True
         self.view.credit = INITIAL_CREDIT
         self.view.num_sent = 0
+        self.view.news_at = None
         for node in self.tree.live.values():
             node.wire_id = 0
         self._numbers = WireNumbers()
@@ -269,6 +283,7 @@ class EdgeSession:
             raise PeerError(f"a Commit goes beyond the last position asked for, {self.view.last_position}")
         self._attempts = 0  # only text is progress: a verifier that opens and drops would be tried for ever
         self._sample_rtt(message, now)
+        self.view.news_at = now
         self._count(message)
         if message.credit is not None:
             self.view.credit = message.credit
@@ -293,6 +308,7 @@ class EdgeSession:
         stats.accepted += len(message.tokens) - message.server_made.bit_count()
         stats.evaluated += message.evaluated
         self.view.step_time.sample(message.evaluated, message.compute_us * 1e-6)
+        self.view.turn.sample((message.queue_us + message.compute_us) * 1e-6)
         self.target_times.add(message.evaluated, message.compute_us * 1e-6)
         stats.queue_time += message.queue_us * 1e-6
         stats.compute_time += message.compute_us * 1e-6
@@ -346,6 +362,7 @@ class EdgeSession:
 
     def _pump(self, now: float) -> None:
         """Send what should go and draft what should grow."""
+        self.view.now = now
         if self.state is State.OVER:
             return
         if self.view.stream_up:
@@ -355,6 +372,9 @@ class EdgeSession:
         if self._must_nudge():
             self._nudged = True
             self._propose([], now)
+        if self._governed is not None and self._governed.standing is not self._standing:
+            self._standing = self._governed.standing
+            self._effects.append(ChangeMode(self._standing))
 
     def _send(self, now: float) -> None:
         if self.tree.num_speculative <= self.view.num_sent:

@@ -121,12 +121,21 @@ def test_half_a_point_is_run_again(tmp_path: Path, name: str, kept: int) -> None
     assert contents(tmp_path) == whole
 
 
+HEED_INTERRUPTS = """
+import signal, sys
+from forerun.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main())
+"""
+"""`python -m forerun`, also where a shell lets its background jobs, and what they start, ignore Ctrl-C."""
+
+
 def test_ctrl_c_leaves_at_once_and_keeps_what_is_finished(tmp_path: Path) -> None:
     """A real interrupt of a real command, whose second point would take an hour."""
     world = tmp_path / "world.toml"
     world.write_text('tokens = 20\nrepeats = 2\nschemes = ["server_streaming", "forerun"]\n')
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "forerun", "simulate", "sweep", str(world), "--out", str(out)]
+    command = [sys.executable, "-c", HEED_INTERRUPTS, "simulate", "sweep", str(world), "--out", str(out)]
     with subprocess.Popen(
         [*command, "--axis", "clients=1,5000", "--workers", "2"], stderr=subprocess.PIPE, text=True
     ) as child:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.errors import UserError
+from edge_client.core.policies.adaptive import AdaptivePolicy, AdaptiveSettings
 from edge_client.core.policies.base import Candidate, Candidates, GrowthPolicy, GrowthView
 from edge_client.core.policies.chain import ChainPolicy
+from edge_client.core.policies.governor import Governed, Mode, Standing
 from edge_client.core.policies.off import OffPolicy
 from edge_client.core.policies.sync import SyncPolicy
 from edge_client.core.policies.tree import TreePolicy, TreeSettings
 
 POLICIES: dict[str, Callable[..., GrowthPolicy]] = {
+    "adaptive": lambda **settings: AdaptivePolicy(AdaptiveSettings(**settings)),
     "tree": lambda **settings: TreePolicy(TreeSettings(**settings)),
     "chain": ChainPolicy,
     "sync": SyncPolicy,
@@ -19,7 +22,7 @@ POLICIES: dict[str, Callable[..., GrowthPolicy]] = {
 }
 
 
-WHOLE = ("width", "max_children", "max_depth", "block")
+WHOLE = ("width", "max_children", "max_depth", "max_live", "max_width", "block")
 """Settings that count nodes; the others are shares."""
 
 
@@ -50,12 +53,17 @@ def _setting(part: str) -> tuple[str, int | float]:
 
 __all__ = [
     "POLICIES",
+    "AdaptivePolicy",
+    "AdaptiveSettings",
     "Candidate",
     "Candidates",
     "ChainPolicy",
+    "Governed",
     "GrowthPolicy",
     "GrowthView",
+    "Mode",
     "OffPolicy",
+    "Standing",
     "SyncPolicy",
     "TreePolicy",
     "TreeSettings",

@@ -8,7 +8,13 @@ from operator import attrgetter
 from typing import NamedTuple, Protocol, overload
 
 from common.errors import LocalError
-from common.estimators import DraftTimeEstimator, RatioEstimator, RttEstimator, StepTimeEstimator
+from common.estimators import (
+    DraftTimeEstimator,
+    IntervalEstimator,
+    RatioEstimator,
+    RttEstimator,
+    StepTimeEstimator,
+)
 from common.tree import Node, SpeculationTree
 
 PATH_LOGPROB = attrgetter("path_logprob")
@@ -58,6 +64,9 @@ class GrowthView:
     draft_time: DraftTimeEstimator = field(default_factory=DraftTimeEstimator)  # of a draft step, by rows
     step_time: StepTimeEstimator = field(default_factory=StepTimeEstimator)  # of a target step, by nodes
     acceptance: RatioEstimator = field(default_factory=lambda: RatioEstimator(prior=0.7))  # see `EdgeSession`
+    turn: IntervalEstimator = field(default_factory=lambda: IntervalEstimator(0.030))  # a step and its queue
+    now: float = 0.0  # seconds, of the input that is being answered
+    news_at: float | None = None  # when the stream's newest Commit came: it tells of half a round trip before
     num_sent: int = 0  # live nodes below the tip that were sent on this stream
     stream_up: bool = False
 

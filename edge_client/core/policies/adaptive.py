@@ -1,0 +1,237 @@
+"""Ahead of the delay: depth, width and pace from what the session measures (docs/adaptation.md).
+
+A node is worth the chance that its path is the target's, if it comes in time: before the verifier evaluates
+its parent. The verifier never waits, so it moves on while drafts travel. Where it will be is foreseen path by
+path: if the path is right, each turn takes all of it that has arrived and one token more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.errors import UserError
+from common.tree import Node
+from edge_client.core.policies.base import (
+    PATH_LOGPROB,
+    Candidate,
+    GrowthView,
+    expandable,
+    sort_likeliest_first,
+    unsent,
+)
+from edge_client.core.policies.governor import LOOK_AGAIN, Governed, Governor
+
+SURVIVAL_GAIN = 1 / 50  # per drafted node; the mean promise of a best candidate changes with the text
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveSettings:
+    """Bounds; within them everything is measured. None has to be set."""
+
+    max_width: int = 8  # nodes drafted in one step
+    max_children: int = 4  # of one node
+    max_live: int = 400  # nodes below the tip; bounds the memory and the time that a decision takes
+    cut: float = 0.0005  # paths less likely than this, seen from the tip, are not drafted
+    send: float = 0.004  # nor sent those less likely than this
+    max_steps_per_second: float = 0.0  # draft steps; a power budget, 0 = any number
+
+    def __post_init__(self) -> None:
+        for name in ("max_width", "max_children", "max_live"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("cut", "send"):
+            if not 0 < getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it must lie in (0, 1)")
+        if not 0 <= self.max_steps_per_second < math.inf:
+            raise UserError(
+                f"max_steps_per_second is {self.max_steps_per_second}; it must be finite and 0 or more"
+            )
+
+
+class AdaptivePolicy(Governed):
+    """Drafts what promises most in time, as wide as a wider step pays for, and sends what can still help."""
+
+    name = "adaptive"
+    fill = True
+
+    def __init__(self, settings: AdaptiveSettings | None = None) -> None:
+        self.settings = settings or AdaptiveSettings()
+        super().__init__(Governor(self.settings.max_steps_per_second))
+        self._cut = math.log(self.settings.cut)
+        self._send = math.log(self.settings.send)
+        self._survival = 0.7  # chance that a path's next token is its best candidate, as promised on average
+        self._foresight = Foresight()
+        self._sent_at = 0.0  # seconds, the newest nodes
+
+    def branch(self, view: GrowthView, node: Node, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        if not len(candidates):
+            return ()
+        promise = math.exp(candidates[0].logprob)
+        self._survival += (promise - self._survival) * SURVIVAL_GAIN
+        least = self._cut - view.tree.worth(node)
+        return [c for c in candidates[: self.settings.max_children] if c.logprob >= least]
+
+    def expand(self, view: GrowthView) -> Sequence[Node]:
+        if view.tree.num_speculative >= self.settings.max_live or not view.credit_left:
+            return ()
+        possible = expandable(view)
+        if not possible:
+            return ()
+        step = view.draft_time.predict(1)
+        frontier = self._frontier(view, possible, step)
+        chosen, promise = self._as_wide_as_it_pays(frontier, step, view.draft_time.per_row)
+        if not self.governor.allows(view, promise, step):
+            chosen = [max(possible, key=PATH_LOGPROB)] if self.governor.should_look(view) else []
+        if chosen:
+            self.governor.began(view)
+        return chosen
+
+    def send(self, view: GrowthView) -> Sequence[Node]:
+        nodes = unsent(view)
+        if not nodes:
+            return nodes
+        foresight = self._foresight
+        foresight.update(view)
+        least = self._send + view.tree.tip.path_logprob
+        wanted = set[int]()
+        for node in reversed(nodes):  # children before parents
+            helps = node.path_logprob >= least and foresight.is_in_time(node.parent, view.now)
+            if helps or node.busy or node.id in wanted:
+                wanted.add(node.id)
+                if node.parent is not None:
+                    wanted.add(node.parent)
+        chosen = [node for node in nodes if node.id in wanted]
+        if not chosen and view.now - self._sent_at >= LOOK_AGAIN:
+            chosen = nodes[:1]  # the round trip is measured by what is sent, and by nothing else
+        sort_likeliest_first(chosen)
+        chosen = chosen[: view.credit_left]
+        if chosen:
+            self._sent_at = view.now
+            foresight.sent(chosen, view.now)
+        return chosen
+
+    def _frontier(self, view: GrowthView, possible: Sequence[Node], step: float) -> list[tuple[float, Node]]:
+        """What promises something, most first: the logarithm of the tokens that each draft step spent on it
+        may save, and the node."""
+        foresight = self._foresight
+        foresight.update(view)
+        least = self._cut + view.tree.tip.path_logprob
+        survival = math.log(min(max(self._survival, 0.05), 0.99))
+        sent_at = view.now + step
+        found = list[tuple[float, Node]]()
+        for node in possible:
+            if node.path_logprob < least:
+                continue
+            worth = view.tree.worth(node)
+            levels = foresight.levels_to_catch_up(node, sent_at, step)
+            if levels:  # all of these must be drafted and right, too, before anything helps
+                worth += levels * survival
+            if worth >= self._cut:
+                found.append((worth, node))
+        found.sort(key=_promise, reverse=True)
+        return found
+
+    def _as_wide_as_it_pays(
+        self, frontier: Sequence[tuple[float, Node]], step: float, per_node: float
+    ) -> tuple[list[Node], float]:
+        """The best nodes, and what they promise: one more as long as it promises more per second than the
+        step does without it."""
+        chosen, total = list[Node](), 0.0
+        for worth, node in frontier[: self.settings.max_width]:
+            promise = math.exp(worth)
+            if chosen and promise * (step + per_node * (len(chosen) - 1)) < per_node * total:
+                break
+            chosen.append(node)
+            total += promise
+        return chosen, total
+
+
+class Foresight:
+    """When nodes reach the verifier, and where its tip will be then if their paths are right.
+
+    Turns are counted from the newest news on: the tip that it told was there half a round trip before it
+    came, and the verifier begins a turn at once, and then one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._sent_at: dict[int, float] = {}  # seconds, by node id
+        self._known: dict[int, tuple[int, int]] = {}  # of sent nodes: the turn they come for, the tip's depth
+        self._news_at: float | None = None
+        self._began_at = 0.0  # when the verifier had the tip, by this side's clock
+        self._turn = 0.03
+        self._one_way = 0.0
+        self._top = 0  # position of the tip
+        self._live: dict[int, Node] = {}
+
+    def update(self, view: GrowthView) -> None:
+        """Take in what the view knows now; forget what was foreseen if there is news."""
+        tree = view.tree
+        self._live = tree.live
+        if view.news_at != self._news_at or tree.tip.position != self._top:
+            self._news_at = view.news_at
+            self._top = tree.tip.position
+            self._one_way = 0.5 * view.rtt.smoothed_rtt
+            self._turn = max(view.turn.smoothed, 1e-6)
+            self._began_at = (view.news_at or 0.0) - self._one_way
+            self._sent_at = {node: at for node, at in self._sent_at.items() if node in tree.live}
+            self._known = {tree.tip.id: (0, 0)}
+
+    def sent(self, nodes: Sequence[Node], now: float) -> None:
+        """These leave now."""
+        for node in nodes:
+            self._sent_at[node.id] = now
+
+    def is_in_time(self, parent: int | None, sent_at: float) -> bool:
+        """Whether a child sent then comes before its parent is evaluated."""
+        if parent is None or self._news_at is None:
+            return True  # the verifier has not begun
+        node = self._live[parent]
+        return self._lead(node, sent_at) >= 0
+
+    def levels_to_catch_up(self, node: Node, sent_at: float, step: float) -> int:
+        """Draft steps beyond the one that ends at `sent_at` until something below `node` comes in time; a
+        number beyond any text if the draft is no faster than the verifier."""
+        if self._news_at is None:
+            return 0
+        lead = self._lead(node, sent_at)
+        if lead >= 0:
+            return 0
+        gain = 1.0 - step / self._turn  # positions per draft step
+        return math.ceil(-lead / gain - 1e-9) if gain > 1e-3 else 1_000_000
+
+    def _lead(self, node: Node, sent_at: float) -> int:
+        """How many positions a child of `node`, sent then, is ahead of what the verifier still needs."""
+        depth = node.position - self._top
+        turn, tip = self._arrival(node, sent_at)
+        coming = max(turn, self._turn_at(sent_at))
+        return depth - (tip if coming == turn else max(tip, depth) + coming - turn)
+
+    def _arrival(self, node: Node, now: float) -> tuple[int, int]:
+        """The turn that `node` comes for and the tip's depth then; one that is not sent leaves `now`."""
+        missing = list[Node]()
+        known = self._known.get(node.id)
+        while known is None:
+            missing.append(node)
+            assert node.parent is not None, "the tip is known"
+            node = self._live[node.parent]
+            known = self._known.get(node.id)
+        turn, tip = known
+        for each in reversed(missing):
+            sent_at = self._sent_at.get(each.id) if each.wire_id else None
+            coming = max(turn, self._turn_at(now if sent_at is None else sent_at))
+            if coming > turn:
+                tip = max(tip, each.position - 1 - self._top) + coming - turn
+                turn = coming
+            if sent_at is not None:
+                self._known[each.id] = (turn, tip)
+        return turn, tip
+
+    def _turn_at(self, sent_at: float) -> int:
+        """The first turn that takes what leaves then."""
+        return max(0, math.ceil((sent_at + self._one_way - self._began_at) / self._turn))
+
+
+def _promise(entry: tuple[float, Node]) -> float:
+    return entry[0]

@@ -1,0 +1,125 @@
+"""Whether drafting is worth a device's while: it stops where nothing is won, says why, and looks again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from edge_client.core.policies.base import GrowthView
+
+STOP, GO_ON = 0.01, 0.02
+"""Seconds of waiting that a second of drafting must promise to save, to go on and to begin again."""
+
+LOOK_AGAIN = 1.0  # seconds; after so long a rest one node is drafted and sent, which measures draft and link
+CHANGED = 0.25  # share of a round trip by which the newest is another one: then it looks ten times as often
+SETTLED = 0.5  # seconds that a rest, or drafting, lasts before it is called a mode
+STEPS_SAVED = 4.0  # draft steps that a power budget lets come at once after a rest
+
+
+class Mode(Enum):
+    """Who writes the text."""
+
+    AHEAD = "ahead"  # the device drafts, the verifier decides
+    SERVER_ONLY = "server-only"  # the verifier alone
+    DEVICE_ONLY = "device-only"  # nobody is there to decide: what the device drafts is a preview
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A mode, and in words why."""
+
+    mode: Mode
+    why: str
+
+
+class Governed:
+    """A policy whose governor decides whether it drafts at all."""
+
+    def __init__(self, governor: Governor) -> None:
+        self.governor = governor
+
+    @property
+    def standing(self) -> Standing:
+        """What it does now, and why. The same object until that changes."""
+        return self.governor.standing
+
+
+class Governor:
+    """Lets draft steps pass while they promise more than they cost, and within a power budget.
+
+    `max_steps_per_second` draft steps at most, 0 for any number.
+    """
+
+    def __init__(self, max_steps_per_second: float = 0.0) -> None:
+        self.standing = Standing(Mode.AHEAD, "drafting begins")
+        self.max_steps_per_second = max_steps_per_second
+        self._saved = STEPS_SAVED  # draft steps that the budget allows now
+        self._counted_at: float | None = None
+        self._resting_since: float | None = None
+        self._drafting_since: float | None = None
+        self._looked_at: float | None = None  # when the last step passed
+
+    def allows(self, view: GrowthView, promise: float, step: float) -> bool:
+        """Whether a draft step of `step` seconds that promises to save `promise` tokens may begin."""
+        resting = self._resting_since is not None
+        wins = promise * view.turn.smoothed >= (GO_ON if resting else STOP) * step
+        now = view.now
+        if wins:
+            self._resting_since = None
+            if self._drafting_since is None:
+                self._drafting_since = now
+            if now - self._drafting_since >= SETTLED:
+                self._stand(
+                    Mode.AHEAD, f"drafting saves time over a round trip of {_ms(view.rtt.smoothed_rtt)}"
+                )
+        else:
+            self._drafting_since = None
+            if self._resting_since is None:
+                self._resting_since = now
+            if now - self._resting_since >= SETTLED:
+                self._stand(Mode.SERVER_ONLY, why_not(view, step))
+        return wins and self._is_within_power(now)
+
+    def should_look(self, view: GrowthView) -> bool:
+        """Whether it is time for a single node, to see whether things have changed."""
+        if self._looked_at is None:
+            return False
+        rtt = view.rtt
+        changing = abs(rtt.latest_rtt - rtt.smoothed_rtt) > CHANGED * rtt.smoothed_rtt
+        return view.now - self._looked_at >= (LOOK_AGAIN / 10 if changing else LOOK_AGAIN)
+
+    def began(self, view: GrowthView) -> None:
+        """A draft step begins now."""
+        self._looked_at = view.now
+        self._saved -= 1.0
+
+    def _is_within_power(self, now: float) -> bool:
+        if not self.max_steps_per_second:
+            return True
+        if self._counted_at is not None:
+            earned = (now - self._counted_at) * self.max_steps_per_second
+            self._saved = min(STEPS_SAVED, self._saved + earned)
+        self._counted_at = now
+        return self._saved >= 1.0
+
+    def _stand(self, mode: Mode, why: str) -> None:
+        if mode is not self.standing.mode:
+            self.standing = Standing(mode, why)
+
+
+def why_not(view: GrowthView, step: float) -> str:
+    """Why drafting wins nothing, in words."""
+    turn, rtt = view.turn.smoothed, view.rtt.smoothed_rtt
+    if step >= turn:
+        return f"a draft step takes {_ms(step)}, the verifier writes a token in {_ms(turn)}"
+    ahead = rtt / turn
+    if ahead >= 1.0:
+        return (
+            f"over a round trip of {_ms(rtt)} the verifier writes {ahead:.0f} tokens before a draft comes, "
+            "and the draft is too seldom right for so long"
+        )
+    return "the draft is too seldom right"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms"
