@@ -89,7 +89,7 @@ def test_settings_are_named_one_by_one() -> None:
 
 @pytest.mark.parametrize("text", ["", "best", "Sync", ":4"])
 def test_an_unknown_policy_is_refused_with_those_there_are(text: str) -> None:
-    with pytest.raises(UserError, match="choose one of tree, chain, sync, off"):
+    with pytest.raises(UserError, match="choose one of adaptive, tree, chain, sync, off"):
         make_policy(text)
 
 
@@ -117,6 +117,7 @@ def test_a_setting_that_is_not_understood_is_the_users_to_change(text: str) -> N
 
 def test_only_the_synchronous_policy_lets_the_verifier_wait() -> None:
     assert {name: make_policy(name).fill for name in POLICIES} == {
+        "adaptive": True,
         "tree": True,
         "chain": True,
         "sync": False,
