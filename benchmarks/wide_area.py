@@ -44,7 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--blocks", type=int, nargs="+", default=list(BLOCKS), metavar="K", help="lengths searched for sync"
     )
     option("--max-tokens", type=int, default=96, metavar="N", help="of each text (%(default)s)")
-    option("--policy", default="tree", help="growth policy of the forerun scheme (%(default)s)")
+    option("--policy", default="adaptive", help="growth policy of the forerun scheme (%(default)s)")
     option("--seed", type=int, default=1)
     option("--target", default=str(demo_models.TARGET_DIR), metavar="PATH")
     option("--draft", default=str(demo_models.DRAFT_GGUF), metavar="PATH")

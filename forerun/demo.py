@@ -63,9 +63,7 @@ def add_parser(commands: Any) -> None:
         "--prompt", action="append", metavar="TEXT", help="complete this instead; may be given several times"
     )
     option("--num-prompts", type=int, default=3, metavar="N", help="bundled prompts to use (%(default)s)")
-    option(
-        "--policy", default="tree", help="growth policy of the forerun scheme: tree or chain (%(default)s)"
-    )
+    option("--policy", default="adaptive", help="growth policy of the forerun scheme (%(default)s)")
     option("--target", default=str(demo_models.TARGET_DIR), metavar="PATH", help="another target model")
     option("--draft", default=str(demo_models.DRAFT_GGUF), metavar="PATH", help="another draft model (GGUF)")
     option("--json", action="store_true", help="print one JSON object instead of text and table")

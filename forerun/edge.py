@@ -30,7 +30,8 @@ Writes one completion: drafts on this device, lets the verifier decide, shows th
 PIPE = """\
 Serves requests one after the other: one JSON object a line on standard input, JSON events on standard output.
 
-  request: {"prompt": "text", "policy": "tree", "sampling": {"max_tokens": 64, "temperature": 0.8, "seed": 1}}
+  request: {"prompt": "text", "policy": "adaptive",
+            "sampling": {"max_tokens": 64, "temperature": 0.8, "seed": 1}}
   events:  {"event": "ready"}, then for each request {"event": "text", "text": ..., "drafted": true}, ... and
            {"event": "done", "tokens": [...], "arrivals_ms": [...], ...}, or {"event": "error", ...}"""
 
@@ -42,7 +43,9 @@ def add_parser(commands: Any) -> None:
     prompt = complete.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT", help="the prompt; else --prompt-file or standard input")
     prompt.add_argument("--prompt-file", metavar="FILE", help="a UTF-8 file with the prompt")
-    complete.add_argument("--policy", default="tree", help="tree, chain, sync:K or off (%(default)s)")
+    complete.add_argument(
+        "--policy", default="adaptive", help="adaptive, tree, chain, sync:K or off (%(default)s)"
+    )
     complete.add_argument("--json", action="store_true", help="one JSON object at the end instead of text")
     add_sampling(complete, max_tokens=128)
     complete.set_defaults(run=lambda options: asyncio.run(_complete(options)))
@@ -139,7 +142,7 @@ async def _serve_line(edge: Edge, line: str) -> None:
         asked = json.loads(line)
         sampling = SamplingParams(**asked.get("sampling", {}))
         prompt = edge.tokenize(asked["prompt"])
-        request = Request(prompt, sampling, make_policy(asked.get("policy", "tree")))
+        request = Request(prompt, sampling, make_policy(asked.get("policy", "adaptive")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"this request is not understood ({error}): {line.strip()[:200]}") from error
     generation = edge.generation(request)

@@ -35,7 +35,7 @@ async def compare(
     rig: Rig,
     prompts: Sequence[str],
     sampling: dict[str, Any],
-    policy: str = "tree",
+    policy: str = "adaptive",
     blocks: Sequence[int] = BLOCKS,
     progress: Progress = lambda text: None,
 ) -> Comparison:

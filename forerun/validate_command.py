@@ -62,14 +62,14 @@ class Setting:
 
 FLOORS = (15.0, 30.0, 60.0)
 PLAN = (  # RTT, jitter, policy, temperature; each under every floor
-    (0.0, 0.0, "tree", 0.0),
-    (20.0, 10.0, "tree", 0.8),
+    (0.0, 0.0, "adaptive", 0.0),
+    (20.0, 10.0, "adaptive", 0.8),
     (60.0, 0.0, "off", 0.8),
     (60.0, 0.0, "chain", 0.8),
     (60.0, 0.0, "sync:8", 0.0),
-    (60.0, 20.0, "tree", 0.0),
+    (60.0, 20.0, "adaptive", 0.0),
     (120.0, 40.0, "chain", 0.0),
-    (200.0, 0.0, "tree", 0.8),
+    (200.0, 0.0, "adaptive", 0.8),
 )
 SETTINGS = tuple(
     Setting(rtt, jitter, floor, policy, temperature)

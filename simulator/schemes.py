@@ -23,7 +23,7 @@ BLOCKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 SEARCHED = {SYNC_BEST: "sync", COLOCATED: f"{COLOCATED}:sync"}
 
-NAMED = {SERVER_STREAMING: "off", FORERUN: "tree"}
+NAMED = {SERVER_STREAMING: "off", FORERUN: "adaptive"}
 
 
 class ClairvoyantPolicy:

@@ -217,7 +217,7 @@ def test_validation_shows_the_bands_and_each_policy(drawn: Callable[..., str]) -
     measured = {"setting": "s", "rtt_ms": 20.0, "measured_ms_per_token": 20.0}
     rows = [
         {**measured, "policy": policy, "predicted_ms_per_token": pace}
-        for policy, pace in (("off", 20.0), ("tree", 23.0), ("sync:4", 18.0))
+        for policy, pace in (("off", 20.0), ("adaptive", 23.0), ("sync:4", 18.0))
     ]
     svg = drawn(plot_validation, rows)
     for words in ("within 8 %", "within 20 %", "measured, ms per token", ">sync:4<", COLOURS[FORERUN]):

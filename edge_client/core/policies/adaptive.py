@@ -23,7 +23,7 @@ from edge_client.core.policies.base import (
 )
 from edge_client.core.policies.governor import LOOK_AGAIN, Governed, Governor
 
-SURVIVAL_GAIN = 1 / 50  # per drafted node; the mean promise of a best candidate changes with the text
+SURVIVAL_GAIN = 1 / 20  # per drafted node; the mean promise of a best candidate changes with the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class AdaptiveSettings:
     max_children: int = 4  # of one node
     max_live: int = 400  # nodes below the tip; bounds the memory and the time that a decision takes
     cut: float = 0.0005  # paths less likely than this, seen from the tip, are not drafted
-    send: float = 0.004  # nor sent those less likely than this
+    send: float = 0.002  # nor sent those less likely than this, or than what evaluating one more node costs
     max_steps_per_second: float = 0.0  # draft steps; a power budget, 0 = any number
 
     def __post_init__(self) -> None:
@@ -60,7 +60,6 @@ class AdaptivePolicy(Governed):
         self.settings = settings or AdaptiveSettings()
         super().__init__(Governor(self.settings.max_steps_per_second))
         self._cut = math.log(self.settings.cut)
-        self._send = math.log(self.settings.send)
         self._survival = 0.7  # chance that a path's next token is its best candidate, as promised on average
         self._foresight = Foresight()
         self._sent_at = 0.0  # seconds, the newest nodes
@@ -94,7 +93,7 @@ class AdaptivePolicy(Governed):
             return nodes
         foresight = self._foresight
         foresight.update(view)
-        least = self._send + view.tree.tip.path_logprob
+        least = math.log(max(self.settings.send, self._cost(view))) + view.tree.tip.path_logprob
         wanted = set[int]()
         for node in reversed(nodes):  # children before parents
             helps = node.path_logprob >= least and foresight.is_in_time(node.parent, view.now)
@@ -112,13 +111,17 @@ class AdaptivePolicy(Governed):
             foresight.sent(chosen, view.now)
         return chosen
 
+    def _cost(self, view: GrowthView) -> float:
+        """What one more node costs the verifier, in turns: it must save as many."""
+        return min(0.5, view.step_time.per_row / max(view.turn.smoothed, 1e-6))
+
     def _frontier(self, view: GrowthView, possible: Sequence[Node], step: float) -> list[tuple[float, Node]]:
         """What promises something, most first: the logarithm of the tokens that each draft step spent on it
         may save, and the node."""
         foresight = self._foresight
         foresight.update(view)
         least = self._cut + view.tree.tip.path_logprob
-        survival = math.log(min(max(self._survival, 0.05), 0.99))
+        survival = math.log(min(max(self._survival, 1e-3), 0.99))
         sent_at = view.now + step
         found = list[tuple[float, Node]]()
         for node in possible:
@@ -126,8 +129,7 @@ class AdaptivePolicy(Governed):
                 continue
             worth = view.tree.worth(node)
             levels = foresight.levels_to_catch_up(node, sent_at, step)
-            if levels:  # all of these must be drafted and right, too, before anything helps
-                worth += levels * survival
+            worth += (1 + levels) * survival  # all of these must be drafted and right before one helps
             if worth >= self._cut:
                 found.append((worth, node))
         found.sort(key=_promise, reverse=True)

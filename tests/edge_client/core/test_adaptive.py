@@ -1,0 +1,346 @@
+"""The adaptive policy: what comes in time, how wide it pays to draft, what is sent, and when to rest."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import UserError
+from common.messages import INITIAL_CREDIT
+from common.tree import Node, SpeculationTree
+from edge_client.core.policies import (
+    AdaptivePolicy,
+    AdaptiveSettings,
+    Candidate,
+    Candidates,
+    GrowthView,
+    Mode,
+    make_policy,
+)
+from edge_client.core.policies.adaptive import Foresight
+from edge_client.core.policies.governor import LOOK_AGAIN, SETTLED, STEPS_SAVED, Governor
+
+TURN, RTT, STEP = 0.030, 0.060, 0.005
+
+
+def make_view(
+    rtt: float = RTT, turn: float = TURN, step: float = STEP, per_node: float = 0.0003, credit: float = 128
+) -> GrowthView:
+    """A stream that is open and measured; the newest commit has just come."""
+    view = GrowthView(SpeculationTree((9, 9)), last_position=200, credit=int(credit), stream_up=True)
+    for _ in range(40):
+        view.rtt.sample(rtt)
+        view.turn.sample(turn)
+        view.draft_time.sample(1, step)
+        view.draft_time.sample(5, step + 4 * per_node)
+    view.news_at = view.now = 10.0
+    return view
+
+
+def grow_chain(view: GrowthView, length: int, chance: float = 0.9) -> list[Node]:
+    chain, node = list[Node](), view.tree.tip
+    for _ in range(length):
+        node = view.tree.grow(node, 1, math.log(chance))
+        chain.append(node)
+    return chain
+
+
+def note_sent(foresight: Foresight, nodes: list[Node], now: float) -> None:
+    for node in nodes:
+        node.wire_id = node.id
+    foresight.sent(nodes, now)
+
+
+def brute_force_tip(view: GrowthView, chain: list[Node], sent_at: list[float], arrival: float) -> int:
+    """Depth of the verifier's tip when the turn begins that takes what arrives at `arrival`: turn by turn,
+    each takes all of the path that has come and writes one token more."""
+    began = (view.news_at or 0.0) - 0.5 * view.rtt.smoothed_rtt
+    tip, turn = 0, 0
+    while began + turn * view.turn.smoothed < arrival - 1e-12:
+        begins = began + turn * view.turn.smoothed
+        come = sum(1 for at in sent_at if at + 0.5 * view.rtt.smoothed_rtt <= begins + 1e-12)
+        tip = max(tip, come) + 1
+        turn += 1
+    return tip
+
+
+# Foresight ------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.floats(0.0, 0.3),
+    st.floats(0.004, 0.1),
+    st.lists(st.floats(0.0, 0.05), min_size=1, max_size=8),
+    st.floats(0.0, 0.1),
+)
+def test_the_tip_is_foreseen_as_turn_by_turn(
+    rtt: float, turn: float, pauses: list[float], later: float
+) -> None:
+    """Nodes of a path that left one after the other; is a child that leaves `later` still ahead?"""
+    view, foresight = make_view(rtt=rtt, turn=turn), Foresight()
+    chain, now, sent_at = grow_chain(view, len(pauses)), view.now, list[float]()
+    foresight.update(view)
+    for node, pause in zip(chain, pauses, strict=True):
+        now += pause
+        note_sent(foresight, [node], now)
+        sent_at.append(now)
+    leaves = now + later
+    arrival = leaves + 0.5 * view.rtt.smoothed_rtt
+    phase = (arrival - (10.0 - 0.5 * view.rtt.smoothed_rtt)) / view.turn.smoothed % 1.0
+    if 1e-6 < phase < 1 - 1e-6:  # at the very moment of a turn rounding decides
+        tip = brute_force_tip(view, chain, sent_at, arrival)
+        assert foresight.is_in_time(chain[-1].id, leaves) == (tip <= len(chain))
+
+
+def test_nothing_is_late_before_the_verifier_has_begun() -> None:
+    view, foresight = make_view(rtt=1.0), Foresight()
+    view.news_at = None
+    foresight.update(view)
+    assert foresight.is_in_time(view.tree.tip.id, view.now)
+    assert foresight.levels_to_catch_up(view.tree.tip, view.now, STEP) == 0
+
+
+def test_a_draft_behind_catches_up_by_as_many_levels_as_the_verifier_is_ahead() -> None:
+    """Over a round trip of 10 turns, drafting 6 levels a turn, 10 + 10/6 + ... = 12 levels lie between."""
+    view, foresight = make_view(rtt=0.299), Foresight()
+    foresight.update(view)
+    levels = foresight.levels_to_catch_up(view.tree.tip, view.now + STEP, STEP)
+    assert levels == math.ceil(11 / (1 - STEP / TURN))
+    assert foresight.levels_to_catch_up(view.tree.tip, view.now + STEP, 2 * TURN) > 10_000
+
+
+def test_what_was_foreseen_is_forgotten_when_there_is_news() -> None:
+    view, foresight = make_view(), Foresight()
+    (node,) = grow_chain(view, 1)
+    foresight.update(view)
+    note_sent(foresight, [node], view.now)
+    assert not foresight.is_in_time(node.id, view.now + 5 * TURN)
+    view.tree.advance(1)
+    view.news_at = view.now + 5 * TURN
+    foresight.update(view)
+    assert not foresight.is_in_time(node.id, view.now + 5 * TURN)  # two turns are under way on a round trip
+    view.rtt.sample(0.0)
+    near = make_view(rtt=0.0)
+    fresh = Foresight()
+    fresh.update(near)
+    assert fresh.is_in_time(near.tree.tip.id, near.now)
+
+
+# Growing --------------------------------------------------------------------------------------------------
+
+
+def feed(policy: AdaptivePolicy, view: GrowthView, nodes: list[Node], chances: tuple[float, ...]) -> None:
+    for node in nodes:
+        node.evaluated = True
+        candidates = Candidates(tuple(range(1, len(chances) + 1)), [math.log(p) for p in chances])
+        for child in policy.branch(view, node, candidates):
+            view.tree.grow(node, child.token, child.logprob)
+
+
+def test_behind_it_goes_deep_and_ahead_it_goes_wide() -> None:
+    """Two even children everywhere. Far behind, the deeper of the like paths are drafted first."""
+    view = make_view(rtt=0.3)
+    policy = AdaptivePolicy(AdaptiveSettings(max_width=1))
+    feed(policy, view, list(policy.expand(view)), (0.6, 0.38))
+    (first,) = policy.expand(view)
+    feed(policy, view, [first], (0.6, 0.38))
+    (second,) = policy.expand(view)
+    assert second.parent == first.id  # 0.36 of depth 2, still 11 levels to go, before 0.38 of depth 1
+    near = make_view(rtt=0.0, turn=1.0)
+    policy = AdaptivePolicy(AdaptiveSettings(max_width=1))
+    feed(policy, near, list(policy.expand(near)), (0.6, 0.38))
+    feed(policy, near, list(policy.expand(near)), (0.6, 0.38))
+    (third,) = policy.expand(near)
+    assert near.tree.worth(third) == pytest.approx(math.log(0.38))
+
+
+@pytest.mark.parametrize(("per_node", "width"), [(0.0, 4), (0.002, 2), (0.1, 1)])
+def test_it_is_as_wide_as_a_wider_step_pays_for(per_node: float, width: int) -> None:
+    view = make_view(per_node=per_node, step=0.005)
+    policy = AdaptivePolicy()
+    feed(policy, view, [view.tree.tip], (0.5, 0.3, 0.1, 0.05))
+    view.news_at = None
+    assert len(policy.expand(view)) == width
+
+
+def test_a_path_that_is_too_unlikely_is_no_child() -> None:
+    view, policy = make_view(), AdaptivePolicy(AdaptiveSettings(cut=0.05))
+    kept = policy.branch(view, view.tree.tip, [Candidate(1, math.log(0.5)), Candidate(2, math.log(0.04))])
+    assert [child.token for child in kept] == [1]
+    assert policy.branch(view, view.tree.tip, []) == ()
+
+
+def test_nothing_is_drafted_beyond_the_credit_or_its_own_bound() -> None:
+    view, policy = make_view(), AdaptivePolicy(AdaptiveSettings(max_live=3))
+    grow_chain(view, 3)
+    assert policy.expand(view) == ()
+    view, policy = make_view(credit=2), AdaptivePolicy()
+    for node in grow_chain(view, 2):
+        node.wire_id = node.id
+    view.num_sent = 2
+    assert policy.expand(view) == ()
+
+
+# Sending --------------------------------------------------------------------------------------------------
+
+
+def test_what_comes_too_late_stays_here_until_something_below_it_is_in_time() -> None:
+    view, policy = make_view(rtt=0.1), AdaptivePolicy()
+    policy._sent_at = view.now
+    chain = grow_chain(view, 4)
+    assert policy.send(view) == []  # the verifier has written four tokens more before these arrive
+    chain += [view.tree.grow(chain[-1], 1, math.log(0.9))]
+    assert policy.send(view) == chain  # the fifth is in time, and needs all above it
+
+
+def test_a_long_silence_is_broken_so_that_the_round_trip_is_known() -> None:
+    view, policy = make_view(rtt=0.1), AdaptivePolicy()
+    policy._sent_at = view.now - 0.9 * LOOK_AGAIN
+    chain = grow_chain(view, 3)
+    assert policy.send(view) == []
+    view.now += 0.2 * LOOK_AGAIN
+    assert policy.send(view) == chain[:1]
+
+
+def test_a_node_that_costs_the_verifier_more_than_it_may_save_is_not_sent() -> None:
+    view, policy = make_view(rtt=0.0), AdaptivePolicy()
+    likely = view.tree.grow(view.tree.tip, 1, math.log(0.5))
+    view.tree.grow(view.tree.tip, 2, math.log(0.05))
+    for rows in (1, 4, 1, 4) * 30:
+        view.step_time.sample(rows, 0.020 + 0.003 * rows)  # a node costs a tenth of a turn
+    assert policy.send(view) == [likely]
+
+
+def test_never_more_than_the_credit_the_likeliest_first() -> None:
+    view, policy = make_view(rtt=0.0, credit=2), AdaptivePolicy()
+    nodes = [view.tree.grow(view.tree.tip, token, math.log(0.1 * token)) for token in (1, 2, 3)]
+    assert policy.send(view) == [nodes[2], nodes[1]]
+
+
+# The governor ---------------------------------------------------------------------------------------------
+
+
+def run(
+    policy: AdaptivePolicy, view: GrowthView, seconds: float, chances: tuple[float, ...] = (0.6, 0.2)
+) -> int:
+    """Draft steps begun while the verifier writes on alone, none of it drafted."""
+    steps, end, next_turn = 0, view.now + seconds, view.now + view.turn.smoothed
+    while view.now < end:
+        policy.send(view)
+        nodes = list(policy.expand(view))
+        if nodes:
+            steps += 1
+            view.now += view.draft_time.predict(len(nodes))
+            feed(policy, view, nodes, chances)
+        if not nodes or view.now >= next_turn:
+            view.now = max(view.now, next_turn)
+            view.tree.advance(77)
+            view.news_at = view.now
+            next_turn = view.now + view.turn.smoothed
+    return steps
+
+
+def mode(policy: AdaptivePolicy) -> Mode:
+    return policy.standing.mode
+
+
+@pytest.mark.parametrize(
+    ("slow", "why"),
+    [
+        ({"step": 0.060}, "a draft step takes 60 ms, the verifier writes a token in 30 ms"),
+        ({"rtt": 0.9}, "over a round trip of 900 ms the verifier writes 30 tokens before a draft comes"),
+        ({"turn": 0.004, "step": 0.010}, "a draft step takes 10 ms, the verifier writes a token in 4 ms"),
+    ],
+)
+def test_where_nothing_is_won_it_rests_within_a_second_and_says_why(slow: dict[str, float], why: str) -> None:
+    view, policy = make_view(**slow), AdaptivePolicy()
+    run(policy, view, 1.0)
+    assert policy.standing.mode is Mode.SERVER_ONLY
+    assert policy.standing.why.startswith(why)
+    assert run(policy, view, 10.0) <= 10.0 / LOOK_AGAIN + 1
+
+
+def test_it_comes_back_when_that_changes() -> None:
+    view, policy = make_view(rtt=0.9), AdaptivePolicy()
+    run(policy, view, 2.0)
+    assert mode(policy) is Mode.SERVER_ONLY
+    for _ in range(30):
+        view.rtt.sample(0.01)
+    run(policy, view, 2.0, (0.9, 0.05))
+    assert mode(policy) is Mode.AHEAD
+    assert policy.standing.why.startswith("drafting saves time over a round trip of 2")  # 26 ms by then
+
+
+def test_a_draft_that_is_never_right_rests() -> None:
+    view, policy = make_view(), AdaptivePolicy()
+    run(policy, view, 10.0, (1e-4, 1e-5))
+    assert policy.standing.mode is Mode.SERVER_ONLY
+    assert "seldom right" in policy.standing.why
+
+
+def test_a_change_is_a_mode_only_when_it_lasts() -> None:
+    view, governor = make_view(), Governor()
+    for tenth in range(20):
+        view.now = 10.0 + 0.1 * tenth * SETTLED
+        governor.allows(view, promise=tenth % 3 > 0, step=STEP)
+        assert governor.standing.why == "drafting begins"
+
+
+def test_to_begin_again_takes_more_than_to_go_on() -> None:
+    view, governor = make_view(), Governor()
+    between = 0.015 * STEP / view.turn.smoothed
+    assert governor.allows(view, between, STEP)
+    assert not governor.allows(view, 0.0, STEP)
+    assert not governor.allows(view, between, STEP)
+
+
+def test_a_round_trip_that_changes_is_looked_at_more_often() -> None:
+    view, governor = make_view(), Governor()
+    assert not governor.should_look(view)  # it has never drafted: nothing to compare with
+    governor.began(view)
+    view.now += LOOK_AGAIN / 5
+    assert not governor.should_look(view)
+    view.rtt.sample(3 * RTT)
+    assert governor.should_look(view)
+
+
+def test_a_power_budget_is_kept() -> None:
+    view, policy = make_view(), AdaptivePolicy(AdaptiveSettings(max_steps_per_second=20.0))
+    assert run(policy, view, 5.0, (0.95, 0.03)) <= 5 * 20 + STEPS_SAVED
+    free = AdaptivePolicy()
+    assert run(free, make_view(), 5.0, (0.95, 0.03)) > 300
+
+
+# Settings -------------------------------------------------------------------------------------------------
+
+
+def test_settings_have_names() -> None:
+    policy = make_policy("adaptive:max_width=2,send=0.04,max_steps_per_second=30")
+    assert isinstance(policy, AdaptivePolicy)
+    assert policy.settings == AdaptiveSettings(max_width=2, send=0.04, max_steps_per_second=30.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "adaptive:max_width=0",
+        "adaptive:max_live=0",
+        "adaptive:cut=0",
+        "adaptive:send=1",
+        "adaptive:cut=nan",
+        "adaptive:max_steps_per_second=-1",
+        "adaptive:max_steps_per_second=inf",
+        "adaptive:max_steps_per_second=nan",
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(UserError):
+        make_policy(text)
+
+
+def test_it_begins_with_the_credit_of_a_new_stream() -> None:
+    view = GrowthView(SpeculationTree((9, 9)), last_position=9, credit=INITIAL_CREDIT, stream_up=True)
+    assert list(AdaptivePolicy().expand(view)) == [view.tree.tip]
