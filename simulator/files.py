@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from simulator.recordings import read_lengths, read_recording
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, SYNC_BEST, check_scheme
 from simulator.step_times import fit_line
 from simulator.traces import Trace, read_trace
-from simulator.world import DeviceSpec, VerifierSpec, World
+from simulator.world import DeviceSpec, StepChange, VerifierSpec, World
 
 MS = 1000.0  # in a second
 KBIT = 0.008  # in a byte
@@ -161,7 +161,7 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
     top = _fields("", document, TOP)
     repeats = top.pop("repeats", 20)
     draft, times = _draft(_table(document, "draft", extra=REPLAYS), folder)
-    device, verifier = _table(document, "device"), _table(document, "verifier")
+    device, verifier = _table(document, "device"), _table(document, "verifier", ("step_changes",))
     on_device = DeviceSpec(**_with_recorded(DRAFT_TIME, times.draft, _fields("device.", device, DEVICE)))
     world = World(
         link=_link(_table(document, "link", LINK_EXTRA), folder),
@@ -251,6 +251,8 @@ def _verifier(table: dict[str, Any], recorded: Mapping[int, float], device: Devi
     found, beside = (_fields("verifier.", table, known) for known in (VERIFIER, SERVER_DRAFT))
     found = _with_recorded(STEP_TIME, recorded, found)
     draft = replace(device, **beside, max_draft_steps_per_second=0.0) if beside else None
+    if "step_changes" in table:
+        found["step_changes"] = _step_changes(table["step_changes"])
     return VerifierSpec(**found, draft=draft)
 
 
@@ -291,14 +293,25 @@ def _arrivals(document: Mapping[str, Any], folder: Path) -> Arrivals | None:
 
 
 def _outages(value: Any) -> tuple[Outage, ...]:
-    if not (isinstance(value, list) and all(isinstance(each, dict) for each in value)):
-        raise UserError("link.outages is not a list of tables like { start_ms = 500, duration_ms = 200 }")
     known: dict[str, Field] = {"start_ms": ("start", float, MS), "duration_ms": ("duration", float, MS)}
+    return tuple(Outage(**each) for each in _rows("link.outages", value, known, (500, 200)))
+
+
+def _step_changes(value: Any) -> tuple[StepChange, ...]:
+    known: dict[str, Field] = {"at_s": ("at", float, 1.0), "step_ms": ("step_time", float, MS)}
+    return tuple(StepChange(**each) for each in _rows("verifier.step_changes", value, known, (10, 60)))
+
+
+def _rows(where: str, value: Any, known: dict[str, Field], example: Sequence[int]) -> list[dict[str, Any]]:
+    """A list of tables, each with all of the `known` fields."""
+    if not (isinstance(value, list) and all(isinstance(each, dict) for each in value)):
+        shown = ", ".join(f"{key} = {number}" for key, number in zip(known, example, strict=True))
+        raise UserError(f"{where} is not a list of tables like {{ {shown} }}")
     for each in value:
-        _refuse_unknown("link.outages", each, list(known))
+        _refuse_unknown(where, each, list(known))
         if len(each) < len(known):
-            raise UserError("each of link.outages needs start_ms and duration_ms")
-    return tuple(Outage(**_fields("link.outages.", each, known)) for each in value)
+            raise UserError(f"each of {where} needs {' and '.join(known)}")
+    return [_fields(f"{where}.", each, known) for each in value]
 
 
 def _trace(link: dict[str, Any], folder: Path) -> Trace | None:

@@ -220,7 +220,7 @@ class SimulatedVerifier:
 
     def _step(self, plan: StepPlan) -> None:
         result, context = self._evaluate(plan)
-        duration = self.world.verifier.time(plan.num_rows, context)
+        duration = self.world.verifier.time(plan.num_rows, context, self._events.now)
         self._events.after(duration, partial(self._step_done, result))
 
     def _step_done(self, result: StepResult) -> None:

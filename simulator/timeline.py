@@ -87,7 +87,7 @@ class WatchedVerifier(SimulatedVerifier):
     def _step(self, plan: StepPlan) -> None:
         now = self._events.now
         context = sum(len(item.prefix_slots) for item in plan.items)
-        end = now + self.world.verifier.time(plan.num_rows, context)
+        end = now + self.world.verifier.time(plan.num_rows, context, now)
         self._spans.append(Span(Track.STEP, now, end, _count(plan.num_rows, "row")))
         super()._step(plan)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from common.errors import UserError
 from simulator.arrivals import Arrival, Arrivals
@@ -30,6 +31,19 @@ class DeviceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StepChange:
+    """From `at` on, seconds of the world, a target step of one row takes `step_time` seconds."""
+
+    at: float
+    step_time: float
+
+    def __post_init__(self) -> None:
+        _not_negative("step change", self, "at", "step_time")
+        if not self.step_time > 0:
+            raise UserError("step change step_time is 0; a target that takes no time needs no draft")
+
+
+@dataclass(frozen=True, slots=True)
 class VerifierSpec:
     """How long a target step takes: fixed + per_node * (rows - 1) + per_context * committed slots read."""
 
@@ -39,19 +53,27 @@ class VerifierSpec:
     max_nodes_per_session: int = 64  # by default the product's scheduler takes 16, and 256 rows in all: for
     max_rows: int = 1024  # published schemes with wide trees or long blocks that would be too few
     replicas: int = 1  # verifiers with a GPU each, among which the sessions are dealt out in turn
+    step_changes: tuple[StepChange, ...] = ()  # of `step_time`, in order of time
     draft: DeviceSpec | None = None  # of a draft beside the target; None = as fast as the devices'
 
     def __post_init__(self) -> None:
         _not_negative("verifier", self, "step_time", "step_time_per_node", "step_time_per_context")
         if not self.step_time > 0:
             raise UserError("verifier step_time is 0; a target that takes no time needs no draft")
+        if any(a.at > b.at for a, b in pairwise(self.step_changes)):
+            raise UserError("verifier step_changes are not in order of time")
         for name in ("max_nodes_per_session", "max_rows", "replicas"):
             if getattr(self, name) < 1:
                 raise UserError(f"verifier {name} is {getattr(self, name)}; it must be at least 1")
 
-    def time(self, rows: int, context: int) -> float:
-        """Seconds of one step."""
-        return self.step_time + self.step_time_per_node * (rows - 1) + self.step_time_per_context * context
+    def time(self, rows: int, context: int, now: float = 0.0) -> float:
+        """Seconds of one step that begins at `now`."""
+        step = self.step_time
+        for change in self.step_changes:
+            if change.at > now:
+                break
+            step = change.step_time
+        return step + self.step_time_per_node * (rows - 1) + self.step_time_per_context * context
 
 
 @dataclass(frozen=True, slots=True)

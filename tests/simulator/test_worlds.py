@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from simulator.link import LinkSpec, Outage
 from simulator.results import SessionResult
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, policy_maker
 from simulator.system import simulate
-from simulator.world import DeviceSpec, VerifierSpec, World
+from simulator.world import DeviceSpec, StepChange, VerifierSpec, World
 
 SHORT = World(tokens=80)
 WORLDS = Path(__file__).resolve().parents[2] / "simulator" / "worlds"
@@ -243,3 +245,33 @@ def test_the_command_prints_a_table_and_the_demos_keys(
     }  # fmt: skip
     assert main(["simulate", "run", str(tmp_path / "none.toml")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_verifier_that_changes_its_pace(tmp_path: Path) -> None:
+    document = {
+        "tokens": 40,
+        "link": {"rtt_ms": 0},
+        "verifier": {"step_changes": [{"at_s": 0.3, "step_ms": 60}, {"at_s": 0.9, "step_ms": 10}]},
+    }
+    world = experiment_from(document, tmp_path).world
+    assert world.verifier.step_changes == (StepChange(0.3, 0.06), StepChange(0.9, 0.01))
+    (result,) = simulate(world, policy_maker(SERVER_STREAMING))
+    gaps = {round(1e3 * (b - a)) for a, b in itertools.pairwise(result.arrivals)}
+    assert gaps == {30, 60, 10}
+    assert [round(1e3 * (b - a)) for a, b in itertools.pairwise(result.arrivals)][-1] == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"at_s": 1, "step_ms": 5}, "step_changes is not a list of tables like { at_s = 10, step_ms = 60 }"),
+        ([{"at_s": 1}], "each of verifier.step_changes needs at_s and step_ms"),
+        ([{"at_s": 1, "step_ms": 0}], "step_time is 0"),
+        ([{"at_s": -1, "step_ms": 5}], "at is -1"),
+        ([{"at_s": 2, "step_ms": 5}, {"at_s": 1, "step_ms": 5}], "not in order of time"),
+        ([{"at_s": 1, "step_ms": 5, "x": 1}], "has no 'x'"),
+    ],
+)
+def test_changes_of_pace_that_make_no_sense_are_refused(changes: object, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        experiment_from({"verifier": {"step_changes": changes}})

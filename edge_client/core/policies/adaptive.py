@@ -25,6 +25,9 @@ from edge_client.core.policies.governor import LOOK_AGAIN, Governed, Governor
 
 SURVIVAL_GAIN = 1 / 20  # per drafted node; the mean promise of a best candidate changes with the text
 
+SOON = math.log(4.0)
+"""A node that is being drafted is sent if it is a quarter as likely as others must be."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveSettings:
@@ -96,8 +99,9 @@ class AdaptivePolicy(Governed):
         least = math.log(max(self.settings.send, self._cost(view))) + view.tree.tip.path_logprob
         wanted = set[int]()
         for node in reversed(nodes):  # children before parents
-            helps = node.path_logprob >= least and foresight.is_in_time(node.parent, view.now)
-            if helps or node.busy or node.id in wanted:
+            enough = least - SOON if node.busy else least  # its children will want it there
+            helps = node.path_logprob >= enough and foresight.is_in_time(node.parent, view.now)
+            if helps or node.id in wanted:
                 wanted.add(node.id)
                 if node.parent is not None:
                     wanted.add(node.parent)

@@ -196,6 +196,16 @@ def test_what_comes_too_late_stays_here_until_something_below_it_is_in_time() ->
     assert policy.send(view) == chain  # the fifth is in time, and needs all above it
 
 
+def test_a_node_that_is_being_drafted_is_sent_before_it_is_likely_enough() -> None:
+    """Its children come a step later, and the verifier should have it by then."""
+    view, policy = make_view(rtt=0.0), AdaptivePolicy(AdaptiveSettings(send=0.2))
+    policy._sent_at = view.now
+    node = view.tree.grow(view.tree.tip, 1, math.log(0.1))
+    assert policy.send(view) == []
+    node.busy = True
+    assert policy.send(view) == [node]
+
+
 def test_a_long_silence_is_broken_so_that_the_round_trip_is_known() -> None:
     view, policy = make_view(rtt=0.1), AdaptivePolicy()
     policy._sent_at = view.now - 0.9 * LOOK_AGAIN
