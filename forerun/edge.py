@@ -107,8 +107,13 @@ def _summary(record: dict[str, Any]) -> str:
     return (
         f"[{count} tokens in {record['arrivals_ms'][-1] if count else 0:.0f} ms; {stats['accepted']} drafted "
         f"here, {count - stats['accepted']} by the server; {count / steps:.2f} tokens per target step; "
-        f"{record['ended']}]"
+        f"{record['ended']}{_modes(record)}]"
     )
+
+
+def _modes(record: dict[str, Any]) -> str:
+    """Each change of who writes, in words; nothing if there was none."""
+    return "".join(f"; {change['mode']}: {change['why']}" for change in record["modes"])
 
 
 # pipe -------------------------------------------------------------------------------------------------------
@@ -187,6 +192,7 @@ async def run_generation(edge: Edge, generation: Generation, show: Any) -> dict[
         "text": TextDecoder(edge.runtime).feed(tokens),
         "arrivals_ms": arrivals,
         "ended": reason_in_words(generation.reason),
+        "modes": [{"mode": each.mode.value, "why": each.why} for each in generation.modes],
         "stats": asdict(session.stats),
         "bytes_up": generation.traffic.up,
         "bytes_down": generation.traffic.down,
