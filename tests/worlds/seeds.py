@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from common.sampling import SamplingParams
 from edge_client.core.policies import (
+    AdaptivePolicy,
+    AdaptiveSettings,
     ChainPolicy,
     GrowthPolicy,
     OffPolicy,
@@ -22,6 +24,7 @@ POLICIES: dict[str, Callable[[], GrowthPolicy]] = {
     "chain": lambda: ChainPolicy(cut=0.01, max_depth=12),
     "sync": lambda: SyncPolicy(3),
     "off": OffPolicy,
+    "adaptive": lambda: AdaptivePolicy(AdaptiveSettings(max_live=24)),
 }
 DRAFTERS: dict[str, Callable[[], TinyDrafter]] = {
     "twin": lambda: TinyDrafter(blend=0.0),
