@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from common import figures
 from common.errors import UserError
 from simulator.drafts import BetaDraft
 from simulator.files import experiment_from
@@ -127,7 +128,7 @@ def random_world(number: int) -> World:
 
 def pace(result: SessionResult) -> float:
     """Milliseconds per token after the first."""
-    return 1e3 * (result.arrivals[-1] - result.arrivals[0]) / (len(result.arrivals) - 1)
+    return figures.pace([result.as_run()])
 
 
 def best(pool: Pool, folder: Path | None, seeds: int) -> list[dict[str, Any]]:

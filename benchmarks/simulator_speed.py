@@ -27,7 +27,6 @@ from simulator.arrivals import MAX_SESSIONS, Poisson
 from simulator.drafts import BetaDraft
 from simulator.files import experiment_from
 from simulator.pool import Pool
-from simulator.results import SessionResult
 from simulator.schemes import run_scheme
 from simulator.world import World
 
@@ -39,7 +38,7 @@ def one_client(tokens: int, repeats: int) -> dict[str, Any]:
     """The best of `repeats` runs: the others had less of the machine."""
     world = World(tokens=tokens, draft=BetaDraft(mean=0.85))
     run_scheme("chain", replace(world, tokens=100))  # tables are made now
-    seconds = min(_timed("chain", world)[0] for _ in range(repeats))
+    seconds = min(_timed("chain", world) for _ in range(repeats))
     return {"tokens": tokens, "seconds": round(seconds, 3), "tokens_per_minute": round(60 * tokens / seconds)}
 
 
@@ -79,11 +78,11 @@ def is_compiled() -> bool:
     return simulator.system.__file__.endswith(tuple(EXTENSION_SUFFIXES))
 
 
-def _timed(scheme: str, world: World) -> tuple[float, list[SessionResult]]:
+def _timed(scheme: str, world: World) -> float:
     """Seconds of this process, so that others on the machine count less."""
     began = time.process_time()
-    results = run_scheme(scheme, world)
-    return time.process_time() - began, results
+    run_scheme(scheme, world)
+    return time.process_time() - began
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -56,21 +56,19 @@ class RttEstimator:
 
 
 class IntervalEstimator:
-    """How long something takes that happens again and again: mean and mean deviation with RFC 9002's gains,
-    so that a change is followed within a dozen samples. Seconds."""
+    """How long something takes that happens again and again: a mean with RFC 9002's gain, so that a change
+    is followed within a dozen samples. Seconds."""
 
     def __init__(self, initial: float) -> None:
         self.smoothed = _duration("initial", initial)
-        self.deviation = initial / 2
         self.num_samples = 0
 
     def sample(self, duration: float) -> None:
         """Raises `LocalError` if it is negative or not finite."""
         _duration("duration", duration)
         if self.num_samples == 0:
-            self.smoothed, self.deviation = duration, duration / 2
+            self.smoothed = duration
         else:
-            self.deviation += (abs(self.smoothed - duration) - self.deviation) / 4
             self.smoothed += (duration - self.smoothed) / 8
         self.num_samples += 1
 

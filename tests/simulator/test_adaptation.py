@@ -55,8 +55,9 @@ def test_settled_compares_with_a_steady_world(
 
     def fixed(scheme: str, world: object) -> list[SessionResult]:
         (result,) = run_scheme("off", random_world(0))
-        arrivals = tuple(0.01 * place for place in range(2000))
-        return [SessionResult(result.tokens, result.truth, arrivals, result.stats, 0, 0)]
+        tokens = result.tokens * 5
+        arrivals = tuple(0.01 * place for place in range(len(tokens)))
+        return [SessionResult(tokens, tokens, arrivals, result.stats, 0, 0)]
 
     monkeypatch.setattr("simulator.pool.run_scheme", fixed)
     assert main(["settled", "--seeds", "1", "--workers", "1", "--json"]) == 0

@@ -120,18 +120,16 @@ class AdaptivePolicy(Governed):
         return min(0.5, view.step_time.per_row / max(view.turn.smoothed, 1e-6))
 
     def _frontier(self, view: GrowthView, possible: Sequence[Node], step: float) -> list[tuple[float, Node]]:
-        """What promises something, most first: the logarithm of the tokens that each draft step spent on it
-        may save, and the node."""
+        """What promises something, most first: the logarithm of the tokens that it may save, and the node."""
         foresight = self._foresight
         foresight.update(view)
-        least = self._cut + view.tree.tip.path_logprob
         survival = math.log(min(max(self._survival, 1e-3), 0.99))
         sent_at = view.now + step
         found = list[tuple[float, Node]]()
         for node in possible:
-            if node.path_logprob < least:
-                continue
             worth = view.tree.worth(node)
+            if worth < self._cut:
+                continue
             levels = foresight.levels_to_catch_up(node, sent_at, step)
             worth += (1 + levels) * survival  # all of these must be drafted and right before one helps
             if worth >= self._cut:

@@ -21,7 +21,6 @@ class Mode(Enum):
 
     AHEAD = "ahead"  # the device drafts, the verifier decides
     SERVER_ONLY = "server-only"  # the verifier alone
-    DEVICE_ONLY = "device-only"  # nobody is there to decide: what the device drafts is a preview
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +54,19 @@ class Governor:
         self.max_steps_per_second = max_steps_per_second
         self._saved = STEPS_SAVED  # draft steps that the budget allows now
         self._counted_at: float | None = None
-        self._resting_since: float | None = None
-        self._drafting_since: float | None = None
+        self._wins = True  # whether drafting paid when it was last asked
+        self._since: float | None = None  # when that became so
         self._looked_at: float | None = None  # when the last step passed
 
     def allows(self, view: GrowthView, promise: float, step: float) -> bool:
         """Whether a draft step of `step` seconds that promises to save `promise` tokens may begin."""
-        resting = self._resting_since is not None
-        wins = promise * view.turn.smoothed >= (GO_ON if resting else STOP) * step
         now = view.now
-        if wins:
-            self._resting_since = None
-            if self._drafting_since is None:
-                self._drafting_since = now
-            if now - self._drafting_since >= SETTLED:
-                self._stand(
-                    Mode.AHEAD, f"drafting saves time over a round trip of {_ms(view.rtt.smoothed_rtt)}"
-                )
-        else:
-            self._drafting_since = None
-            if self._resting_since is None:
-                self._resting_since = now
-            if now - self._resting_since >= SETTLED:
-                self._stand(Mode.SERVER_ONLY, why_not(view, step))
+        wins = promise * view.turn.smoothed >= (STOP if self._wins else GO_ON) * step
+        if self._since is None or wins is not self._wins:
+            self._wins, self._since = wins, now
+        mode = Mode.AHEAD if wins else Mode.SERVER_ONLY
+        if mode is not self.standing.mode and now - self._since >= SETTLED:
+            self.standing = Standing(mode, why(view) if wins else why_not(view, step))
         return wins and self._is_within_power(now)
 
     def should_look(self, view: GrowthView) -> bool:
@@ -102,9 +91,10 @@ class Governor:
         self._counted_at = now
         return self._saved >= 1.0
 
-    def _stand(self, mode: Mode, why: str) -> None:
-        if mode is not self.standing.mode:
-            self.standing = Standing(mode, why)
+
+def why(view: GrowthView) -> str:
+    """Why drafting wins, in words."""
+    return f"drafting saves time over a round trip of {_ms(view.rtt.smoothed_rtt)}"
 
 
 def why_not(view: GrowthView, step: float) -> str:
