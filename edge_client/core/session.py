@@ -31,6 +31,7 @@ from common.messages import (
     Open,
     Opened,
 )
+from common.recall import NgramTable, Recall, grow_guesses
 from common.sampling import SamplingParams
 from common.tree import Node, SpeculationTree
 from edge_client.core.calibration import Calibration, promised
@@ -47,9 +48,12 @@ from edge_client.core.effects import (
     Send,
     StartDrafter,
 )
-from edge_client.core.policies import Candidates, Governed, GrowthPolicy, GrowthView
+from edge_client.core.policies import Candidates, Governed, GrowthPolicy, GrowthView, missing_above
 from edge_client.core.stats import SessionStats, StepTimes
 from edge_client.core.wire import WireNumbers
+
+MOST_GUESSED = 32
+"""New guesses after a commit; what a verifier evaluates in the two steps of a usual round trip."""
 
 MAX_DOUBLINGS = 64
 """Of the pause between reconnects; beyond it the largest pause has long been reached."""
@@ -75,6 +79,7 @@ class SessionConfig:
     model: str = ""
     session_id: str = ""
     prior: Prior = field(default_factory=Prior)  # how right the draft is believed to be at first
+    recall: bool = False  # also propose what the text repeats of itself, which takes no draft step
     first_backoff: float = 0.1  # seconds before the first reconnect; doubles (gRPC's own policy doubles too)
     max_backoff: float = 5.0  # seconds; a person who watches the text should not wait longer for a retry
     max_attempts: int = 8  # reconnects in a row without a message from the verifier
@@ -99,7 +104,7 @@ class EdgeSession:
     committed positions with a sent candidate at which one of those was right.
     """
 
-    def __init__(self, config: SessionConfig, policy: GrowthPolicy) -> None:
+    def __init__(self, config: SessionConfig, policy: GrowthPolicy, ngrams: NgramTable | None = None) -> None:
         self.config = config
         self.policy = policy
         self.state = State.NEW
@@ -125,12 +130,15 @@ class EdgeSession:
         self._drafter_ok = True
         self._governed = policy if isinstance(policy, Governed) else None
         self._standing = None if self._governed is None else self._governed.standing
+        drafts = policy.fill and policy.name != "off"  # the classic scheme, and none, stay what they are
+        self._recall = Recall(config.prompt, ngrams) if config.recall and drafts else None
 
     # Inputs -----------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> None:
         """Begin: connect, and draft while the stream opens."""
         self._expect(State.NEW)
+        self._guess()
         self._effects.append(StartDrafter(self.config.prompt, self.tree.tip.id, self.config.sampling))
         self._connect(now)
 
@@ -289,6 +297,7 @@ class EdgeSession:
             self.view.credit = message.credit
         self._nudged = False
         self._advance(message.tokens)
+        self._guess()
         self._effects.append(Emit(message.start, message.tokens, message.server_made))
         self._pump(now)
 
@@ -318,6 +327,8 @@ class EdgeSession:
         committed, dead = list[tuple[int, int]](), list[int]()
         for token in tokens:
             self._observe(token)
+            if self._recall is not None:
+                self._recall.append(token)
             offered = any(tree.live[child].wire_id for child in tree.tip.children.values())
             advance = tree.advance(token)
             accepted = advance.tip.wire_id > 0
@@ -360,6 +371,12 @@ class EdgeSession:
         for child in self.policy.branch(self.view, node, candidates):
             self.tree.grow(node, child.token, child.logprob)
 
+    def _guess(self) -> None:
+        """Grow what the text would say if it repeated itself."""
+        if self._recall is not None:
+            room = self.view.credit - self.tree.num_speculative
+            grow_guesses(self.tree, self._recall, self.view.last_position, min(MOST_GUESSED, room))
+
     def _pump(self, now: float) -> None:
         """Send what should go and draft what should grow."""
         self.view.now = now
@@ -401,6 +418,7 @@ class EdgeSession:
         nodes = self.policy.expand(self.view)
         if not nodes:
             return
+        nodes = self._with_missing(nodes)
         for node in nodes:
             node.busy = True
         self._drafting = True
@@ -411,6 +429,15 @@ class EdgeSession:
             for node in nodes
         ]
         self._effects.append(Expand(tuple(rows)))
+
+    def _with_missing(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """And before each those of its ancestors that the draft has not evaluated: guesses hang below
+        guesses, and the draft model reads what it goes on from."""
+        rows = dict[int, Node]()
+        for node in nodes:
+            missing = missing_above(self.tree, node)
+            rows |= {each.id: each for each in (*reversed(missing), node)}
+        return list(rows.values())
 
     def _end_draft_step(self, drafted: int, now: float) -> float:
         """Seconds that it took."""
