@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from common.errors import Code, UserError
 from common.messages import FinishReason
+from common.recall import NgramTable
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.channel import VerifierChannel
@@ -19,6 +20,9 @@ from edge_client.generation import Generation
 from edge_client.llama.drafter import LlamaDrafter
 from edge_client.llama.runtime import LlamaRuntime
 
+NGRAMS = 65_536
+"""Entries of the table that an edge guesses from: texts of as many tokens, some 25 MB when it is full."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -27,6 +31,7 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     policy: GrowthPolicy
+    recall: bool = False  # also propose what the text repeats of itself and of this edge's texts before
 
 
 class TextDecoder:
@@ -56,6 +61,7 @@ class Edge:
         self._drafts = DraftWorker(LlamaDrafter(runtime))
         self._channel = VerifierChannel(address)
         self._check = check
+        self._ngrams = NgramTable(NGRAMS)  # of the one user that a device has
         self._numbers = itertools.count(1)
         self.max_positions = 0
 
@@ -79,9 +85,10 @@ class Edge:
             sampling=request.sampling,
             fingerprint=self.vocabulary.fingerprint,
             session_id=f"edge-{next(self._numbers)}",
+            recall=request.recall,
         )
         drafts = None if request.policy.name == "off" else self._drafts
-        return Generation(EdgeSession(config, request.policy), self._channel, drafts)
+        return Generation(EdgeSession(config, request.policy, self._ngrams), self._channel, drafts)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Token ids of a prompt. Raises `UserError` if there are none."""

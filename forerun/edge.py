@@ -30,7 +30,7 @@ Writes one completion: drafts on this device, lets the verifier decide, shows th
 PIPE = """\
 Serves requests one after the other: one JSON object a line on standard input, JSON events on standard output.
 
-  request: {"prompt": "text", "policy": "adaptive",
+  request: {"prompt": "text", "policy": "adaptive", "recall": true,
             "sampling": {"max_tokens": 64, "temperature": 0.8, "seed": 1}}
   events:  {"event": "ready"}, then for each request {"event": "text", "text": ..., "drafted": true}, ... and
            {"event": "done", "tokens": [...], "arrivals_ms": [...], ...}, or {"event": "error", ...}"""
@@ -62,6 +62,12 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
     option(
         "--draft", required=True, metavar="PATH", help="GGUF file, or hf://organisation/repository/file.gguf"
     )
+    option(
+        "--recall",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="propose also what a text repeats of itself and of those before it (%(default)s)",
+    )
     option("--threads", type=int, default=0, metavar="N", help="of the draft model; 0 = one per core")
     option("--gpu-layers", type=int, default=0, metavar="N", help="draft layers on an accelerator; -1 = all")
     option("--context", type=int, default=4096, metavar="N", help="tokens of KV on the device (%(default)s)")
@@ -79,7 +85,7 @@ async def _complete(options: argparse.Namespace) -> int:
     async with _open_edge(options) as edge:
         from edge_client.edge import Request
 
-        generation = edge.generation(Request(edge.tokenize(prompt), sampling, policy))
+        generation = edge.generation(Request(edge.tokenize(prompt), sampling, policy, options.recall))
         if not options.json:
             print(painter.dim(painter.legend), file=sys.stderr)
         record = await run_generation(edge, generation, None if options.json else _Show(painter))
@@ -134,20 +140,21 @@ async def _pipe(options: argparse.Namespace) -> int:
         threading.Thread(target=read_lines, name="stdin", daemon=True).start()
         while line := await lines.get():
             try:
-                await _serve_line(edge, line)
+                await _serve_line(edge, line, options.recall)
             except ForerunError as error:
                 _event("error", message=str(error), code=error.code.value)
     return 0
 
 
-async def _serve_line(edge: Edge, line: str) -> None:
+async def _serve_line(edge: Edge, line: str, recall: bool) -> None:
     from edge_client.edge import Request
 
     try:
         asked = json.loads(line)
         sampling = SamplingParams(**asked.get("sampling", {}))
         prompt = edge.tokenize(asked["prompt"])
-        request = Request(prompt, sampling, make_policy(asked.get("policy", "adaptive")))
+        policy = make_policy(asked.get("policy", "adaptive"))
+        request = Request(prompt, sampling, policy, bool(asked.get("recall", recall)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"this request is not understood ({error}): {line.strip()[:200]}") from error
     generation = edge.generation(request)
