@@ -7,6 +7,7 @@ import numpy as np
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
 from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
+from common.estimators import StepTimeEstimator
 from common.messages import Commit, Open, Propose, pack_logprob
 from common.sampling import SamplingParams
 
@@ -47,6 +48,7 @@ class Bench:
     ) -> None:
         info = TargetInfo("counter", VOCAB, 100, num_slots, eos, PRINT)
         self.scheduler = VerifyScheduler(info, SchedulerConfig(idle_timeout=idle, **limits))
+        self.scheduler.sharing.step_time = StepTimeEstimator()  # rows are known to be cheap
 
     def open(self, key: int, request: Open | None = None, now: float = 0.0) -> list[Effect]:
         self.scheduler.on_open(key, request or ask(), now)
