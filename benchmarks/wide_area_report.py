@@ -113,11 +113,14 @@ def row_of(setting: Setting, measured: Measured, identical_after_cut: bool) -> R
 
 
 def _scheme(name: str, runs: Sequence[Mapping[str, Any]], references: Sequence[Sequence[int]]) -> Row:
-    """The shared figures and, in ms, what a step of either model took. A device alone writes its own text:
-    whether that is identical is not asked."""
+    """The shared figures and, in ms, what a step of either model took.
+
+    A device alone writes its own text: whether that is identical is not asked. It sends nothing: what the
+    link carried meanwhile were HTTP/2's own frames.
+    """
     found = as_json(figures([dict(run) for run in runs], references))
     if name == DEVICE_ONLY:
-        found["identical"] = None
+        found.update(identical=None, bytes_up_per_token=0.0, bytes_down_per_token=0.0)
     return {
         **found,
         "text_of": "draft" if name == DEVICE_ONLY else "target",

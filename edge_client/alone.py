@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
-from common.errors import ForerunError
+from common.errors import ForerunError, LocalError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
@@ -56,14 +56,16 @@ class DeviceGeneration:
     async def _next(self, tip: DraftRow) -> int:
         """The draft's choice after the tip."""
         began = self._clock()
-        expansions = await self._expansions(tip)
+        (expansion,) = await self._expansions(tip)
+        if not expansion.tokens:
+            raise LocalError(f"the draft model offers nothing at position {tip.position + 1}")
         stats = self.stats
         stats.draft_time += self._clock() - began
         stats.draft_steps += 1
         stats.drafted += 1
         stats.committed += 1
         stats.accepted += 1
-        return expansions[0].tokens[0]
+        return expansion.tokens[0]
 
     async def _expansions(self, row: DraftRow) -> Sequence[Expansion]:
         answer: asyncio.Future[Sequence[Expansion]] = asyncio.get_running_loop().create_future()
