@@ -11,6 +11,7 @@ from common.errors import Code, UserError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
+from edge_client.alone import DeviceGeneration
 from edge_client.channel import VerifierChannel
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession, SessionConfig
@@ -82,6 +83,10 @@ class Edge:
         )
         drafts = None if request.policy.name == "off" else self._drafts
         return Generation(EdgeSession(config, request.policy), self._channel, drafts)
+
+    def alone(self, prompt: Sequence[int], sampling: SamplingParams) -> DeviceGeneration:
+        """A text by the draft model alone; iterate over it. One at a time, as `generation`."""
+        return DeviceGeneration(self._drafts, prompt, sampling, self.runtime.eos_ids)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Token ids of a prompt. Raises `UserError` if there are none."""

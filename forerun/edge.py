@@ -18,6 +18,7 @@ from forerun.options import add_core, add_sampling, pin_to_core, read_prompt, sa
 from forerun.paint import Painter
 
 if TYPE_CHECKING:
+    from edge_client.alone import DeviceGeneration
     from edge_client.edge import Edge
     from edge_client.generation import Generation
 
@@ -33,7 +34,12 @@ Serves requests one after the other: one JSON object a line on standard input, J
   request: {"prompt": "text", "policy": "adaptive",
             "sampling": {"max_tokens": 64, "temperature": 0.8, "seed": 1}}
   events:  {"event": "ready"}, then for each request {"event": "text", "text": ..., "drafted": true}, ... and
-           {"event": "done", "tokens": [...], "arrivals_ms": [...], ...}, or {"event": "error", ...}"""
+           {"event": "done", "tokens": [...], "arrivals_ms": [...], ...}, or {"event": "error", ...}
+
+The policy "device" leaves the verifier out: the draft model's own text, which need not be the target's."""
+
+DEVICE = "device"
+"""Asked for as a policy, it is none: nothing is sent anywhere."""
 
 
 def add_parser(commands: Any) -> None:
@@ -147,14 +153,19 @@ async def _serve_line(edge: Edge, line: str) -> None:
         asked = json.loads(line)
         sampling = SamplingParams(**asked.get("sampling", {}))
         prompt = edge.tokenize(asked["prompt"])
-        request = Request(prompt, sampling, make_policy(asked.get("policy", "adaptive")))
+        name = asked.get("policy", "adaptive")
+        policy = None if name == DEVICE else make_policy(name)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"this request is not understood ({error}): {line.strip()[:200]}") from error
-    generation = edge.generation(request)
-    record = await run_generation(
-        edge, generation, lambda text, drafted: _event("text", text=text, drafted=drafted)
-    )
+    if policy is None:
+        record = await run_alone(edge, edge.alone(prompt, sampling), _text_event)
+    else:
+        record = await run_generation(edge, edge.generation(Request(prompt, sampling, policy)), _text_event)
     _event("done", **record)
+
+
+def _text_event(text: str, drafted: bool) -> None:
+    _event("text", text=text, drafted=drafted)
 
 
 def _event(event: str, **fields: Any) -> None:
@@ -199,6 +210,29 @@ async def run_generation(edge: Edge, generation: Generation, show: Any) -> dict[
         "smoothed_rtt_ms": (session.view.rtt.smoothed_rtt or 0.0) * 1e3,
         "draft_times": asdict(session.draft_times),
         "target_times": asdict(session.target_times),
+    }
+
+
+async def run_alone(edge: Edge, generation: DeviceGeneration, show: Any) -> dict[str, Any]:
+    """As `run_generation`, for a text by the draft model alone; the record has what there is to say."""
+    from edge_client.edge import TextDecoder, reason_in_words
+
+    decoder = TextDecoder(edge.runtime)
+    tokens: list[int] = []
+    arrivals: list[float] = []
+    began = time.monotonic()
+    async for token in generation:
+        arrivals.append((time.monotonic() - began) * 1e3)
+        tokens.append(token)
+        show(decoder.feed([token]), True)
+    if rest := decoder.finish():
+        show(rest, True)
+    return {
+        "tokens": tokens,
+        "text": TextDecoder(edge.runtime).feed(tokens),
+        "arrivals_ms": arrivals,
+        "ended": reason_in_words(generation.reason),
+        "stats": asdict(generation.stats),
     }
 
 
