@@ -12,6 +12,7 @@ from common.messages import FinishReason
 from common.recall import NgramTable
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
+from edge_client.alone import DeviceGeneration
 from edge_client.channel import VerifierChannel
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession, SessionConfig
@@ -32,6 +33,7 @@ class Request:
     sampling: SamplingParams
     policy: GrowthPolicy
     recall: bool = False  # also propose what the text repeats of itself and of this edge's texts before
+    drafting: bool = True  # run the draft model
 
 
 class TextDecoder:
@@ -87,8 +89,12 @@ class Edge:
             session_id=f"edge-{next(self._numbers)}",
             recall=request.recall,
         )
-        drafts = None if request.policy.name == "off" else self._drafts
+        drafts = self._drafts if request.drafting and request.policy.name != "off" else None
         return Generation(EdgeSession(config, request.policy, self._ngrams), self._channel, drafts)
+
+    def alone(self, prompt: Sequence[int], sampling: SamplingParams) -> DeviceGeneration:
+        """A text by the draft model alone; iterate over it. One at a time, as `generation`."""
+        return DeviceGeneration(self._drafts, prompt, sampling, self.runtime.eos_ids)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Token ids of a prompt. Raises `UserError` if there are none."""

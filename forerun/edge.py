@@ -18,6 +18,7 @@ from forerun.options import add_core, add_sampling, pin_to_core, read_prompt, sa
 from forerun.paint import Painter
 
 if TYPE_CHECKING:
+    from edge_client.alone import DeviceGeneration
     from edge_client.edge import Edge
     from edge_client.generation import Generation
 
@@ -33,7 +34,12 @@ Serves requests one after the other: one JSON object a line on standard input, J
   request: {"prompt": "text", "policy": "adaptive", "recall": true,
             "sampling": {"max_tokens": 64, "temperature": 0.8, "seed": 1}}
   events:  {"event": "ready"}, then for each request {"event": "text", "text": ..., "drafted": true}, ... and
-           {"event": "done", "tokens": [...], "arrivals_ms": [...], ...}, or {"event": "error", ...}"""
+           {"event": "done", "tokens": [...], "arrivals_ms": [...], ...}, or {"event": "error", ...}
+
+The policy "device" leaves the verifier out: the draft model's own text, which need not be the target's."""
+
+DEVICE = "device"
+"""Asked for as a policy, it is none: nothing is sent anywhere."""
 
 
 def add_parser(commands: Any) -> None:
@@ -68,6 +74,12 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
         default=False,
         help="propose also what a text repeats of itself and of those before it (%(default)s)",
     )
+    option(
+        "--drafting",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run the draft model; without it --recall alone proposes (%(default)s)",
+    )
     option("--threads", type=int, default=0, metavar="N", help="of the draft model; 0 = one per core")
     option("--gpu-layers", type=int, default=0, metavar="N", help="draft layers on an accelerator; -1 = all")
     option("--context", type=int, default=4096, metavar="N", help="tokens of KV on the device (%(default)s)")
@@ -85,7 +97,9 @@ async def _complete(options: argparse.Namespace) -> int:
     async with _open_edge(options) as edge:
         from edge_client.edge import Request
 
-        generation = edge.generation(Request(edge.tokenize(prompt), sampling, policy, options.recall))
+        generation = edge.generation(
+            Request(edge.tokenize(prompt), sampling, policy, options.recall, options.drafting)
+        )
         if not options.json:
             print(painter.dim(painter.legend), file=sys.stderr)
         record = await run_generation(edge, generation, None if options.json else _Show(painter))
@@ -140,28 +154,34 @@ async def _pipe(options: argparse.Namespace) -> int:
         threading.Thread(target=read_lines, name="stdin", daemon=True).start()
         while line := await lines.get():
             try:
-                await _serve_line(edge, line, options.recall)
+                await _serve_line(edge, line, options)
             except ForerunError as error:
                 _event("error", message=str(error), code=error.code.value)
     return 0
 
 
-async def _serve_line(edge: Edge, line: str, recall: bool) -> None:
+async def _serve_line(edge: Edge, line: str, options: argparse.Namespace) -> None:
     from edge_client.edge import Request
 
     try:
         asked = json.loads(line)
         sampling = SamplingParams(**asked.get("sampling", {}))
         prompt = edge.tokenize(asked["prompt"])
-        policy = make_policy(asked.get("policy", "adaptive"))
-        request = Request(prompt, sampling, policy, bool(asked.get("recall", recall)))
+        name = asked.get("policy", "adaptive")
+        policy = None if name == DEVICE else make_policy(name)
+        recall, drafting = (bool(asked.get(key, getattr(options, key))) for key in ("recall", "drafting"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"this request is not understood ({error}): {line.strip()[:200]}") from error
-    generation = edge.generation(request)
-    record = await run_generation(
-        edge, generation, lambda text, drafted: _event("text", text=text, drafted=drafted)
-    )
+    if policy is None:
+        record = await run_alone(edge, edge.alone(prompt, sampling), _text_event)
+    else:
+        request = Request(prompt, sampling, policy, recall, drafting)
+        record = await run_generation(edge, edge.generation(request), _text_event)
     _event("done", **record)
+
+
+def _text_event(text: str, drafted: bool) -> None:
+    _event("text", text=text, drafted=drafted)
 
 
 def _event(event: str, **fields: Any) -> None:
@@ -206,6 +226,29 @@ async def run_generation(edge: Edge, generation: Generation, show: Any) -> dict[
         "smoothed_rtt_ms": (session.view.rtt.smoothed_rtt or 0.0) * 1e3,
         "draft_times": asdict(session.draft_times),
         "target_times": asdict(session.target_times),
+    }
+
+
+async def run_alone(edge: Edge, generation: DeviceGeneration, show: Any) -> dict[str, Any]:
+    """As `run_generation`, for a text by the draft model alone; the record has what there is to say."""
+    from edge_client.edge import TextDecoder, reason_in_words
+
+    decoder = TextDecoder(edge.runtime)
+    tokens: list[int] = []
+    arrivals: list[float] = []
+    began = time.monotonic()
+    async for token in generation:
+        arrivals.append((time.monotonic() - began) * 1e3)
+        tokens.append(token)
+        show(decoder.feed([token]), True)
+    if rest := decoder.finish():
+        show(rest, True)
+    return {
+        "tokens": tokens,
+        "text": TextDecoder(edge.runtime).feed(tokens),
+        "arrivals_ms": arrivals,
+        "ended": reason_in_words(generation.reason),
+        "stats": asdict(generation.stats),
     }
 
 

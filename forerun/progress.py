@@ -33,17 +33,21 @@ class ProgressBar:
         if self.is_live:
             self._write(RETURN + CLEAR)
 
-    def show(self, done: int, total: int, text: str = "") -> None:
-        """`done` steps of work of `total`; `text` says in what the user counts."""
+    def show(self, done: float, total: float, text: str = "") -> None:
+        """`done` of `total`, in any unit of work; `text` says in what the user counts."""
         now = self._clock()
         if not self.is_live or (now < self._next_at and done < total):
             return
         self._next_at = now + PAUSE
         share = done / total if total else 1.0
         full = round(WIDTH * share)
-        left = _duration((now - self._began_at) * (total - done) / done) if done else "?"
+        left = self.left(done, total)
         line = f"[{'#' * full}{'.' * (WIDTH - full)}] {100 * share:3.0f} %  {text}  {left} left"
         self._write(RETURN + line[: shutil.get_terminal_size().columns - 1] + CLEAR)
+
+    def left(self, done: float, total: float) -> str:
+        """How long the rest takes if it goes on so; `?` before the first step."""
+        return _duration((self._clock() - self._began_at) * (total - done) / done) if done else "?"
 
     def note(self, text: str) -> None:
         """A line of its own where there is no bar."""

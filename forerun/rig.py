@@ -32,7 +32,7 @@ class RigSettings:
     bandwidth_kbps: float = 0.0  # KB/s each way; 0 = unlimited
     step_floor_ms: float = 0.0
     link_seed: int = 1
-    recall: bool = False  # the verifier guesses; whether the edge does is said request by request
+    recall: bool = False  # on the verifier; the edge is told with each request
     pin: bool = True  # drafter and verifier to a core each, where there are two
 
 
@@ -116,12 +116,12 @@ class Rig:
         return self._link
 
     async def events(
-        self, prompt: str, policy: str, sampling: dict[str, Any], recall: bool = False
+        self, prompt: str, policy: str, sampling: dict[str, Any], **switches: bool
     ) -> AsyncIterator[dict[str, Any]]:
-        """Run one completion on the edge; its events, the last of which is `done`. Raises `LocalError` for
-        a request the edge refused."""
+        """Run one completion on the edge; its events, the last of which is `done`. `switches` are `recall` and
+        `drafting`, as `forerun edge pipe` has them. Raises `LocalError` for a request the edge refused."""
         assert self._edge is not None, "entered before"
-        request = {"prompt": prompt, "policy": policy, "sampling": sampling, "recall": recall}
+        request = {"prompt": prompt, "policy": policy, "sampling": sampling, **switches}
         await self._edge.write(request)
         while True:
             event = await self._edge.read()
@@ -132,11 +132,11 @@ class Rig:
                 return
 
     async def complete(
-        self, prompt: str, policy: str, sampling: dict[str, Any], recall: bool = False
+        self, prompt: str, policy: str, sampling: dict[str, Any], **switches: bool
     ) -> dict[str, Any]:
         """Run one completion; its `done` event, with the bytes that crossed the link meanwhile."""
         before = self.link.counters
-        *_, event = [event async for event in self.events(prompt, policy, sampling, recall)]
+        *_, event = [event async for event in self.events(prompt, policy, sampling, **switches)]
         after = self.link.counters
         event["link_bytes_up"] = after.upstream.num_bytes - before.upstream.num_bytes
         event["link_bytes_down"] = after.downstream.num_bytes - before.downstream.num_bytes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from common.figures import Figures, figures, pace
+from forerun.edge import DEVICE
 from forerun.rig import Rig
 
 SERVER_STREAMING, SYNC_BEST, FORERUN = "server_streaming", "sync_best", "forerun"
@@ -15,6 +16,27 @@ BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 """Block lengths searched for the best synchronous block."""
 
 Progress = Callable[[str], None]
+Runs = dict[str, list[dict[str, Any]]]
+"""By scheme, the `done` events of its prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How the best synchronous block is found: all lengths on some prompts, the best of them on all."""
+
+    blocks: tuple[int, ...] = BLOCKS
+    every: int = 3  # every third prompt is searched on
+    finalists: int = 3  # run on all prompts; the best of them counts
+    patience: int = len(BLOCKS)  # lengths in a row, from the longest down, slower than the best: it ends
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What ran. `blocks` are ms per token by synchronous block length, from the search; empty without one."""
+
+    runs: Runs
+    best_block: int | None = None
+    blocks: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +46,6 @@ class Comparison:
     schemes: dict[str, Figures]
     best_block: int
     blocks: dict[int, float]
-    runs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def speedup(self, over: str) -> float:
         """How many times fewer ms per token Forerun takes than `over`."""
@@ -36,41 +57,86 @@ async def compare(
     prompts: Sequence[str],
     sampling: dict[str, Any],
     policy: str = "adaptive",
-    blocks: Sequence[int] = BLOCKS,
     progress: Progress = lambda text: None,
 ) -> Comparison:
+    """Server streaming, the best synchronous block and Forerun.
+
+    The reference text is the server's own without any draft.
+    """
+    policies = {SERVER_STREAMING: "off", FORERUN: policy}
+    measured = await measure(rig, prompts, sampling, policies, Search(), progress)
+    references = [run["tokens"] for run in measured.runs[SERVER_STREAMING]]
+    order = (SERVER_STREAMING, SYNC_BEST, FORERUN)
+    schemes = {name: figures(measured.runs[name], references) for name in order}
+    assert measured.best_block is not None, "it was searched"
+    return Comparison(schemes, measured.best_block, measured.blocks)
+
+
+async def measure(
+    rig: Rig,
+    prompts: Sequence[str],
+    sampling: dict[str, Any],
+    policies: Mapping[str, str],
+    search: Search | None,
+    progress: Progress = lambda text: None,
+) -> Measured:
     """Run every scheme on every prompt, interleaved prompt by prompt so that all see the same machine.
 
-    The synchronous block is first searched on every third prompt; its three best lengths run on all prompts
-    and the best one counts. The reference text is the server's own without any draft.
+    `policies` are what the edge is asked for, by scheme; with a `search` there is `SYNC_BEST`, too. No run
+    finds the prompt in the draft model's KV because another one left it there.
     """
-    await rig.complete(
-        prompts[0], policy, {**sampling, "max_tokens": 8}
-    )  # connections and caches are warm now
-    searched = await _search(rig, prompts[::3], sampling, blocks, progress)
-    finalists = sorted(searched, key=lambda block: searched[block])[:3]
-    names = {SERVER_STREAMING: "off", FORERUN: policy} | {f"sync:{k}": f"sync:{k}" for k in finalists}
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    await rig.complete(prompts[0], "sync:4", {**sampling, "max_tokens": 8})  # both sides are warm now
+    blocks = await _search(rig, prompts, sampling, search, progress) if search else {}
+    finalists = best_of(blocks, search.finalists) if search else []
+    names = {**policies, **{f"sync:{block}": f"sync:{block}" for block in finalists}}
+    runs: Runs = {name: [] for name in names}
     for number, prompt in enumerate(prompts, 1):
-        for name, choice in names.items():
+        for name, policy in names.items():
             progress(f"prompt {number} of {len(prompts)}: {name}")
-            runs[name].append(await rig.complete(prompt, choice, sampling))
+            runs[name].append(await _run(rig, prompt, policy, sampling))
+    if not finalists:
+        return Measured(runs)
     best = min(finalists, key=lambda block: pace(runs[f"sync:{block}"]))
-    measured = {
-        SERVER_STREAMING: runs[SERVER_STREAMING],
-        SYNC_BEST: runs[f"sync:{best}"],
-        FORERUN: runs[FORERUN],
-    }
-    references = [run["tokens"] for run in runs[SERVER_STREAMING]]
-    schemes = {name: figures(found, references) for name, found in measured.items()}
-    return Comparison(schemes, best, searched, measured)
+    kept = {name: runs[name] for name in policies}
+    return Measured({**kept, SYNC_BEST: runs[f"sync:{best}"]}, best, blocks)
+
+
+def best_of(blocks: Mapping[int, float], count: int) -> list[int]:
+    """The lengths with the fewest ms per token, best first."""
+    return sorted(blocks, key=lambda block: blocks[block])[:count]
+
+
+async def try_blocks(
+    attempt: Callable[[int], Awaitable[float]], blocks: Sequence[int], patience: int
+) -> dict[int, float]:
+    """ms per token by block, from the longest down until `patience` in a row are slower than the best.
+
+    From the longest because on a long link, where a search takes long, short ones are the slowest by far.
+    """
+    found: dict[int, float] = {}
+    slower = 0
+    for block in sorted(set(blocks), reverse=True):
+        best = min(found.values(), default=float("inf"))
+        found[block] = await attempt(block)
+        slower = 0 if found[block] < best else slower + 1
+        if slower >= patience:
+            break
+    return dict(sorted(found.items()))
 
 
 async def _search(
-    rig: Rig, prompts: Sequence[str], sampling: dict[str, Any], blocks: Sequence[int], progress: Progress
+    rig: Rig, prompts: Sequence[str], sampling: dict[str, Any], search: Search, progress: Progress
 ) -> dict[int, float]:
-    found: dict[int, float] = {}
-    for block in blocks:
+    async def attempt(block: int) -> float:
         progress(f"searching the best synchronous block: {block} tokens")
-        found[block] = pace([await rig.complete(prompt, f"sync:{block}", sampling) for prompt in prompts])
-    return found
+        some = prompts[:: search.every]
+        return pace([await _run(rig, prompt, f"sync:{block}", sampling) for prompt in some])
+
+    return await try_blocks(attempt, search.blocks, search.patience)
+
+
+async def _run(rig: Rig, prompt: str, policy: str, sampling: dict[str, Any]) -> dict[str, Any]:
+    await rig.complete(
+        "\n", DEVICE, {"max_tokens": 1}
+    )  # takes the place of the last prompt in the draft's KV
+    return await rig.complete(prompt, policy, sampling)

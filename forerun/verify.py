@@ -51,6 +51,13 @@ def add_parser(commands: Any) -> None:
         help="nodes a session may have in one step (%(default)s)",
     )
     option(
+        "--max-slowdown",
+        type=float,
+        default=0.02,
+        metavar="SHARE",
+        help="of its rate that a session may lose by the drafts of others (%(default)s)",
+    )
+    option(
         "--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens in one step (%(default)s)"
     )
     option(
@@ -140,6 +147,7 @@ def _scheduler(info: Any, options: argparse.Namespace) -> Any:
     config = SchedulerConfig(
         max_sessions=options.max_sessions,
         max_nodes_per_session=options.max_nodes,
+        max_slowdown=options.max_slowdown,
         prefill_chunk=options.prefill_chunk,
         recall=options.recall,
         shared_ngrams=options.shared_ngrams,

@@ -95,6 +95,7 @@ VERIFIER: dict[str, Field] = {
     "step_ms_per_context": ("step_time_per_context", float, MS),
     "max_nodes_per_session": ("max_nodes_per_session", int, 1),
     "max_rows": ("max_rows", int, 1),
+    "max_slowdown": ("max_slowdown", float, 1.0),
     "replicas": ("replicas", int, 1),
 }
 DRAFT_TIME, STEP_TIME = ("draft_time", "draft_time_per_node"), ("step_time", "step_time_per_node")

@@ -183,6 +183,7 @@ class SimulatedVerifier:
             max_sessions=len(sessions),
             max_rows=world.verifier.max_rows,
             max_nodes_per_session=world.verifier.max_nodes_per_session,
+            max_slowdown=world.verifier.max_slowdown,
         )
         self.scheduler = VerifyScheduler(info, config)
         self._events = events

@@ -52,6 +52,7 @@ class VerifierSpec:
     step_time_per_context: float = 0.0  # for each committed token that a session in the step has
     max_nodes_per_session: int = 64  # by default the product's scheduler takes 16, and 256 rows in all: for
     max_rows: int = 1024  # published schemes with wide trees or long blocks that would be too few
+    max_slowdown: float = 0.02  # share of its rate that a session may lose by drafts of others
     replicas: int = 1  # verifiers with a GPU each, among which the sessions are dealt out in turn
     step_changes: tuple[StepChange, ...] = ()  # of `step_time`, in order of time
     draft: DeviceSpec | None = None  # of a draft beside the target; None = as fast as the devices'
@@ -62,6 +63,8 @@ class VerifierSpec:
             raise UserError("verifier step_time is 0; a target that takes no time needs no draft")
         if any(a.at > b.at for a, b in pairwise(self.step_changes)):
             raise UserError("verifier step_changes are not in order of time")
+        if not self.max_slowdown > 0:
+            raise UserError(f"verifier max_slowdown is {self.max_slowdown}; it must be above 0")
         for name in ("max_nodes_per_session", "max_rows", "replicas"):
             if getattr(self, name) < 1:
                 raise UserError(f"verifier {name} is {getattr(self, name)}; it must be at least 1")

@@ -40,6 +40,7 @@ COMPILED = (
     "cloud_verifier/core/effects.py",
     "cloud_verifier/core/scheduler.py",
     "cloud_verifier/core/session.py",
+    "cloud_verifier/core/sharing.py",
     "cloud_verifier/core/slots.py",
     "cloud_verifier/core/target.py",
     "common/estimators.py",

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from cloud_verifier.core.admission import check_open
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.session import Progress, VerifySession
+from cloud_verifier.core.sharing import Outcome, Sharing
 from cloud_verifier.core.slots import SlotPool
-from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.target import IntArray, StepPlan, StepResult, TargetInfo
 from common.errors import (
     CapacityError,
     Code,
@@ -34,7 +35,6 @@ from common.messages import (
     Propose,
 )
 from common.recall import NgramTable, Recall
-from common.tree import Node
 
 MAY_BE_NOTHING = ("recall", "shared_ngrams")
 """The settings of a verifier that are no limits."""
@@ -51,6 +51,7 @@ class SchedulerConfig:
     max_live_nodes: int = 128  # live nodes a session may ever hold here; more are dropped
     min_credit: int = 8  # a session is always let propose this many
     live_node_budget: int = 2048  # live nodes over all sessions; credit divides it
+    max_slowdown: float = 0.02  # share of its rate that a session may lose by drafts of others
     idle_timeout: float = 300.0  # seconds after which a session that waits for a Propose ends
     recall: bool = False  # guess what a text repeats of itself; not without fill, the classic scheme
     # Keys of a table of all sessions' texts to guess from, too. 0 = none: by the pace of guessed tokens one
@@ -82,6 +83,7 @@ class VerifyScheduler:
         self.info = info
         self.config = config or SchedulerConfig()
         self.pool = SlotPool(info.num_slots)
+        self.sharing = Sharing(self.config.max_slowdown)
         self.draining = False
         self.ngrams = NgramTable(self.config.shared_ngrams) if self.config.shared_ngrams else None
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
@@ -90,6 +92,7 @@ class VerifyScheduler:
         self._effects: list[Effect] = []
         self._running: dict[int, VerifySession] | None = None  # in the order of the plan's items
         self._step_began_at = 0.0
+        self._step_rows = 0
         self._suspects: deque[int] = deque()  # sessions of a failed step, to be tried one by one
         self._eos = frozenset(info.eos_token_ids)
 
@@ -150,7 +153,8 @@ class VerifyScheduler:
         ]
         for session in decoding:
             session.guess(self.config.max_nodes_per_session - 1)
-        nodes = self._pick_nodes(decoding)
+        limits = self.config.max_rows, self.config.max_nodes_per_session
+        nodes = self.sharing.pick(decoding, ready, *limits)
         members = [session for session in ready if session.key in nodes or chunks.get(session.key)]
         if not members:
             return None
@@ -159,24 +163,20 @@ class VerifyScheduler:
         self._step_began_at = now
         for session in members:
             self.sessions.move_to_end(session.key)
-        return StepPlan(tuple(items))
+        plan = StepPlan(tuple(items))
+        self._step_rows = plan.num_rows
+        return plan
 
     def on_step_done(self, result: StepResult, now: float) -> None:
         """The choices of the running step: commit, reply, and free what died."""
         if not self._answers_running(result):
             self.on_step_failed(LocalError("the engine's choices do not fit the step it was given"), now)
             return
+        outcomes = list[Outcome]()
         for session, choices in zip(self._take_running(), result.choices, strict=True):
-            if session.ended:
-                session.abort_step(self.pool)
-                session.abandon(self.pool)
-                continue
-            evaluated = len(choices)
-            queue_time = self._step_began_at - session.ready_at
-            progress = session.apply(choices, self.pool, now)
-            self.num_evaluated += evaluated
-            if progress.tokens:
-                self._commit(session, progress, evaluated, queue_time, now)
+            num_won = self._apply(session, choices, now)
+            outcomes.append(Outcome(session, max(0, len(choices) - 1), num_won))
+        self.sharing.settle(outcomes, self._step_rows, now - self._step_began_at)
         self.num_steps += 1
 
     def on_step_failed(self, error: ForerunError, now: float) -> None:
@@ -285,31 +285,23 @@ class VerifyScheduler:
     def _reaches_tip(session: VerifySession, chunks: dict[int, int]) -> bool:
         return session.num_prefill == chunks.get(session.key, 0) and session.may_evaluate_tip
 
-    def _pick_nodes(self, decoding: list[VerifySession]) -> dict[int, list[Node]]:
-        """Every tip, then the nodes of the likeliest paths, over all sessions and within the limits.
-
-        A parent is at least as likely as its child and has a smaller id, so the order takes it first.
-        """
-        picked = {session.key: [session.tree.tip] for session in decoding}
-        left = self.config.max_rows - len(picked)
-        ranked = sorted(
-            (
-                (-session.tree.worth(node), node.id, session.key, node)
-                for session in decoding
-                for node in session.step_nodes()
-            ),
-            key=lambda entry: entry[:3],
-        )
-        for _, _, key, node in ranked:
-            if left > 0 and len(picked[key]) < self.config.max_nodes_per_session:
-                picked[key].append(node)
-                left -= 1
-        return picked
-
     def _answers_running(self, result: StepResult) -> bool:
         sessions = list((self._running or {}).values())
         sizes = [len(session.rows.nodes) if session.rows else 0 for session in sessions]
         return [len(choices) for choices in result.choices] == sizes
+
+    def _apply(self, session: VerifySession, choices: IntArray, now: float) -> int:
+        """One session's part of the step that is done; how many tokens more than one it brought."""
+        if session.ended:
+            session.abort_step(self.pool)
+            session.abandon(self.pool)
+            return 0
+        queue_time = self._step_began_at - session.ready_at
+        progress = session.apply(choices, self.pool, now)
+        self.num_evaluated += len(choices)
+        if progress.tokens:
+            self._commit(session, progress, len(choices), queue_time, now)
+        return max(0, len(progress.tokens) - 1)
 
     def _take_running(self) -> list[VerifySession]:
         if self._running is None:

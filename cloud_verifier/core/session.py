@@ -10,6 +10,7 @@ import numpy as np
 from cloud_verifier.core.slots import SlotList, SlotPool
 from cloud_verifier.core.target import IntArray, StepItem
 from common.errors import Code, PeerError
+from common.estimators import RatioEstimator
 from common.messages import FinishReason, Open, Propose, unpack_logprob
 from common.recall import Recall, grow_guesses
 from common.tree import DEAD, Committed, Dead, Node, Place, SpeculationTree
@@ -73,6 +74,9 @@ class VerifySession:
         self.num_dropped = 0  # nodes above the hard limit
         self.credit_told: int | None = None
         self.reserved = 0
+        self.balance = 1.0  # tokens won by drafts, less those lost by others'; see `Sharing`
+        self.promised = 0.0  # draft rows of the running step that should be right, by what the edge says
+        self.kept = RatioEstimator(prior=1.0, prior_weight=4.0)  # were right, of those that should be
         self._vocab_size = vocab_size
         self._stop_ids = stop_ids
         self._max_live = max_live

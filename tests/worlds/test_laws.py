@@ -32,7 +32,7 @@ def test_laws_hold_in_random_worlds(spec: WorldSpec) -> None:
 
 def test_a_broken_law_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker itself: an edge that shows a wrong token is caught, with its seed's command."""
-    monkeypatch.setattr("tests.worlds.seeds.target_alone", lambda *_: (VOCAB,))
+    monkeypatch.setattr("tests.worlds.seeds.target_alone", lambda *_, memory: (VOCAB,))
     wrong = check_seed(1)
     assert wrong is not None
     assert "law 1" in wrong

@@ -7,6 +7,7 @@ import numpy as np
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
 from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
+from common.estimators import StepTimeEstimator
 from common.messages import Commit, Open, Propose, pack_logprob
 from common.sampling import SamplingParams
 
@@ -49,10 +50,13 @@ class Bench:
         eos: tuple[int, ...] = (0,),
         idle: float = 300.0,
         recall: bool = False,
+        shared_ngrams: int = 0,
         **limits: int,
     ) -> None:
         info = TargetInfo("counter", VOCAB, 100, num_slots, eos, PRINT)
-        self.scheduler = VerifyScheduler(info, SchedulerConfig(idle_timeout=idle, recall=recall, **limits))
+        config = SchedulerConfig(idle_timeout=idle, recall=recall, shared_ngrams=shared_ngrams, **limits)
+        self.scheduler = VerifyScheduler(info, config)
+        self.scheduler.sharing.step_time = StepTimeEstimator()  # rows are known to be cheap
 
     def open(self, key: int, request: Open | None = None, now: float = 0.0) -> list[Effect]:
         self.scheduler.on_open(key, request or ask(), now)

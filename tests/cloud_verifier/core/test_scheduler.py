@@ -212,7 +212,7 @@ def test_one_session_has_no_more_rows_than_its_share() -> None:
     bench.open(1)
     bench.open(2)
     bench.propose(1, chain(2, 3, 4, 5, anchor=0, logprob=0.0))
-    bench.propose(2, chain(2, 3, anchor=0, logprob=-3.0))
+    bench.propose(2, chain(2, 3, anchor=0, logprob=-1.0))
     assert rows(bench.begin()) == {1: [1, 2, 3], 2: [1, 2, 3]}
 
 
@@ -612,12 +612,12 @@ def test_no_inputs_leak_a_slot_or_stall_a_session(inputs: list[tuple[str, int, i
         elif kind == "step":
             plan = bench.scheduler.next_step(now)
     if plan is not None:
-        bench.end(plan)
+        bench.end(plan, len(inputs))
     for _ in range(200):
         for key in bench.scheduler.sessions:
             bench.propose(key, Propose())
         if bench.scheduler.sessions:
-            bench.step()
+            bench.step(len(inputs))
     check_free(bench)
 
 

@@ -1,0 +1,144 @@
+"""Laws of `Sharing`: a row must pay for all, and nobody pays for others more than drafts have won it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.sharing import MOST_SAVED, Outcome, Sharing
+from common.messages import Propose, pack_logprob
+from tests.cloud_verifier.core.bench import VOCAB, ask
+
+BASE, PER_ROW = 0.030, 0.001  # seconds; a row costs a thirtieth of a step
+
+
+def session(key: int, *chances: float, balance: float = 1.0) -> VerifySession:
+    """One with a child of its tip for each of the chances."""
+    found = VerifySession(key, ask(), VOCAB, frozenset(), max_live=128, now=0.0)
+    logprobs = bytes(pack_logprob(math.log(chance)) for chance in chances)
+    tokens = tuple(range(1, 1 + len(chances)))
+    found.receive(Propose(tokens, logprobs, (0,) * len(chances), 0), 0.0)
+    found.balance = balance
+    return found
+
+
+def taught(max_slowdown: float = 0.02) -> Sharing:
+    """It has seen what rows cost."""
+    sharing = Sharing(max_slowdown)
+    for num_rows in (1, 20) * 200:
+        sharing.step_time.sample(num_rows, BASE + PER_ROW * (num_rows - 1))
+    assert sharing.step_time.per_row == pytest.approx(PER_ROW, rel=1e-3)
+    return sharing
+
+
+def drafts(
+    sharing: Sharing, *sessions: VerifySession, share: int = 16, max_rows: int = 256
+) -> dict[int, int]:
+    """How many draft rows each gets."""
+    picked = sharing.pick(sessions, sessions, max_rows, share)
+    assert all(nodes[0] is each.tree.tip for each, nodes in zip(sessions, picked.values(), strict=True))
+    return {key: len(nodes) - 1 for key, nodes in picked.items()}
+
+
+def test_alone_a_row_pays_if_it_is_likelier_than_its_cost_in_steps() -> None:
+    assert drafts(taught(), session(1, 0.30, 0.05, 0.04, 0.02, 0.01)) == {1: 3}
+
+
+def test_the_more_sessions_wait_the_likelier_a_row_must_be() -> None:
+    crowd = [session(key, 0.5, 0.2, 0.1, balance=MOST_SAVED) for key in range(1, 5)]
+    # four sessions each lose PER_ROW of a step of BASE + 3 * PER_ROW: 0.12 tokens
+    assert drafts(taught(), *crowd) == {1: 2, 2: 2, 3: 2, 4: 2}
+    assert drafts(taught(), crowd[0]) == {1: 3}
+
+
+def test_a_session_that_has_won_nothing_bears_no_rows_of_others() -> None:
+    poor = session(2, balance=0.0)
+    assert drafts(taught(), session(1, 0.9, 0.8), poor) == {1: 0, 2: 0}
+
+
+def test_its_own_rows_are_its_own_affair() -> None:
+    poor, rich = session(1, 0.9, 0.8, balance=0.0), session(2, 0.7, balance=MOST_SAVED)
+    assert drafts(taught(), poor, rich) == {1: 2, 2: 0}
+
+
+def test_what_others_may_cost_it_is_what_it_has_left() -> None:
+    poor = session(2, balance=0.1)  # of a step of 31 ms: three rows of a millisecond
+    assert drafts(taught(), session(1, *[0.9] * 8, balance=0.0), poor) == {1: 3, 2: 0}
+
+
+def test_one_that_reads_its_prompt_bears_rows_like_all_others() -> None:
+    decoding, reading = session(1, 0.9, 0.8), session(2, balance=0.0)
+    picked = taught().pick([decoding], [decoding, reading], 256, 16)
+    assert {key: len(nodes) for key, nodes in picked.items()} == {1: 1}
+
+
+def test_a_balance_is_what_was_won_less_what_others_cost() -> None:
+    sharing, loud, quiet = taught(), session(1, balance=1.0), session(2, balance=1.0)
+    sharing.settle([Outcome(loud, 10, 2), Outcome(quiet, 0, 0)], 12, BASE + 11 * PER_ROW)
+    assert loud.balance == pytest.approx(1.0 + 2 + 0.02)
+    assert quiet.balance == pytest.approx(1.0 + 0.02 - 10 / 31, rel=1e-3)
+
+
+def test_a_balance_does_not_grow_for_ever() -> None:
+    sharing, each = taught(), session(1)
+    for _ in range(10):
+        sharing.settle([Outcome(each, 3, 3)], 4, BASE)
+    assert each.balance == MOST_SAVED
+
+
+def test_an_edge_is_believed_as_far_as_it_was_right() -> None:
+    sharing, honest, liar = taught(), session(1, 0.5), session(2, *[1.0] * 8)
+    for _ in range(20):
+        liar.promised = 8.0
+        sharing.settle([Outcome(honest, 0, 0), Outcome(liar, 8, 0)], 10, BASE + 9 * PER_ROW)
+    honest.balance = liar.balance = MOST_SAVED
+    assert drafts(sharing, honest, liar) == {1: 1, 2: 0}
+
+
+def test_one_that_was_right_more_often_than_it_said_is_taken_at_its_word() -> None:
+    sharing, modest = taught(), session(1, 0.02)
+    for _ in range(20):
+        modest.promised = 0.1
+        sharing.settle([Outcome(modest, 3, 3)], 4, BASE + 3 * PER_ROW)
+    assert drafts(sharing, modest) == {1: 0}
+
+
+def test_what_a_step_promises_is_the_chance_of_its_paths() -> None:
+    sharing, each = taught(), session(1, 0.5, 0.25)
+    sharing.pick([each], [each], 256, 16)
+    assert each.promised == pytest.approx(0.75, rel=0.05)  # a chance has a byte on the wire
+    each.tree.advance(9)  # neither was right
+    sharing.pick([each], [each], 256, 16)
+    assert each.promised == 0.0
+
+
+def test_a_verifier_whose_steps_take_no_time_takes_every_row() -> None:
+    sharing, poor = Sharing(0.02), session(2, balance=0.0)
+    for _ in range(3):
+        sharing.settle([Outcome(poor, 0, 0)], 1, 0.0)
+    assert drafts(sharing, session(1, 0.9, 1e-6), poor) == {1: 2, 2: 0}
+
+
+SESSION = st.tuples(st.lists(st.floats(1e-4, 1.0), max_size=6), st.floats(-0.5, MOST_SAVED))
+
+
+@given(st.lists(SESSION, min_size=1, max_size=6), st.integers(1, 8), st.integers(6, 30))
+def test_no_step_costs_anybody_more_than_it_has(
+    crowd: list[tuple[list[float], float]], share: int, max_rows: int
+) -> None:
+    sharing = taught()
+    sessions = [
+        session(key, *chances, balance=balance) for key, (chances, balance) in enumerate(crowd, start=1)
+    ]
+    given_rows = drafts(sharing, *sessions, share=share, max_rows=max_rows)
+    total = sum(given_rows.values())
+    assert total + len(sessions) <= max_rows
+    bare = sharing.step_time.predict(len(sessions))
+    for each in sessions:
+        assert given_rows[each.key] < share
+        lost = sharing.step_time.per_row * (total - given_rows[each.key]) / bare
+        assert lost <= max(each.balance, 0.0) + 1e-9

@@ -1,0 +1,59 @@
+"""Laws of prompts from files: every published form gives the same texts, and what is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from forerun.prompts import read_prompts, some_of
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '["def a():", "b\\n"]',
+        '[{"text": "def a():", "name": "x"}, {"text": "b\\n"}]',
+        '{"task_id": "HumanEval/0", "prompt": "def a():", "test": "t"}\n\n{"prompt": "b\\n"}\n',
+        '"def a():"\n"b\\n"\n',
+    ],
+)
+def test_every_form_gives_the_texts(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_text(content, encoding="utf-8")
+    assert read_prompts(path) == ["def a():", "b\n"]
+
+
+def test_a_single_line_is_one_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "one\u2028line"}\n', encoding="utf-8")
+    assert read_prompts(path) == ["one\u2028line"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"prompt": "a"}\nnot JSON\n', "line 2: neither a JSON list nor JSON lines"),
+        ('[{"text": "a"}, {"question": "b"}]', "entry 2: a text was expected"),
+        ('["a", ""]', "entry 2"),
+        ('["a", 7]', "entry 2"),
+    ],
+)
+def test_what_is_wrong_is_named(content: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=words):
+        read_prompts(path)
+
+
+def test_a_file_that_is_not_there_is_the_users_to_mend(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the file of prompts .* cannot be read"):
+        read_prompts(tmp_path / "nowhere.json")
+
+
+def test_some_are_all_that_was_asked_for_or_none() -> None:
+    assert some_of(["a", "b", "c"], 1, 2) == ["b", "c"]
+    for first, count in ((2, 2), (0, 0), (-1, 1)):
+        with pytest.raises(UserError, match="there are 3 prompts"):
+            some_of(["a", "b", "c"], first, count)
