@@ -85,8 +85,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 async def _runs(
     rigs: Sequence[Rig], options: argparse.Namespace, temperature: float
 ) -> dict[str, list[dict[str, Any]]]:
-    """The `done` events by way. No two ways that guess on the device share an edge's table of n-grams unless
-    they differ in nothing else."""
+    """The `done` events by way. The edges remember no text for another: it would be the same one."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
     for prompt in bundled_texts()[: options.num_prompts]:
         for seed in options.seeds:

@@ -21,9 +21,6 @@ from edge_client.generation import Generation
 from edge_client.llama.drafter import LlamaDrafter
 from edge_client.llama.runtime import LlamaRuntime
 
-NGRAMS = 65_536
-"""Entries of the table that an edge guesses from: texts of as many tokens, some 25 MB when it is full."""
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -32,7 +29,7 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     policy: GrowthPolicy
-    recall: bool = False  # also propose what the text repeats of itself and of this edge's texts before
+    recall: bool = False  # also propose what the text repeats, of itself and of this edge's texts before
     drafting: bool = True  # run the draft model
 
 
@@ -55,15 +52,16 @@ class Edge:
 
     Entering asks the verifier what it serves and raises `UserError` with both fingerprints and the first
     differing token if the draft's tokenizer is not the target's, `UnavailableError` if nobody answers.
+    `ngrams` entries of its texts are remembered for those after them: a device has one user.
     """
 
-    def __init__(self, runtime: LlamaRuntime, address: str, *, check: bool = True) -> None:
+    def __init__(self, runtime: LlamaRuntime, address: str, *, check: bool = True, ngrams: int = 0) -> None:
         self.runtime = runtime
         self.vocabulary = Vocabulary(runtime.token_table())
         self._drafts = DraftWorker(LlamaDrafter(runtime))
         self._channel = VerifierChannel(address)
         self._check = check
-        self._ngrams = NgramTable(NGRAMS)  # of the one user that a device has
+        self._ngrams = NgramTable(ngrams) if ngrams else None
         self._numbers = itertools.count(1)
         self.max_positions = 0
 

@@ -72,7 +72,15 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
         "--recall",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="propose also what a text repeats of itself and of those before it (%(default)s)",
+        help="propose also what a text repeats of itself (%(default)s)",
+    )
+    option(
+        "--ngrams",
+        type=int,
+        default=65536,
+        metavar="N",
+        help="with --recall guess also from a table of N entries of all texts of this program; 0 = none "
+        "(%(default)s)",
     )
     option(
         "--drafting",
@@ -263,4 +271,4 @@ def _open_edge(options: argparse.Namespace) -> Edge:
     settings = LlamaSettings(
         path=options.draft, n_ctx=options.context, threads=options.threads, gpu_layers=options.gpu_layers
     )
-    return Edge(LlamaRuntime(settings), options.verifier)
+    return Edge(LlamaRuntime(settings), options.verifier, ngrams=options.ngrams)

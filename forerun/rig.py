@@ -33,6 +33,7 @@ class RigSettings:
     step_floor_ms: float = 0.0
     link_seed: int = 1
     recall: bool = False  # on the verifier; the edge is told with each request
+    ngrams: int = 0  # of the edge: with more than none a text depends on those before it
     pin: bool = True  # drafter and verifier to a core each, where there are two
 
 
@@ -118,8 +119,9 @@ class Rig:
     async def events(
         self, prompt: str, policy: str, sampling: dict[str, Any], **switches: bool
     ) -> AsyncIterator[dict[str, Any]]:
-        """Run one completion on the edge; its events, the last of which is `done`. `switches` are `recall` and
-        `drafting`, as `forerun edge pipe` has them. Raises `LocalError` for a request the edge refused."""
+        """Run one completion on the edge; its events, the last of which is `done`. `switches` are
+        `recall` and `drafting`, as `forerun edge pipe` has them. Raises `LocalError` for a request that the
+        edge refused."""
         assert self._edge is not None, "entered before"
         request = {"prompt": prompt, "policy": policy, "sampling": sampling, **switches}
         await self._edge.write(request)
@@ -163,7 +165,7 @@ class Rig:
 
     def _edge_arguments(self, address: str) -> list[str]:
         common = ["edge", "pipe", "--verifier", address, "--draft", self.settings.draft, "--threads", "1"]
-        return [*common, *self._core(0)]
+        return [*common, "--ngrams", str(self.settings.ngrams), *self._core(0)]
 
     def _core(self, index: int) -> list[str]:
         """A core of its own for each part, if the machine has them."""
