@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -21,14 +22,19 @@ from edge_client.core.effects import (
     Expand,
     Finished,
     MoveTip,
+    Preview,
     Send,
     StartDrafter,
+    Withdraw,
 )
 from edge_client.core.policies import Standing
 from edge_client.core.session import EdgeSession
 from edge_client.draft_worker import DraftWorker
 
 logger = logging.getLogger(__name__)
+
+Shown = Emit | Preview | Withdraw | ChangeMode
+"""What the user learns, in order."""
 
 
 @dataclass(slots=True)
@@ -40,7 +46,8 @@ class Traffic:
 
 
 class Generation:
-    """Runs one session. Iterate over it for committed text; after the loop `reason` says why it ended.
+    """Runs one session. Iterate over it for committed text, over `shown()` for previews and modes, too; after
+    the loop `reason` says why it ended.
 
     Args: session, new; channel, where its verifier is; drafts, the drafter's thread, or None to leave the
     verifier alone. Raises, from the iteration, the `ForerunError` that ended the session.
@@ -62,12 +69,19 @@ class Generation:
         self._clock = clock
         self._stream: Stream | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._emitted: asyncio.Queue[Emit | Finished] = asyncio.Queue()
+        self._shown: asyncio.Queue[Shown | Finished] = asyncio.Queue()
 
     async def __aiter__(self) -> AsyncIterator[Emit]:
+        async with contextlib.aclosing(self.shown()) as shown:
+            async for item in shown:
+                if isinstance(item, Emit):
+                    yield item
+
+    async def shown(self) -> AsyncGenerator[Shown, None]:
+        """Run the session: its text, its guesses while there is no server, and every change of mode."""
         self._input(self.session.start)
         try:
-            while isinstance(item := await self._emitted.get(), Emit):
+            while not isinstance(item := await self._shown.get(), Finished):
                 yield item
         finally:
             await self._close()
@@ -132,8 +146,9 @@ class Generation:
             case ChangeMode():
                 logger.info("%s: %s", effect.standing.mode.value, effect.standing.why)
                 self.modes.append(effect.standing)
-            case Emit() | Finished():
-                self._emitted.put_nowait(effect)
+                self._shown.put_nowait(effect)
+            case Emit() | Preview() | Withdraw() | Finished():
+                self._shown.put_nowait(effect)
             case _:
                 assert_never(effect)
 
