@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -45,6 +44,22 @@ class Traffic:
     down: int = 0
 
 
+class OnlyText:
+    """The committed text among what is shown. No generator: two of them, one in the other, could not both be
+    closed when a loop ends early."""
+
+    def __init__(self, shown: AsyncIterator[Shown]) -> None:
+        self._shown = shown
+
+    def __aiter__(self) -> OnlyText:
+        return self
+
+    async def __anext__(self) -> Emit:
+        while not isinstance(item := await anext(self._shown), Emit):
+            pass
+        return item
+
+
 class Generation:
     """Runs one session. Iterate over it for committed text, over `shown()` for previews and modes, too; after
     the loop `reason` says why it ended.
@@ -71,13 +86,10 @@ class Generation:
         self._timer: asyncio.TimerHandle | None = None
         self._shown: asyncio.Queue[Shown | Finished] = asyncio.Queue()
 
-    async def __aiter__(self) -> AsyncIterator[Emit]:
-        async with contextlib.aclosing(self.shown()) as shown:
-            async for item in shown:
-                if isinstance(item, Emit):
-                    yield item
+    def __aiter__(self) -> AsyncIterator[Emit]:
+        return OnlyText(self.shown())
 
-    async def shown(self) -> AsyncGenerator[Shown, None]:
+    async def shown(self) -> AsyncIterator[Shown]:
         """Run the session: its text, its guesses while there is no server, and every change of mode."""
         self._input(self.session.start)
         try:

@@ -81,9 +81,7 @@ class SessionConfig:
     first_backoff: float = 0.1  # seconds before the first reconnect; doubles (gRPC's own policy doubles too)
     max_backoff: float = 5.0  # seconds; a person who watches the text should not wait longer for a retry
     max_attempts: int = 8  # reconnects in a row without text from the verifier
-    patience: float | None = (
-        1.0  # seconds without a server until the draft's own guess is shown; None = never
-    )
+    patience: float | None = 1.0  # seconds without a server until the draft's guess is shown; None = never
     max_preview: int = 256  # tokens of that guess; bounds the work that a wrong guess wastes
     eos_token_ids: tuple[int, ...] = ()  # the target's own end tokens, where known: a guess ends there
 
