@@ -5,9 +5,9 @@ from __future__ import annotations
 import codecs
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from common.errors import Code, UserError
+from common.errors import Code, UnavailableError, UserError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
@@ -40,6 +40,12 @@ class TextDecoder:
     def feed(self, tokens: Sequence[int]) -> str:
         return self._decoder.decode(b"".join(self._runtime.piece(token) for token in tokens))
 
+    def fork(self) -> TextDecoder:
+        """A decoder of what may follow, which leaves this one as it is."""
+        other = TextDecoder(self._runtime)
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
 
@@ -48,17 +54,24 @@ class Edge:
     """Draft model and verifier, ready for generations one after the other. An async context manager.
 
     Entering asks the verifier what it serves and raises `UserError` with both fingerprints and the first
-    differing token if the draft's tokenizer is not the target's, `UnavailableError` if nobody answers.
+    differing token if the draft's tokenizer is not the target's. If nobody answers it raises
+    `UnavailableError`; with `preview`, by which sessions show the draft's own guess while no server is there,
+    it begins nevertheless (`greeting` says so), and the verifier itself refuses a wrong tokenizer later.
     """
 
-    def __init__(self, runtime: LlamaRuntime, address: str, *, check: bool = True) -> None:
+    def __init__(
+        self, runtime: LlamaRuntime, address: str, *, check: bool = True, preview: bool = True
+    ) -> None:
         self.runtime = runtime
         self.vocabulary = Vocabulary(runtime.token_table())
         self._drafts = DraftWorker(LlamaDrafter(runtime))
         self._channel = VerifierChannel(address)
         self._check = check
         self._numbers = itertools.count(1)
-        self.max_positions = 0
+        self.max_positions = 0  # 0: not known, the verifier was not there
+        self.greeting = ""  # what a user should know before the first generation
+        self._preview = preview
+        self._eos = runtime.eos_ids  # the target's own, once it has told them
 
     async def __aenter__(self) -> Edge:
         try:
@@ -75,13 +88,16 @@ class Edge:
 
     def generation(self, request: Request) -> Generation:
         """A new generation; iterate over it. One at a time: the draft model serves one session."""
+        drafts = None if request.policy.name == "off" else self._drafts
         config = SessionConfig(
             prompt=request.prompt,
             sampling=request.sampling,
             fingerprint=self.vocabulary.fingerprint,
             session_id=f"edge-{next(self._numbers)}",
+            eos_token_ids=self._eos,
         )
-        drafts = None if request.policy.name == "off" else self._drafts
+        if drafts is None or not self._preview:
+            config = replace(config, patience=None)
         return Generation(EdgeSession(config, request.policy), self._channel, drafts)
 
     def alone(self, prompt: Sequence[int], sampling: SamplingParams) -> DeviceGeneration:
@@ -96,8 +112,15 @@ class Edge:
         return tokens
 
     async def _handshake(self) -> None:
-        description = await self._channel.describe()
+        try:
+            description = await self._channel.describe()
+        except UnavailableError as error:
+            if not self._preview:
+                raise
+            self.greeting = f"{error}; the draft begins alone"
+            return
         self.max_positions = description.max_positions
+        self._eos = description.eos_token_ids
         if not self._check or description.fingerprint == self.vocabulary.fingerprint:
             return
         table = (await self._channel.describe(include_vocabulary=True)).vocabulary

@@ -81,7 +81,8 @@ class SimulatedDevice:
         sampling = SamplingParams(max_tokens=world.tokens, ignore_eos=True)
         prompt = (PROMPT_TOKEN,) * world.prompt_tokens
         self.session = EdgeSession(
-            SessionConfig(prompt, sampling, FINGERPRINT, prior=world.draft.prior), make(self.knowledge)
+            SessionConfig(prompt, sampling, FINGERPRINT, prior=world.draft.prior, patience=None),
+            make(self.knowledge),
         )
         self.arrivals: list[float] = []
         self.finished: edge_effects.Finished | None = None

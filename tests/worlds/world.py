@@ -18,7 +18,7 @@ from common.errors import ForerunError, LocalError, UnavailableError
 from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
 from common.sampling import SamplingParams
 from edge_client.core import effects as edge_effects
-from edge_client.core.policies import GrowthPolicy
+from edge_client.core.policies import GrowthPolicy, Mode
 from edge_client.core.session import EdgeSession, SessionConfig
 from tests.worlds.models import FINGERPRINT, VOCAB, TinyDrafter, TinyTarget
 
@@ -35,6 +35,8 @@ class EdgeSpec:
     drafter: Callable[[], TinyDrafter] = TinyDrafter
     starts_at: float = 0.0
     fails_after: int | None = None  # the drafter fails in its n-th step
+    patience: float | None = 1.0
+    eos: tuple[int, ...] = ()  # what it knows of the target's end tokens
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class WorldSpec:
     step_time: tuple[float, float] = (0.01, 0.04)
     draft_time: tuple[float, float] = (0.001, 0.02)
     losses: int = 0  # streams broken at random moments
+    outages: tuple[tuple[float, float], ...] = ()  # from when to when no stream is up
     config: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(prefill_chunk=5))
     num_slots: int = 4096
     eos: tuple[int, ...] = (0,)
@@ -59,7 +62,14 @@ class Edge:
     def __init__(self, index: int, spec: EdgeSpec) -> None:
         self.index = index
         self.spec = spec
-        config = SessionConfig(spec.prompt, spec.sampling, FINGERPRINT, session_id=f"edge-{index}")
+        config = SessionConfig(
+            spec.prompt,
+            spec.sampling,
+            FINGERPRINT,
+            session_id=f"edge-{index}",
+            patience=spec.patience,
+            eos_token_ids=spec.eos,
+        )
         self.session = EdgeSession(config, spec.policy())
         self.drafter = spec.drafter()
         self.pending: list[edge_effects.MoveTip] = []  # tip moves during a draft step
@@ -67,6 +77,9 @@ class Edge:
         self.draft_steps = 0
         self.stream = -1
         self.emitted: list[int] = []
+        self.preview: list[int] = []  # what the user sees after it, told apart
+        self.num_previewed = 0
+        self.device_only = False
         self.end: edge_effects.Finished | None = None
 
 
@@ -95,6 +108,8 @@ class World:
             self.at(edge.spec.starts_at, partial(self._start, edge))
         for _ in range(self.spec.losses):
             self.at(self.random.uniform(0.0, 3.0), self._break_some_stream)
+        for start, _ in self.spec.outages:
+            self.at(start, self._break_all_streams)
         events = 0
         while self._heap:
             self.now, _, action = heapq.heappop(self._heap)
@@ -146,6 +161,20 @@ class World:
             case edge_effects.Emit():
                 assert effect.start == len(edge.spec.prompt) + len(edge.emitted)
                 edge.emitted += effect.tokens
+                agreed = edge.preview[: len(effect.tokens)]
+                assert agreed == list(effect.tokens[: len(agreed)]), "a wrong guess was not withdrawn"
+                del edge.preview[: len(effect.tokens)]
+            case edge_effects.Preview():
+                assert effect.start == len(edge.spec.prompt) + len(edge.emitted) + len(edge.preview)
+                assert edge.device_only, "a guess came before the mode was told"
+                edge.preview += effect.tokens
+                edge.num_previewed += len(effect.tokens)
+            case edge_effects.Withdraw():
+                kept = effect.start - len(edge.spec.prompt) - len(edge.emitted)
+                assert edge.preview[kept:] == list(effect.tokens), "what was not shown cannot be withdrawn"
+                del edge.preview[kept:]
+            case edge_effects.ChangeMode():
+                edge.device_only = effect.standing.mode is Mode.DEVICE_ONLY
             case edge_effects.Finished():
                 edge.end = effect
 
@@ -181,6 +210,8 @@ class World:
         edge.stream = self._next_stream
         self._next_stream += 1
         self.streams[edge.stream] = edge
+        if any(start <= self.now < end for start, end in self.spec.outages):
+            self._break(edge.stream, tell_edge=True)
 
     # The network ------------------------------------------------------------------------------------------
 
@@ -213,6 +244,10 @@ class World:
                 self._input(edge, lambda: edge.session.on_stream_lost(error, self.now))
             return
         self._input(edge, lambda: edge.session.on_message(message, self.now))
+
+    def _break_all_streams(self) -> None:
+        for stream in sorted(self.streams):
+            self._break(stream, tell_edge=True)
 
     def _break_some_stream(self) -> None:
         if self.streams:
