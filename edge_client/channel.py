@@ -51,6 +51,7 @@ class Stream:
 
     def abandon(self) -> None:
         """Cut it; nothing more is called."""
+        self._outgoing.put_nowait(None)
         self._reader.cancel()
         self._call.cancel()
 
@@ -82,6 +83,7 @@ class Stream:
             logger.exception("! the stream's reader failed")
             self._call.cancel()
             lost = LocalError(f"the stream's reader failed: {error}")
+        self._outgoing.put_nowait(None)  # else grpc's task would wait for requests until it is destroyed
         self._on_lost(lost)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import codecs
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from common.errors import Code, UserError
+from common.errors import Code, UnavailableError, UserError
 from common.messages import FinishReason
 from common.recall import NgramTable
 from common.sampling import SamplingParams
@@ -43,6 +43,12 @@ class TextDecoder:
     def feed(self, tokens: Sequence[int]) -> str:
         return self._decoder.decode(b"".join(self._runtime.piece(token) for token in tokens))
 
+    def fork(self) -> TextDecoder:
+        """A decoder of what may follow, which leaves this one as it is."""
+        other = TextDecoder(self._runtime)
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
 
@@ -51,11 +57,21 @@ class Edge:
     """Draft model and verifier, ready for generations one after the other. An async context manager.
 
     Entering asks the verifier what it serves and raises `UserError` with both fingerprints and the first
-    differing token if the draft's tokenizer is not the target's, `UnavailableError` if nobody answers.
+    differing token if the draft's tokenizer is not the target's. If nobody answers it raises
+    `UnavailableError`; with `preview`, by which sessions show the draft's own guess while no server is there,
+    it begins nevertheless (`greeting` says so), and the verifier itself refuses a wrong tokenizer later.
     `ngrams` entries of its texts are remembered for those after them: a device has one user.
     """
 
-    def __init__(self, runtime: LlamaRuntime, address: str, *, check: bool = True, ngrams: int = 0) -> None:
+    def __init__(
+        self,
+        runtime: LlamaRuntime,
+        address: str,
+        *,
+        check: bool = True,
+        preview: bool = True,
+        ngrams: int = 0,
+    ) -> None:
         self.runtime = runtime
         self.vocabulary = Vocabulary(runtime.token_table())
         self._drafts = DraftWorker(LlamaDrafter(runtime))
@@ -63,7 +79,10 @@ class Edge:
         self._check = check
         self._ngrams = NgramTable(ngrams) if ngrams else None
         self._numbers = itertools.count(1)
-        self.max_positions = 0
+        self.max_positions = 0  # 0: not known, the verifier was not there
+        self.greeting = ""  # what a user should know before the first generation
+        self._preview = preview
+        self._eos = runtime.eos_ids  # the target's own, once it has told them
 
     async def __aenter__(self) -> Edge:
         try:
@@ -80,14 +99,17 @@ class Edge:
 
     def generation(self, request: Request) -> Generation:
         """A new generation; iterate over it. One at a time: the draft model serves one session."""
+        drafts = self._drafts if request.drafting and request.policy.name != "off" else None
         config = SessionConfig(
             prompt=request.prompt,
             sampling=request.sampling,
             fingerprint=self.vocabulary.fingerprint,
             session_id=f"edge-{next(self._numbers)}",
             recall=request.recall,
+            eos_token_ids=self._eos,
         )
-        drafts = self._drafts if request.drafting and request.policy.name != "off" else None
+        if drafts is None or not self._preview:
+            config = replace(config, patience=None)
         return Generation(EdgeSession(config, request.policy, self._ngrams), self._channel, drafts)
 
     def alone(self, prompt: Sequence[int], sampling: SamplingParams) -> DeviceGeneration:
@@ -102,8 +124,15 @@ class Edge:
         return tokens
 
     async def _handshake(self) -> None:
-        description = await self._channel.describe()
+        try:
+            description = await self._channel.describe()
+        except UnavailableError as error:
+            if not self._preview:
+                raise
+            self.greeting = f"{error}; the draft begins alone"
+            return
         self.max_positions = description.max_positions
+        self._eos = description.eos_token_ids
         if not self._check or description.fingerprint == self.vocabulary.fingerprint:
             return
         table = (await self._channel.describe(include_vocabulary=True)).vocabulary

@@ -21,14 +21,19 @@ from edge_client.core.effects import (
     Expand,
     Finished,
     MoveTip,
+    Preview,
     Send,
     StartDrafter,
+    Withdraw,
 )
 from edge_client.core.policies import Standing
 from edge_client.core.session import EdgeSession
 from edge_client.draft_worker import DraftWorker
 
 logger = logging.getLogger(__name__)
+
+Shown = Emit | Preview | Withdraw | ChangeMode
+"""What the user learns, in order."""
 
 
 @dataclass(slots=True)
@@ -39,8 +44,25 @@ class Traffic:
     down: int = 0
 
 
+class OnlyText:
+    """The committed text among what is shown. No generator: two of them, one in the other, could not both be
+    closed when a loop ends early."""
+
+    def __init__(self, shown: AsyncIterator[Shown]) -> None:
+        self._shown = shown
+
+    def __aiter__(self) -> OnlyText:
+        return self
+
+    async def __anext__(self) -> Emit:
+        while not isinstance(item := await anext(self._shown), Emit):
+            pass
+        return item
+
+
 class Generation:
-    """Runs one session. Iterate over it for committed text; after the loop `reason` says why it ended.
+    """Runs one session. Iterate over it for committed text, over `shown()` for previews and modes, too; after
+    the loop `reason` says why it ended.
 
     Args: session, new; channel, where its verifier is; drafts, the drafter's thread, or None to leave the
     verifier alone. Raises, from the iteration, the `ForerunError` that ended the session.
@@ -62,12 +84,16 @@ class Generation:
         self._clock = clock
         self._stream: Stream | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._emitted: asyncio.Queue[Emit | Finished] = asyncio.Queue()
+        self._shown: asyncio.Queue[Shown | Finished] = asyncio.Queue()
 
-    async def __aiter__(self) -> AsyncIterator[Emit]:
+    def __aiter__(self) -> AsyncIterator[Emit]:
+        return OnlyText(self.shown())
+
+    async def shown(self) -> AsyncIterator[Shown]:
+        """Run the session: its text, its guesses while there is no server, and every change of mode."""
         self._input(self.session.start)
         try:
-            while isinstance(item := await self._emitted.get(), Emit):
+            while not isinstance(item := await self._shown.get(), Finished):
                 yield item
         finally:
             await self._close()
@@ -132,8 +158,9 @@ class Generation:
             case ChangeMode():
                 logger.info("%s: %s", effect.standing.mode.value, effect.standing.why)
                 self.modes.append(effect.standing)
-            case Emit() | Finished():
-                self._emitted.put_nowait(effect)
+                self._shown.put_nowait(effect)
+            case Emit() | Preview() | Withdraw() | Finished():
+                self._shown.put_nowait(effect)
             case _:
                 assert_never(effect)
 

@@ -15,7 +15,8 @@ from common.errors import ForerunError, PeerError, UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from forerun.options import add_core, add_sampling, pin_to_core, read_prompt, sampling_from
-from forerun.paint import Painter
+from forerun.paint import Painter, note
+from forerun.showing import Events, Listener, Teller, event, on_standard_output
 
 if TYPE_CHECKING:
     from edge_client.alone import DeviceGeneration
@@ -35,6 +36,12 @@ Serves requests one after the other: one JSON object a line on standard input, J
             "sampling": {"max_tokens": 64, "temperature": 0.8, "seed": 1}}
   events:  {"event": "ready"}, then for each request {"event": "text", "text": ..., "drafted": true}, ... and
            {"event": "done", "tokens": [...], "arrivals_ms": [...], ...}, or {"event": "error", ...}
+
+  When no server is there for a second (and --offline is not wait) the draft's own guess comes:
+           {"event": "mode", "mode": "device-only", "why": ...},
+           {"event": "preview", "start": 12, "pieces": ["a", "b"]}, the pieces of tokens 12 and 13;
+           {"event": "withdraw", "start": 13}: the guess from token 13 on is void.
+  A text event takes the place of the guess's first piece. "error" carries the text and the guess so far.
 
 The policy "device" leaves the verifier out: the draft model's own text, which need not be the target's."""
 
@@ -91,6 +98,12 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
     option("--threads", type=int, default=0, metavar="N", help="of the draft model; 0 = one per core")
     option("--gpu-layers", type=int, default=0, metavar="N", help="draft layers on an accelerator; -1 = all")
     option("--context", type=int, default=4096, metavar="N", help="tokens of KV on the device (%(default)s)")
+    option(
+        "--offline",
+        choices=("preview", "wait"),
+        default="preview",
+        help="while no server is there: show the draft's own guess until it is back, or wait (%(default)s)",
+    )
     add_core(parser)
     return parser
 
@@ -105,28 +118,22 @@ async def _complete(options: argparse.Namespace) -> int:
     async with _open_edge(options) as edge:
         from edge_client.edge import Request
 
+        if edge.greeting:
+            note(edge.greeting)
         generation = edge.generation(
             Request(edge.tokenize(prompt), sampling, policy, options.recall, options.drafting)
         )
         if not options.json:
-            print(painter.dim(painter.legend), file=sys.stderr)
-        record = await run_generation(edge, generation, None if options.json else _Show(painter))
+            print(painter.dim(painter.legend + painter.guess_legend), file=sys.stderr)
+        listener = None if options.json else on_standard_output(painter)
+        record, error = await run_generation(edge, generation, listener)
     if options.json:
         print(json.dumps(record))
-    else:
+    elif error is None or record["tokens"] or record["preview"]["tokens"]:
         print(f"\n{painter.dim(_summary(record))}")
+    if error is not None:
+        raise error
     return 0
-
-
-class _Show:
-    """Prints text as it comes."""
-
-    def __init__(self, painter: Painter) -> None:
-        self._painter = painter
-
-    def __call__(self, text: str, drafted: bool) -> None:
-        paint = self._painter.drafted if drafted else self._painter.server_made
-        print(paint(text), end="", flush=True)
 
 
 def _summary(record: dict[str, Any]) -> str:
@@ -135,13 +142,19 @@ def _summary(record: dict[str, Any]) -> str:
     return (
         f"[{count} tokens in {record['arrivals_ms'][-1] if count else 0:.0f} ms; {stats['accepted']} drafted "
         f"here, {count - stats['accepted']} by the server; {count / steps:.2f} tokens per target step; "
-        f"{record['ended']}{_modes(record)}]"
+        f"{record['ended']}{_modes(record)}{_guess(record)}]"
     )
 
 
 def _modes(record: dict[str, Any]) -> str:
     """Each change of who writes, in words; nothing if there was none."""
     return "".join(f"; {change['mode']}: {change['why']}" for change in record["modes"])
+
+
+def _guess(record: dict[str, Any]) -> str:
+    """What of the end of the screen is no text."""
+    count = len(record["preview"]["tokens"])
+    return f"; {count} more are the draft's own guess, which no server has confirmed" if count else ""
 
 
 # pipe -------------------------------------------------------------------------------------------------------
@@ -158,13 +171,14 @@ async def _pipe(options: argparse.Namespace) -> int:
         loop.call_soon_threadsafe(lines.put_nowait, "")
 
     async with _open_edge(options) as edge:
-        _event("ready", model_positions=edge.max_positions)
+        greeting = {"note": edge.greeting} if edge.greeting else {}
+        event("ready", model_positions=edge.max_positions, **greeting)
         threading.Thread(target=read_lines, name="stdin", daemon=True).start()
         while line := await lines.get():
             try:
                 await _serve_line(edge, line, options)
             except ForerunError as error:
-                _event("error", message=str(error), code=error.code.value)
+                event("error", message=str(error), code=error.code.value)
     return 0
 
 
@@ -181,51 +195,48 @@ async def _serve_line(edge: Edge, line: str, options: argparse.Namespace) -> Non
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"this request is not understood ({error}): {line.strip()[:200]}") from error
     if policy is None:
-        record = await run_alone(edge, edge.alone(prompt, sampling), _text_event)
+        event("done", **await run_alone(edge, edge.alone(prompt, sampling), Events()))
+        return
+    generation = edge.generation(Request(prompt, sampling, policy, recall, drafting))
+    record, failure = await run_generation(edge, generation, Events())
+    if failure is None:
+        event("done", **record)
     else:
-        request = Request(prompt, sampling, policy, recall, drafting)
-        record = await run_generation(edge, edge.generation(request), _text_event)
-    _event("done", **record)
-
-
-def _text_event(text: str, drafted: bool) -> None:
-    _event("text", text=text, drafted=drafted)
-
-
-def _event(event: str, **fields: Any) -> None:
-    print(json.dumps({"event": event, **fields}), flush=True)
+        told = {key: record[key] for key in ("tokens", "text", "preview")}
+        event("error", message=str(failure), code=failure.code.value, **told)
 
 
 # both -------------------------------------------------------------------------------------------------------
 
 
-async def run_generation(edge: Edge, generation: Generation, show: Any) -> dict[str, Any]:
-    """Iterate over a generation. `show(text, drafted)` gets each piece; the record says all that happened.
+async def run_generation(
+    edge: Edge, generation: Generation, listener: Listener | None
+) -> tuple[dict[str, Any], ForerunError | None]:
+    """Run a generation to its end: the record of all that happened, and the error that ended it, if one did.
 
-    `arrivals_ms` are the tokens' times of arrival in milliseconds since the request.
+    `listener` gets each piece. `arrivals_ms` are the tokens' times of arrival in milliseconds since the
+    request; `preview` is what of the draft's own guess still stood at the end: only if no server came back.
     """
     from edge_client.edge import TextDecoder, reason_in_words
 
-    decoder = TextDecoder(edge.runtime)
-    tokens: list[int] = []
-    arrivals: list[float] = []
-    began = time.monotonic()
-    async for emit in generation:
-        elapsed = (time.monotonic() - began) * 1e3
-        tokens += emit.tokens
-        arrivals += [elapsed] * len(emit.tokens)
-        if show is not None:
-            for index, token in enumerate(emit.tokens):
-                show(decoder.feed([token]), not emit.server_made >> index & 1)
-    if show is not None and (rest := decoder.finish()):
-        show(rest, False)
+    teller = Teller(TextDecoder(edge.runtime), listener)
+    error: ForerunError | None = None
+    try:
+        async for shown in generation.shown():
+            teller.take(shown)
+    except ForerunError as caught:
+        error = caught
+    if error is None:
+        teller.finish()
     session = generation.session
-    if session.text != tuple(tokens):
-        raise PeerError("the text shown is not the session's; please report this")
-    return {
-        "tokens": tokens,
-        "text": TextDecoder(edge.runtime).feed(tokens),
-        "arrivals_ms": arrivals,
+    if session.text != tuple(teller.tokens) or session.preview != tuple(teller.guess):
+        raise PeerError("the text shown is not the session's; please report this") from error
+    decoder = TextDecoder(edge.runtime)
+    record = {
+        "tokens": teller.tokens,
+        "text": decoder.feed(teller.tokens),
+        "preview": {"tokens": teller.guess, "text": decoder.feed(teller.guess)},
+        "arrivals_ms": teller.arrivals,
         "ended": reason_in_words(generation.reason),
         "modes": [{"mode": each.mode.value, "why": each.why} for each in generation.modes],
         "stats": asdict(session.stats),
@@ -235,9 +246,12 @@ async def run_generation(edge: Edge, generation: Generation, show: Any) -> dict[
         "draft_times": asdict(session.draft_times),
         "target_times": asdict(session.target_times),
     }
+    if error is not None:
+        record["error"] = str(error)
+    return record, error
 
 
-async def run_alone(edge: Edge, generation: DeviceGeneration, show: Any) -> dict[str, Any]:
+async def run_alone(edge: Edge, generation: DeviceGeneration, listener: Listener) -> dict[str, Any]:
     """As `run_generation`, for a text by the draft model alone; the record has what there is to say."""
     from edge_client.edge import TextDecoder, reason_in_words
 
@@ -248,9 +262,9 @@ async def run_alone(edge: Edge, generation: DeviceGeneration, show: Any) -> dict
     async for token in generation:
         arrivals.append((time.monotonic() - began) * 1e3)
         tokens.append(token)
-        show(decoder.feed([token]), True)
+        listener.text(decoder.feed([token]), True)
     if rest := decoder.finish():
-        show(rest, True)
+        listener.text(rest, True)
     return {
         "tokens": tokens,
         "text": TextDecoder(edge.runtime).feed(tokens),
@@ -271,4 +285,5 @@ def _open_edge(options: argparse.Namespace) -> Edge:
     settings = LlamaSettings(
         path=options.draft, n_ctx=options.context, threads=options.threads, gpu_layers=options.gpu_layers
     )
-    return Edge(LlamaRuntime(settings), options.verifier, ngrams=options.ngrams)
+    runtime, preview = LlamaRuntime(settings), options.offline == "preview"
+    return Edge(runtime, options.verifier, preview=preview, ngrams=options.ngrams)

@@ -21,6 +21,11 @@ class Painter:
             return f"{GREEN}green{RESET}: drafted on the device and confirmed; plain: written by the server"
         return "‹marked›: written by the server; the rest: drafted on the device and confirmed"
 
+    @property
+    def guess_legend(self) -> str:
+        """Nothing where no guess is shown: what cannot be taken back must not be."""
+        return f"; {DIM}dim{RESET}: the draft's own guess while no server is there" if self.colour else ""
+
     def drafted(self, text: str) -> str:
         return f"{GREEN}{text}{RESET}" if self.colour and text else text
 

@@ -83,7 +83,14 @@ class SimulatedDevice:
         if world.looks_up:  # a prompt of one token would repeat itself
             prompt = tuple(VOCAB_SIZE - 1 - place for place in range(world.prompt_tokens))
         self.session = EdgeSession(
-            SessionConfig(prompt, sampling, FINGERPRINT, prior=world.draft.prior, recall=world.device.recall),
+            SessionConfig(
+                prompt,
+                sampling,
+                FINGERPRINT,
+                prior=world.draft.prior,
+                recall=world.device.recall,
+                patience=None,
+            ),
             make(self.knowledge),
         )
         self.arrivals: list[float] = []

@@ -56,6 +56,23 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
+class Preview:
+    """The draft's own guess of what follows all that is shown, from position `start` on. Not text: it may be
+    withdrawn. Later `Emit` tokens take the place of the guess at their positions, with which they agree."""
+
+    start: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """All of the preview from position `start` on, `tokens`, is void; what of it stands before is not."""
+
+    start: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeMode:
     """Who writes the text is another one now; tell the user why."""
 
@@ -70,4 +87,4 @@ class Finished:
     error: ForerunError | None = None
 
 
-Effect = StartDrafter | Expand | MoveTip | Connect | Send | Emit | ChangeMode | Finished
+Effect = StartDrafter | Expand | MoveTip | Connect | Send | Emit | Preview | Withdraw | ChangeMode | Finished

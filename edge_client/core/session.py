@@ -48,7 +48,10 @@ from edge_client.core.effects import (
     Send,
     StartDrafter,
 )
+from edge_client.core.offline import Offline
 from edge_client.core.policies import Candidates, Governed, GrowthPolicy, GrowthView, missing_above
+from edge_client.core.policies.governor import GOES_AHEAD
+from edge_client.core.policies.offline import OfflineChain
 from edge_client.core.stats import SessionStats, StepTimes
 from edge_client.core.wire import WireNumbers
 
@@ -82,7 +85,10 @@ class SessionConfig:
     recall: bool = False  # also propose what the text repeats of itself, which takes no draft step
     first_backoff: float = 0.1  # seconds before the first reconnect; doubles (gRPC's own policy doubles too)
     max_backoff: float = 5.0  # seconds; a person who watches the text should not wait longer for a retry
-    max_attempts: int = 8  # reconnects in a row without a message from the verifier
+    max_attempts: int = 8  # reconnects in a row without text from the verifier
+    patience: float | None = 1.0  # seconds without a server until the draft's guess is shown; None = never
+    max_preview: int = 256  # tokens of that guess; bounds the work that a wrong guess wastes
+    eos_token_ids: tuple[int, ...] = ()  # the target's own end tokens, where known: a guess ends there
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -91,6 +97,16 @@ class SessionConfig:
             raise UserError(f"backoff {self.first_backoff} to {self.max_backoff} s is not a range above 0")
         if self.max_attempts < 0:
             raise UserError(f"max_attempts is {self.max_attempts}; it must be 0 or more")
+        if self.patience is not None and not self.patience > 0:
+            raise UserError(f"patience is {self.patience} s; it must be above 0, or None for no preview")
+        if self.max_preview < 1:
+            raise UserError(f"max_preview is {self.max_preview}; it must be at least 1")
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens known to end the text."""
+        own = () if self.sampling.ignore_eos else self.eos_token_ids
+        return frozenset((*own, *self.sampling.stop_token_ids))
 
 
 class EdgeSession:
@@ -114,7 +130,6 @@ class EdgeSession:
         self.tree = SpeculationTree(config.prompt)
         last_position = len(config.prompt) + config.sampling.max_tokens - 1
         self.view = GrowthView(self.tree, last_position, INITIAL_CREDIT)
-        self.next_timer_at: float | None = None
         self.calibration = Calibration(config.prior)
         self._expansions: dict[int, Expansion] = {}  # of live nodes, for the calibration
         self._effects: list[Effect] = []
@@ -124,12 +139,16 @@ class EdgeSession:
         self._opened_at = 0.0  # when Open was sent, for the first RTT sample
         self._unseen = 0  # committed tokens not yet reported in a Propose
         self._attempts = 0
+        self._reconnect_at: float | None = None
         self._nudged = False  # an empty Propose was sent since the last Commit
         self._drafting = False
         self._draft_began_at = 0.0
         self._drafter_ok = True
         self._governed = policy if isinstance(policy, Governed) else None
-        self._standing = None if self._governed is None else self._governed.standing
+        self._standing = GOES_AHEAD if self._governed is None else self._governed.standing
+        governor = None if self._governed is None else self._governed.governor
+        chain = OfflineChain(config.max_preview, len(config.prompt), config.ends, governor)
+        self._offline = Offline(config.patience, chain)
         drafts = policy.fill and policy.name != "off"  # the classic scheme, and none, stay what they are
         self._recall = Recall(config.prompt, ngrams) if config.recall and drafts else None
 
@@ -138,6 +157,7 @@ class EdgeSession:
     def start(self, now: float) -> None:
         """Begin: connect, and draft while the stream opens."""
         self._expect(State.NEW)
+        self._offline.left_alone(now)
         self._guess()
         self._effects.append(StartDrafter(self.config.prompt, self.tree.tip.id, self.config.sampling))
         self._connect(now)
@@ -175,6 +195,7 @@ class EdgeSession:
         """The drafter gave up: the text goes on without drafts, at the server's own speed."""
         self._end_draft_step(0, now)
         self._drafter_ok = False
+        self._offline.give_up()
         self._pump(now)
 
     def on_stream_lost(self, error: ForerunError, now: float) -> None:
@@ -186,23 +207,26 @@ class EdgeSession:
             not isinstance(error, UnavailableError | CapacityError)
             or self._attempts >= self.config.max_attempts
         ):
-            self._end(None, error)
+            self._end(None, self._given_up(error))
             return
+        if self.state is State.OPEN:
+            self._offline.left_alone(now)
         doublings = min(self._attempts, MAX_DOUBLINGS)
         pause = min(self.config.max_backoff, self.config.first_backoff * 2**doublings)
         self._attempts += 1
         self.state = State.LOST
         self.view.stream_up = False
-        self.next_timer_at = now + pause
+        self._reconnect_at = now + pause
         self._pump(now)
 
     def on_timer(self, now: float) -> None:
         """`next_timer_at` has come."""
-        if self.next_timer_at is None or now < self.next_timer_at:
-            return
-        self.next_timer_at = None
-        self.stats.resumes += 1
-        self._connect(now)
+        if self._reconnect_at is not None and now >= self._reconnect_at:
+            self._reconnect_at = None
+            self.stats.resumes += 1
+            self._connect(now)
+        elif self.next_timer_at is not None and now >= self.next_timer_at:
+            self._pump(now)
 
     def close(self, now: float) -> None:
         """The user has enough."""
@@ -224,6 +248,19 @@ class EdgeSession:
         """What to do now, in order; each is handed out once."""
         effects, self._effects = self._effects, []
         return effects
+
+    @property
+    def next_timer_at(self) -> float | None:
+        """When `on_timer` is due, seconds; None for never."""
+        if self.state is State.OVER:
+            return None
+        due = [at for at in (self._reconnect_at, self._offline.timer_at) if at is not None]
+        return min(due, default=None)
+
+    @property
+    def preview(self) -> tuple[int, ...]:
+        """The draft's own guess after the text, as far as it is shown and not withdrawn."""
+        return tuple(self._offline.preview)
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -280,6 +317,7 @@ class EdgeSession:
                 f"the verifier opened at position {message.position}, not {self.tree.tip_position}"
             )
         self.state = State.OPEN
+        self._offline.opened()
         self.view.credit = message.credit
         self.view.rtt.sample(now - self._opened_at, message.hold_us * 1e-6)
         self._pump(now)
@@ -296,9 +334,11 @@ class EdgeSession:
         if message.credit is not None:
             self.view.credit = message.credit
         self._nudged = False
+        self._effects += self._offline.committed(message.start, message.tokens)
         self._advance(message.tokens)
         self._guess()
         self._effects.append(Emit(message.start, message.tokens, message.server_made))
+        self._effects += self._offline.answered(now, self._standing)
         self._pump(now)
 
     def _sample_rtt(self, message: Commit, now: float) -> None:
@@ -357,6 +397,7 @@ class EdgeSession:
                 f"the verifier finished at position {message.position}, the text here ends at "
                 f"{self.tree.tip_position}"
             )
+        self._effects += self._offline.finished(message.position)
         self._end(message.reason, None)
 
     # Growing ----------------------------------------------------------------------------------------------
@@ -382,6 +423,9 @@ class EdgeSession:
         self.view.now = now
         if self.state is State.OVER:
             return
+        if self._offline.is_due(now):
+            confidence = self.calibration.confidence
+            self._effects += self._offline.extend(self.view, self._expansions, confidence)
         if self.view.stream_up:
             self._send(now)
         if self._drafter_ok and not self._drafting:
@@ -415,7 +459,7 @@ class EdgeSession:
         self._effects.append(Send(message))
 
     def _expand(self, now: float) -> None:
-        nodes = self.policy.expand(self.view)
+        nodes = (self._offline if self._offline.active else self.policy).expand(self.view)
         if not nodes:
             return
         nodes = self._with_missing(nodes)
@@ -454,9 +498,15 @@ class EdgeSession:
 
     def _end(self, reason: FinishReason | None, error: ForerunError | None) -> None:
         self.state = State.OVER
-        self.next_timer_at = None
         self.view.stream_up = False
         self._effects.append(Finished(reason, error))
+
+    def _given_up(self, error: ForerunError) -> ForerunError:
+        """What ended the last stream, with how often it was tried."""
+        if not self._attempts or not isinstance(error, UnavailableError | CapacityError):
+            return error
+        tried = f"{self._attempts} reconnects in a row brought no text; the last failed because {error}"
+        return type(error)(tried, error.code)
 
     def _expect(self, *states: State) -> None:
         if self.state not in states:

@@ -12,7 +12,8 @@ from common.messages import FinishReason
 from common.sampling import SamplingParams
 from edge_client.channel import VerifierChannel
 from edge_client.core.drafter import DraftRow, Expansion
-from edge_client.core.policies import make_policy
+from edge_client.core.effects import Emit, Preview, Withdraw
+from edge_client.core.policies import Mode, make_policy
 from edge_client.draft_worker import DraftWorker
 from link import Link, rtt
 from tests.drivers.tiny import EOS, complete, generation, running
@@ -51,6 +52,44 @@ async def test_a_cut_link_is_resumed_with_the_same_text() -> None:
                         link.cut()
     assert run.session.stats.resumes >= 2
     assert tuple(tokens) == target_alone((1, 2, 3), LONG, EOS)
+
+
+async def test_while_the_link_is_down_the_drafts_own_guess_is_shown() -> None:
+    """The link comes back when the guess has forty tokens; the text is the target's all the same."""
+    async with running(step_time=0.005) as system, Link.to(system.address, *rtt(4)) as link:
+        with DraftWorker(TinyDrafter()) as drafts:
+            async with VerifierChannel(str(link.address)) as channel:
+                run = generation(channel, drafts, LONG, patience=0.05, max_attempts=100)
+                tokens, guess = list[int](), list[int]()
+                async for shown in run.shown():
+                    match shown:
+                        case Emit():
+                            tokens += shown.tokens
+                            del guess[: len(shown.tokens)]
+                            if len(tokens) >= 20 and not run.session.stats.resumes:
+                                await link.disable()
+                                link.cut()
+                        case Preview():
+                            guess += shown.tokens
+                            if len(guess) == 40:
+                                await link.enable()
+                        case Withdraw():
+                            del guess[len(guess) - len(shown.tokens) :]
+    assert tuple(tokens) == target_alone((1, 2, 3), LONG, EOS)
+    assert guess == []
+    assert Mode.DEVICE_ONLY in [standing.mode for standing in run.modes]
+    assert run.modes[-1].mode is Mode.AHEAD
+
+
+async def test_a_guess_that_nobody_confirms_is_told_apart_from_the_text() -> None:
+    with DraftWorker(TinyDrafter()) as drafts:
+        async with VerifierChannel("127.0.0.1:1") as channel:
+            run = generation(channel, drafts, LONG, patience=0.01, max_attempts=6)
+            with pytest.raises(UnavailableError, match="6 reconnects in a row brought no text"):
+                async for _ in run:
+                    pass
+    assert run.session.text == ()
+    assert run.session.preview
 
 
 async def test_an_edge_that_goes_away_leaves_nothing_behind() -> None:

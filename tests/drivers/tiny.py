@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
 from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
@@ -70,9 +70,12 @@ def generation(
     sampling: SamplingParams,
     policy: GrowthPolicy | None = None,
     prompt: tuple[int, ...] = (1, 2, 3),
+    **config: float,
 ) -> Generation:
-    config = SessionConfig(prompt, sampling, VOCABULARY.fingerprint, first_backoff=0.01)
-    return Generation(EdgeSession(config, policy or TreePolicy()), channel, drafts)
+    """Without guesses, which take the one processor from the verifier, unless `patience` is given."""
+    session = SessionConfig(prompt, sampling, VOCABULARY.fingerprint, first_backoff=0.01, patience=None)
+    session = replace(session, **config)  # type: ignore[arg-type]  # numbers
+    return Generation(EdgeSession(session, policy or TreePolicy()), channel, drafts)
 
 
 async def complete(address: str, sampling: SamplingParams, policy: GrowthPolicy | None = None) -> Generation:

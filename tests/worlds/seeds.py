@@ -51,7 +51,14 @@ def spec_of(seed: int) -> WorldSpec:
         step_time=draw.choice([(0.01, 0.01), (0.005, 0.05)]),
         draft_time=draw.choice([(0.0005, 0.001), (0.005, 0.03), (0.05, 0.2)]),
         losses=draw.choice([0, 0, 1, 4]),
+        outages=_outages(draw),
     )
+
+
+def _outages(draw: random.Random) -> tuple[tuple[float, float], ...]:
+    """None in most worlds; else one or two, longer than an edge's patience."""
+    starts = draw.choice([(), (), (draw.uniform(0.0, 1.0),), (0.2, draw.uniform(4.0, 6.0))])
+    return tuple((start, start + draw.uniform(1.5, 3.5)) for start in starts)
 
 
 def _edge(draw: random.Random) -> EdgeSpec:
@@ -63,6 +70,8 @@ def _edge(draw: random.Random) -> EdgeSpec:
         starts_at=draw.uniform(0.0, 0.5),
         fails_after=draw.choice([None, None, None, 1, 5]),
         recall=draw.choice([False, True]),
+        patience=draw.choice([1.0, 0.3, None]),
+        eos=draw.choice([(), (0,)]),
     )
 
 
@@ -98,6 +107,8 @@ def check_laws(world: World) -> None:
         )
         assert edge.session.text == expected, "law 1: the text is the target's alone"
         assert tuple(edge.emitted) == expected, "law 2: what was shown stays"
+        assert not edge.preview, "law 2: a guess was shown beyond the text"
+        assert not edge.device_only, "a server wrote the end, and the mode says that none is there"
     assert world.scheduler.pool.num_free == world.spec.num_slots, "law 3: a slot leaked"
     assert world.scheduler.pool.num_reserved == 0, "law 3: a reservation leaked"
 

@@ -79,6 +79,29 @@ def test_a_session_without_fill_resumes_after_any_loss(seed: int) -> None:
     assert edge.session.text == target_alone((0,), sampling, (0,))
 
 
+@pytest.mark.parametrize("policy", ["adaptive", "tree", "chain", "sync"])
+@pytest.mark.parametrize("drafter", ["twin", "fair", "liar"])
+def test_an_outage_is_written_through_and_changes_no_text(policy: str, drafter: str) -> None:
+    sampling = SamplingParams(temperature=0.7, max_tokens=150, seed=3, ignore_eos=True)
+    spec = EdgeSpec((1, 2), sampling, POLICIES[policy], DRAFTERS[drafter])
+    world = run(WorldSpec((spec,), seed=1, draft_time=(0.05, 0.05), outages=((0.3, 5.0),)))
+    check_laws(world)
+    assert world.edges[0].num_previewed > 40
+
+
+def test_time_without_a_server_is_not_lost() -> None:
+    """A good draft goes on writing; the target then confirms in a few steps what it finds there."""
+    sampling = SamplingParams(max_tokens=120, ignore_eos=True)
+    steps = []
+    for patience in (None, 1.0):
+        spec = EdgeSpec((1, 2), sampling, POLICIES["chain"], DRAFTERS["twin"], patience=patience)
+        world = run(WorldSpec((spec,), draft_time=(0.05, 0.05), outages=((0.1, 6.0),)))
+        check_laws(world)
+        steps.append(world.edges[0].session.stats.target_steps)
+    waiting, writing = steps
+    assert writing < 0.5 * waiting
+
+
 def test_a_failed_step_ends_only_the_sessions_in_it() -> None:
     sampling = SamplingParams(max_tokens=30, ignore_eos=True)
     early = EdgeSpec((1, 2), sampling, POLICIES["tree"])

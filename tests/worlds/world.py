@@ -19,7 +19,7 @@ from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
 from common.recall import NgramTable
 from common.sampling import SamplingParams
 from edge_client.core import effects as edge_effects
-from edge_client.core.policies import GrowthPolicy
+from edge_client.core.policies import GrowthPolicy, Mode
 from edge_client.core.session import EdgeSession, SessionConfig
 from tests.worlds.models import FINGERPRINT, VOCAB, TinyDrafter, TinyTarget
 
@@ -37,6 +37,8 @@ class EdgeSpec:
     starts_at: float = 0.0
     fails_after: int | None = None  # the drafter fails in its n-th step
     recall: bool = False
+    patience: float | None = 1.0
+    eos: tuple[int, ...] = ()  # what it knows of the target's end tokens
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class WorldSpec:
     step_time: tuple[float, float] = (0.01, 0.04)
     draft_time: tuple[float, float] = (0.001, 0.02)
     losses: int = 0  # streams broken at random moments
+    outages: tuple[tuple[float, float], ...] = ()  # from when to when no stream is up
     config: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(prefill_chunk=5))
     num_slots: int = 4096
     eos: tuple[int, ...] = (0,)
@@ -63,8 +66,15 @@ class Edge:
     def __init__(self, index: int, spec: EdgeSpec, memory: int, ngrams: NgramTable | None) -> None:
         self.index = index
         self.spec = spec
-        name = f"edge-{index}"
-        config = SessionConfig(spec.prompt, spec.sampling, FINGERPRINT, session_id=name, recall=spec.recall)
+        config = SessionConfig(
+            spec.prompt,
+            spec.sampling,
+            FINGERPRINT,
+            session_id=f"edge-{index}",
+            recall=spec.recall,
+            patience=spec.patience,
+            eos_token_ids=spec.eos,
+        )
         self.session = EdgeSession(config, spec.policy(), ngrams)
         self.drafter = spec.drafter()
         self.drafter.memory = memory
@@ -73,6 +83,9 @@ class Edge:
         self.draft_steps = 0
         self.stream = -1
         self.emitted: list[int] = []
+        self.preview: list[int] = []  # what the user sees after it, told apart
+        self.num_previewed = 0
+        self.device_only = False
         self.end: edge_effects.Finished | None = None
 
 
@@ -102,6 +115,8 @@ class World:
             self.at(edge.spec.starts_at, partial(self._start, edge))
         for _ in range(self.spec.losses):
             self.at(self.random.uniform(0.0, 3.0), self._break_some_stream)
+        for start, _ in self.spec.outages:
+            self.at(start, self._break_all_streams)
         events = 0
         while self._heap:
             self.now, _, action = heapq.heappop(self._heap)
@@ -153,6 +168,20 @@ class World:
             case edge_effects.Emit():
                 assert effect.start == len(edge.spec.prompt) + len(edge.emitted)
                 edge.emitted += effect.tokens
+                agreed = edge.preview[: len(effect.tokens)]
+                assert agreed == list(effect.tokens[: len(agreed)]), "a wrong guess was not withdrawn"
+                del edge.preview[: len(effect.tokens)]
+            case edge_effects.Preview():
+                assert effect.start == len(edge.spec.prompt) + len(edge.emitted) + len(edge.preview)
+                assert edge.device_only, "a guess came before the mode was told"
+                edge.preview += effect.tokens
+                edge.num_previewed += len(effect.tokens)
+            case edge_effects.Withdraw():
+                kept = effect.start - len(edge.spec.prompt) - len(edge.emitted)
+                assert edge.preview[kept:] == list(effect.tokens), "what was not shown cannot be withdrawn"
+                del edge.preview[kept:]
+            case edge_effects.ChangeMode():
+                edge.device_only = effect.standing.mode is Mode.DEVICE_ONLY
             case edge_effects.Finished():
                 edge.end = effect
 
@@ -188,6 +217,8 @@ class World:
         edge.stream = self._next_stream
         self._next_stream += 1
         self.streams[edge.stream] = edge
+        if any(start <= self.now < end for start, end in self.spec.outages):
+            self._break(edge.stream, tell_edge=True)
 
     # The network ------------------------------------------------------------------------------------------
 
@@ -220,6 +251,10 @@ class World:
                 self._input(edge, lambda: edge.session.on_stream_lost(error, self.now))
             return
         self._input(edge, lambda: edge.session.on_message(message, self.now))
+
+    def _break_all_streams(self) -> None:
+        for stream in sorted(self.streams):
+            self._break(stream, tell_edge=True)
 
     def _break_some_stream(self) -> None:
         if self.streams:

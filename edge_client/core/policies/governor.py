@@ -21,6 +21,7 @@ class Mode(Enum):
 
     AHEAD = "ahead"  # the device drafts, the verifier decides
     SERVER_ONLY = "server-only"  # the verifier alone
+    DEVICE_ONLY = "device-only"  # the draft alone, and only as a guess: no server is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,10 @@ class Standing:
 
     mode: Mode
     why: str
+
+
+GOES_AHEAD = Standing(Mode.AHEAD, "the draft runs ahead")
+"""Of a policy without a governor, always."""
 
 
 class Governed:
@@ -67,7 +72,7 @@ class Governor:
         mode = Mode.AHEAD if wins else Mode.SERVER_ONLY
         if mode is not self.standing.mode and now - self._since >= SETTLED:
             self.standing = Standing(mode, why(view) if wins else why_not(view, step))
-        return wins and self._is_within_power(now)
+        return wins and self.power_at(now) <= now
 
     def should_look(self, view: GrowthView) -> bool:
         """Whether it is time for a single node, to see whether things have changed."""
@@ -82,14 +87,15 @@ class Governor:
         self._looked_at = view.now
         self._saved -= 1.0
 
-    def _is_within_power(self, now: float) -> bool:
+    def power_at(self, now: float) -> float:
+        """When the power budget lets the next draft step begin, seconds; `now` if it does already."""
         if not self.max_steps_per_second:
-            return True
+            return now
         if self._counted_at is not None:
             earned = (now - self._counted_at) * self.max_steps_per_second
             self._saved = min(STEPS_SAVED, self._saved + earned)
         self._counted_at = now
-        return self._saved >= 1.0
+        return now + max(0.0, 1.0 - self._saved) / self.max_steps_per_second
 
 
 def why(view: GrowthView) -> str:

@@ -324,6 +324,17 @@ def test_a_power_budget_is_kept() -> None:
     assert run(free, make_view(), 5.0, (0.95, 0.03)) > 300
 
 
+def test_a_power_budget_says_when_the_next_step_may_begin() -> None:
+    view, governor = make_view(), Governor(max_steps_per_second=2.0)
+    assert governor.power_at(5.0) == 5.0
+    for _ in range(int(STEPS_SAVED)):
+        governor.began(view)
+    assert governor.power_at(5.0) == 5.5
+    assert governor.power_at(5.25) == 5.5
+    assert governor.power_at(5.5) == 5.5
+    assert Governor().power_at(7.0) == 7.0
+
+
 # Settings -------------------------------------------------------------------------------------------------
 
 

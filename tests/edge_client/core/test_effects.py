@@ -9,7 +9,19 @@ import pytest
 from common.messages import Close
 from common.sampling import SamplingParams
 from edge_client.core.drafter import DraftRow, Reroot
-from edge_client.core.effects import Connect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
+from edge_client.core.effects import (
+    ChangeMode,
+    Connect,
+    Emit,
+    Expand,
+    Finished,
+    MoveTip,
+    Preview,
+    Send,
+    StartDrafter,
+    Withdraw,
+)
+from edge_client.core.policies import Mode, Standing
 
 EFFECTS = (
     StartDrafter((1, 2), 1, SamplingParams()),
@@ -18,6 +30,9 @@ EFFECTS = (
     Connect(),
     Send(Close()),
     Emit(2, (5,), 0),
+    Preview(3, (6,)),
+    Withdraw(3, (6,)),
+    ChangeMode(Standing(Mode.DEVICE_ONLY, "no server")),
     Finished(None),
 )
 

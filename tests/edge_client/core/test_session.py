@@ -37,7 +37,10 @@ OUT_OF_PAPER = LocalError("out of paper")
 
 
 def make(policy: GrowthPolicy | None = None, max_tokens: int = 20, **config: float) -> EdgeSession:
-    settings = SessionConfig(PROMPT, SamplingParams(max_tokens=max_tokens), b"print", session_id="s")
+    """Without the mode `device-only`, whose laws are those of test_offline.py."""
+    settings = SessionConfig(
+        PROMPT, SamplingParams(max_tokens=max_tokens), b"print", session_id="s", patience=None
+    )
     return EdgeSession(replace(settings, **config), policy or OffPolicy())  # type: ignore[arg-type]  # numbers
 
 
@@ -328,7 +331,12 @@ def test_the_pauses_between_reconnects_double_up_to_the_largest() -> None:
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
     session.effects()
     session.on_stream_lost(GONE, 80.0)
-    assert session.effects() == [Finished(None, GONE)]
+    (finished,) = session.effects()
+    assert isinstance(finished, Finished)
+    assert (
+        str(finished.error) == "7 reconnects in a row brought no text; the last failed because the link broke"
+    )
+    assert isinstance(finished.error, UnavailableError)
 
 
 def test_only_text_starts_the_pauses_anew() -> None:
@@ -565,6 +573,8 @@ def test_a_draft_step_may_end_after_the_session() -> None:
         ("first_backoff", 0.0, "backoff 0.0 to 5.0 s"),
         ("first_backoff", 6.0, "backoff 6.0 to 5.0 s"),
         ("max_attempts", -1, "max_attempts is -1"),
+        ("patience", 0.0, "patience is 0.0 s; it must be above 0"),
+        ("max_preview", 0, "max_preview is 0"),
     ],
 )
 def test_a_bad_setting_is_named(field: str, value: float | tuple[int, ...], words: str) -> None:

@@ -1,0 +1,385 @@
+"""Laws of the mode `device-only`: when it begins and ends, what its guess is, and that text stays text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from common.errors import LocalError, UnavailableError
+from common.messages import INITIAL_CREDIT, Commit, Finish, FinishReason, Opened, Propose
+from common.sampling import SamplingParams
+from edge_client.core.drafter import Expansion, Reroot
+from edge_client.core.effects import (
+    ChangeMode,
+    Effect,
+    Emit,
+    Expand,
+    Finished,
+    MoveTip,
+    Preview,
+    Send,
+    Withdraw,
+)
+from edge_client.core.policies import (
+    AdaptivePolicy,
+    AdaptiveSettings,
+    ChainPolicy,
+    GrowthPolicy,
+    Mode,
+    Standing,
+    SyncPolicy,
+    TreePolicy,
+    TreeSettings,
+    make_policy,
+)
+from edge_client.core.policies.governor import STEPS_SAVED
+from edge_client.core.session import EdgeSession, SessionConfig
+
+PROMPT = (7, 8)
+GONE = UnavailableError("the link broke")
+GUESS = "what follows is the draft's own guess and will be replaced"
+
+
+def make(
+    policy: GrowthPolicy | None = None, sampling: SamplingParams | None = None, **config: object
+) -> EdgeSession:
+    settings = SessionConfig(PROMPT, sampling or SamplingParams(max_tokens=20), b"print")
+    return EdgeSession(replace(settings, **config), policy or chain())  # type: ignore[arg-type]  # many types
+
+
+def chain() -> ChainPolicy:
+    return ChainPolicy(cut=0.5, max_depth=2)
+
+
+def lost(policy: GrowthPolicy | None = None, **config: object) -> EdgeSession:
+    """Opened at 0.0 with one draft step under way, the stream lost at 1.0; its effects taken."""
+    session = make(policy, **config)  # type: ignore[arg-type]  # many types
+    session.start(0.0)
+    session.on_message(Opened(1, 32), 0.0)
+    session.on_stream_lost(GONE, 1.0)
+    session.effects()
+    return session
+
+
+def draft(session: EdgeSession, now: float, tokens: Sequence[int] = (5, 6), by: float = 1.0) -> list[Effect]:
+    """Answer the `Expand` under way; the first candidate leads `by` nats."""
+    busy = [node.id for node in session.tree.live.values() if node.busy]
+    scores = tuple(-by * rank for rank in range(len(tokens)))
+    session.on_drafted([Expansion(node, tuple(tokens), scores) for node in busy], now)
+    session.check_integrity()
+    return session.effects()
+
+
+def timer(session: EdgeSession, now: float) -> list[Effect]:
+    assert session.next_timer_at == pytest.approx(now)
+    session.on_timer(session.next_timer_at or now)
+    session.check_integrity()
+    return session.effects()
+
+
+def alone(tokens: Sequence[int] = (5, 6, 4)) -> EdgeSession:
+    """Reconnecting since 1.1 without an answer and device-only since 2.0, `tokens` shown."""
+    session = lost()
+    timer(session, 1.1)
+    draft(session, 1.2, tokens[:1])
+    draft(session, 1.3, tokens[1:2])
+    timer(session, 2.0)
+    for number, token in enumerate(tokens[2:]):
+        draft(session, 2.1 + 0.1 * number, (token,))
+    assert preview(session) == list(tokens)
+    return session
+
+
+def kinds(effects: list[Effect]) -> list[type]:
+    return [type(effect) for effect in unsent(effects)]
+
+
+def preview(session: EdgeSession) -> list[int]:
+    return list(session.preview)
+
+
+def unsent(effects: list[Effect]) -> list[Effect]:
+    """All but what goes to a stream that does not answer."""
+    return [effect for effect in effects if not isinstance(effect, Send)]
+
+
+# When it begins ---------------------------------------------------------------------------------------
+
+
+def test_a_second_without_a_server_shows_what_was_drafted_and_drafts_on() -> None:
+    session = lost()
+    draft(session, 1.05)
+    assert Preview not in kinds(timer(session, 1.1))
+    draft(session, 1.2)
+    effects = timer(session, 2.0)
+    standing = Standing(Mode.DEVICE_ONLY, f"the verifier has not answered for 1.0 s: {GUESS}")
+    assert effects[:2] == [ChangeMode(standing), Preview(2, (5, 5))]
+    assert kinds(effects[2:]) == [Expand]
+    assert draft(session, 2.3)[0] == Preview(4, (5,))
+
+
+def test_the_time_alone_counts_from_the_loss_and_not_from_each_attempt() -> None:
+    session = lost()
+    draft(session, 1.05)
+    for now in (1.1, 1.5):
+        session.on_timer(now)
+        session.on_stream_lost(GONE, now + 0.2)
+    assert session.next_timer_at == pytest.approx(2.0)
+
+
+def test_a_verifier_that_never_was_there_is_waited_for_as_long() -> None:
+    session = make()
+    session.start(3.0)
+    draft(session, 3.5)
+    effects = timer(session, 4.0)
+    assert effects[0] == ChangeMode(
+        Standing(Mode.DEVICE_ONLY, f"the verifier has not answered for 1.0 s: {GUESS}")
+    )
+
+
+@pytest.mark.parametrize("patience", [0.25, 4.0, None])
+def test_patience_is_a_setting(patience: float | None) -> None:
+    session = lost(patience=patience)
+    session.on_timer(1.1)
+    due = None if patience is None else 1.0 + patience
+    assert session.next_timer_at == due
+
+
+def test_an_open_stream_is_a_server_however_long_it_is_silent() -> None:
+    session = make()
+    session.start(0.0)
+    session.on_message(Opened(1, 32), 0.9)
+    assert session.next_timer_at is None
+    assert Preview not in kinds(draft(session, 60.0))
+
+
+def test_without_a_drafter_nobody_writes() -> None:
+    session = lost()
+    session.on_drafter_failed(LocalError("the model is gone"), 1.05)
+    session.on_timer(1.1)
+    assert session.next_timer_at is None
+    assert session.effects()[2:] == []
+
+
+def test_a_mode_without_anything_to_show_is_not_told() -> None:
+    session = lost()
+    timer(session, 1.1)
+    draft(session, 1.2, ())
+    assert timer(session, 2.0) == []
+    assert session.next_timer_at is None
+
+
+# What it shows ----------------------------------------------------------------------------------------
+
+
+def test_the_guess_is_the_drafts_first_choice_though_the_policy_left_it_out() -> None:
+    session = lost(AdaptivePolicy(AdaptiveSettings(cut=0.5)))
+    timer(session, 1.1)
+    draft(session, 1.2, (5, 6, 4), by=0.1)  # none is worth 0.5
+    assert session.tree.num_speculative == 0
+    assert timer(session, 2.0)[1] == Preview(2, (5,))
+    assert [node.token for node in session.tree.speculative()] == [5]
+
+
+def test_it_goes_deep_and_not_wide_and_takes_no_heed_of_the_cut() -> None:
+    session = lost(TreePolicy(TreeSettings(width=4, max_children=2, cut=0.4)))
+    session.on_timer(1.1)
+    draft(session, 1.2, by=0.1)
+    draft(session, 1.3, by=0.1)
+    effects = timer(session, 2.0)
+    for place in range(10):
+        (expand,) = [effect for effect in effects if isinstance(effect, Expand)]
+        assert len(expand.rows) == 1
+        effects = draft(session, 2.1 + place, by=0.1)
+        assert effects[0] == Preview(4 + place, (5,))
+
+
+def test_it_ends_where_the_text_must() -> None:
+    session = lost(sampling=SamplingParams(max_tokens=4))
+    timer(session, 1.1)
+    for now in (1.2, 1.3):
+        draft(session, now)
+    timer(session, 2.0)
+    assert kinds(draft(session, 2.1)) == [Preview, Expand]
+    assert unsent(draft(session, 2.2)) == [Preview(5, (5,))]
+    assert session.next_timer_at is None
+
+
+@pytest.mark.parametrize(
+    ("sampling", "eos"),
+    [
+        (SamplingParams(stop_token_ids=(5,)), ()),
+        (SamplingParams(), (5,)),
+        (SamplingParams(stop_token_ids=(5,), ignore_eos=True), (6,)),
+    ],
+)
+def test_it_ends_at_an_end_token(sampling: SamplingParams, eos: tuple[int, ...]) -> None:
+    session = lost(sampling=sampling, eos_token_ids=eos)
+    timer(session, 1.1)
+    draft(session, 1.2, (6,) if eos == (6,) else (4,))
+    draft(session, 1.3, (5,))
+    assert kinds(timer(session, 2.0)) == [ChangeMode, Preview]
+
+
+def test_an_end_token_of_the_prompt_ends_nothing() -> None:
+    session = lost(eos_token_ids=PROMPT)
+    timer(session, 1.1)
+    draft(session, 1.2)
+    assert preview(session) == []
+    timer(session, 2.0)
+    assert preview(session) == [5]
+
+
+def test_it_has_a_greatest_length() -> None:
+    session = lost(max_preview=3)
+    timer(session, 1.1)
+    draft(session, 1.2)
+    timer(session, 2.0)
+    draft(session, 2.1)
+    assert unsent(draft(session, 2.2)) == [Preview(4, (5,))]
+    assert session.tree.num_speculative == 3
+
+
+def test_the_power_budget_holds_and_a_timer_says_when_it_goes_on() -> None:
+    session = lost(make_policy("adaptive:max_steps_per_second=2"), sampling=SamplingParams())
+    session.on_timer(2.0)
+    steps, now = 0, 2.0
+    while now < 12.0:
+        if any(node.busy for node in session.tree.live.values()):
+            steps += 1
+            now += 0.01
+            draft(session, now)
+        else:
+            assert session.next_timer_at is not None
+            assert session.next_timer_at > now
+            now = session.next_timer_at
+            session.on_timer(now)
+    assert len(session.preview) == steps == 20 + STEPS_SAVED
+
+
+# When it ends -----------------------------------------------------------------------------------------
+
+
+def test_only_a_commit_ends_it() -> None:
+    session = alone()
+    session.on_message(Opened(1, 32), 3.0)
+    assert ChangeMode not in kinds(session.effects())
+    assert kinds(draft(session, 3.1))[0] is Preview
+    session.on_stream_lost(GONE, 3.2)
+    timer(session, 3.4)
+    session.on_message(Opened(1, 32), 3.5)
+    session.effects()
+    session.on_message(Commit(2, (5,)), 4.0)
+    assert session.effects()[:3] == [
+        MoveTip(Reroot(((2, 5),), ())),
+        Emit(2, (5,), 0),
+        ChangeMode(Standing(Mode.AHEAD, "the verifier writes again after 3.0 s; the draft runs ahead")),
+    ]
+
+
+def test_what_the_target_confirms_is_emitted_and_the_rest_of_the_guess_stays() -> None:
+    session = alone((5, 6, 4))
+    session.on_message(Opened(1, 32), 3.0)
+    session.effects()
+    session.on_message(Commit(2, (5, 6)), 3.1)
+    effects = session.effects()
+    assert Withdraw not in kinds(effects)
+    assert Emit(2, (5, 6), 0) in effects
+    assert preview(session) == [4]
+    assert session.text == (5, 6)
+
+
+def test_what_the_target_refutes_is_withdrawn_before_its_own_text_comes() -> None:
+    session = alone((5, 6, 4))
+    session.on_message(Opened(1, 32), 3.0)
+    session.effects()
+    session.on_message(Commit(2, (5, 9), 0b10), 3.1)
+    effects = session.effects()
+    assert effects[0] == Withdraw(3, (6, 4))
+    assert kinds(effects[1:3]) == [MoveTip, Emit]
+    assert preview(session) == []
+    session.check_integrity()
+
+
+def test_a_commit_beyond_the_guess_withdraws_nothing() -> None:
+    session = alone((5, 6))
+    session.on_message(Opened(1, 32), 3.0)
+    session.effects()
+    session.on_message(Commit(2, (5, 6, 9), 0b100), 3.1)
+    assert Withdraw not in kinds(session.effects())
+    assert preview(session) == []
+
+
+def test_a_text_that_ends_before_its_guess_takes_the_rest_back() -> None:
+    session = alone((5, 6, 4))
+    session.on_message(Opened(1, 32), 3.0)
+    session.on_message(Commit(2, (5,)), 3.1)
+    session.effects()
+    session.on_message(Finish(FinishReason.STOP, 2), 3.1)
+    assert session.effects() == [Withdraw(3, (6, 4)), Finished(FinishReason.STOP)]
+
+
+def test_a_second_outage_goes_on_where_the_guess_stands() -> None:
+    session = alone((5, 6, 4))
+    session.on_message(Opened(1, 32), 3.0)
+    session.on_message(Commit(2, (5,)), 3.1)
+    session.on_stream_lost(GONE, 4.0)
+    session.effects()
+    assert preview(session) == [6, 4]
+    timer(session, 4.1)
+    effects = timer(session, 5.0)
+    assert ChangeMode not in kinds(effects), "nothing new is shown yet"
+    assert draft(session, 5.1, (3,))[1] == Preview(5, (3,))
+    assert preview(session) == [6, 4, 3]
+
+
+# Afterwards -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "tree", "chain", "sync:4"])
+def test_a_guess_that_is_right_becomes_text_as_fast_as_it_can_be_sent(policy: str) -> None:
+    """A verifier that agrees takes what the policy sends, and a token more; alone it takes 60 turns."""
+    session = lost(make_policy(policy), sampling=SamplingParams(max_tokens=60))
+    timer(session, 1.1)
+    for place in range(60):
+        session.on_timer(2.0)
+        draft(session, 2.0 + 0.01 * place, by=9.0)
+    session.on_timer(2.6)
+    assert preview(session) == [5] * 60
+    session.on_stream_lost(GONE, 3.0)
+    session.on_timer(4.0)
+    assert session.view.num_sent <= INITIAL_CREDIT
+    session.on_message(Opened(1, 8), 4.1)
+    taken = 0
+    while (tip := session.tree.tip_position) < 61:
+        accepted = min(session.view.num_sent + 1, 61 - tip)
+        session.on_message(Commit(tip + 1, (5,) * accepted, compute_us=30_000), 4.2 + taken * 0.1)
+        session.check_integrity()
+        taken += 1
+    assert taken == 4, "32 nodes before Opened tells the credit, then 8 a turn"
+    assert Withdraw not in kinds(session.effects())
+
+
+def test_reconnecting_in_vain_ends_with_the_guess_told_apart() -> None:
+    session = alone((5, 6, 4))
+    for _ in range(7):
+        session.on_stream_lost(GONE, session.next_timer_at or 3.0)
+        assert session.next_timer_at is not None
+        session.on_timer(session.next_timer_at)
+    session.effects()
+    session.on_stream_lost(GONE, 60.0)
+    (finished,) = session.effects()
+    assert isinstance(finished, Finished)
+    assert "8 reconnects in a row brought no text" in str(finished.error)
+    assert (session.text, preview(session)) == ((), [5, 6, 4])
+
+
+def test_without_fill_a_server_that_is_back_is_asked_for_a_step_when_the_guess_has_ended() -> None:
+    session = lost(SyncPolicy(4), sampling=SamplingParams(max_tokens=9, stop_token_ids=(6,)))
+    timer(session, 1.1)
+    draft(session, 1.2, (5,))
+    timer(session, 2.0)
+    effects = draft(session, 2.1, (6,))  # two tokens are no block of four, and nothing follows an end
+    assert [e.message for e in effects if isinstance(e, Send)] == [Propose()]
