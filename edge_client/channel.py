@@ -51,6 +51,7 @@ class Stream:
 
     def abandon(self) -> None:
         """Cut it; nothing more is called."""
+        self._outgoing.put_nowait(None)  # else gRPC's sender would wait for the next message for ever
         self._reader.cancel()
         self._call.cancel()
 
