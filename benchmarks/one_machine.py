@@ -16,12 +16,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All temperatures, one after the other, on one rig and one set of loaded models."""
     texts = texts_from(options.prompts) if options.prompts else bundled_prompts(options.num_prompts)
     settings = RigSettings(options.target, options.draft, rtt_ms=0.0, step_floor_ms=options.step_floor)
+    machine = Machine()
     with ThreadPoolExecutor(1, "rivals") as thread, ExitStack() as stack:
         loop = asyncio.get_running_loop()
         jobs, rivals = await loop.run_in_executor(thread, load, options, texts, stack)
@@ -109,7 +112,27 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     hidden = ("json", "target", "draft", "target_gguf", "draft_folder", "prompts", "lookahead")
     shown = {key: value for key, value in vars(options).items() if key not in hidden}
     tried = [str(each) for each in options.lookahead]
-    return {"settings": {**shown, "prompts": len(texts), "lookahead": tried}, "results": results}
+    settled = {**shown, "prompts": len(texts), "lookahead": tried}
+    return {"settings": settled, "machine": machine.told(), "results": results}
+
+
+class Machine:
+    """What the figures depend on beyond the settings. Other work on the machine shows in the load."""
+
+    def __init__(self) -> None:
+        self._load_before = _load_average()
+
+    def told(self) -> dict[str, Any]:
+        """JSON, with the load averages of the minute before the run and of its last minute."""
+        return {
+            "processors": os.cpu_count(),
+            "load_average": [self._load_before, _load_average()],
+            **{name: version(name) for name in ("torch", "transformers", "llama-cpp-python")},
+        }
+
+
+def _load_average() -> float | None:
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None  # Windows has none
 
 
 def load(
@@ -182,11 +205,14 @@ async def contest(field: Sequence[Contestant], jobs: Sequence[Job], temperature:
         await contestant.write(replace(jobs[0], max_tokens=8))  # caches are warm now
     for number, job in enumerate(jobs, 1):
         for contestant in field:
-            what = f"{contestant.name} {contestant.variant}".strip()
-            print(f"… temperature {temperature:g}, prompt {number} of {len(jobs)}: {what}", file=sys.stderr)
+            _note(f"temperature {temperature:g}, prompt {number} of {len(jobs)}: {contestant.name}")
             run = await contestant.write(replace(job, temperature=temperature))
             runs.setdefault(contestant.name, {}).setdefault(contestant.variant, []).append(run)
     return {"temperature": temperature, "contestants": standings(runs, temperature)}
+
+
+def _note(text: str) -> None:
+    print(f"… {text}", file=sys.stderr, flush=True)
 
 
 def standings(runs: dict[str, dict[str, list[Run]]], temperature: float) -> dict[str, dict[str, Any]]:
