@@ -33,7 +33,8 @@ from common.errors import ForerunError, UserError
 from common.figures import as_json, figures, pace, rounded
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
-from forerun.options import bundled_prompts, texts_from
+from forerun.options import bundled_texts
+from forerun.prompts import read_prompts, some_of
 from forerun.rig import Rig, RigSettings
 
 BASELINE = "transformers"
@@ -67,8 +68,13 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="MS",
         help="least time of a target step (%(default)s)",
     )
-    option("--num-prompts", type=int, default=4, metavar="N", help="bundled prompts (%(default)s)")
-    option("--prompts", metavar="FILE", help="other prompts: a JSON list, or JSON lines with a `prompt` each")
+    option("--num-prompts", type=int, default=4, metavar="N", help="the first so many (%(default)s)")
+    option(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="a JSON list of texts, or JSON lines with `prompt`, instead of the bundled ones",
+    )
     option("--max-tokens", type=int, default=64, metavar="N", help="of each text (%(default)s)")
     option(
         "--lookahead",
@@ -100,7 +106,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All temperatures, one after the other, on one rig and one set of loaded models."""
-    texts = texts_from(options.prompts) if options.prompts else bundled_prompts(options.num_prompts)
+    given = read_prompts(options.prompts) if options.prompts else bundled_texts()
+    texts = some_of(given, 0, options.num_prompts)
     settings = RigSettings(options.target, options.draft, rtt_ms=0.0, step_floor_ms=options.step_floor)
     machine = Machine()
     with ThreadPoolExecutor(1, "rivals") as thread, ExitStack() as stack:

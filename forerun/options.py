@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import demo_models
 from common.errors import UserError
@@ -106,37 +105,6 @@ def bundled_prompts(count: int) -> list[str]:
     if not 1 <= count <= len(texts):
         raise UserError(f"--num-prompts is {count}; there are {len(texts)} bundled prompts")
     return texts[:count]
-
-
-def texts_from(path: str | Path) -> list[str]:
-    """Prompts of a file: a JSON list of texts or of objects, or one JSON object a line, as HumanEval has it.
-
-    An object's text is its "prompt", else its "text". Raises `UserError` for anything else.
-    """
-    try:
-        content = Path(path).read_text(encoding="utf-8")
-        entries = json.loads(content) if content.lstrip().startswith("[") else _json_lines(content)
-        texts = [_text_of(entry) for entry in entries]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(
-            f"no prompts can be read from {path} ({error}); "
-            'give a JSON list of texts, or JSON lines with a "prompt" each'
-        ) from error
-    if not texts:
-        raise UserError(f"{path} holds no prompts")
-    return texts
-
-
-def _json_lines(content: str) -> list[Any]:
-    return [json.loads(line) for line in content.splitlines() if line.strip()]
-
-
-def _text_of(entry: Any) -> str:
-    """Raises `LookupError`, `TypeError` or `ValueError` for what is no prompt."""
-    text = entry if isinstance(entry, str) else entry["prompt" if "prompt" in entry else "text"]
-    if not (isinstance(text, str) and text):
-        raise ValueError("a prompt is empty or no text")
-    return text
 
 
 def ms(value: str) -> float:
