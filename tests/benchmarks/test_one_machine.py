@@ -111,8 +111,8 @@ def test_room_is_left_for_a_draft_beyond_the_longest_text() -> None:
         (["--target", "nowhere"], "nowhere does not exist"),
         (["--lookahead", "0"], "a draft length is 0"),
         (["--temperature", "-1"], "temperature"),
-        (["--prompts", "nowhere.json"], "no prompts can be read from nowhere.json"),
-        (["--num-prompts", "99"], "--num-prompts is 99"),
+        (["--prompts", "nowhere.json"], "the file of prompts nowhere.json cannot be read"),
+        (["--num-prompts", "99"], "there are 8 prompts; 99 of them"),
         (["--policy", "none"], "none"),
     ],
 )
