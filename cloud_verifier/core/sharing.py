@@ -17,7 +17,7 @@ from common.tree import Node
 
 FIRST_ROW_TIME = 0.01  # seconds; a row counts as dear until steps of several widths have told what it costs
 LEAST_TRUST = 1e-6  # one that was never right; only bounds a logarithm
-MOST_SAVED = 4.0  # tokens; what was won long ago does not excuse a slow spell now
+MOST_SAVED = 16.0  # tokens; what was won long ago does not excuse a slow spell now
 
 
 class Outcome(NamedTuple):
