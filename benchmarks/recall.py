@@ -6,8 +6,8 @@
     python -m benchmarks.recall real                       # the whole system on this machine
 
 `real` has two rigs side by side, the one's verifier guesses and the other's does not; every text is written
-in all ways one after the other. Greedy, the small bundled target repeats itself a lot, as small models do; at a
-temperature of 0.8 it hardly does.
+in all ways one after the other. Greedy, the small bundled target repeats itself a lot, as small models do; at
+a temperature of 0.8 it hardly does.
 """
 
 from __future__ import annotations
