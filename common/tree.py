@@ -26,13 +26,13 @@ class Node:
     parent: int | None  # None: the tree began here
     token: int
     position: int  # counted from the prompt's first token
-    logprob: float  # nats; chance that it is right if its parent is, as the edge sees it
+    logprob: float  # nats; chance that it is right if its parent is, as the drafter that knows most sees it
     path_logprob: float  # nats; sum over its path since the tree's last server-made tip
     children: dict[int, int] = field(default_factory=dict)  # token -> node id
     evaluated: bool = False
     busy: bool = False
     choice: int | None = None
-    wire_id: int = 0  # its number on the current stream; 0 = not sent
+    wire_id: int = 0  # its number on the current stream; 0 = not sent (on the verifier: not the edge's)
     committed: bool = False  # it is, or was, the tip
 
 
@@ -104,13 +104,14 @@ class SpeculationTree:
         return len(self.live) - 1
 
     def grow(self, parent: Node, token: int, logprob: float) -> Node:
-        """Attach `token` below a live node; a child that already holds the token is returned instead."""
+        """Attach `token` below a live node; a child that already holds the token is returned instead, with
+        the better of both promises: two drafters may find the same node, and one of them knows more."""
         if parent.id not in self.live:
             raise LocalError(f"node {parent.id} is not live and cannot get a child")
         existing = parent.children.get(token)
         if existing is not None:
             self.counts.merged += 1
-            return self.live[existing]
+            return self._promise(self.live[existing], logprob)
         path_logprob = parent.path_logprob + logprob
         new = self._next_id
         self._next_id += 1
@@ -189,6 +190,15 @@ class SpeculationTree:
                 raise LocalError(f"node {child_id} below node {node.id} is not live")
             if (child.parent, child.token, child.position) != (node.id, token, node.position + 1):
                 raise LocalError(f"{child} does not fit below {node}")
+
+    def _promise(self, node: Node, logprob: float) -> Node:
+        """Weigh a node and what hangs below it anew, if this promise is better than its own."""
+        gain = logprob - node.logprob
+        if gain > 0:
+            node.logprob = logprob
+            for below in self.subtree(node):
+                below.path_logprob += gain
+        return node
 
     def _attach_committed(self, position: int, token: int, logprob: float) -> Place:
         if position > self.tip_position or position < 0:

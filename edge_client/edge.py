@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from common.errors import Code, UnavailableError, UserError
 from common.messages import FinishReason
+from common.recall import NgramTable
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.alone import DeviceGeneration
@@ -28,6 +29,8 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     policy: GrowthPolicy
+    recall: bool = False  # also propose what the text repeats, of itself and of this edge's texts before
+    drafting: bool = True  # run the draft model
 
 
 class TextDecoder:
@@ -57,16 +60,24 @@ class Edge:
     differing token if the draft's tokenizer is not the target's. If nobody answers it raises
     `UnavailableError`; with `preview`, by which sessions show the draft's own guess while no server is there,
     it begins nevertheless (`greeting` says so), and the verifier itself refuses a wrong tokenizer later.
+    `ngrams` entries of its texts are remembered for those after them: a device has one user.
     """
 
     def __init__(
-        self, runtime: LlamaRuntime, address: str, *, check: bool = True, preview: bool = True
+        self,
+        runtime: LlamaRuntime,
+        address: str,
+        *,
+        check: bool = True,
+        preview: bool = True,
+        ngrams: int = 0,
     ) -> None:
         self.runtime = runtime
         self.vocabulary = Vocabulary(runtime.token_table())
         self._drafts = DraftWorker(LlamaDrafter(runtime))
         self._channel = VerifierChannel(address)
         self._check = check
+        self._ngrams = NgramTable(ngrams) if ngrams else None
         self._numbers = itertools.count(1)
         self.max_positions = 0  # 0: not known, the verifier was not there
         self.greeting = ""  # what a user should know before the first generation
@@ -88,17 +99,18 @@ class Edge:
 
     def generation(self, request: Request) -> Generation:
         """A new generation; iterate over it. One at a time: the draft model serves one session."""
-        drafts = None if request.policy.name == "off" else self._drafts
+        drafts = self._drafts if request.drafting and request.policy.name != "off" else None
         config = SessionConfig(
             prompt=request.prompt,
             sampling=request.sampling,
             fingerprint=self.vocabulary.fingerprint,
             session_id=f"edge-{next(self._numbers)}",
+            recall=request.recall,
             eos_token_ids=self._eos,
         )
         if drafts is None or not self._preview:
             config = replace(config, patience=None)
-        return Generation(EdgeSession(config, request.policy), self._channel, drafts)
+        return Generation(EdgeSession(config, request.policy, self._ngrams), self._channel, drafts)
 
     def alone(self, prompt: Sequence[int], sampling: SamplingParams) -> DeviceGeneration:
         """A text by the draft model alone; iterate over it. One at a time, as `generation`."""

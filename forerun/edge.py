@@ -32,7 +32,7 @@ Writes one completion: drafts on this device, lets the verifier decide, shows th
 PIPE = """\
 Serves requests one after the other: one JSON object a line on standard input, JSON events on standard output.
 
-  request: {"prompt": "text", "policy": "adaptive",
+  request: {"prompt": "text", "policy": "adaptive", "recall": true,
             "sampling": {"max_tokens": 64, "temperature": 0.8, "seed": 1}}
   events:  {"event": "ready"}, then for each request {"event": "text", "text": ..., "drafted": true}, ... and
            {"event": "done", "tokens": [...], "arrivals_ms": [...], ...}, or {"event": "error", ...}
@@ -75,6 +75,26 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
     option(
         "--draft", required=True, metavar="PATH", help="GGUF file, or hf://organisation/repository/file.gguf"
     )
+    option(
+        "--recall",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="propose also what a text repeats of itself (%(default)s)",
+    )
+    option(
+        "--ngrams",
+        type=int,
+        default=65536,
+        metavar="N",
+        help="with --recall guess also from a table of N entries of all texts of this program; 0 = none "
+        "(%(default)s)",
+    )
+    option(
+        "--drafting",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run the draft model; without it --recall alone proposes (%(default)s)",
+    )
     option("--threads", type=int, default=0, metavar="N", help="of the draft model; 0 = one per core")
     option("--gpu-layers", type=int, default=0, metavar="N", help="draft layers on an accelerator; -1 = all")
     option("--context", type=int, default=4096, metavar="N", help="tokens of KV on the device (%(default)s)")
@@ -100,7 +120,9 @@ async def _complete(options: argparse.Namespace) -> int:
 
         if edge.greeting:
             note(edge.greeting)
-        generation = edge.generation(Request(edge.tokenize(prompt), sampling, policy))
+        generation = edge.generation(
+            Request(edge.tokenize(prompt), sampling, policy, options.recall, options.drafting)
+        )
         if not options.json:
             print(painter.dim(painter.legend + painter.guess_legend), file=sys.stderr)
         listener = None if options.json else on_standard_output(painter)
@@ -154,13 +176,13 @@ async def _pipe(options: argparse.Namespace) -> int:
         threading.Thread(target=read_lines, name="stdin", daemon=True).start()
         while line := await lines.get():
             try:
-                await _serve_line(edge, line)
+                await _serve_line(edge, line, options)
             except ForerunError as error:
                 event("error", message=str(error), code=error.code.value)
     return 0
 
 
-async def _serve_line(edge: Edge, line: str) -> None:
+async def _serve_line(edge: Edge, line: str, options: argparse.Namespace) -> None:
     from edge_client.edge import Request
 
     try:
@@ -169,12 +191,13 @@ async def _serve_line(edge: Edge, line: str) -> None:
         prompt = edge.tokenize(asked["prompt"])
         name = asked.get("policy", "adaptive")
         policy = None if name == DEVICE else make_policy(name)
+        recall, drafting = (bool(asked.get(key, getattr(options, key))) for key in ("recall", "drafting"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"this request is not understood ({error}): {line.strip()[:200]}") from error
     if policy is None:
         event("done", **await run_alone(edge, edge.alone(prompt, sampling), Events()))
         return
-    generation = edge.generation(Request(prompt, sampling, policy))
+    generation = edge.generation(Request(prompt, sampling, policy, recall, drafting))
     record, failure = await run_generation(edge, generation, Events())
     if failure is None:
         event("done", **record)
@@ -262,4 +285,5 @@ def _open_edge(options: argparse.Namespace) -> Edge:
     settings = LlamaSettings(
         path=options.draft, n_ctx=options.context, threads=options.threads, gpu_layers=options.gpu_layers
     )
-    return Edge(LlamaRuntime(settings), options.verifier, preview=options.offline == "preview")
+    runtime, preview = LlamaRuntime(settings), options.offline == "preview"
+    return Edge(runtime, options.verifier, preview=preview, ngrams=options.ngrams)

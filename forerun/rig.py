@@ -32,6 +32,8 @@ class RigSettings:
     bandwidth_kbps: float = 0.0  # KB/s each way; 0 = unlimited
     step_floor_ms: float = 0.0
     link_seed: int = 1
+    recall: bool = False  # on the verifier; the edge is told with each request
+    ngrams: int = 0  # of the edge: with more than none a text depends on those before it
     pin: bool = True  # drafter and verifier to a core each, where there are two
 
 
@@ -115,12 +117,14 @@ class Rig:
         return self._link
 
     async def events(
-        self, prompt: str, policy: str, sampling: dict[str, Any]
+        self, prompt: str, policy: str, sampling: dict[str, Any], **switches: bool
     ) -> AsyncIterator[dict[str, Any]]:
-        """Run one completion on the edge; its events, the last of which is `done`. Raises `LocalError` for
-        a request the edge refused."""
+        """Run one completion on the edge; its events, the last of which is `done`. `switches` are
+        `recall` and `drafting`, as `forerun edge pipe` has them. Raises `LocalError` for a request that the
+        edge refused."""
         assert self._edge is not None, "entered before"
-        await self._edge.write({"prompt": prompt, "policy": policy, "sampling": sampling})
+        request = {"prompt": prompt, "policy": policy, "sampling": sampling, **switches}
+        await self._edge.write(request)
         while True:
             event = await self._edge.read()
             if event["event"] == "error":
@@ -129,10 +133,12 @@ class Rig:
             if event["event"] == "done":
                 return
 
-    async def complete(self, prompt: str, policy: str, sampling: dict[str, Any]) -> dict[str, Any]:
+    async def complete(
+        self, prompt: str, policy: str, sampling: dict[str, Any], **switches: bool
+    ) -> dict[str, Any]:
         """Run one completion; its `done` event, with the bytes that crossed the link meanwhile."""
         before = self.link.counters
-        *_, event = [event async for event in self.events(prompt, policy, sampling)]
+        *_, event = [event async for event in self.events(prompt, policy, sampling, **switches)]
         after = self.link.counters
         event["link_bytes_up"] = after.upstream.num_bytes - before.upstream.num_bytes
         event["link_bytes_down"] = after.downstream.num_bytes - before.downstream.num_bytes
@@ -154,11 +160,12 @@ class Rig:
         settings = self.settings
         floor = ["--step-floor", str(settings.step_floor_ms)] if settings.step_floor_ms else []
         common = ["verify", "--model", settings.target, "--listen", "127.0.0.1:0", "--json", "--threads", "1"]
-        return [*common, "--grace", "0", *floor, *self._core(1)]
+        recall = ["--recall" if settings.recall else "--no-recall"]
+        return [*common, "--grace", "0", *floor, *recall, *self._core(1)]
 
     def _edge_arguments(self, address: str) -> list[str]:
         common = ["edge", "pipe", "--verifier", address, "--draft", self.settings.draft, "--threads", "1"]
-        return [*common, *self._core(0)]
+        return [*common, "--ngrams", str(self.settings.ngrams), *self._core(0)]
 
     def _core(self, index: int) -> list[str]:
         """A core of its own for each part, if the machine has them."""

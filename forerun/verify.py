@@ -61,6 +61,20 @@ def add_parser(commands: Any) -> None:
         "--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens in one step (%(default)s)"
     )
     option(
+        "--recall",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="guess what a text repeats of itself and evaluate that, too (%(default)s)",
+    )
+    option(
+        "--shared-ngrams",
+        type=int,
+        default=0,
+        metavar="N",
+        help="guess also from a table of N entries of all sessions' texts; only among users who may know of "
+        "each other's texts: the pace tells (%(default)s)",
+    )
+    option(
         "--step-floor",
         type=ms,
         default=0.0,
@@ -135,6 +149,8 @@ def _scheduler(info: Any, options: argparse.Namespace) -> Any:
         max_nodes_per_session=options.max_nodes,
         max_slowdown=options.max_slowdown,
         prefill_chunk=options.prefill_chunk,
+        recall=options.recall,
+        shared_ngrams=options.shared_ngrams,
     )
     return VerifyScheduler(info, config)
 

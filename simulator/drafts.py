@@ -17,7 +17,9 @@ from simulator.knowledge import (
     NUM_CANDIDATES,
     BetaKnowledge,
     Candidates,
+    Knowledge,
     ReplayedKnowledge,
+    Unlike,
     token_of,
 )
 from simulator.recordings import Recording
@@ -53,17 +55,28 @@ class BetaDraft:
         """Of a session with these draws, whichever of the world's sessions it is."""
         return BetaKnowledge(self.mean, self.k, draws)
 
+    def read(self, draws: Draws, place: int = 0, first: int = 0) -> Knowledge:
+        """The same for those who look things up in the text."""
+        return Unlike(self.session(draws, place, first), draws)
+
 
 class Replay:
     """What happened, position by position, over texts one after the other; behind the last the first follows.
 
     `name` and a digest of the contents stand for it in `repr`. `candidates` and `truths` are level with each
-    other; `starts` is where each text begins in them.
+    other; `starts` is where each text begins in them. `written` are the same two with the ids that were
+    recorded in place of ranks, if there are any.
     """
 
-    def __init__(self, name: str, texts: Sequence[Sequence[tuple[tuple[float, ...], int | None]]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        texts: Sequence[Sequence[tuple[tuple[float, ...], int | None]]],
+        written: tuple[list[Candidates], list[int]] | None = None,
+    ) -> None:
         """`texts`: of each position the scores of the candidates in nats, best first, and the target's rank
         among them, from 1, or None. No text is empty. Candidates beyond `NUM_CANDIDATES` are dropped."""
+        self.written = written
         positions = [position for text in texts for position in text]
         self.name = name
         self.candidates: list[Candidates] = [
@@ -110,6 +123,14 @@ class ReplayedDraft:
         shift = replay.starts[place % len(replay.starts)] - first
         return ReplayedKnowledge(replay.truths, replay.candidates, shift, draws)
 
+    def read(self, draws: Draws, place: int = 0, first: int = 0) -> Knowledge:
+        """The same for those who look things up in the text: as it was written, if that was recorded."""
+        replay = self.replay
+        if replay.written is None:
+            return Unlike(self.session(draws, place, first), draws)
+        candidates, tokens = replay.written
+        return ReplayedKnowledge(tokens, candidates, replay.starts[place % len(replay.starts)] - first, draws)
+
 
 Draft = BetaDraft | ReplayedDraft
 
@@ -117,7 +138,13 @@ Draft = BetaDraft | ReplayedDraft
 def recorded_draft(name: str, recording: Recording) -> ReplayedDraft:
     """A recording's. Its scores are a real draft's, so a session begins with the product's own belief."""
     texts = [list(zip(text.scores, text.ranks, strict=True)) for text in recording.texts]
-    return ReplayedDraft(Replay(name, texts))
+    candidates: list[Candidates] = [
+        (ids[:NUM_CANDIDATES], scores[:NUM_CANDIDATES])
+        for text in recording.texts
+        for ids, scores in zip(text.candidates, text.scores, strict=True)
+    ]
+    tokens = [token for text in recording.texts for token in text.tokens]
+    return ReplayedDraft(Replay(name, texts, (candidates, tokens)))
 
 
 def logged_draft(name: str, lengths: Sequence[Sequence[int]]) -> ReplayedDraft:

@@ -27,6 +27,7 @@ class Stream(IntEnum):
     LOSS_DOWN = 7
     ARRIVAL = 8
     HANDOVER = 9
+    KIND = 10
 
 
 class Draws:

@@ -76,6 +76,12 @@ class Experiment:
 Field = tuple[str, type, float]
 """Where a key goes, what it holds, and how many of its units make one of ours."""
 
+KINDS: dict[type, tuple[tuple[type, ...], str]] = {
+    float: ((int, float), "a number"),
+    int: ((int,), "a whole number"),
+    bool: ((bool,), "true or false"),
+}
+
 LINK: dict[str, Field] = {
     "rtt_ms": ("rtt", float, MS),
     "jitter_ms": ("jitter", float, MS),
@@ -88,6 +94,7 @@ DEVICE: dict[str, Field] = {
     "draft_ms": ("draft_time", float, MS),
     "draft_ms_per_node": ("draft_time_per_node", float, MS),
     "max_draft_steps_per_s": ("max_draft_steps_per_second", float, 1.0),
+    "recall": ("recall", bool, 1.0),
 }
 VERIFIER: dict[str, Field] = {
     "step_ms": ("step_time", float, MS),
@@ -97,6 +104,7 @@ VERIFIER: dict[str, Field] = {
     "max_rows": ("max_rows", int, 1),
     "max_slowdown": ("max_slowdown", float, 1.0),
     "replicas": ("replicas", int, 1),
+    "recall": ("recall", bool, 1.0),
 }
 DRAFT_TIME, STEP_TIME = ("draft_time", "draft_time_per_node"), ("step_time", "step_time_per_node")
 SERVER_DRAFT = {key: DEVICE[key] for key in ("draft_ms", "draft_ms_per_node")}
@@ -194,9 +202,8 @@ def _fields(prefix: str, table: Mapping[str, Any], known: Mapping[str, Field]) -
     for key, (name, kind, unit) in known.items():
         if key in table:
             value = table[key]
-            allowed = (int, float) if kind is float else (int,)
-            if isinstance(value, bool) or not isinstance(value, allowed):
-                wanted = "a number" if kind is float else "a whole number"
+            allowed, wanted = KINDS[kind]
+            if type(value) not in allowed:
                 raise UserError(f"{prefix}{key} is {value!r}; {wanted} was expected")
             found[name] = value / unit if kind is float else value
     return found

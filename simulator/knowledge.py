@@ -20,13 +20,16 @@ BEST = 100_001  # three bytes on the wire, as most ids of a large vocabulary tak
 OUTSIDE = BEST + NUM_CANDIDATES
 OUTSIDE_SHARE = 0.15  # of the target's choices that are not the draft's best lie beyond its candidates
 CANDIDATES = tuple(range(BEST, OUTSIDE))
-VOCAB_SIZE = OUTSIDE + 1
 PROMPT_TOKEN = 100_000  # every token of a prompt
 
 
 def token_of(rank: int | None) -> int:
     """The token that the draft ranks so, from 1; None or beyond its candidates is `OUTSIDE`."""
     return OUTSIDE if rank is None else min(BEST - 1 + rank, OUTSIDE)
+
+
+VOCAB_SIZE = 2**21  # three bytes on the wire
+KINDS = 64  # of each token in a text that somebody looks things up in (`Unlike`)
 
 
 Candidates = tuple[tuple[int, ...], tuple[float, ...]]
@@ -132,3 +135,32 @@ class ReplayedKnowledge:
 
     def candidates_off_path(self, node: int, position: int) -> Candidates:
         return self._candidates[self._draws.bits(Stream.OFF_PATH, node) % self._length]
+
+
+class Unlike:
+    """The same session for those who look things up in a text: each place has its tokens in one of `KINDS`
+    kinds, drawn at random.
+
+    Else a text, being ranks, would be the draft's best token over and over, and to repeat what was there a
+    fine draft. So two tokens that stood side by side may well do so again, and foretell nothing.
+    """
+
+    def __init__(self, knowledge: Knowledge, draws: Draws) -> None:
+        self._knowledge, self._draws = knowledge, draws
+
+    def truth(self, position: int) -> int:
+        return self._knowledge.truth(position) + self._shift(position)
+
+    def candidates(self, position: int) -> Candidates:
+        return self._shifted(self._knowledge.candidates(position), position)
+
+    def candidates_off_path(self, node: int, position: int) -> Candidates:
+        return self._shifted(self._knowledge.candidates_off_path(node, position), position)
+
+    def _shifted(self, candidates: Candidates, position: int) -> Candidates:
+        shift = self._shift(position)
+        tokens, scores = candidates
+        return tuple(token + shift for token in tokens), scores
+
+    def _shift(self, position: int) -> int:
+        return (NUM_CANDIDATES + 1) * (self._draws.bits(Stream.KIND, position) % KINDS)

@@ -77,11 +77,20 @@ class SimulatedDevice:
     ) -> None:
         self.world, self.key = world, key
         draws = Draws(world.seed, key)
-        self.knowledge = world.draft.session(draws, world.session_place(key), world.prompt_tokens)
+        self.knowledge = knowledge_of(world, key)
         sampling = SamplingParams(max_tokens=world.tokens, ignore_eos=True)
         prompt = (PROMPT_TOKEN,) * world.prompt_tokens
+        if world.looks_up:  # a prompt of one token would repeat itself
+            prompt = tuple(VOCAB_SIZE - 1 - place for place in range(world.prompt_tokens))
         self.session = EdgeSession(
-            SessionConfig(prompt, sampling, FINGERPRINT, prior=world.draft.prior, patience=None),
+            SessionConfig(
+                prompt,
+                sampling,
+                FINGERPRINT,
+                prior=world.draft.prior,
+                recall=world.device.recall,
+                patience=None,
+            ),
             make(self.knowledge),
         )
         self.arrivals: list[float] = []
@@ -185,6 +194,7 @@ class SimulatedVerifier:
             max_rows=world.verifier.max_rows,
             max_nodes_per_session=world.verifier.max_nodes_per_session,
             max_slowdown=world.verifier.max_slowdown,
+            recall=world.verifier.recall,
         )
         self.scheduler = VerifyScheduler(info, config)
         self._events = events
@@ -279,6 +289,13 @@ def simulate_replica(
 def dealt_back(parts: Sequence[Sequence[SessionResult]]) -> list[SessionResult]:
     """What each replica's sessions came to, in the order of all sessions' keys."""
     return [result for turn in zip_longest(*parts) for result in turn if result is not None]
+
+
+def knowledge_of(world: World, key: int) -> Knowledge:
+    """What is true in session `key` and what its draft knows of it."""
+    draft = world.draft
+    make = draft.read if world.looks_up else draft.session
+    return make(Draws(world.seed, key), world.session_place(key), world.prompt_tokens)
 
 
 def target_text(knowledge: Knowledge, world: World) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ class DeviceSpec:
     draft_time: float = 0.005
     draft_time_per_node: float = 0.0003  # for each node beyond the first
     max_draft_steps_per_second: float = 0.0  # what its power budget allows; 0 = any number
+    recall: bool = False  # also proposes what the text repeats of itself, which is nothing in a drawn text
 
     def __post_init__(self) -> None:
         _not_negative("device", self, "draft_time", "draft_time_per_node", "max_draft_steps_per_second")
@@ -53,6 +54,7 @@ class VerifierSpec:
     max_nodes_per_session: int = 64  # by default the product's scheduler takes 16, and 256 rows in all: for
     max_rows: int = 1024  # published schemes with wide trees or long blocks that would be too few
     max_slowdown: float = 0.02  # share of its rate that a session may lose by drafts of others
+    recall: bool = False  # also guesses what the text repeats of itself
     replicas: int = 1  # verifiers with a GPU each, among which the sessions are dealt out in turn
     step_changes: tuple[StepChange, ...] = ()  # of `step_time`, in order of time
     draft: DeviceSpec | None = None  # of a draft beside the target; None = as fast as the devices'
@@ -107,6 +109,11 @@ class World:
                 f"world clients is {self.clients} and its arrivals tell how many sessions there are, too; "
                 "leave one of them out"
             )
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether anybody drafts by what was in the text before."""
+        return self.device.recall or self.verifier.recall
 
     def session_place(self, key: int) -> int:
         """Number of session `key` over all seeds: those of seed 1 are the first, those of seed 2 follow."""

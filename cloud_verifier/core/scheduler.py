@@ -34,6 +34,10 @@ from common.messages import (
     Opened,
     Propose,
 )
+from common.recall import NgramTable, Recall
+
+MAY_BE_NOTHING = ("recall", "shared_ngrams")
+"""The settings of a verifier that are no limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,19 @@ class SchedulerConfig:
     live_node_budget: int = 2048  # live nodes over all sessions; credit divides it
     max_slowdown: float = 0.02  # share of its rate that a session may lose by drafts of others
     idle_timeout: float = 300.0  # seconds after which a session that waits for a Propose ends
+    recall: bool = False  # guess what a text repeats of itself; not without fill, the classic scheme
+    # Keys of a table of all sessions' texts to guess from, too. 0 = none: by the pace of guessed tokens one
+    # user would learn what another has written.
+    shared_ngrams: int = 0
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            if not getattr(self, name) > 0:
+            if name not in MAY_BE_NOTHING and not getattr(self, name) > 0:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be above 0")
         if self.min_credit > self.max_live_nodes:
             raise UserError(f"min_credit {self.min_credit} exceeds max_live_nodes {self.max_live_nodes}")
+        if self.shared_ngrams < 0 or (self.shared_ngrams and not self.recall):
+            raise UserError(f"shared_ngrams is {self.shared_ngrams}; it must be 0, or above 0 with recall")
         if self.max_live_nodes < INITIAL_CREDIT:  # else nodes sent before `Opened` were dropped (rule 4)
             raise UserError(f"max_live_nodes is {self.max_live_nodes}; it must be at least {INITIAL_CREDIT}")
 
@@ -75,6 +85,7 @@ class VerifyScheduler:
         self.pool = SlotPool(info.num_slots)
         self.sharing = Sharing(self.config.max_slowdown)
         self.draining = False
+        self.ngrams = NgramTable(self.config.shared_ngrams) if self.config.shared_ngrams else None
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
         self.num_steps = 0
         self.num_evaluated = 0  # nodes, tips included
@@ -140,6 +151,8 @@ class VerifyScheduler:
         decoding = [session for session in ready if self._reaches_tip(session, chunks)][
             : self.config.max_rows
         ]
+        for session in decoding:
+            session.guess(self.config.max_nodes_per_session - 1)
         limits = self.config.max_rows, self.config.max_nodes_per_session
         nodes = self.sharing.pick(decoding, ready, *limits)
         members = [session for session in ready if session.key in nodes or chunks.get(session.key)]
@@ -230,7 +243,9 @@ class VerifyScheduler:
             )
         stop = frozenset(request.sampling.stop_token_ids)
         stop_ids = stop if request.sampling.ignore_eos else stop | self._eos
-        session = VerifySession(key, request, self.info.vocab_size, stop_ids, self.config.max_live_nodes, now)
+        limit = self.config.max_live_nodes
+        recall = Recall(request.prompt, self.ngrams) if self.config.recall and request.fill else None
+        session = VerifySession(key, request, self.info.vocab_size, stop_ids, limit, now, recall)
         need = session.max_length + self.config.max_nodes_per_session
         if need > self.pool.num_slots:
             raise UserError(

@@ -12,6 +12,7 @@ from cloud_verifier.core.target import IntArray, StepItem
 from common.errors import Code, PeerError
 from common.estimators import RatioEstimator
 from common.messages import FinishReason, Open, Propose, unpack_logprob
+from common.recall import Recall, grow_guesses
 from common.tree import DEAD, Committed, Dead, Node, Place, SpeculationTree
 
 MAX_PLACES = 4096
@@ -42,11 +43,19 @@ class VerifySession:
     """Tree, slots and counters of one session. Driven by `VerifyScheduler`; knows no other session.
 
     Args: key, the scheduler's number for it; request, its `Open`, already checked; vocab_size; stop_ids,
-    the tokens that end it; max_live, nodes it may hold; now, seconds.
+    the tokens that end it; max_live, nodes of the edge it may hold; now, seconds; recall, which guesses what
+    comes after the prompt, or None.
     """
 
     def __init__(
-        self, key: int, request: Open, vocab_size: int, stop_ids: frozenset[int], max_live: int, now: float
+        self,
+        key: int,
+        request: Open,
+        vocab_size: int,
+        stop_ids: frozenset[int],
+        max_live: int,
+        now: float,
+        recall: Recall | None = None,
     ) -> None:
         self.key = key
         self.request = request
@@ -78,6 +87,10 @@ class VerifySession:
         self._next_wire_id = 1
         self._seen = self.tree.tip_position
         self._bare_step_granted = False
+        self._recall = recall
+        if recall is not None:
+            for token in request.committed:
+                recall.append(token)
 
     # What it is -------------------------------------------------------------------------------------------
 
@@ -117,6 +130,14 @@ class VerifySession:
             self._bare_step_granted = True
         if not could_run and self.ready:
             self.ready_at = now
+
+    def guess(self, most: int) -> None:
+        """Grow what the text would say if it repeated itself: nodes as good as their promise, which need no
+        network. At most `most` live ones; they are not the edge's, and take nothing of its credit."""
+        if self._recall is None:
+            return
+        guessed = self.tree.num_speculative - self._num_proposed()
+        grow_guesses(self.tree, self._recall, self.max_length - 1, most - guessed)
 
     def step_nodes(self) -> list[Node]:
         """Live nodes below the tip whose choice could still be needed, parents before children."""
@@ -223,10 +244,12 @@ class VerifySession:
                 f"({self.max_length - 1})",
                 Code.OUT_OF_RANGE,
             )
-        if self.tree.num_speculative >= self._max_live:
+        if self.tree.num_speculative >= self._max_live and self._num_proposed() >= self._max_live:
             self.num_dropped += 1
             return
         place = self.tree.attach(parent, token, logprob)
+        if isinstance(place, Node):
+            place.wire_id = wire_id
         if place is not DEAD:
             self._places[wire_id] = place
             if len(self._places) > MAX_PLACES:
@@ -249,6 +272,10 @@ class VerifySession:
             )
         return anchor
 
+    def _num_proposed(self) -> int:
+        """Live nodes that the edge has proposed; the others are guesses."""
+        return sum(1 for node in self.tree.speculative() if node.wire_id)
+
     def _forget_seen(self, advance: int) -> None:
         """Drop ids that the edge will not name again: it knows that they are committed or dead."""
         if not advance:
@@ -264,8 +291,10 @@ class VerifySession:
 
     def _commit_next(self, token: int, progress: Progress) -> None:
         advance = self.tree.advance(token)
-        if not advance.accepted:
+        if not (advance.accepted and advance.tip.wire_id):  # a guess that the edge did not share is ours
             progress.server_made |= 1 << len(progress.tokens)
+        if self._recall is not None:
+            self._recall.append(token)
         progress.tokens.append(token)
         progress.finish = self.finish_reason()
 

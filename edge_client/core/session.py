@@ -31,6 +31,7 @@ from common.messages import (
     Open,
     Opened,
 )
+from common.recall import NgramTable, Recall, grow_guesses
 from common.sampling import SamplingParams
 from common.tree import Node, SpeculationTree
 from edge_client.core.calibration import Calibration, promised
@@ -48,11 +49,14 @@ from edge_client.core.effects import (
     StartDrafter,
 )
 from edge_client.core.offline import Offline
-from edge_client.core.policies import Candidates, Governed, GrowthPolicy, GrowthView
+from edge_client.core.policies import Candidates, Governed, GrowthPolicy, GrowthView, missing_above
 from edge_client.core.policies.governor import GOES_AHEAD
 from edge_client.core.policies.offline import OfflineChain
 from edge_client.core.stats import SessionStats, StepTimes
 from edge_client.core.wire import WireNumbers
+
+MOST_GUESSED = 32
+"""New guesses after a commit; what a verifier evaluates in the two steps of a usual round trip."""
 
 MAX_DOUBLINGS = 64
 """Of the pause between reconnects; beyond it the largest pause has long been reached."""
@@ -78,6 +82,7 @@ class SessionConfig:
     model: str = ""
     session_id: str = ""
     prior: Prior = field(default_factory=Prior)  # how right the draft is believed to be at first
+    recall: bool = False  # also propose what the text repeats of itself, which takes no draft step
     first_backoff: float = 0.1  # seconds before the first reconnect; doubles (gRPC's own policy doubles too)
     max_backoff: float = 5.0  # seconds; a person who watches the text should not wait longer for a retry
     max_attempts: int = 8  # reconnects in a row without text from the verifier
@@ -115,7 +120,7 @@ class EdgeSession:
     committed positions with a sent candidate at which one of those was right.
     """
 
-    def __init__(self, config: SessionConfig, policy: GrowthPolicy) -> None:
+    def __init__(self, config: SessionConfig, policy: GrowthPolicy, ngrams: NgramTable | None = None) -> None:
         self.config = config
         self.policy = policy
         self.state = State.NEW
@@ -144,6 +149,8 @@ class EdgeSession:
         governor = None if self._governed is None else self._governed.governor
         chain = OfflineChain(config.max_preview, len(config.prompt), config.ends, governor)
         self._offline = Offline(config.patience, chain)
+        drafts = policy.fill and policy.name != "off"  # the classic scheme, and none, stay what they are
+        self._recall = Recall(config.prompt, ngrams) if config.recall and drafts else None
 
     # Inputs -----------------------------------------------------------------------------------------------
 
@@ -151,6 +158,7 @@ class EdgeSession:
         """Begin: connect, and draft while the stream opens."""
         self._expect(State.NEW)
         self._offline.left_alone(now)
+        self._guess()
         self._effects.append(StartDrafter(self.config.prompt, self.tree.tip.id, self.config.sampling))
         self._connect(now)
 
@@ -328,6 +336,7 @@ class EdgeSession:
         self._nudged = False
         self._effects += self._offline.committed(message.start, message.tokens)
         self._advance(message.tokens)
+        self._guess()
         self._effects.append(Emit(message.start, message.tokens, message.server_made))
         self._effects += self._offline.answered(now, self._standing)
         self._pump(now)
@@ -358,6 +367,8 @@ class EdgeSession:
         committed, dead = list[tuple[int, int]](), list[int]()
         for token in tokens:
             self._observe(token)
+            if self._recall is not None:
+                self._recall.append(token)
             offered = any(tree.live[child].wire_id for child in tree.tip.children.values())
             advance = tree.advance(token)
             accepted = advance.tip.wire_id > 0
@@ -400,6 +411,12 @@ class EdgeSession:
         candidates = Candidates(expansion.tokens, logprobs)
         for child in self.policy.branch(self.view, node, candidates):
             self.tree.grow(node, child.token, child.logprob)
+
+    def _guess(self) -> None:
+        """Grow what the text would say if it repeated itself."""
+        if self._recall is not None:
+            room = self.view.credit - self.tree.num_speculative
+            grow_guesses(self.tree, self._recall, self.view.last_position, min(MOST_GUESSED, room))
 
     def _pump(self, now: float) -> None:
         """Send what should go and draft what should grow."""
@@ -445,6 +462,7 @@ class EdgeSession:
         nodes = (self._offline if self._offline.active else self.policy).expand(self.view)
         if not nodes:
             return
+        nodes = self._with_missing(nodes)
         for node in nodes:
             node.busy = True
         self._drafting = True
@@ -455,6 +473,15 @@ class EdgeSession:
             for node in nodes
         ]
         self._effects.append(Expand(tuple(rows)))
+
+    def _with_missing(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """And before each those of its ancestors that the draft has not evaluated: guesses hang below
+        guesses, and the draft model reads what it goes on from."""
+        rows = dict[int, Node]()
+        for node in nodes:
+            missing = missing_above(self.tree, node)
+            rows |= {each.id: each for each in (*reversed(missing), node)}
+        return list(rows.values())
 
     def _end_draft_step(self, drafted: int, now: float) -> float:
         """Seconds that it took."""

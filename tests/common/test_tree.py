@@ -57,6 +57,16 @@ def test_duplicates_merge_into_one_node() -> None:
     assert (tree.counts.grown, tree.counts.merged) == (1, 1)
 
 
+def test_the_better_promise_of_a_merged_node_counts_for_all_below_it() -> None:
+    tree = SpeculationTree((9,))
+    guess = tree.grow(tree.tip, 1, -2.0)
+    below = tree.grow(guess, 2, -1.0)
+    beside = tree.grow(tree.tip, 3, -2.0)
+    assert tree.grow(tree.tip, 1, -0.5) is guess
+    assert (guess.logprob, guess.path_logprob, below.logprob, below.path_logprob) == (-0.5, -0.5, -1.0, -1.5)
+    assert beside.path_logprob == -2.0
+
+
 def test_nothing_grows_below_a_node_that_is_not_live() -> None:
     tree = SpeculationTree((9,))
     dead, child = make_path(tree, (1, 2))

@@ -19,10 +19,13 @@ VOCAB = 7
 FINGERPRINT = b"tiny"
 
 
-def tiny_logits(salt: int, context: Sequence[int]) -> FloatArray:
-    """float32 [VOCAB]: what the tiny model of this salt says after the last three tokens of its context."""
+def tiny_logits(salt: int, context: Sequence[int], memory: int = 3) -> FloatArray:
+    """float32 [VOCAB]: what the tiny model of this salt says after the last `memory` tokens of its context.
+
+    With a memory of one a greedy text goes in circles of a few tokens.
+    """
     key = 0
-    for token in context[-3:]:
+    for token in context[-memory:]:
         key = key * 31 + token + 1
     bits = noise_bits(salt, key, np.arange(VOCAB, dtype=np.int64))
     return ((bits >> np.uint64(40)).astype(np.float64) / 2.0**24 * 6.0).astype(np.float32)
@@ -34,6 +37,7 @@ class TinyTarget:
 
     info: TargetInfo
     salt: int = 1
+    memory: int = 3
 
     def __post_init__(self) -> None:
         self.kv: dict[int, tuple[int, int]] = {}  # slot -> (position, token)
@@ -70,20 +74,20 @@ class TinyTarget:
             assert item.generated is not None
             prompt, generated = item.prompt, np.array(path[len(item.prompt) :], np.int32)
             assert generated.tolist()[: len(item.generated)] == item.generated.tolist()
-        logits = tiny_logits(self.salt, path)
+        logits = tiny_logits(self.salt, path, self.memory)
         choice = choose(logits, item.sampling, len(path) - 1, prompt, generated)
         return choice.token, choice.margin
 
 
 def target_alone(
-    prompt: Sequence[int], sampling: SamplingParams, eos: Sequence[int], salt: int = 1
+    prompt: Sequence[int], sampling: SamplingParams, eos: Sequence[int], salt: int = 1, memory: int = 3
 ) -> tuple[int, ...]:
     """What the tiny target writes by itself: the text every session must have."""
     text = list(prompt)
     stop = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos))
     while len(text) - len(prompt) < sampling.max_tokens:
         generated = np.array(text[len(prompt) :], np.int32)
-        logits = tiny_logits(salt, text)
+        logits = tiny_logits(salt, text, memory)
         choice = choose(logits, sampling, len(text) - 1, np.array(prompt, np.int32), generated)
         text.append(choice.token)
         if choice.token in stop:
@@ -100,6 +104,7 @@ class TinyDrafter:
     def __init__(self, blend: float = 0.5, lie: bool = False, mute_after: int | None = None) -> None:
         self.blend, self.lie, self.mute_after = blend, lie, mute_after
         self.rows_left = mute_after
+        self.memory = 3  # the target's, told by the world
         self.tokens: list[int] = []
         self.nodes: dict[int, tuple[int | None, int]] = {}  # id -> (parent, token)
 
@@ -141,7 +146,8 @@ class TinyDrafter:
         return self.tokens + tail[::-1]
 
     def _candidates(self, row: DraftRow, path: list[int]) -> Expansion:
-        logits = (1 - self.blend) * tiny_logits(1, path) + self.blend * tiny_logits(99, path)
+        right, wrong = (tiny_logits(salt, path, self.memory) for salt in (1, 99))
+        logits = (1 - self.blend) * right + self.blend * wrong
         logits = np.asarray(logits, np.float32)
         if self.lie:
             order = np.roll(np.arange(VOCAB), row.id)[:3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from cloud_verifier.core.scheduler import SchedulerConfig
 from common.sampling import SamplingParams
 from edge_client.core.policies import (
     AdaptivePolicy,
@@ -38,7 +39,12 @@ TRACED_TWICE = 10  # of so many seeds one is run again: law 5 costs a second run
 def spec_of(seed: int) -> WorldSpec:
     """The world of a seed: one to four edges, any delays, drafters and losses."""
     draw = random.Random(seed)
+    recall = draw.choice([False, True])
+    ngrams = draw.choice([0, 0, 3, 300]) if recall else 0
     return WorldSpec(
+        config=SchedulerConfig(prefill_chunk=5, recall=recall, shared_ngrams=ngrams),
+        memory=draw.choice([1, 2, 3, 3]),
+        ngrams=draw.choice([0, 5, 300]),
         edges=tuple(_edge(draw) for _ in range(draw.randint(1, 4))),
         seed=seed,
         delay=draw.choice([(0.0, 0.0), (0.001, 0.01), (0.005, 0.15)]),
@@ -63,6 +69,7 @@ def _edge(draw: random.Random) -> EdgeSpec:
         drafter=draw.choice(list(DRAFTERS.values())),
         starts_at=draw.uniform(0.0, 0.5),
         fails_after=draw.choice([None, None, None, 1, 5]),
+        recall=draw.choice([False, True]),
         patience=draw.choice([1.0, 0.3, None]),
         eos=draw.choice([(), (0,)]),
     )
@@ -95,7 +102,9 @@ def check_laws(world: World) -> None:
     for edge in world.edges:
         assert edge.end is not None, "law 4: this session stalled"
         assert edge.end.error is None, edge.end.error
-        expected = target_alone(edge.spec.prompt, edge.spec.sampling, world.spec.eos)
+        expected = target_alone(
+            edge.spec.prompt, edge.spec.sampling, world.spec.eos, memory=world.spec.memory
+        )
         assert edge.session.text == expected, "law 1: the text is the target's alone"
         assert tuple(edge.emitted) == expected, "law 2: what was shown stays"
         assert not edge.preview, "law 2: a guess was shown beyond the text"

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloud_verifier.core.scheduler import SchedulerConfig
 from common.messages import FinishReason
 from common.sampling import SamplingParams
 from tests.worlds.models import VOCAB, target_alone
 from tests.worlds.seeds import DRAFTERS, POLICIES, check_laws, check_seed, replay_command, run, spec_of
-from tests.worlds.world import EdgeSpec, WorldSpec
+from tests.worlds.world import EdgeSpec, World, WorldSpec
 
 worlds = st.integers(0, 2**64 - 1).map(spec_of)
 NUM_SEEDS, CHUNK = 2000, 250
@@ -31,7 +32,7 @@ def test_laws_hold_in_random_worlds(spec: WorldSpec) -> None:
 
 def test_a_broken_law_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker itself: an edge that shows a wrong token is caught, with its seed's command."""
-    monkeypatch.setattr("tests.worlds.seeds.target_alone", lambda *_: (VOCAB,))
+    monkeypatch.setattr("tests.worlds.seeds.target_alone", lambda *_, memory: (VOCAB,))
     wrong = check_seed(1)
     assert wrong is not None
     assert "law 1" in wrong
@@ -112,3 +113,37 @@ def test_a_failed_step_ends_only_the_sessions_in_it() -> None:
     assert second.end is not None
     assert second.end.reason is FinishReason.LENGTH
     assert world.scheduler.pool.num_free == world.spec.num_slots
+
+
+def circling(policy: str, recall: bool = False, **world: object) -> World:
+    """One edge, 150 tokens of a text that goes in circles."""
+    sampling = SamplingParams(max_tokens=150, ignore_eos=True)
+    spec = EdgeSpec((1, 2), sampling, POLICIES[policy], fails_after=1, recall=recall)
+    fixed = {"delay": (0.03, 0.03), "step_time": (0.03, 0.03), "memory": 1}
+    found = run(WorldSpec((spec,), **{**fixed, **world}))  # type: ignore[arg-type]  # as the fields are
+    check_laws(found)
+    return found
+
+
+def test_a_verifier_alone_writes_faster_where_the_text_repeats_itself() -> None:
+    plain = circling("off").edges[0].session.stats
+    helped = circling("off", config=SchedulerConfig(recall=True)).edges[0].session.stats
+    assert plain.target_steps == 150
+    assert helped.target_steps < 40
+    assert helped.accepted == 0, "the edge proposed nothing"
+
+
+@pytest.mark.parametrize("policy", ["tree", "chain", "adaptive"])
+def test_a_device_without_a_draft_helps_where_the_text_repeats_itself(policy: str) -> None:
+    plain = circling(policy).edges[0].session.stats
+    helped = circling(policy, recall=True).edges[0].session.stats
+    assert plain.target_steps > 140
+    assert helped.target_steps < 75
+    assert helped.accepted > 75
+
+
+def test_both_sides_guess_the_same_nodes() -> None:
+    """What the device sends the verifier has already: nothing is evaluated twice, nothing leaks."""
+    stats = circling("tree", recall=True, config=SchedulerConfig(recall=True)).edges[0].session.stats
+    assert stats.target_steps < 40
+    assert stats.evaluated < 2 * 150

@@ -16,6 +16,7 @@ from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
 from cloud_verifier.core.target import StepPlan, TargetInfo
 from common.errors import ForerunError, LocalError, UnavailableError
 from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
+from common.recall import NgramTable
 from common.sampling import SamplingParams
 from edge_client.core import effects as edge_effects
 from edge_client.core.policies import GrowthPolicy, Mode
@@ -35,6 +36,7 @@ class EdgeSpec:
     drafter: Callable[[], TinyDrafter] = TinyDrafter
     starts_at: float = 0.0
     fails_after: int | None = None  # the drafter fails in its n-th step
+    recall: bool = False
     patience: float | None = 1.0
     eos: tuple[int, ...] = ()  # what it knows of the target's end tokens
 
@@ -54,12 +56,14 @@ class WorldSpec:
     num_slots: int = 4096
     eos: tuple[int, ...] = (0,)
     steps_failing: tuple[int, ...] = ()  # engine steps that raise
+    memory: int = 3  # tokens that the target looks at
+    ngrams: int = 0  # keys of a table that all edges guess from
 
 
 class Edge:
     """One edge's driver: a session, a drafter and its current stream."""
 
-    def __init__(self, index: int, spec: EdgeSpec) -> None:
+    def __init__(self, index: int, spec: EdgeSpec, memory: int, ngrams: NgramTable | None) -> None:
         self.index = index
         self.spec = spec
         config = SessionConfig(
@@ -67,11 +71,13 @@ class Edge:
             spec.sampling,
             FINGERPRINT,
             session_id=f"edge-{index}",
+            recall=spec.recall,
             patience=spec.patience,
             eos_token_ids=spec.eos,
         )
-        self.session = EdgeSession(config, spec.policy())
+        self.session = EdgeSession(config, spec.policy(), ngrams)
         self.drafter = spec.drafter()
+        self.drafter.memory = memory
         self.pending: list[edge_effects.MoveTip] = []  # tip moves during a draft step
         self.drafting = False
         self.draft_steps = 0
@@ -92,9 +98,10 @@ class World:
         self.now = 0.0
         self.trace: list[str] = []
         info = TargetInfo("tiny", VOCAB, 512, spec.num_slots, spec.eos, FINGERPRINT)
-        self.engine = TinyTarget(info)
+        self.engine = TinyTarget(info, memory=spec.memory)
         self.scheduler = VerifyScheduler(info, spec.config)
-        self.edges = [Edge(i, e) for i, e in enumerate(spec.edges)]
+        ngrams = NgramTable(spec.ngrams) if spec.ngrams else None
+        self.edges = [Edge(i, e, spec.memory, ngrams) for i, e in enumerate(spec.edges)]
         self.streams: dict[int, Edge] = {}  # alive
         self.arrival: dict[tuple[int, str], float] = {}  # last arrival per stream and direction
         self._next_stream = 0

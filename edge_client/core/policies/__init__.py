@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 from common.errors import UserError
 from edge_client.core.policies.adaptive import AdaptivePolicy, AdaptiveSettings
-from edge_client.core.policies.base import Candidate, Candidates, GrowthPolicy, GrowthView
+from edge_client.core.policies.base import (
+    Candidate,
+    Candidates,
+    GrowthPolicy,
+    GrowthView,
+    missing_above,
+)
 from edge_client.core.policies.chain import ChainPolicy
 from edge_client.core.policies.governor import Governed, Mode, Standing
 from edge_client.core.policies.off import OffPolicy
@@ -68,4 +74,5 @@ __all__ = [
     "TreePolicy",
     "TreeSettings",
     "make_policy",
+    "missing_above",
 ]

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import UserError
-from common.tree import Node
+from common.tree import Node, SpeculationTree
 from edge_client.core.policies.base import (
     PATH_LOGPROB,
     Candidate,
     GrowthView,
     expandable,
+    missing_above,
     sort_likeliest_first,
     unsent,
 )
@@ -83,7 +84,7 @@ class AdaptivePolicy(Governed):
             return ()
         step = view.draft_time.predict(1)
         frontier = self._frontier(view, possible, step)
-        chosen, promise = self._as_wide_as_it_pays(frontier, step, view.draft_time.per_row)
+        chosen, promise = self._as_wide_as_it_pays(view, frontier, step)
         if not self.governor.allows(view, promise, step):
             chosen = [max(possible, key=PATH_LOGPROB)] if self.governor.should_look(view) else []
         if chosen:
@@ -132,22 +133,28 @@ class AdaptivePolicy(Governed):
                 continue
             levels = foresight.levels_to_catch_up(node, sent_at, step)
             worth += (1 + levels) * survival  # all of these must be drafted and right before one helps
+            if node.children:  # guessed: the draft can only add to them
+                worth += _left_open(view.tree, node)
             if worth >= self._cut:
                 found.append((worth, node))
         found.sort(key=_promise, reverse=True)
         return found
 
     def _as_wide_as_it_pays(
-        self, frontier: Sequence[tuple[float, Node]], step: float, per_node: float
+        self, view: GrowthView, frontier: Sequence[tuple[float, Node]], step: float
     ) -> tuple[list[Node], float]:
         """The best nodes, and what they promise: one more as long as it promises more per second than the
         step does without it."""
-        chosen, total = list[Node](), 0.0
+        chosen, total, per_node = list[Node](), 0.0, view.draft_time.per_row
+        rows = dict[int, None]()  # nodes that the step evaluates
         for worth, node in frontier[: self.settings.max_width]:
             promise = math.exp(worth)
-            if chosen and promise * (step + per_node * (len(chosen) - 1)) < per_node * total:
+            missing = missing_above(view.tree, node)
+            more = [node.id, *(above.id for above in missing if above.id not in rows)]
+            if chosen and promise * (step + per_node * (len(rows) - 1)) < per_node * len(more) * total:
                 break
             chosen.append(node)
+            rows |= dict.fromkeys(more)
             total += promise
         return chosen, total
 
@@ -235,6 +242,12 @@ class Foresight:
     def _turn_at(self, sent_at: float) -> int:
         """The first turn that takes what leaves then."""
         return max(0, math.ceil((sent_at + self._one_way - self._began_at) / self._turn))
+
+
+def _left_open(tree: SpeculationTree, node: Node) -> float:
+    """Log of the chance that what follows `node` is none of the children that it has."""
+    taken = sum(math.exp(tree.live[child].logprob) for child in node.children.values())
+    return math.log(max(1.0 - taken, 1e-3))
 
 
 def _promise(entry: tuple[float, Node]) -> float:

@@ -125,6 +125,17 @@ def expandable(view: GrowthView) -> list[Node]:
     ]
 
 
+def missing_above(tree: SpeculationTree, node: Node) -> list[Node]:
+    """Its ancestors that the draft has not evaluated, the lowest first: it must, to evaluate the node."""
+    missing, live = list[Node](), tree.live
+    while node.parent is not None and node.parent in live:
+        node = live[node.parent]
+        if node.evaluated:
+            break
+        missing.append(node)
+    return missing
+
+
 def sort_likeliest_first(nodes: list[Node]) -> None:
     """Order nodes that stand in the order of their ids as `likeliest_first` would: a stable sort keeps that
     order among equals."""

@@ -44,10 +44,18 @@ class Bench:
     """Runs steps by hand. Times are the caller's."""
 
     def __init__(
-        self, *, num_slots: int = 1000, eos: tuple[int, ...] = (0,), idle: float = 300.0, **limits: int
+        self,
+        *,
+        num_slots: int = 1000,
+        eos: tuple[int, ...] = (0,),
+        idle: float = 300.0,
+        recall: bool = False,
+        shared_ngrams: int = 0,
+        **limits: int,
     ) -> None:
         info = TargetInfo("counter", VOCAB, 100, num_slots, eos, PRINT)
-        self.scheduler = VerifyScheduler(info, SchedulerConfig(idle_timeout=idle, **limits))
+        config = SchedulerConfig(idle_timeout=idle, recall=recall, shared_ngrams=shared_ngrams, **limits)
+        self.scheduler = VerifyScheduler(info, config)
         self.scheduler.sharing.step_time = StepTimeEstimator()  # rows are known to be cheap
 
     def open(self, key: int, request: Open | None = None, now: float = 0.0) -> list[Effect]:

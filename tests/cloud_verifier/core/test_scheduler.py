@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_verifier.core.effects import Effect, End, Reply
-from cloud_verifier.core.scheduler import SchedulerConfig
+from cloud_verifier.core.scheduler import MAY_BE_NOTHING, SchedulerConfig
 from cloud_verifier.core.target import StepResult
 from common.errors import (
     CapacityError,
@@ -621,10 +621,111 @@ def test_no_inputs_leak_a_slot_or_stall_a_session(inputs: list[tuple[str, int, i
     check_free(bench)
 
 
+# Guesses ----------------------------------------------------------------------------------------------
+
+ROUND = (1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2)
+"""A prompt after which the counting engine repeats what stands there."""
+
+
+def test_a_text_that_repeats_itself_is_committed_many_tokens_a_step_without_an_edge() -> None:
+    bench, alone = Bench(recall=True), Bench()
+    bench.open(1, ask(ROUND))
+    alone.open(1, ask(ROUND))
+    (commit,) = commits(bench.step())
+    assert commit.tokens[:4] == (3, 4, 5, 6)
+    assert commit.server_made == (1 << len(commit.tokens)) - 1, "none of them was the edge's"
+    while bench.scheduler.sessions:
+        bench.step()
+    while alone.scheduler.sessions:
+        alone.step()
+    assert alone.scheduler.num_steps == 40
+    assert bench.scheduler.num_steps < 12
+
+
+def test_a_guess_that_the_edge_proposes_too_is_the_edges() -> None:
+    bench = Bench(recall=True)
+    bench.open(1, ask(ROUND))
+    plan = bench.begin()
+    bench.propose(1, chain(3, 4, anchor=11))
+    (commit,) = commits(bench.end(plan))
+    assert len(commit.tokens) > 3
+    assert commit.server_made == (1 << len(commit.tokens)) - 1 & ~0b11
+
+
+def test_guesses_take_nothing_of_the_edges_credit() -> None:
+    bench = Bench(recall=True, max_live_nodes=32)
+    bench.open(1, ask(ROUND))
+    plan = bench.begin()
+    session = bench.scheduler.sessions[1]
+    assert session.tree.num_speculative > 0
+    drafts = (5, *(6,) * 31)  # not what was guessed
+    bench.propose(1, Propose(drafts, bytes(32), (0, *(1,) * 31), 11))
+    assert session.num_dropped == 0
+    bench.propose(1, chain(5))
+    assert session.num_dropped == 1
+    bench.end(plan)
+
+
+def test_guesses_and_drafts_share_the_sessions_rows() -> None:
+    bench = Bench(recall=True, max_nodes_per_session=4)
+    bench.open(1, ask(ROUND))
+    bench.propose(1, siblings(11, t5=-0.01, t6=-0.02))
+    assert rows(bench.begin()) == {1: [*ROUND[:-1], 2, 5, 6, 3]}
+
+
+def test_the_classic_scheme_is_not_helped() -> None:
+    bench = Bench(recall=True)
+    bench.open(1, ask(ROUND, fill=False))
+    bench.propose(1, Propose())
+    bench.step()
+    assert bench.text(1) == [3]
+    assert bench.scheduler.next_step(0.0) is None, "it waits for a draft"
+
+
+def test_no_guess_reaches_beyond_the_text() -> None:
+    bench = Bench(recall=True)
+    bench.open(1, ask(ROUND, max_tokens=3))
+    effects = bench.step()
+    assert commits(effects)[0].tokens == (3, 4, 5)
+    assert ends(effects)[0].error is None
+    check_free(bench)
+
+
+def first_step_of_a_text_like_anothers(shared_ngrams: int = 0) -> tuple[int, ...]:
+    """What is committed at first where only another session's text tells what comes."""
+    bench = Bench(recall=True, shared_ngrams=shared_ngrams)
+    bench.open(1, ask((1, 2)))
+    while bench.scheduler.sessions:
+        bench.step()
+    bench.open(2, ask((3, 4, 5)))
+    (commit,) = commits(bench.step())
+    return commit.tokens
+
+
+def test_no_session_is_quickened_by_anothers_text_unless_that_is_asked_for() -> None:
+    """The pace of a session tells nothing of what others wrote."""
+    assert first_step_of_a_text_like_anothers() == (6,)
+    assert len(first_step_of_a_text_like_anothers(shared_ngrams=100)) > 1
+
+
+def test_a_resumed_text_is_remembered() -> None:
+    bench = Bench(recall=True)
+    bench.open(1, ask((1,), committed=(2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2)))
+    (commit,) = commits(bench.step())
+    assert commit.tokens[:2] == (3, 4)
+
+
 # Settings ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("field", SchedulerConfig.__dataclass_fields__)
+def test_a_shared_table_needs_recall() -> None:
+    with pytest.raises(UserError, match="shared_ngrams is 5; it must be 0, or above 0 with recall"):
+        SchedulerConfig(shared_ngrams=5)
+
+
+@pytest.mark.parametrize(
+    "field", [f for f in SchedulerConfig.__dataclass_fields__ if f not in MAY_BE_NOTHING]
+)
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_a_limit_of_nothing_is_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(UserError, match=f"{field} is {value}; it must be above 0"):

@@ -365,3 +365,26 @@ def test_settings_that_make_no_sense_are_refused(text: str) -> None:
 def test_it_begins_with_the_credit_of_a_new_stream() -> None:
     view = GrowthView(SpeculationTree((9, 9)), last_position=9, credit=INITIAL_CREDIT, stream_up=True)
     assert list(AdaptivePolicy().expand(view)) == [view.tree.tip]
+
+
+# Guesses --------------------------------------------------------------------------------------------------
+
+
+def test_the_draft_goes_where_a_guess_leaves_room() -> None:
+    """Of a sure guess only the end is worth drafting; of a doubtful one what else may follow the tip."""
+    for chance, drafted in ((0.98, 4), (0.3, 0)):
+        view = make_view()
+        path = [view.tree.tip, *grow_chain(view, 4, chance)]
+        first = AdaptivePolicy(AdaptiveSettings(max_width=1)).expand(view)
+        assert [path.index(node) for node in first] == [drafted]
+
+
+def test_a_guess_far_down_costs_all_that_the_draft_must_read() -> None:
+    """Where further nodes are dear a step takes the end of the chain alone, and the tip next time."""
+    view = make_view(per_node=0.004)
+    path = [view.tree.tip, *grow_chain(view, 3, 0.5)]
+    view.tree.tip.evaluated = True
+    beside = view.tree.grow(view.tree.tip, 7, math.log(0.45))
+    chosen = AdaptivePolicy().expand(view)
+    assert beside in chosen
+    assert path[-1] not in chosen

@@ -17,6 +17,7 @@ from common.errors import (
     UserError,
 )
 from common.messages import INITIAL_CREDIT, Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose
+from common.recall import NgramTable
 from common.sampling import SamplingParams
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
@@ -603,3 +604,84 @@ def test_a_draft_whose_scores_are_no_numbers_proposes_nothing_and_teaches_nothin
     session.on_message(Commit(start=2, tokens=(6,), server_made=1), 1.3)
     assert session.calibration.num_observed == 0
     session.check_integrity()
+
+
+# Guesses ------------------------------------------------------------------------------------------------
+
+COPIED = (7, 8, 1, 2, 3, 4, 5, 6, 7, 8)
+"""A prompt whose end stood at its beginning."""
+
+
+def guessing(policy: GrowthPolicy, ngrams: NgramTable | None = None) -> EdgeSession:
+    config = SessionConfig(COPIED, SamplingParams(max_tokens=20), b"print", recall=True)
+    session = EdgeSession(config, policy, ngrams)
+    session.start(0.0)
+    return session
+
+
+def test_what_the_text_repeats_is_sent_with_the_open_and_takes_no_draft() -> None:
+    session = guessing(TreePolicy())
+    (message,) = proposals(session.effects())
+    assert message.tokens[:3] == (1, 2, 3)
+    assert message.anchor == 9
+    assert session.stats.draft_steps == 0
+
+
+def test_guesses_follow_each_commit_though_the_drafter_has_failed() -> None:
+    session = guessing(TreePolicy())
+    session.on_message(Opened(9, 64), 0.1)
+    session.on_drafter_failed(OUT_OF_PAPER, 0.2)
+    session.effects()
+    session.on_message(Commit(10, (7, 8)), 0.3)  # not what was guessed
+    (message,) = proposals(session.effects())
+    assert message.tokens[:2] == (7, 8), "the newest repetition"
+    assert message.anchor == 11
+    session.check_integrity()
+
+
+def test_the_draft_evaluates_what_a_guess_hangs_below() -> None:
+    """The newest leaf is five guesses deep."""
+    session = guessing(chain())
+    (expand,) = (effect for effect in session.effects() if isinstance(effect, Expand))
+    rows = [(row.parent, row.token, row.position) for row in expand.rows]
+    guessed = [node.id for node in session.tree.speculative()]
+    assert [token for _, token, _ in rows] == [8, *COPIED[2 : 2 + len(guessed)]]
+    assert [parent for parent, _, _ in rows] == [None, session.tree.tip.id, *guessed[:-1]]
+
+
+def test_what_the_draft_thinks_of_a_guess_may_raise_its_promise() -> None:
+    session = guessing(TreePolicy())
+    guess = next(session.tree.speculative())
+    before = guess.logprob
+    draft(session, (guess.token,), 0.1)
+    assert guess.logprob > before
+    session.check_integrity()
+
+
+@pytest.mark.parametrize("policy", [OffPolicy(), SyncPolicy(2)])
+def test_the_plain_service_and_the_classic_scheme_are_not_helped(policy: GrowthPolicy) -> None:
+    session = guessing(policy)
+    assert session.tree.num_speculative == 0
+    assert proposals(session.effects()) == []
+
+
+def test_guesses_stay_within_the_credit() -> None:
+    session = guessing(TreePolicy())
+    session.on_message(Opened(9, 3), 0.1)
+    for position in range(10, 15):
+        session.on_message(Commit(position, (position % 2,)), 0.2)
+        assert session.view.num_sent <= session.view.credit
+
+
+def test_a_device_guesses_from_what_it_wrote_before() -> None:
+    table = NgramTable(100)
+    first = EdgeSession(
+        SessionConfig((5,), SamplingParams(max_tokens=9), b"print", recall=True), chain(), table
+    )
+    first.start(0.0)
+    first.on_message(Opened(0, 64), 0.1)
+    first.on_message(Commit(1, (6, 4, 9, 3)), 0.2)
+    later = SessionConfig((5, 6, 4), SamplingParams(max_tokens=9), b"print", recall=True)
+    session = EdgeSession(later, chain(), table)
+    session.start(0.0)
+    assert [node.token for node in session.tree.speculative()] == [9, 3]

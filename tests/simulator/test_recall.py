@@ -1,0 +1,105 @@
+"""Drafts without a model in simulated worlds: worth much where texts repeat themselves, next to nothing lost
+where they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from common.errors import UserError
+from simulator.drafts import BetaDraft, Draft, logged_draft, recorded_draft
+from simulator.draws import Draws
+from simulator.files import experiment_from
+from simulator.knowledge import BEST, KINDS, NUM_CANDIDATES, VOCAB_SIZE
+from simulator.link import LinkSpec
+from simulator.recordings import RecordedText, Recording, RecordingHeader
+from simulator.results import SessionResult
+from simulator.schemes import run_scheme
+from simulator.world import DeviceSpec, VerifierSpec, World
+
+
+def circling(length: int = 120) -> Draft:
+    """A recorded text that goes in circles of seven tokens, with a draft that is right every other time."""
+    tokens = tuple(50 + place % 7 for place in range(length))
+    candidates = tuple((token, 9) if place % 2 else (9, 8) for place, token in enumerate(tokens))
+    scores = tuple((2.0, 0.0) for _ in tokens)
+    ranks = tuple(1 if place % 2 else None for place in range(length))
+    text = RecordedText(10, tokens, candidates, scores, ranks)
+    return recorded_draft("circles", Recording(RecordingHeader("target", "draft", 0.0, 1), (text,)))
+
+
+def run(draft: Draft, scheme: str, verifier: bool = False, device: bool = False) -> SessionResult:
+    world = World(
+        link=LinkSpec(rtt=0.06),
+        device=DeviceSpec(recall=device),
+        verifier=VerifierSpec(recall=verifier),
+        draft=draft,
+        tokens=120,
+        prompt_tokens=10,
+    )
+    (result,) = run_scheme(scheme, world)
+    return result
+
+
+def test_a_verifier_alone_writes_a_text_that_repeats_itself_in_fewer_steps() -> None:
+    plain = run(circling(), "server_streaming")
+    helped = run(circling(), "server_streaming", verifier=True)
+    assert plain.stats.target_steps == 120
+    assert helped.stats.target_steps < 40
+
+
+def test_a_device_writes_a_text_that_repeats_itself_in_fewer_steps() -> None:
+    plain, helped = (run(circling(), "forerun", device=device) for device in (False, True))
+    assert helped.stats.target_steps < 0.7 * plain.stats.target_steps
+    assert helped.arrivals[-1] < 0.7 * plain.arrivals[-1]
+
+
+@pytest.mark.parametrize("scheme", ["server_streaming", "forerun", "tree"])
+def test_off_the_mark_guesses_cost_less_than_a_fiftieth(scheme: str) -> None:
+    """Tokens of some hundred kinds in no order: matches come, and foretell nothing."""
+    taken = dict[bool, float]()
+    for recall in (False, True):
+        world = World(
+            link=LinkSpec(rtt=0.06),
+            device=DeviceSpec(recall=recall),
+            verifier=VerifierSpec(recall=recall),
+            draft=BetaDraft(0.8),
+            tokens=1000,
+        )
+        results = [run_scheme(scheme, replace(world, seed=seed))[0] for seed in (1, 2)]
+        taken[recall] = sum(result.arrivals[-1] for result in results)
+    assert taken[True] < 1.02 * taken[False]
+
+
+def test_a_drawn_text_has_tokens_of_many_kinds_for_those_who_look_things_up() -> None:
+    plain, read = BetaDraft(1.0).session(Draws(1)), BetaDraft(1.0).read(Draws(1))
+    places = range(500)
+    assert {plain.truth(place) for place in places} == {BEST}
+    assert len({read.truth(place) for place in places}) == KINDS
+    for place in places:
+        tokens, scores = read.candidates(place)
+        assert tokens[0] == read.truth(place)
+        assert scores == plain.candidates(place)[1]
+        assert len(set(tokens)) == NUM_CANDIDATES
+        assert max(tokens) < VOCAB_SIZE
+        off = read.candidates_off_path(7, place)
+        assert {token % (NUM_CANDIDATES + 1) for token in off[0]} == {
+            token % (NUM_CANDIDATES + 1) for token in tokens
+        }
+
+
+def test_a_recorded_text_is_read_as_it_was_written_and_a_log_as_a_drawn_one() -> None:
+    read = circling().read(Draws(1), first=10)
+    assert [read.truth(place) for place in range(10, 18)] == [50, 51, 52, 53, 54, 55, 56, 50]
+    assert read.candidates(11)[0] == (51, 9)
+    log = logged_draft("log", ((2, 1, 2),)).read(Draws(1))
+    assert len({log.truth(place) for place in range(0, 300, 3)}) > 1
+
+
+@pytest.mark.parametrize("table", ["device", "verifier"])
+def test_a_world_says_who_guesses(table: str) -> None:
+    assert experiment_from({table: {"recall": True}}).world.looks_up
+    assert not experiment_from({table: {"recall": False}}).world.looks_up
+    with pytest.raises(UserError, match=rf"{table}.recall is 1; true or false was expected"):
+        experiment_from({table: {"recall": 1}})
