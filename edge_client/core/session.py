@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from common.errors import (
@@ -48,6 +48,7 @@ from edge_client.core.effects import (
     StartDrafter,
 )
 from edge_client.core.policies import Candidates, Governed, GrowthPolicy, GrowthView
+from edge_client.core.priors import SHIPPED
 from edge_client.core.stats import SessionStats, StepTimes
 from edge_client.core.wire import WireNumbers
 
@@ -74,7 +75,7 @@ class SessionConfig:
     fingerprint: bytes
     model: str = ""
     session_id: str = ""
-    prior: Prior = field(default_factory=Prior)  # how right the draft is believed to be at first
+    prior: Prior | None = None  # how right the draft is believed to be at first; None: as shipped
     first_backoff: float = 0.1  # seconds before the first reconnect; doubles (gRPC's own policy doubles too)
     max_backoff: float = 5.0  # seconds; a person who watches the text should not wait longer for a retry
     max_attempts: int = 8  # reconnects in a row without a message from the verifier
@@ -110,7 +111,7 @@ class EdgeSession:
         last_position = len(config.prompt) + config.sampling.max_tokens - 1
         self.view = GrowthView(self.tree, last_position, INITIAL_CREDIT)
         self.next_timer_at: float | None = None
-        self.calibration = Calibration(config.prior)
+        self.calibration = Calibration(config.prior or SHIPPED.at(config.sampling.temperature))
         self._expansions: dict[int, Expansion] = {}  # of live nodes, for the calibration
         self._effects: list[Effect] = []
         self._numbers = WireNumbers()
