@@ -13,6 +13,7 @@ from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.channel import VerifierChannel
 from edge_client.core.policies import GrowthPolicy
+from edge_client.core.priors import Beliefs, PriorTable
 from edge_client.core.session import EdgeSession, SessionConfig
 from edge_client.draft_worker import DraftWorker
 from edge_client.generation import Generation
@@ -50,13 +51,18 @@ class Edge:
     differing token if the draft's tokenizer is not the target's, `UnavailableError` if nobody answers.
     """
 
-    def __init__(self, runtime: LlamaRuntime, address: str, *, check: bool = True) -> None:
+    def __init__(
+        self, runtime: LlamaRuntime, address: str, *, check: bool = True, priors: PriorTable | None = None
+    ) -> None:
+        """`priors`: how right the draft is believed to be before its first text; None: as shipped."""
         self.runtime = runtime
         self.vocabulary = Vocabulary(runtime.token_table())
         self._drafts = DraftWorker(LlamaDrafter(runtime))
         self._channel = VerifierChannel(address)
         self._check = check
         self._numbers = itertools.count(1)
+        self._beliefs = Beliefs(priors)
+        self._session: EdgeSession | None = None  # the newest, from which the next learns
         self.max_positions = 0
 
     async def __aenter__(self) -> Edge:
@@ -74,14 +80,18 @@ class Edge:
 
     def generation(self, request: Request) -> Generation:
         """A new generation; iterate over it. One at a time: the draft model serves one session."""
+        if self._session is not None:
+            self._beliefs.learn(self._session.config.sampling, self._session.calibration)
         config = SessionConfig(
             prompt=request.prompt,
             sampling=request.sampling,
             fingerprint=self.vocabulary.fingerprint,
             session_id=f"edge-{next(self._numbers)}",
+            prior=self._beliefs.before(request.sampling),
         )
         drafts = None if request.policy.name == "off" else self._drafts
-        return Generation(EdgeSession(config, request.policy), self._channel, drafts)
+        self._session = EdgeSession(config, request.policy)
+        return Generation(self._session, self._channel, drafts)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Token ids of a prompt. Raises `UserError` if there are none."""
