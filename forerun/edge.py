@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ForerunError, PeerError, UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
+from edge_client.prior_file import read_priors
 from forerun.options import add_core, add_sampling, pin_to_core, read_prompt, sampling_from
 from forerun.paint import Painter
 
@@ -65,6 +67,9 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
     option("--threads", type=int, default=0, metavar="N", help="of the draft model; 0 = one per core")
     option("--gpu-layers", type=int, default=0, metavar="N", help="draft layers on an accelerator; -1 = all")
     option("--context", type=int, default=4096, metavar="N", help="tokens of KV on the device (%(default)s)")
+    option(
+        "--prior", type=Path, metavar="FILE", help="of `forerun fit`: how far the draft is trusted at first"
+    )
     add_core(parser)
     return parser
 
@@ -209,8 +214,9 @@ def _open_edge(options: argparse.Namespace) -> Edge:
         from edge_client.llama.settings import LlamaSettings
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; pip install 'forerun[edge]'") from error
+    priors = None if options.prior is None else read_priors(options.prior)
     pin_to_core(options.core)
     settings = LlamaSettings(
         path=options.draft, n_ctx=options.context, threads=options.threads, gpu_layers=options.gpu_layers
     )
-    return Edge(LlamaRuntime(settings), options.verifier)
+    return Edge(LlamaRuntime(settings), options.verifier, priors=priors)
