@@ -21,6 +21,11 @@ SPREADS = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
 REST_SPREAD = 0.7
 """Not fitted: 0.3 and 1 are as good on the demo pair; one text sees few choices outside the candidates."""
 
+START_WEIGHT = 2.0
+"""Information that a fit's start counts with, that of a logarithm known up to 0.7: texts in which nothing was
+missed shall not say that nothing ever is."""
+NEXT_TO_NOTHING = 1e-6
+
 CLOSE = 1e-5  # steps of a logarithm; where the fit stops
 MOST_ROUNDS = 200
 LONGEST_STEP = 0.5
@@ -107,20 +112,21 @@ def fit(texts: Sequence[Text], temperature: float) -> Prior:
     )
 
 
-def best_confidence(texts: Sequence[Text], start: Confidence) -> tuple[Confidence, tuple[float, float]]:
-    """By Fisher scoring, and the information on log sharpness and on the log of the rest. A number that the
-    texts say nothing about stays as it was at the start."""
+def best_confidence(
+    texts: Sequence[Text], start: Confidence, weight: float = START_WEIGHT
+) -> tuple[Confidence, tuple[float, float]]:
+    """By Fisher scoring, and the information on log sharpness and on the log of the rest. The start counts
+    with the information `weight`, above 0."""
     every = [seen for text in texts for seen in text]
-    confidence, information = replace(start, miss=_miss(every, start.miss)), (0.0, 0.0)
+    confidence, information = replace(start, miss=_miss(every, start.miss)), (weight, weight)
     for _ in range(MOST_ROUNDS):
-        gradients, information = _totals(every, confidence)
-        steps = [
-            min(max(gradient / known, -LONGEST_STEP), LONGEST_STEP) if known > 0.0 else 0.0
-            for gradient, known in zip(gradients, information, strict=True)
-        ]
-        sharpness = _moved(confidence.sharpness, steps[0])
-        confidence = Confidence(sharpness, _moved(confidence.rest, steps[1]), confidence.miss)
-        if max(map(abs, steps)) < CLOSE:
+        (slope, known), (rest_slope, rest_known) = _totals(every, confidence)
+        information = known + weight, rest_known + weight
+        step = (slope + weight * math.log(start.sharpness / confidence.sharpness)) / information[0]
+        rest_step = (rest_slope + weight * math.log(start.rest / confidence.rest)) / information[1]
+        sharpness, rest = _moved(confidence.sharpness, step), _moved(confidence.rest, rest_step)
+        confidence = Confidence(sharpness, rest, confidence.miss)
+        if max(abs(step), abs(rest_step)) < CLOSE:
             break
     return confidence, information
 
@@ -128,7 +134,7 @@ def best_confidence(texts: Sequence[Text], start: Confidence) -> tuple[Confidenc
 def _totals(
     every: Sequence[Observation], confidence: Confidence
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Gradients and information of all, by log sharpness and by the log of the rest."""
+    """Gradient and information of all, by log sharpness, and by the log of the rest."""
     gradient = information = rest_gradient = rest_information = 0.0
     for seen in every:
         is_full = len(seen.scores) >= FULL_LIST
@@ -141,11 +147,12 @@ def _totals(
         if is_full:
             rest_gradient += (seen.chosen is None) - share
             rest_information += share * (1.0 - share)
-    return (gradient, rest_gradient), (information, rest_information)
+    return (gradient, information), (rest_gradient, rest_information)
 
 
 def _moved(value: float, step: float) -> float:
-    return math.exp(min(max(math.log(value) + step, -FARTHEST), FARTHEST))
+    log = math.log(value) + min(max(step, -LONGEST_STEP), LONGEST_STEP)
+    return math.exp(min(max(log, -FARTHEST), FARTHEST))
 
 
 def _miss(every: Sequence[Observation], prior: float) -> float:
@@ -166,7 +173,7 @@ def best_spread(texts: Sequence[Text], confidence: Confidence) -> float:
 
 def _standard_error(spread: float, num_texts: int, information: float) -> float:
     """Of a mean over texts, each of which lies off it by `spread`, known with `information` in all."""
-    return math.sqrt(spread**2 / num_texts + (1.0 / information if information > 0.0 else 1.0))
+    return math.sqrt(spread**2 / num_texts + 1.0 / information)
 
 
 # Held against other texts -----------------------------------------------------------------------------------
@@ -175,7 +182,7 @@ def _standard_error(spread: float, num_texts: int, information: float) -> float:
 def held_against(texts: Sequence[Text], temperature: float, prior: Prior) -> Surprise:
     """What `prior` and the others are worth on `texts`, at least one."""
     shipped = SHIPPED.at(temperature)
-    best, _ = best_confidence(texts, shipped.confidence)
+    best, _ = best_confidence(texts, shipped.confidence, NEXT_TO_NOTHING)
     return Surprise(
         plain=fixed(texts, replace(shipped.confidence, sharpness=1.0)),
         shipped=fixed(texts, shipped.confidence),

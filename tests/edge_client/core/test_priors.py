@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +73,14 @@ def test_texts_with_filters_and_without_teach_each_other_nothing(filters: dict[s
 
 def test_without_a_table_the_shipped_one_is_believed() -> None:
     assert Beliefs().before(SamplingParams(temperature=0.8)) == SHIPPED.at(0.8)
+
+
+def test_what_is_shipped_is_what_the_measured_fit_says() -> None:
+    """docs/measured/calibration.json is written by the command that `SHIPPED` names."""
+    path = Path(__file__).parents[3] / "docs" / "measured" / "calibration.json"
+    points = json.loads(path.read_text(encoding="utf-8"))["points"]
+    assert [point["temperature"] for point in points] == [temperature for temperature, _ in SHIPPED.points]
+    for point, (_, prior) in zip(points, SHIPPED.points, strict=True):
+        assert prior.confidence.sharpness == pytest.approx(point["sharpness"], abs=0.01)
+        assert prior.confidence.rest == pytest.approx(point["rest"], abs=0.01)
+        assert prior.sharpness.spread == point["sharpness_spread"]
