@@ -234,7 +234,7 @@ def standings(runs: dict[str, dict[str, list[Run]]], temperature: float) -> dict
             "times_the_baseline": rounded(baseline / pace(chosen)),
             **own_figures(chosen),
             **agreement(runs, name, temperature),
-            "tried_ms_per_token": {key: rounded(pace(each)) for key, each in variants.items() if key},
+            "tried": {key: brief_figures(each) for key, each in variants.items() if key},
         }
     return found
 
@@ -243,6 +243,11 @@ def own_figures(runs: Sequence[Run]) -> dict[str, Any]:
     """The shared keys, without a link's; whether texts agree is told by `agreement`."""
     found = as_json(figures(runs, [run["tokens"] for run in runs]))
     return {key: value for key, value in found.items() if key != "identical" and not key.startswith("bytes")}
+
+
+def brief_figures(runs: Sequence[Run]) -> dict[str, Any]:
+    """What tells one draft length from another. The steps depend on no clock."""
+    return {key: own_figures(runs)[key] for key in ("ms_per_token", "target_steps_per_token")}
 
 
 def agreement(runs: dict[str, dict[str, list[Run]]], name: str, temperature: float) -> dict[str, Any]:

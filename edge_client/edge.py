@@ -15,6 +15,7 @@ from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.alone import DeviceGeneration
 from edge_client.channel import VerifierChannel
 from edge_client.core.policies import GrowthPolicy
+from edge_client.core.priors import Beliefs, PriorTable
 from edge_client.core.session import EdgeSession, SessionConfig
 from edge_client.draft_worker import DraftWorker
 from edge_client.generation import Generation
@@ -71,7 +72,9 @@ class Edge:
         check: bool = True,
         preview: bool = True,
         ngrams: int = 0,
+        priors: PriorTable | None = None,
     ) -> None:
+        """`priors`: how right the draft is believed to be before its first text; None: as shipped."""
         self.runtime = runtime
         self.vocabulary = Vocabulary(runtime.token_table())
         self._drafts = DraftWorker(LlamaDrafter(runtime))
@@ -79,6 +82,8 @@ class Edge:
         self._check = check
         self._ngrams = NgramTable(ngrams) if ngrams else None
         self._numbers = itertools.count(1)
+        self._beliefs = Beliefs(priors)
+        self._session: EdgeSession | None = None  # the newest, from which the next learns
         self.max_positions = 0  # 0: not known, the verifier was not there
         self.greeting = ""  # what a user should know before the first generation
         self._preview = preview
@@ -100,6 +105,8 @@ class Edge:
     def generation(self, request: Request) -> Generation:
         """A new generation; iterate over it. One at a time: the draft model serves one session."""
         drafts = self._drafts if request.drafting and request.policy.name != "off" else None
+        if self._session is not None:
+            self._beliefs.learn(self._session.config.sampling, self._session.calibration)
         config = SessionConfig(
             prompt=request.prompt,
             sampling=request.sampling,
@@ -107,10 +114,12 @@ class Edge:
             session_id=f"edge-{next(self._numbers)}",
             recall=request.recall,
             eos_token_ids=self._eos,
+            prior=self._beliefs.before(request.sampling),
         )
         if drafts is None or not self._preview:
             config = replace(config, patience=None)
-        return Generation(EdgeSession(config, request.policy, self._ngrams), self._channel, drafts)
+        self._session = EdgeSession(config, request.policy, self._ngrams)
+        return Generation(self._session, self._channel, drafts)
 
     def alone(self, prompt: Sequence[int], sampling: SamplingParams) -> DeviceGeneration:
         """A text by the draft model alone; iterate over it. One at a time, as `generation`."""

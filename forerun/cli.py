@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from common.errors import ForerunError, UserError
-from forerun import demo, edge, link_command, record, simulate, verify
+from forerun import demo, edge, fit, link_command, record, simulate, verify
 
-COMMANDS = (demo, verify, edge, link_command, record, simulate)
+COMMANDS = (demo, verify, edge, link_command, record, fit, simulate)
 
 DESCRIPTION = """\
 Forerun runs a small draft model on this device and lets a large target model on a server decide: the text is

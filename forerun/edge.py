@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ForerunError, PeerError, UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
+from edge_client.prior_file import read_priors
 from forerun.options import add_core, add_sampling, pin_to_core, read_prompt, sampling_from
 from forerun.paint import Painter, note
 from forerun.showing import Events, Listener, Teller, event, on_standard_output
@@ -103,6 +105,9 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
         choices=("preview", "wait"),
         default="preview",
         help="while no server is there: show the draft's own guess until it is back, or wait (%(default)s)",
+    )
+    option(
+        "--prior", type=Path, metavar="FILE", help="of `forerun fit`: how far the draft is trusted at first"
     )
     add_core(parser)
     return parser
@@ -281,9 +286,10 @@ def _open_edge(options: argparse.Namespace) -> Edge:
         from edge_client.llama.settings import LlamaSettings
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; pip install 'forerun[edge]'") from error
+    priors = None if options.prior is None else read_priors(options.prior)
     pin_to_core(options.core)
     settings = LlamaSettings(
         path=options.draft, n_ctx=options.context, threads=options.threads, gpu_layers=options.gpu_layers
     )
     runtime, preview = LlamaRuntime(settings), options.offline == "preview"
-    return Edge(runtime, options.verifier, preview=preview, ngrams=options.ngrams)
+    return Edge(runtime, options.verifier, preview=preview, ngrams=options.ngrams, priors=priors)

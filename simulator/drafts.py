@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from common.errors import UserError
-from edge_client.core.confidence import LEAST_MISS, MOST_MISS, Confidence, Prior
+from edge_client.core.confidence import LEAST_MISS, MOST_MISS, Confidence, Guess, Prior
+from edge_client.core.priors import SHIPPED
 from simulator.draws import Draws
 from simulator.knowledge import (
     BEST,
     CANDIDATES,
     NUM_CANDIDATES,
+    REST,
     BetaKnowledge,
     Candidates,
     Knowledge,
@@ -24,7 +26,9 @@ from simulator.knowledge import (
 )
 from simulator.recordings import Recording
 
-HONEST = Prior(Confidence(sharpness=1.0, miss=0.02), spread=0.2)
+KNOWN = Guess(spread=0.2, doubt=0.0)
+
+HONEST = Prior(Confidence(sharpness=1.0, rest=REST), KNOWN, KNOWN)
 """Of a draft whose scores are the logarithms of true chances, whose sharpness is 1."""
 
 
@@ -144,7 +148,8 @@ def recorded_draft(name: str, recording: Recording) -> ReplayedDraft:
         for ids, scores in zip(text.candidates, text.scores, strict=True)
     ]
     tokens = [token for text in recording.texts for token in text.tokens]
-    return ReplayedDraft(Replay(name, texts, (candidates, tokens)))
+    replay = Replay(name, texts, (candidates, tokens))
+    return ReplayedDraft(replay, SHIPPED.at(recording.header.temperature))
 
 
 def logged_draft(name: str, lengths: Sequence[Sequence[int]]) -> ReplayedDraft:
@@ -156,4 +161,4 @@ def logged_draft(name: str, lengths: Sequence[Sequence[int]]) -> ReplayedDraft:
     texts = [[((0.0,), 1 if length > 1 else None) for length in text] for text in lengths]
     replay = Replay(name, texts)
     miss = min(max(1.0 - replay.hit_rate, LEAST_MISS), MOST_MISS)
-    return ReplayedDraft(replay, Prior(Confidence(sharpness=1.0, miss=miss), spread=0.2))
+    return ReplayedDraft(replay, Prior(Confidence(sharpness=1.0, miss=miss), KNOWN, KNOWN))

@@ -19,6 +19,8 @@ NUM_CANDIDATES = 8
 BEST = 100_001  # three bytes on the wire, as most ids of a large vocabulary take
 OUTSIDE = BEST + NUM_CANDIDATES
 OUTSIDE_SHARE = 0.15  # of the target's choices that are not the draft's best lie beyond its candidates
+REST = OUTSIDE_SHARE / (1.0 - OUTSIDE_SHARE) * (2 ** (NUM_CANDIDATES - 1) - 1)
+"""Chance of all other tokens over that of the last candidate: the seventh of seven halving weights."""
 CANDIDATES = tuple(range(BEST, OUTSIDE))
 PROMPT_TOKEN = 100_000  # every token of a prompt
 

@@ -129,7 +129,10 @@ class _Payers:
 
 
 def _offers(session: VerifySession) -> list[tuple[float, int, int, Node]]:
-    """Its nodes by how unlikely their paths are, in nats: as it says itself, and as it was right so far."""
+    """Its nodes by how unlikely their paths are, in nats: as it says itself, and as it was right so far. One
+    without fill asks for all of them: what is left out costs it a round trip, and not a step."""
+    if not session.request.fill:
+        return [(0.0, node.id, session.key, node) for node in session.step_nodes()]
     doubt = -math.log(min(max(session.kept.ratio, LEAST_TRUST), 1.0))
     worth = session.tree.worth
     return [(doubt - worth(node), node.id, session.key, node) for node in session.step_nodes()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from common.errors import (
@@ -52,6 +52,7 @@ from edge_client.core.offline import Offline
 from edge_client.core.policies import Candidates, Governed, GrowthPolicy, GrowthView, missing_above
 from edge_client.core.policies.governor import GOES_AHEAD
 from edge_client.core.policies.offline import OfflineChain
+from edge_client.core.priors import SHIPPED
 from edge_client.core.stats import SessionStats, StepTimes
 from edge_client.core.wire import WireNumbers
 
@@ -84,7 +85,7 @@ class SessionConfig:
     fingerprint: bytes
     model: str = ""
     session_id: str = ""
-    prior: Prior = field(default_factory=Prior)  # how right the draft is believed to be at first
+    prior: Prior | None = None  # how right the draft is believed to be at first; None: as shipped
     recall: bool = False  # also propose what the text repeats of itself, which takes no draft step
     first_backoff: float = 0.1  # seconds before the first reconnect; doubles (gRPC's own policy doubles too)
     max_backoff: float = 5.0  # seconds; a person who watches the text should not wait longer for a retry
@@ -133,7 +134,7 @@ class EdgeSession:
         self.tree = SpeculationTree(config.prompt)
         last_position = len(config.prompt) + config.sampling.max_tokens - 1
         self.view = GrowthView(self.tree, last_position, INITIAL_CREDIT)
-        self.calibration = Calibration(config.prior)
+        self.calibration = Calibration(config.prior or SHIPPED.at(config.sampling.temperature))
         self._expansions: dict[int, Expansion] = {}  # of live nodes, for the calibration
         self._effects: list[Effect] = []
         self._numbers = WireNumbers()

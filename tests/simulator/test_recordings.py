@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from common.errors import LocalError, UserError
 from edge_client.core.calibration import promised
-from edge_client.core.confidence import Prior
+from edge_client.core.priors import SHIPPED
 from simulator.drafts import HONEST, BetaDraft, Replay, ReplayedDraft, logged_draft, recorded_draft
 from simulator.draws import Draws
 from simulator.experiment import run_experiment
@@ -234,7 +234,7 @@ def test_a_sync_run_accepts_exactly_what_the_recording_says(ranks: list[int | No
 
 
 def test_the_session_learns_a_recordings_sharpness_from_the_products_prior() -> None:
-    assert recorded_draft("short", SHORT).prior == Prior()
+    assert recorded_draft("short", SHORT).prior == SHIPPED.at(SHORT.header.temperature)
     assert BetaDraft().prior == HONEST
 
 

@@ -16,9 +16,9 @@ from tests.cloud_verifier.core.bench import VOCAB, ask
 BASE, PER_ROW = 0.030, 0.001  # seconds; a row costs a thirtieth of a step
 
 
-def session(key: int, *chances: float, balance: float = 1.0) -> VerifySession:
+def session(key: int, *chances: float, balance: float = 1.0, fill: bool = True) -> VerifySession:
     """One with a child of its tip for each of the chances."""
-    found = VerifySession(key, ask(), VOCAB, frozenset(), max_live=128, now=0.0)
+    found = VerifySession(key, ask(fill=fill), VOCAB, frozenset(), max_live=128, now=0.0)
     logprobs = bytes(pack_logprob(math.log(chance)) for chance in chances)
     tokens = tuple(range(1, 1 + len(chances)))
     found.receive(Propose(tokens, logprobs, (0,) * len(chances), 0), 0.0)
@@ -46,6 +46,11 @@ def drafts(
 
 def test_alone_a_row_pays_if_it_is_likelier_than_its_cost_in_steps() -> None:
     assert drafts(taught(), session(1, 0.30, 0.05, 0.04, 0.02, 0.01)) == {1: 3}
+
+
+def test_a_classic_block_is_taken_whole() -> None:
+    assert drafts(taught(), session(1, 0.3, 0.01, 0.001, fill=False)) == {1: 3}
+    assert drafts(taught(), session(1, 0.3, 0.01, fill=False), session(2, balance=0.0)) == {1: 0, 2: 0}
 
 
 def test_the_more_sessions_wait_the_likelier_a_row_must_be() -> None:

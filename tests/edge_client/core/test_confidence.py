@@ -1,17 +1,16 @@
-"""Laws of confidence: what the candidates are given sums to what is not missed, and fits one byte."""
+"""Laws of confidence: what the candidates and all other tokens are given sums to 1, and fits one byte."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from edge_client.core.calibration import MIN_LOGPROB, Calibration, promised
-from edge_client.core.confidence import Confidence, Prior
+from edge_client.core.calibration import MIN_LOGPROB, promised, surprise
+from edge_client.core.confidence import FULL_LIST, LEAST_DOUBT, Confidence, Guess
 
 scores = st.lists(st.floats(-8.0, 8.0), min_size=1, max_size=8).map(lambda s: sorted(s, reverse=True))
 
@@ -39,15 +38,37 @@ def test_no_candidate_is_below_what_a_byte_can_say() -> None:
     assert promised(Confidence(), (0.0, -1000.0, -math.inf))[1:] == [MIN_LOGPROB, MIN_LOGPROB]
 
 
-@given(scores, st.floats(0.1, 4.0), st.floats(0.0, 0.5))
-def test_chances_fall_with_the_scores_and_sum_to_what_is_not_missed(
-    ranked: list[float], sharpness: float, miss: float
+def test_all_other_tokens_are_one_more_candidate_beside_the_last_of_a_full_list() -> None:
+    logprobs = promised(Confidence(sharpness=1.0, rest=2.0), (0.0, 0.0, 0.0, 0.0, -math.log(2.0)))
+    assert [math.exp(logprob) for logprob in logprobs] == pytest.approx([2 / 11] * 4 + [1 / 11])
+    assert surprise(Confidence(1.0, rest=2.0), (0.0, 0.0, 0.0, 0.0, -math.log(2.0)), None) == pytest.approx(
+        -math.log(2 / 11)
+    )
+
+
+def test_where_the_last_candidate_is_far_behind_all_others_are() -> None:
+    near, far = ((5.0, 4.0, 3.0, 2.0, last) for last in (1.0, -3.0))
+    believed = Confidence(sharpness=1.0)
+    assert surprise(believed, far, None) > surprise(believed, near, None) + 3.0
+
+
+def test_of_a_list_that_a_filter_cut_short_the_miss_is_the_same_whatever_the_scores() -> None:
+    believed = Confidence(miss=0.05)
+    assert surprise(believed, (3.0, 2.9), None) == surprise(believed, (3.0, -9.0), None)
+    assert surprise(believed, (3.0, 2.9), None) == pytest.approx(-math.log(0.05))
+
+
+@given(scores, st.floats(0.1, 4.0), st.floats(0.0, 0.5), st.floats(0.01, 30.0))
+def test_chances_fall_with_the_scores_and_sum_to_one_with_all_others(
+    ranked: list[float], sharpness: float, miss: float, rest: float
 ) -> None:
-    logprobs = promised(Confidence(sharpness, miss), ranked)
+    confidence = Confidence(sharpness, rest, miss)
+    logprobs = promised(confidence, ranked)
     assert logprobs == sorted(logprobs, reverse=True)
     assert all(MIN_LOGPROB <= logprob <= 1e-12 for logprob in logprobs)
-    total = sum(math.exp(logprob) for logprob in logprobs)
-    assert total == pytest.approx(1.0 - miss, abs=len(ranked) * math.exp(MIN_LOGPROB) + 1e-9)
+    others = miss if len(ranked) < FULL_LIST else math.exp(-surprise(confidence, ranked, None))
+    total = sum(map(math.exp, logprobs)) + others
+    assert total == pytest.approx(1.0, abs=(len(ranked) + rest) * math.exp(MIN_LOGPROB) + 1e-9)
 
 
 @pytest.mark.parametrize("sharpness", [0.0, -1.0, math.nan, math.inf])
@@ -62,95 +83,39 @@ def test_a_miss_that_is_no_chance_is_refused(miss: float) -> None:
         Confidence(miss=miss)
 
 
-# Calibration ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("rest", [0.0, -1.0, math.nan, math.inf])
+def test_a_weight_of_all_others_that_is_none_is_refused(rest: float) -> None:
+    with pytest.raises(UserError, match=f"rest is {rest}"):
+        Confidence(rest=rest)
 
 
-def noisy_pairs(error: float, num: int, seed: int) -> list[tuple[list[float], int | None]]:
-    """What calibration sees if the target's scores are the draft's plus Gumbel errors of this size: then a
-    softmax of sharpness 1 / error is the exact law of the choice."""
-    rng = np.random.default_rng(seed)
-    pairs: list[tuple[list[float], int | None]] = []
-    for _ in range(num):
-        scores = -np.sort(-rng.normal(0.0, 2.0, size=5))
-        pairs.append((scores.tolist(), int(np.argmax(scores + error * rng.gumbel(size=5)))))
-    return pairs
-
-
-def test_before_the_first_observation_the_prior_speaks() -> None:
-    prior = Prior(Confidence(sharpness=1.7, miss=0.1))
-    assert Calibration(prior).confidence == prior.confidence
-
-
-@pytest.mark.parametrize("error", [0.25, 0.5, 1.0, 2.0])
-def test_the_sharpness_is_found_wherever_the_prior_stood(error: float) -> None:
-    calibration = Calibration(Prior(Confidence(sharpness=3.0)))
-    for scores, chosen in noisy_pairs(error, 600, seed=1):
-        calibration.observe(scores, chosen)
-    assert calibration.confidence.sharpness == pytest.approx(1 / error, rel=0.3)
-    assert calibration.num_observed == 600
-
-
-def test_promises_are_kept_after_calibration() -> None:
-    """Of candidates promised a chance of 40-60 %, and of the others, as many are right as was promised."""
-    calibration = Calibration()
-    hoped, right = np.zeros(5), np.zeros(5)
-    for step, (scores, chosen) in enumerate(noisy_pairs(0.8, 4000, seed=2)):
-        chances = [math.exp(logprob) for logprob in promised(calibration.confidence, scores)]
-        calibration.observe(scores, chosen)
-        if step < 200:
-            continue
-        for place, chance in enumerate(chances):
-            bin_ = min(4, int(chance * 5))
-            hoped[bin_] += chance
-            right[bin_] += place == chosen
-    np.testing.assert_allclose(hoped / right, 1.0, atol=0.15)
-
-
-def test_a_draft_that_is_never_right_loses_its_credit() -> None:
-    calibration = Calibration()
-    for _ in range(400):
-        calibration.observe([4.0, 1.0, 0.0], None)
-    assert calibration.confidence.miss > 0.8
-    assert all(logprob < math.log(0.2) for logprob in promised(calibration.confidence, [4.0, 1.0, 0.0]))
-
-
-def test_a_draft_that_changes_is_followed() -> None:
-    calibration = Calibration()
-    for error in (0.25, 2.0):
-        for scores, chosen in noisy_pairs(error, 2000, seed=3):
-            calibration.observe(scores, chosen)
-        assert calibration.confidence.sharpness == pytest.approx(1 / error, rel=0.35)
-
-
-def test_observations_without_news_change_nothing_but_the_count() -> None:
-    calibration = Calibration()
-    calibration.observe([], None)
-    assert calibration.num_observed == 0
-    calibration.observe([2.0], 0)  # a lone candidate says nothing about gaps
-    assert calibration.confidence.sharpness == pytest.approx(Confidence().sharpness)
-
-
-@given(
-    st.lists(
-        st.lists(st.floats(-1e45, 1e45), min_size=1, max_size=6).flatmap(
-            lambda raw: st.tuples(
-                st.just(sorted(raw, reverse=True)), st.none() | st.integers(0, len(raw) - 1)
-            )
-        ),
-        max_size=20,
-    )
-)
-def test_whatever_is_observed_the_confidence_stays_usable(
-    pairs: list[tuple[list[float], int | None]],
-) -> None:
-    calibration = Calibration()
-    for scores, chosen in pairs:
-        calibration.observe(scores, chosen)
-        for logprob in promised(calibration.confidence, [1.0, 0.0, -1.0]):
-            assert MIN_LOGPROB <= logprob <= 0.0
+# Guesses ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spread", [0.0, -1.0, math.nan, math.inf])
 def test_a_spread_that_is_none_is_refused(spread: float) -> None:
     with pytest.raises(UserError, match=f"spread is {spread}"):
-        Prior(spread=spread)
+        Guess(spread, 0.0)
+
+
+@pytest.mark.parametrize("doubt", [-1.0, math.nan, math.inf])
+def test_a_doubt_that_is_none_is_refused(doubt: float) -> None:
+    with pytest.raises(UserError, match=f"doubt is {doubt}"):
+        Guess(1.0, doubt)
+
+
+def test_a_text_that_told_everything_leaves_the_spread_between_texts_alone() -> None:
+    """Two numbers around one mean, both known: of the mean half is known from the first."""
+    assert Guess(spread=0.3, doubt=0.3).after(1e12).doubt == pytest.approx(0.3 / math.sqrt(2))
+
+
+def test_a_text_that_told_nothing_leaves_the_doubt_as_it_was() -> None:
+    assert Guess(0.3, 0.5).after(0.0) == Guess(0.3, 0.5)
+
+
+def test_doubt_never_ends_but_what_was_known_stays_known() -> None:
+    guess = Guess(spread=0.3, doubt=0.5)
+    for _ in range(1000):
+        guess = guess.after(100.0)
+    assert guess.doubt == pytest.approx(LEAST_DOUBT * 0.3)
+    assert Guess(0.3, 0.0).after(100.0).doubt == 0.0

@@ -112,7 +112,7 @@ def test_a_commit_moves_the_drafter_then_shows_the_text_then_sends_then_drafts()
 
 
 def test_a_commit_tells_the_drafter_every_node_that_died() -> None:
-    session = opened(TreePolicy(TreeSettings(width=1, max_children=3, cut=0.001)))
+    session = opened(TreePolicy(TreeSettings(width=1, max_children=3, cut=1e-5)))
     draft(session, (5, 6, 4), 1.1)
     session.on_message(Commit(2, (6,)), 1.2)
     assert session.effects()[0] == MoveTip(Reroot(((3, 6),), (2, 4)))

@@ -1,0 +1,227 @@
+"""The prior that recordings say is right, and how well it does on texts that it was not fitted on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from common.errors import UserError
+from edge_client.core.calibration import MISS_WEIGHT, Calibration, slopes, surprise
+from edge_client.core.confidence import FULL_LIST, LEAST_MISS, MOST_MISS, Confidence, Guess, Prior
+from edge_client.core.priors import SHIPPED, PriorTable
+from simulator.recordings import Recording
+
+HELD_OUT_EVERY = 4  # of the texts the fourth, the eighth and so on are not fitted on
+LEAST_TEXTS = 8  # fewer say nothing about what changes from text to text
+
+SPREADS = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
+"""Of log sharpness between texts; finer steps change the nats by less than a thousandth."""
+
+REST_SPREAD = 0.7
+"""Not fitted: 0.3 and 1 are as good on the demo pair; one text sees few choices outside the candidates."""
+
+START_WEIGHT = 2.0
+"""Information that a fit's start counts with, that of a logarithm known up to 0.7: texts in which nothing was
+missed shall not say that nothing ever is."""
+NEXT_TO_NOTHING = 1e-6
+
+CLOSE = 1e-5  # steps of a logarithm; where the fit stops
+MOST_ROUNDS = 200
+LONGEST_STEP = 0.5
+FARTHEST = math.log(1e4)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the draft said at one position, and which of its candidates the target chose (None: none)."""
+
+    scores: tuple[float, ...]  # nats, not rising, at least one
+    chosen: int | None  # from 0
+
+
+Text = list[Observation]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """All texts of one temperature, in two parts."""
+
+    temperature: float
+    fitted: list[Text]
+    held_out: list[Text]
+
+
+@dataclass(frozen=True, slots=True)
+class Surprise:
+    """Mean nats per token of the held-out texts."""
+
+    plain: float  # sharpness 1: the softmax as it is
+    shipped: float  # the shipped prior, never learning
+    fitted: float  # the fitted prior, never learning
+    learnt_from_shipped: float  # every text learns on its way, from the shipped prior
+    learnt_from_fitted: float
+    kept: float  # as learnt_from_shipped, and each text begins with what those before it taught
+    hindsight: float  # the one confidence that fits these very texts best
+
+
+def split(recordings: Iterable[Recording]) -> list[Split]:
+    """By temperature, rising. Raises `UserError` if one has too few texts."""
+    texts: dict[float, list[Text]] = {}
+    for recording in recordings:
+        texts.setdefault(recording.header.temperature, []).extend(_texts(recording))
+    for temperature, found in texts.items():
+        if len(found) < LEAST_TEXTS:
+            raise UserError(
+                f"at temperature {temperature:g} the recordings have {len(found)} texts with candidates; "
+                f"a fit needs {LEAST_TEXTS} or more"
+            )
+    return [_split(temperature, texts[temperature]) for temperature in sorted(texts)]
+
+
+def _texts(recording: Recording) -> list[Text]:
+    texts = [
+        [
+            Observation(scores, None if rank is None else rank - 1)
+            for scores, rank in zip(text.scores, text.ranks, strict=True)
+            if scores
+        ]
+        for text in recording.texts
+    ]
+    return [text for text in texts if text]
+
+
+def _split(temperature: float, texts: list[Text]) -> Split:
+    held_out = texts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
+    fitted = [text for place, text in enumerate(texts, 1) if place % HELD_OUT_EVERY]
+    return Split(temperature, fitted, held_out)
+
+
+# Fitting --------------------------------------------------------------------------------------------------
+
+
+def fit(texts: Sequence[Text], temperature: float) -> Prior:
+    """Of maximum likelihood on `texts`, at least one: the confidence that fits all best, the spread between
+    texts with which learning on the way costs least, and the doubt that the fit itself leaves."""
+    confidence, information = best_confidence(texts, SHIPPED.at(temperature).confidence)
+    spread = best_spread(texts, confidence)
+    return Prior(
+        confidence,
+        Guess(spread, _standard_error(spread, len(texts), information[0])),
+        Guess(REST_SPREAD, _standard_error(REST_SPREAD, len(texts), information[1])),
+    )
+
+
+def best_confidence(
+    texts: Sequence[Text], start: Confidence, weight: float = START_WEIGHT
+) -> tuple[Confidence, tuple[float, float]]:
+    """By Fisher scoring, and the information on log sharpness and on the log of the rest. The start counts
+    with the information `weight`, above 0."""
+    every = [seen for text in texts for seen in text]
+    confidence, information = replace(start, miss=_miss(every, start.miss)), (weight, weight)
+    for _ in range(MOST_ROUNDS):
+        (slope, known), (rest_slope, rest_known) = _totals(every, confidence)
+        information = known + weight, rest_known + weight
+        step = (slope + weight * math.log(start.sharpness / confidence.sharpness)) / information[0]
+        rest_step = (rest_slope + weight * math.log(start.rest / confidence.rest)) / information[1]
+        sharpness, rest = _moved(confidence.sharpness, step), _moved(confidence.rest, rest_step)
+        confidence = Confidence(sharpness, rest, confidence.miss)
+        if max(abs(step), abs(rest_step)) < CLOSE:
+            break
+    return confidence, information
+
+
+def _totals(
+    every: Sequence[Observation], confidence: Confidence
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Gradient and information of all, by log sharpness, and by the log of the rest."""
+    gradient = information = rest_gradient = rest_information = 0.0
+    for seen in every:
+        is_full = len(seen.scores) >= FULL_LIST
+        if seen.chosen is None and not is_full:
+            continue  # a filter's doing, which scores do not tell
+        rest = confidence.rest if is_full else 0.0
+        slope, known, share = slopes(confidence.sharpness, rest, seen.scores, seen.chosen)
+        gradient += slope
+        information += known
+        if is_full:
+            rest_gradient += (seen.chosen is None) - share
+            rest_information += share * (1.0 - share)
+    return (gradient, information), (rest_gradient, rest_information)
+
+
+def _moved(value: float, step: float) -> float:
+    log = math.log(value) + min(max(step, -LONGEST_STEP), LONGEST_STEP)
+    return math.exp(min(max(log, -FARTHEST), FARTHEST))
+
+
+def _miss(every: Sequence[Observation], prior: float) -> float:
+    """Of lists that a filter cut short; `prior` where there are none, and with the weight it has online."""
+    short = [seen for seen in every if len(seen.scores) < FULL_LIST]
+    missed = sum(seen.chosen is None for seen in short)
+    miss = (missed + MISS_WEIGHT * prior) / (len(short) + MISS_WEIGHT)
+    return min(max(miss, LEAST_MISS), MOST_MISS)
+
+
+def best_spread(texts: Sequence[Text], confidence: Confidence) -> float:
+    """Of log sharpness from text to text, if the pair's mean is known."""
+    rest = Guess(REST_SPREAD, 0.0)
+    priors = [Prior(confidence, Guess(spread, 0.0), rest) for spread in SPREADS]
+    best = min(range(len(SPREADS)), key=lambda place: learnt(texts, priors[place]))
+    return SPREADS[best]
+
+
+def _standard_error(spread: float, num_texts: int, information: float) -> float:
+    """Of a mean over texts, each of which lies off it by `spread`, known with `information` in all."""
+    return math.sqrt(spread**2 / num_texts + 1.0 / information)
+
+
+# Held against other texts -----------------------------------------------------------------------------------
+
+
+def held_against(texts: Sequence[Text], temperature: float, prior: Prior) -> Surprise:
+    """What `prior` and the others are worth on `texts`, at least one."""
+    shipped = SHIPPED.at(temperature)
+    best, _ = best_confidence(texts, shipped.confidence, NEXT_TO_NOTHING)
+    return Surprise(
+        plain=fixed(texts, replace(shipped.confidence, sharpness=1.0)),
+        shipped=fixed(texts, shipped.confidence),
+        fitted=fixed(texts, prior.confidence),
+        learnt_from_shipped=learnt(texts, shipped),
+        learnt_from_fitted=learnt(texts, prior),
+        kept=kept(texts, temperature, SHIPPED),
+        hindsight=fixed(texts, best),
+    )
+
+
+def fixed(texts: Sequence[Text], confidence: Confidence) -> float:
+    """Mean nats per token with a confidence that learns nothing."""
+    return _mean([surprise(confidence, seen.scores, seen.chosen) for text in texts for seen in text])
+
+
+def learnt(texts: Sequence[Text], prior: Prior) -> float:
+    """Mean nats per token if every text learns on its way and begins anew from `prior`."""
+    return _mean([nats for text in texts for nats in surprises(text, Calibration(prior))])
+
+
+def kept(texts: Sequence[Text], temperature: float, table: PriorTable) -> float:
+    """Mean nats per token if each text begins with what those before it taught, as `forerun edge` does."""
+    found = list[float]()
+    for text in texts:
+        calibration = Calibration(table.at(temperature))
+        found += surprises(text, calibration)
+        table = table.after(temperature, calibration)
+    return _mean(found)
+
+
+def surprises(text: Text, calibration: Calibration) -> list[float]:
+    """Of each token, before it teaches `calibration`."""
+    found = []
+    for seen in text:
+        found.append(surprise(calibration.confidence, seen.scores, seen.chosen))
+        calibration.observe(seen.scores, seen.chosen)
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
