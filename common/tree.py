@@ -192,12 +192,15 @@ class SpeculationTree:
                 raise LocalError(f"{child} does not fit below {node}")
 
     def _promise(self, node: Node, logprob: float) -> Node:
-        """Weigh a node and what hangs below it anew, if this promise is better than its own."""
-        gain = logprob - node.logprob
-        if gain > 0:
+        """Weigh a node and what hangs below it anew, if this promise is better than its own.
+
+        Sums are made as in `grow`: a child is never likelier than its parent, not even by rounding.
+        """
+        if logprob > node.logprob:
             node.logprob = logprob
             for below in self.subtree(node):
-                below.path_logprob += gain
+                assert below.parent is not None, "it hangs below another"
+                below.path_logprob = self.live[below.parent].path_logprob + below.logprob
         return node
 
     def _attach_committed(self, position: int, token: int, logprob: float) -> Place:

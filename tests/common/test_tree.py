@@ -67,6 +67,18 @@ def test_the_better_promise_of_a_merged_node_counts_for_all_below_it() -> None:
     assert beside.path_logprob == -2.0
 
 
+@given(st.lists(st.tuples(st.integers(0, 20), TOKENS, st.sampled_from([0.0, -0.1, -0.3, -0.7, -1.9]))))
+def test_no_node_is_likelier_than_its_parent_by_any_rounding(grown: list[tuple[int, int, float]]) -> None:
+    """Who sorts by likeliness meets parents first, whatever merged."""
+    tree = SpeculationTree((9,))
+    for place, token, logprob in grown:
+        nodes = list(tree.live.values())
+        tree.grow(nodes[place % len(nodes)], token, logprob)
+    for node in tree.speculative():
+        assert node.parent is not None
+        assert node.path_logprob == tree.live[node.parent].path_logprob + node.logprob
+
+
 def test_nothing_grows_below_a_node_that_is_not_live() -> None:
     tree = SpeculationTree((9,))
     dead, child = make_path(tree, (1, 2))
