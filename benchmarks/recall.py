@@ -1,10 +1,13 @@
 """What drafts without a model are worth: on the verifier, on the device, on both, and with no draft model.
 
-    python -m benchmarks.recall --json > recall.json
+    forerun record --out demo.jsonl --ignore-eos --max-tokens 160
+    python -m benchmarks.recall simulated demo.jsonl       # a real pair's texts in virtual time
+    python -m benchmarks.recall simulated                  # a drawn text, where guesses can only cost
+    python -m benchmarks.recall real                       # the whole system on this machine
 
-Two rigs run side by side, the one's verifier guesses and the other's does not; every text is written in all
-ways one after the other. A temperature of 0 lets the small bundled target repeat itself, as greedy decoding
-of small models does; at 0.8 its texts hardly do, and guesses can only cost.
+`real` has two rigs side by side, the one's verifier guesses and the other's does not; every text is written
+in all ways one after the other. Greedy, the small bundled target repeats itself a lot, as small models do; at
+a temperature of 0.8 it hardly does.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import demo_models
@@ -22,6 +26,11 @@ from common.figures import Figures, as_json, figures
 from common.sampling import SamplingParams
 from forerun.options import bundled_texts
 from forerun.rig import Rig, RigSettings
+from simulator.drafts import BetaDraft, Draft, recorded_draft
+from simulator.link import LinkSpec
+from simulator.recordings import read_recording
+from simulator.schemes import run_scheme
+from simulator.world import DeviceSpec, VerifierSpec, World
 
 
 class Way(NamedTuple):
@@ -54,21 +63,59 @@ SHOWN = (
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recall", description=__doc__.splitlines()[0])
-    option = parser.add_argument
-    option("--rtt", type=float, default=60.0, metavar="MS")
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    simulated = kinds.add_parser("simulated", help="in virtual time")
+    simulated.add_argument("recording", nargs="?", type=Path, help="by forerun record; else a drawn text")
+    simulated.add_argument("--seeds", type=int, default=8, metavar="N", help="texts, drawn or recorded (8)")
+    simulated.add_argument("--row", type=float, default=0.05, metavar="MS", help="a further row (0.05)")
+    real = kinds.add_parser("real", help="on this machine")
+    option = real.add_argument
     option("--temperature", type=float, nargs="+", default=[0.0, 0.8], metavar="T")
-    option("--step-floor", type=float, default=30.0, metavar="MS", help="of a target step (%(default)s)")
     option("--num-prompts", type=int, default=8, metavar="N", help="bundled prompts (%(default)s)")
     option("--max-tokens", type=int, default=96, metavar="N", help="of each text (%(default)s)")
     option("--seeds", type=int, nargs="+", default=[1], metavar="N", help="each prompt once for each")
-    option("--json", action="store_true", help="print one JSON object")
+    for each in (simulated, real):
+        each.add_argument("--rtt", type=float, default=60.0, metavar="MS")
+        each.add_argument(
+            "--step", type=float, default=30.0, metavar="MS", help="a target step, or its floor"
+        )
+        each.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
-async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All temperatures, one after the other."""
+def simulate(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every way with a draft model, and server streaming; as the product's limits are."""
+    draft: Draft = BetaDraft(0.8)
+    tokens, name = 600, "drawn"
+    if options.recording is not None:
+        recording = read_recording(options.recording)
+        draft, name = recorded_draft(options.recording.name, recording), options.recording.name
+        tokens = min(len(text.tokens) for text in recording.texts)
+    found = {}
+    for title, way in WAYS.items():
+        if way.drafting:
+            worlds = (_world(options, way, draft, tokens, seed + 1) for seed in range(options.seeds))
+            results = [run_scheme(way.policy, world)[0] for world in worlds]
+            found[title] = figures([each.as_run() for each in results], [each.truth for each in results])
+    return [{"texts": name, "ways": found}]
+
+
+def _world(options: argparse.Namespace, way: Way, draft: Draft, tokens: int, seed: int) -> World:
+    verifier = VerifierSpec(
+        options.step / 1e3,
+        options.row / 1e3,
+        max_nodes_per_session=16,
+        max_rows=256,
+        recall=way.verifier,
+    )
+    device = DeviceSpec(recall=way.device)
+    return World(LinkSpec(rtt=options.rtt / 1e3), device, verifier, draft, tokens=tokens, seed=seed)
+
+
+async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """On this machine; all temperatures, one after the other."""
     target, draft = str(demo_models.TARGET_DIR), str(demo_models.DRAFT_GGUF)
-    settings = RigSettings(target, draft, rtt_ms=options.rtt, step_floor_ms=options.step_floor)
+    settings = RigSettings(target, draft, rtt_ms=options.rtt, step_floor_ms=options.step)
     results = []
     async with Rig(settings) as plain, Rig(RigSettings(**{**asdict(settings), "recall": True})) as guessing:
         for rig in (plain, guessing):  # connections and caches are warm then
@@ -77,9 +124,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             runs = await _runs((plain, guessing), options, temperature)
             references = [run["tokens"] for run in runs["server streaming"]]
             found = {name: figures(each, references) for name, each in runs.items()}
-            results.append({"temperature": temperature, "ways": found})
-    shown = {key: value for key, value in vars(options).items() if key != "json"}
-    return {"settings": shown, "results": results}
+            results.append({"texts": f"temperature {temperature:g}", "ways": found})
+    return results
 
 
 async def _runs(
@@ -101,8 +147,7 @@ async def _runs(
 def print_table(results: Sequence[dict[str, Any]]) -> None:
     """One line a way, for people."""
     for result in results:
-        print(f"\ntemperature {result['temperature']:g}")
-        print(f"{'':36}" + "".join(f"{key.removesuffix('_per_token'):>20}" for key in SHOWN))
+        print(f"\n{result['texts']:36}" + "".join(f"{key.removesuffix('_per_token'):>20}" for key in SHOWN))
         for name, found in result["ways"].items():
             print(f"{name:36}" + "".join(f"{_cell(found, key):>20}" for key in SHOWN))
 
@@ -114,13 +159,14 @@ def _cell(found: Figures, key: str) -> str:
 
 def main() -> int:
     options = make_parser().parse_args()
-    report = asyncio.run(measure(options))
+    results = simulate(options) if options.kind == "simulated" else asyncio.run(measure(options))
     if options.json:
-        for result in report["results"]:
+        settings = {key: str(value) for key, value in vars(options).items() if key != "json"}
+        for result in results:
             result["ways"] = {name: as_json(found) for name, found in result["ways"].items()}
-        print(json.dumps(report, indent=2))
+        print(json.dumps({"settings": settings, "results": results}, indent=2))
     else:
-        print_table(report["results"])
+        print_table(results)
     return 0
 
 

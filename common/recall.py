@@ -110,19 +110,22 @@ class Recall:
             self._table.learn(tail, token)
         self._index(token)
 
-    def guess(self, most: int, path: Sequence[int] = (), least: float = LEAST) -> list[Chain]:
+    def guess(
+        self, most: int, path: Sequence[int] = (), least: float = LEAST, surely: float = LEAST
+    ) -> list[Chain]:
         """What may come after the text and `path`: a chain from the text itself, one from the table, or none.
 
-        Args: most, tokens of a chain; path, token ids not committed yet; least, nats, of a chain's path.
+        Args: most, tokens of a chain; path, token ids not committed yet; least, nats, of a chain's path;
+        surely, nats, of each of its tokens.
         """
-        chains = [self._from_text(most, path, least)]
+        chains = [self._from_text(most, path, least, surely)]
         if self._table is not None:
-            chains.append(self._from_table(self._table, most, path, least))
+            chains.append(self._from_table(self._table, most, path, least, surely))
         return [chain for chain in chains if chain]
 
     # Inside -----------------------------------------------------------------------------------------------
 
-    def _from_text(self, most: int, path: Sequence[int], least: float) -> Chain:
+    def _from_text(self, most: int, path: Sequence[int], least: float, surely: float) -> Chain:
         """Copies what followed; where that runs into the text's end it goes on with its own copy, as in LZ77:
         a loop is foretold round after round."""
         going_on = self._going_on + len(path) if self._going_on >= 0 else -1
@@ -136,20 +139,22 @@ class Recall:
             token = self._text[place] if place < size else beyond[place - size]
             logprob = _log(self._by_length[length].ratio)
             least -= logprob
-            if least > 0:
+            if least > 0 or logprob < surely:
                 break
             chain.append((token, logprob))
             beyond.append(token)
             place, length = place + 1, min(length + 1, LONGEST)
         return chain
 
-    def _from_table(self, table: NgramTable, most: int, path: Sequence[int], least: float) -> Chain:
+    def _from_table(
+        self, table: NgramTable, most: int, path: Sequence[int], least: float, surely: float
+    ) -> Chain:
         tail = [*self._text[-LONGEST:], *path]
         logprob = _log(self._by_table.ratio)
         chain = Chain()
         while len(chain) < most and (followers := table.follow(tail)):
             least -= logprob
-            if least > 0:
+            if least > 0 or logprob < surely:
                 break
             chain.append((followers[0], logprob))
             tail.append(followers[0])
@@ -191,11 +196,13 @@ class Recall:
         text.append(token)
 
 
-def grow_guesses(tree: SpeculationTree, recall: Recall, last_position: int, most: int) -> None:
+def grow_guesses(
+    tree: SpeculationTree, recall: Recall, last_position: int, most: int, surely: float = LEAST
+) -> None:
     """Hang what `recall` guesses below the tip, and below the end of the likeliest path that is there.
 
     Args: last_position, of the text: a guess there would save nothing, the token before it tells it; most,
-    new nodes.
+    new nodes; surely, nats, of each of them if those before it are right.
     """
     limit = tree.num_speculative + most
     path = likeliest_path(tree)
@@ -203,7 +210,7 @@ def grow_guesses(tree: SpeculationTree, recall: Recall, last_position: int, most
         node = path[start - 1] if start else tree.tip
         room = min(most, last_position - 1 - node.position)
         tokens = [above.token for above in path[:start]]
-        for chain in recall.guess(room, tokens, LEAST - tree.worth(node)):
+        for chain in recall.guess(room, tokens, LEAST - tree.worth(node), surely):
             below = node
             for token, logprob in chain:
                 if tree.num_speculative >= limit and token not in below.children:

@@ -80,7 +80,7 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
     option(
         "--recall",
         action=argparse.BooleanOptionalAction,
-        default=False,
+        default=True,
         help="propose also what a text repeats of itself (%(default)s)",
     )
     option(

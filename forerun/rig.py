@@ -120,10 +120,11 @@ class Rig:
         self, prompt: str, policy: str, sampling: dict[str, Any], **switches: bool
     ) -> AsyncIterator[dict[str, Any]]:
         """Run one completion on the edge; its events, the last of which is `done`. `switches` are
-        `recall` and `drafting`, as `forerun edge pipe` has them. Raises `LocalError` for a request that the
-        edge refused."""
+        `recall` (off unless given) and `drafting`, as `forerun edge pipe` has them. Raises `LocalError` for
+        a request that the edge refused."""
         assert self._edge is not None, "entered before"
-        request = {"prompt": prompt, "policy": policy, "sampling": sampling, **switches}
+        asked = {"recall": False, **switches}
+        request = {"prompt": prompt, "policy": policy, "sampling": sampling, **asked}
         await self._edge.write(request)
         while True:
             event = await self._edge.read()

@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
     option(
         "--recall",
         action=argparse.BooleanOptionalAction,
-        default=False,
+        default=True,
         help="guess what a text repeats of itself and evaluate that, too (%(default)s)",
     )
     option(

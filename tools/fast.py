@@ -46,6 +46,7 @@ COMPILED = (
     "common/estimators.py",
     "common/messages.py",
     "common/noise.py",
+    "common/recall.py",
     "common/rpc/size.py",
     "common/tree.py",
     "edge_client/core/calibration.py",

@@ -31,7 +31,7 @@ from common.messages import (
     Open,
     Opened,
 )
-from common.recall import NgramTable, Recall, grow_guesses
+from common.recall import LEAST, NgramTable, Recall, grow_guesses
 from common.sampling import SamplingParams
 from common.tree import Node, SpeculationTree
 from edge_client.core.calibration import Calibration, promised
@@ -58,6 +58,9 @@ from edge_client.core.wire import WireNumbers
 
 MOST_GUESSED = 32
 """New guesses after a commit; what a verifier evaluates in the two steps of a usual round trip."""
+
+SURELY_GUESSED = math.log(0.5)
+"""Chance of each guess beside a draft model, which knows better than a guess that is more often wrong."""
 
 MAX_DOUBLINGS = 64
 """Of the pause between reconnects; beyond it the largest pause has long been reached."""
@@ -417,7 +420,9 @@ class EdgeSession:
         """Grow what the text would say if it repeated itself."""
         if self._recall is not None:
             room = self.view.credit - self.tree.num_speculative
-            grow_guesses(self.tree, self._recall, self.view.last_position, min(MOST_GUESSED, room))
+            surely = SURELY_GUESSED if self._drafter_ok else LEAST
+            most = min(MOST_GUESSED, room)
+            grow_guesses(self.tree, self._recall, self.view.last_position, most, surely)
 
     def _pump(self, now: float) -> None:
         """Send what should go and draft what should grow."""

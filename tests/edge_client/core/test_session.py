@@ -608,7 +608,7 @@ def test_a_draft_whose_scores_are_no_numbers_proposes_nothing_and_teaches_nothin
 
 # Guesses ------------------------------------------------------------------------------------------------
 
-COPIED = (7, 8, 1, 2, 3, 4, 5, 6, 7, 8)
+COPIED = (11, 12, 13, 14, 15, 16, 1, 2, 3, 4, 5, 6, 11, 12, 13, 14, 15, 16)
 """A prompt whose end stood at its beginning."""
 
 
@@ -623,29 +623,29 @@ def test_what_the_text_repeats_is_sent_with_the_open_and_takes_no_draft() -> Non
     session = guessing(TreePolicy())
     (message,) = proposals(session.effects())
     assert message.tokens[:3] == (1, 2, 3)
-    assert message.anchor == 9
+    assert message.anchor == 17
     assert session.stats.draft_steps == 0
 
 
 def test_guesses_follow_each_commit_though_the_drafter_has_failed() -> None:
     session = guessing(TreePolicy())
-    session.on_message(Opened(9, 64), 0.1)
+    session.on_message(Opened(17, 64), 0.1)
     session.on_drafter_failed(OUT_OF_PAPER, 0.2)
     session.effects()
-    session.on_message(Commit(10, (7, 8)), 0.3)  # not what was guessed
+    session.on_message(Commit(18, (11, 12)), 0.3)  # not what was guessed
     (message,) = proposals(session.effects())
-    assert message.tokens[:2] == (7, 8), "the newest repetition"
-    assert message.anchor == 11
+    assert message.tokens[:2] == (13, 14)
+    assert message.anchor == 19
     session.check_integrity()
 
 
 def test_the_draft_evaluates_what_a_guess_hangs_below() -> None:
-    """The newest leaf is five guesses deep."""
-    session = guessing(chain())
+    """The newest leaf is several guesses deep."""
+    session = guessing(ChainPolicy(cut=1e-6, max_depth=40))
     (expand,) = (effect for effect in session.effects() if isinstance(effect, Expand))
     rows = [(row.parent, row.token, row.position) for row in expand.rows]
     guessed = [node.id for node in session.tree.speculative()]
-    assert [token for _, token, _ in rows] == [8, *COPIED[2 : 2 + len(guessed)]]
+    assert [token for _, token, _ in rows] == [16, *COPIED[6 : 6 + len(guessed)]]
     assert [parent for parent, _, _ in rows] == [None, session.tree.tip.id, *guessed[:-1]]
 
 
@@ -667,8 +667,8 @@ def test_the_plain_service_and_the_classic_scheme_are_not_helped(policy: GrowthP
 
 def test_guesses_stay_within_the_credit() -> None:
     session = guessing(TreePolicy())
-    session.on_message(Opened(9, 3), 0.1)
-    for position in range(10, 15):
+    session.on_message(Opened(17, 3), 0.1)
+    for position in range(18, 23):
         session.on_message(Commit(position, (position % 2,)), 0.2)
         assert session.view.num_sent <= session.view.credit
 
@@ -681,7 +681,22 @@ def test_a_device_guesses_from_what_it_wrote_before() -> None:
     first.start(0.0)
     first.on_message(Opened(0, 64), 0.1)
     first.on_message(Commit(1, (6, 4, 9, 3)), 0.2)
-    later = SessionConfig((5, 6, 4), SamplingParams(max_tokens=9), b"print", recall=True)
+    later = SessionConfig((2, 5), SamplingParams(max_tokens=9), b"print", recall=True)
     session = EdgeSession(later, chain(), table)
     session.start(0.0)
+    session.on_message(Opened(1, 64), 0.1)
+    session.on_drafter_failed(OUT_OF_PAPER, 0.2)
+    session.on_message(Commit(2, (6, 4)), 0.3)
     assert [node.token for node in session.tree.speculative()] == [9, 3]
+
+
+def test_beside_a_draft_model_only_likely_guesses_count() -> None:
+    """Two tokens that stood there before foretell the next one time in three, as far as is known at first."""
+    config = SessionConfig((1, 2, 3, 4, 5, 1, 2), SamplingParams(max_tokens=20), b"print", recall=True)
+    session = EdgeSession(config, chain())
+    session.start(0.0)
+    assert session.tree.num_speculative == 0
+    session.on_message(Opened(6, 64), 0.1)
+    session.on_drafter_failed(OUT_OF_PAPER, 0.2)
+    session.on_message(Commit(7, (3,)), 0.3)
+    assert [node.token for node in session.tree.speculative()][:1] == [4]
