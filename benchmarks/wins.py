@@ -108,7 +108,7 @@ def _meetings(
     """For each case (a name, its seeds, rivals) a meeting with every rival."""
     results = pool.map(job for _, worlds, rivals in cases for job in _jobs(worlds, rivals))
     for number, (name, worlds, rivals) in enumerate(cases):
-        runs = {policy: tuple(_run(next(results)[0]) for _ in worlds) for policy in _policies(rivals)}
+        runs = {policy: tuple(run_of(next(results)[0]) for _ in worlds) for policy in _policies(rivals)}
         best = {
             rival: min(variants(rival), key=lambda each: sum(r.ms for r in runs[each])) for rival in rivals
         }
@@ -124,7 +124,8 @@ def _policies(rivals: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([ADAPTIVE, *(policy for rival in rivals for policy in variants(rival))]))
 
 
-def _run(result: SessionResult) -> Run:
+def run_of(result: SessionResult) -> Run:
+    """What counts of a text."""
     count, stats = len(result.tokens), result.stats
     return Run(figures.pace([result.as_run()]), stats.target_steps / count, stats.proposed / count)
 
