@@ -3,10 +3,12 @@
     python -m benchmarks.adaptation best --json     # fixed round trips, changes, measured traces
     python -m benchmarks.adaptation settled --json  # how soon is it at home after a change?
     python -m benchmarks.adaptation random --json   # is it ever slower than server streaming?
+    python -m benchmarks.adaptation wins --json     # which other scheme is ever faster, and where?
 
 `best` searches a grid of chains and trees in each world, on the seeds that it reports on, so the best fixed
 setting is chosen with hindsight; the adaptive policy has one setting for all of them. `random` draws worlds
-of every kind, useless ones among them, and compares with a verifier that streams alone.
+of every kind, useless ones among them, and compares with a verifier that streams alone. `wins` meets every
+published scheme, in the ten steady worlds and in drawn ones.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.wins import ADAPTIVE, STREAMING, in_words, wins
 from common import figures
 from common.errors import UserError
 from simulator.drafts import BetaDraft
@@ -33,7 +36,6 @@ from simulator.results import SessionResult
 from simulator.traces import Trace
 from simulator.world import DeviceSpec, StepChange, VerifierSpec, World
 
-ADAPTIVE, STREAMING = "adaptive", "off"
 FIXED = [
     *(f"chain:cut={cut}" for cut in (0.005, 0.02, 0.1)),
     *(
@@ -51,20 +53,24 @@ SETTLED = 1.5  # seconds after a change; from then on a policy should be as fast
 
 def fixed_worlds(folder: Path | None) -> dict[str, World]:
     """Names and worlds: steady ones, one whose link changes, one whose verifier does, measured traces."""
-    base = World(tokens=600, draft=BetaDraft(mean=0.8))
-    found = {
-        f"rtt {rtt} ms, acceptance {mean}": replace(
-            base, link=LinkSpec(rtt=rtt * 1e-3), draft=BetaDraft(mean=mean)
-        )
-        for rtt in (10, 30, 60, 100, 200)
-        for mean in (0.7, 0.85)
-    }
+    base, found = World(tokens=600, draft=BetaDraft(mean=0.8)), steady_worlds()
     found["rtt 20 to 300 to 20 ms"] = changing_rtt(base)
     found["step 10 to 60 to 10 ms"] = changing_step(base)
     for path in sorted(folder.glob("*.csv")) if folder is not None else ():
         document = {"link": {"trace": str(path.resolve()), "trace_floor_ms": 40}}
         found[f"trace {path.stem}"] = replace(base, link=experiment_from(document).world.link)
     return found
+
+
+def steady_worlds() -> dict[str, World]:
+    """Those of docs/simulation.md's table."""
+    return {
+        f"rtt {rtt} ms, acceptance {mean}": World(
+            link=LinkSpec(rtt=rtt * 1e-3), draft=BetaDraft(mean=mean), tokens=600
+        )
+        for rtt in (10, 30, 60, 100, 200)
+        for mean in (0.7, 0.85)
+    }
 
 
 def changing_rtt(base: World) -> World:
@@ -181,14 +187,20 @@ def drawn(pool: Pool, policies: Sequence[str], num_worlds: int) -> dict[str, Any
     return {"worlds": num_worlds, "policies": report}
 
 
+def against_all(pool: Pool, seeds: int, num_worlds: int) -> dict[str, Any]:
+    """`wins` in the steady worlds, `seeds` each, and in as many drawn ones, one seed each."""
+    many = {str(number): random_world(number) for number in range(num_worlds)}
+    return {"steady": wins(pool, steady_worlds(), seeds, seeds), "random": wins(pool, many, 1, seeds)}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.adaptation", description=__doc__.splitlines()[0]
     )
     option = parser.add_argument
-    option("what", choices=("best", "settled", "random"))
-    option("--seeds", type=int, default=6, metavar="N", help="of each world of `best` (%(default)s)")
-    option("--worlds", type=int, default=1000, metavar="N", help="of `random` (%(default)s)")
+    option("what", choices=("best", "settled", "random", "wins"))
+    option("--seeds", type=int, default=6, metavar="N", help="of each world of `best`, `wins` (%(default)s)")
+    option("--worlds", type=int, default=1000, metavar="N", help="of `random`, `wins` (%(default)s)")
     option("--policy", action="append", metavar="NAME", help="of `random` (adaptive)")
     option("--traces", type=Path, metavar="FOLDER", help="CSV files with time_s,rtt_ms, for `best`")
     option("--workers", type=int, default=0, metavar="N", help="processes; 0 = one per processor")
@@ -203,6 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 report = best(pool, options.traces, options.seeds)
             elif options.what == "settled":
                 report = settled(pool, options.seeds)
+            elif options.what == "wins":
+                report = against_all(pool, options.seeds, options.worlds)
             else:
                 report = drawn(pool, options.policy or [ADAPTIVE], options.worlds)
     except UserError as error:
@@ -224,6 +238,8 @@ def _in_words(report: Any) -> str:
             f"setting's ({row['best_fixed']})"
             for row in report
         )
+    if "steady" in report:
+        return "\n\n".join(f"{kind} worlds\n{in_words(part)}" for kind, part in report.items())
     return "\n".join(
         f"{policy}: {row['geometric_mean']:.3f} of server streaming's time per token on average, at worst "
         f"{row['worst']:.3f} (world {row['worst_world']}) of {report['worlds']}"

@@ -1,0 +1,72 @@
+"""`benchmarks.front`: points are means over seeds, and a panel has every family and both levels."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from benchmarks import front
+from benchmarks.adaptation import random_world
+from benchmarks.front import FAMILIES, STYLES, main, measure
+from benchmarks.wins import run_of
+from simulator.pool import Pool
+from simulator.schemes import CLAIRVOYANT, SERVER_STREAMING, policy_maker, run_scheme
+from simulator.world import World
+
+
+def small_world() -> World:
+    return replace(random_world(0), tokens=40)
+
+
+def test_a_point_is_the_mean_of_its_seeds() -> None:
+    world = small_world()
+    with Pool(1) as pool:
+        report = measure(pool, {"w": world}, {"chain": ["chain", "chain:cut=0.5"]}, seeds=2)
+    runs = [
+        run_of(run_scheme("chain:cut=0.5", replace(world, seed=world.seed + number))[0])
+        for number in range(2)
+    ]
+    first, second = report["worlds"]["w"]["families"]["chain"]
+    assert second == {
+        "policy": "chain:cut=0.5",
+        "ms_per_token": pytest.approx(fmean(run.ms for run in runs), abs=1e-3),
+        "draft_tokens_per_token": pytest.approx(fmean(run.sent for run in runs), abs=1e-3),
+    }
+    assert first["draft_tokens_per_token"] > second["draft_tokens_per_token"]
+    levels = report["worlds"]["w"]["levels"]
+    assert levels[CLAIRVOYANT] < levels[SERVER_STREAMING]
+
+
+def test_every_setting_is_one_and_every_family_has_a_style() -> None:
+    for family, settings in FAMILIES.items():
+        assert family in STYLES
+        for setting in settings:
+            policy_maker(setting)
+
+
+def test_what_was_measured_can_be_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(front, "steady_worlds", lambda: {"one": small_world(), "two": small_world()})
+    monkeypatch.setattr(front, "FAMILIES", {"chain": ["chain"], "sync": ["sync:2"]})
+    assert main(["measure", "--seeds", "1", "--workers", "1"]) == 0
+    (report := tmp_path / "front.json").write_text(capsys.readouterr().out)
+    assert set(json.loads(report.read_text())["worlds"]) == {"one", "two"}
+    assert main(["plot", str(report), "--out", str(tmp_path / "front.svg")]) == 0
+    drawn = (tmp_path / "front.svg").read_text()
+    assert all(
+        f"<!-- {word} -->" in drawn for word in ("chain", "sync", SERVER_STREAMING, CLAIRVOYANT, "two")
+    )
+
+
+@pytest.mark.parametrize("given", [["measure", "--seeds", "0"], ["plot", "nowhere.json", "--out", "x.png"]])
+def test_a_wrong_setting_is_a_sentence(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    assert ended.value.code == 2
+    assert "must be at least 1" in (said := capsys.readouterr().err) or "cannot be read" in said
