@@ -61,6 +61,24 @@ def add_parser(commands: Any) -> None:
         "--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens in one step (%(default)s)"
     )
     option(
+        "--step-floor",
+        type=ms,
+        default=0.0,
+        metavar="MS",
+        help="make every step take at least this long, to stand for a larger target",
+    )
+    option(
+        "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
+    )
+    option("--json", action="store_true", help="say that it listens as a line of JSON")
+    _add_recall(parser)
+    add_core(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_recall(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option(
         "--recall",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -74,19 +92,6 @@ def add_parser(commands: Any) -> None:
         help="guess also from a table of N entries of all sessions' texts; only among users who may know of "
         "each other's texts: the pace tells (%(default)s)",
     )
-    option(
-        "--step-floor",
-        type=ms,
-        default=0.0,
-        metavar="MS",
-        help="make every step take at least this long, to stand for a larger target",
-    )
-    option(
-        "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
-    )
-    option("--json", action="store_true", help="say that it listens as a line of JSON")
-    add_core(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
