@@ -16,6 +16,10 @@ from common.estimators import StepTimeEstimator
 from common.tree import Node
 
 FIRST_ROW_TIME = 0.01  # seconds; a row counts as dear until steps of several widths have told what it costs
+DEAREST = 0.5
+"""A row that is likelier right than wrong is taken if nobody is poor, whatever it is believed to cost: where
+none is taken nothing is learnt, and a few slow steps would be believed for ever."""
+
 LEAST_TRUST = 1e-6  # one that was never right; only bounds a logarithm
 MOST_SAVED = 16.0  # tokens; what was won long ago does not excuse a slow spell now
 
@@ -41,7 +45,7 @@ class Sharing:
 
     def __init__(self, max_slowdown: float) -> None:
         self.max_slowdown = max_slowdown
-        self.step_time = StepTimeEstimator(per_row=FIRST_ROW_TIME)  # by all rows of a step
+        self.step_time = StepTimeEstimator(per_row=FIRST_ROW_TIME)  # by rows; the caller's to teach
 
     def pick(
         self, decoding: Sequence[VerifySession], ready: Sequence[VerifySession], max_rows: int, share: int
@@ -72,9 +76,8 @@ class Sharing:
             session.promised = sum(math.exp(session.tree.worth(node)) for node in picked[session.key][1:])
         return picked
 
-    def settle(self, outcomes: Sequence[Outcome], num_rows: int, duration: float) -> None:
-        """A step of `num_rows` took `duration` seconds and brought its sessions these outcomes."""
-        self.step_time.sample(num_rows, duration)
+    def settle(self, outcomes: Sequence[Outcome]) -> None:
+        """A step is over and brought its sessions these outcomes."""
         total, tokens_per_row = sum(outcome.num_drafts for outcome in outcomes), self._row(len(outcomes))
         for session, num_drafts, num_won in outcomes:
             session.kept.add(num_won, session.promised)
@@ -88,7 +91,7 @@ class Sharing:
 
     def _least_worth(self, num_sessions: int) -> float:
         """Log-probability (nats) below which a row costs all of them more time than it may save its own."""
-        cost = num_sessions * self._row(num_sessions)
+        cost = min(DEAREST, num_sessions * self._row(num_sessions))
         return math.log(cost) if cost else -math.inf
 
     def _payers(self, sessions: Sequence[VerifySession]) -> _Payers:

@@ -53,6 +53,14 @@ def test_a_classic_block_is_taken_whole() -> None:
     assert drafts(taught(), session(1, 0.3, 0.01, fill=False), session(2, balance=0.0)) == {1: 0, 2: 0}
 
 
+def test_a_row_likelier_right_than_wrong_is_tried_however_dear_it_seems() -> None:
+    sharing = Sharing(0.02)
+    for num_rows, duration in ((5, 2.0), (1, 0.005), (1, 0.005)):  # one step was slow for another reason
+        sharing.step_time.sample(num_rows, duration)
+    assert sharing.step_time.per_row >= sharing.step_time.predict(1)
+    assert drafts(sharing, session(1, 0.6, 0.4)) == {1: 1}
+
+
 def test_the_more_sessions_wait_the_likelier_a_row_must_be() -> None:
     crowd = [session(key, 0.5, 0.2, 0.1, balance=MOST_SAVED) for key in range(1, 5)]
     # four sessions each lose PER_ROW of a step of BASE + 3 * PER_ROW: 0.12 tokens
@@ -83,7 +91,7 @@ def test_one_that_reads_its_prompt_bears_rows_like_all_others() -> None:
 
 def test_a_balance_is_what_was_won_less_what_others_cost() -> None:
     sharing, loud, quiet = taught(), session(1, balance=1.0), session(2, balance=1.0)
-    sharing.settle([Outcome(loud, 10, 2), Outcome(quiet, 0, 0)], 12, BASE + 11 * PER_ROW)
+    sharing.settle([Outcome(loud, 10, 2), Outcome(quiet, 0, 0)])
     assert loud.balance == pytest.approx(1.0 + 2 + 0.02)
     assert quiet.balance == pytest.approx(1.0 + 0.02 - 10 / 31, rel=1e-3)
 
@@ -91,7 +99,7 @@ def test_a_balance_is_what_was_won_less_what_others_cost() -> None:
 def test_a_balance_does_not_grow_for_ever() -> None:
     sharing, each = taught(), session(1)
     for _ in range(10):
-        sharing.settle([Outcome(each, 3, 3)], 4, BASE)
+        sharing.settle([Outcome(each, 3, 3)])
     assert each.balance == MOST_SAVED
 
 
@@ -99,7 +107,7 @@ def test_an_edge_is_believed_as_far_as_it_was_right() -> None:
     sharing, honest, liar = taught(), session(1, 0.5), session(2, *[1.0] * 8)
     for _ in range(20):
         liar.promised = 8.0
-        sharing.settle([Outcome(honest, 0, 0), Outcome(liar, 8, 0)], 10, BASE + 9 * PER_ROW)
+        sharing.settle([Outcome(honest, 0, 0), Outcome(liar, 8, 0)])
     honest.balance = liar.balance = MOST_SAVED
     assert drafts(sharing, honest, liar) == {1: 1, 2: 0}
 
@@ -108,7 +116,7 @@ def test_one_that_was_right_more_often_than_it_said_is_taken_at_its_word() -> No
     sharing, modest = taught(), session(1, 0.02)
     for _ in range(20):
         modest.promised = 0.1
-        sharing.settle([Outcome(modest, 3, 3)], 4, BASE + 3 * PER_ROW)
+        sharing.settle([Outcome(modest, 3, 3)])
     assert drafts(sharing, modest) == {1: 0}
 
 
@@ -124,7 +132,8 @@ def test_what_a_step_promises_is_the_chance_of_its_paths() -> None:
 def test_a_verifier_whose_steps_take_no_time_takes_every_row() -> None:
     sharing, poor = Sharing(0.02), session(2, balance=0.0)
     for _ in range(3):
-        sharing.settle([Outcome(poor, 0, 0)], 1, 0.0)
+        sharing.step_time.sample(1, 0.0)
+        sharing.settle([Outcome(poor, 0, 0)])
     assert drafts(sharing, session(1, 0.9, 1e-6), poor) == {1: 2, 2: 0}
 
 
