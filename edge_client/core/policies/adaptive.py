@@ -23,7 +23,12 @@ from edge_client.core.policies.base import (
 )
 from edge_client.core.policies.governor import LOOK_AGAIN, Governed, Governor
 
-SURVIVAL_GAIN = 1 / 20  # per drafted node; the mean promise of a best candidate changes with the text
+SURVIVAL, SURVIVAL_WEIGHT = 0.7, 4
+"""The mean promise of a best candidate before any was seen, and how many drafted nodes that counts for."""
+
+SURVIVAL_MEMORY = 100
+"""Drafted nodes of which it is the mean: it changes with the text, but over a round trip of twenty turns its
+twentieth power is asked for, which magnifies what a shorter mean varies by chance."""
 
 SOON = 3.0
 """What the children of a node that is being drafted are hoped to save, in times what the node itself does."""
@@ -63,7 +68,8 @@ class AdaptivePolicy(Governed):
         self.settings = settings or AdaptiveSettings()
         super().__init__(Governor(self.settings.max_steps_per_second))
         self._cut = math.log(self.settings.cut)
-        self._survival = 0.7  # chance that a path's next token is its best candidate, as promised on average
+        self._survival = SURVIVAL  # chance that a path's next token is its best candidate, as promised
+        self._num_promises = SURVIVAL_WEIGHT  # that this is a mean of
         self._foresight = Foresight()
         self._sent_at = 0.0  # seconds, the newest nodes
 
@@ -71,7 +77,8 @@ class AdaptivePolicy(Governed):
         if not len(candidates):
             return ()
         promise = math.exp(candidates[0].logprob)
-        self._survival += (promise - self._survival) * SURVIVAL_GAIN
+        self._num_promises = min(self._num_promises + 1, SURVIVAL_MEMORY)
+        self._survival += (promise - self._survival) / self._num_promises
         least = self._cut - view.tree.worth(node)
         return [c for c in candidates[: self.settings.max_children] if c.logprob >= least]
 

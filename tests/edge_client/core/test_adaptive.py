@@ -174,6 +174,19 @@ def test_a_path_that_is_too_unlikely_is_no_child() -> None:
     assert policy.branch(view, view.tree.tip, []) == ()
 
 
+def test_what_is_usual_is_a_mean_over_all_so_far_and_then_over_a_hundred() -> None:
+    """Far behind, the first promise that is not usual must not end all drafting."""
+    view, policy = make_view(), AdaptivePolicy()
+    for _ in range(16):
+        policy.branch(view, view.tree.tip, [Candidate(1, math.log(0.95))])
+    assert policy._survival == pytest.approx((4 * 0.7 + 16 * 0.95) / 20)
+    for _ in range(500):
+        policy.branch(view, view.tree.tip, [Candidate(1, math.log(0.95))])
+    assert policy._survival == pytest.approx(0.95, abs=0.002)
+    policy.branch(view, view.tree.tip, [Candidate(1, math.log(0.05))])
+    assert policy._survival == pytest.approx(0.94, abs=0.002)
+
+
 def test_nothing_is_drafted_beyond_the_credit_or_its_own_bound() -> None:
     view, policy = make_view(), AdaptivePolicy(AdaptiveSettings(max_live=3))
     grow_chain(view, 3)
