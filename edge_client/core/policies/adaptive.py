@@ -24,10 +24,15 @@ from edge_client.core.policies.base import (
 )
 from edge_client.core.policies.governor import LOOK_AGAIN, Governed, Governor
 
-SURVIVAL_GAIN = 1 / 20  # per drafted node; the mean promise of a best candidate changes with the text
+SURVIVAL, SURVIVAL_WEIGHT = 0.7, 4
+"""The mean promise of a best candidate before any was seen, and how many drafted nodes that counts for."""
 
-SOON = math.log(4.0)
-"""A node that is being drafted is sent if it is a quarter as likely as others must be."""
+SURVIVAL_MEMORY = 100
+"""Drafted nodes of which it is the mean: it changes with the text, but over a round trip of twenty turns its
+twentieth power is asked for, which magnifies what a shorter mean varies by chance."""
+
+SOON = 3.0
+"""What the children of a node that is being drafted are hoped to save, in times what the node itself does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class AdaptiveSettings:
     max_children: int = 4  # of one node
     max_live: int = 400  # nodes below the tip; bounds the memory and the time that a decision takes
     cut: float = 0.0005  # paths less likely than this, seen from the tip, are not drafted
-    send: float = 0.002  # nor sent those less likely than this, or than what evaluating one more node costs
+    send: float = 0.002  # turns that a token sent must save, if the draft were always right; more sends less
     max_steps_per_second: float = 0.0  # draft steps; a power budget, 0 = any number
 
     def __post_init__(self) -> None:
@@ -64,7 +69,8 @@ class AdaptivePolicy(Governed):
         self.settings = settings or AdaptiveSettings()
         super().__init__(Governor(self.settings.max_steps_per_second))
         self._cut = math.log(self.settings.cut)
-        self._survival = 0.7  # chance that a path's next token is its best candidate, as promised on average
+        self._survival = SURVIVAL  # chance that a path's next token is its best candidate, as promised
+        self._num_promises = SURVIVAL_WEIGHT  # that this is a mean of
         self._foresight = Foresight()
         self._sent_at = 0.0  # seconds, the newest nodes
 
@@ -72,7 +78,8 @@ class AdaptivePolicy(Governed):
         if not len(candidates):
             return ()
         promise = math.exp(candidates[0].logprob)
-        self._survival += (promise - self._survival) * SURVIVAL_GAIN
+        self._num_promises = min(self._num_promises + 1, SURVIVAL_MEMORY)
+        self._survival += (promise - self._survival) / self._num_promises
         least = self._cut - view.tree.worth(node)
         return [c for c in candidates[: self.settings.max_children] if c.logprob >= least]
 
@@ -95,29 +102,53 @@ class AdaptivePolicy(Governed):
         nodes = unsent(view)
         if not nodes:
             return nodes
-        foresight = self._foresight
-        foresight.update(view)
-        least = math.log(max(self.settings.send, self._cost(view))) + view.tree.tip.path_logprob
-        wanted = set[int]()
-        for node in reversed(nodes):  # children before parents
-            enough = least - SOON if node.busy else least  # its children will want it there
-            helps = node.path_logprob >= enough and foresight.is_in_time(node.parent, view.now)
-            if helps or node.id in wanted:
-                wanted.add(node.id)
-                if node.parent is not None:
-                    wanted.add(node.parent)
-        chosen = [node for node in nodes if node.id in wanted]
+        self._foresight.update(view)
+        chosen = self._worth_sending(view, nodes)
         if not chosen and view.now - self._sent_at >= LOOK_AGAIN:
             chosen = nodes[:1]  # the round trip is measured by what is sent, and by nothing else
         sort_likeliest_first(chosen)
         chosen = chosen[: view.credit_left]
         if chosen:
             self._sent_at = view.now
-            foresight.sent(chosen, view.now)
+            self._foresight.sent(chosen, view.now)
         return chosen
 
-    def _cost(self, view: GrowthView) -> float:
-        """What one more node costs the verifier, in turns: it must save as many."""
+    def _worth_sending(self, view: GrowthView, nodes: Sequence[Node]) -> list[Node]:
+        """Of unsent nodes those that, with what is worth sending below them, save more than they cost, and
+        hang on nothing that is left out."""
+        price = self.settings.send * self._survival  # a weaker draft's tokens all save less
+        gains = dict[int, float]()  # by node, of it and what is worth sending below it
+        for node in reversed(nodes):  # children before parents
+            gain = gains.get(node.id, 0.0) + self._saved(view, node) - price
+            gains[node.id] = gain
+            if gain > 0 and node.parent is not None:
+                gains[node.parent] = gains.get(node.parent, 0.0) + gain
+        left_out = {node.id for node in nodes if gains[node.id] <= 0}
+        chosen = list[Node]()
+        for node in nodes:  # parents before children
+            if node.id in left_out or node.parent in left_out:
+                left_out.add(node.id)
+            else:
+                chosen.append(node)
+        return chosen
+
+    def _saved(self, view: GrowthView, node: Node) -> float:
+        """Turns that `node` saves on average if it is sent now, and its children while it is being drafted.
+
+        One that comes too late saves none. One in time costs the verifier a row, if the tip is on its path by
+        then.
+        """
+        assert node.parent is not None, "the tip is nobody's to send"
+        tree = view.tree
+        chance = math.exp(tree.worth(node))
+        saved = SOON * chance if node.busy else 0.0
+        tip = self._foresight.tip_met(node.parent, view.now)
+        if tip is not None:
+            saved += chance - self._row_cost(view) * math.exp(tree.worth(tip))
+        return saved
+
+    def _row_cost(self, view: GrowthView) -> float:
+        """What evaluating one more node costs the verifier, in turns."""
         return min(0.5, view.step_time.per_row / max(view.turn.smoothed, 1e-6))
 
     def _frontier(self, view: GrowthView, possible: Sequence[Node], step: float) -> list[tuple[float, Node]]:
@@ -194,12 +225,16 @@ class Foresight:
         for node in nodes:
             self._sent_at[node.id] = now
 
-    def is_in_time(self, parent: int | None, sent_at: float) -> bool:
-        """Whether a child sent then comes before its parent is evaluated."""
-        if parent is None or self._news_at is None:
-            return True  # the verifier has not begun
+    def tip_met(self, parent: int, sent_at: float) -> Node | None:
+        """Where the tip is when a child of `parent`, sent then, comes, if the path is right; None if that is
+        beyond `parent`, so that the child comes too late."""
         node = self._live[parent]
-        return self._lead(node, sent_at) >= 0
+        if self._news_at is None:
+            return next(iter(self._live.values()))  # the verifier has not begun
+        for _ in range(lead := self._lead(node, sent_at)):
+            assert node.parent is not None, "the tip comes no closer"
+            node = self._live[node.parent]
+        return node if lead >= 0 else None
 
     def levels_to_catch_up(self, node: Node, sent_at: float, step: float) -> int:
         """Draft steps beyond the one that ends at `sent_at` until something below `node` comes in time; a

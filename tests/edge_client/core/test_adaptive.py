@@ -92,14 +92,15 @@ def test_the_tip_is_foreseen_as_turn_by_turn(
     phase = (arrival - (10.0 - 0.5 * view.rtt.smoothed_rtt)) / view.turn.smoothed % 1.0
     if 1e-6 < phase < 1 - 1e-6:  # at the very moment of a turn rounding decides
         tip = brute_force_tip(view, chain, sent_at, arrival)
-        assert foresight.is_in_time(chain[-1].id, leaves) == (tip <= len(chain))
+        met = foresight.tip_met(chain[-1].id, leaves)
+        assert met == ([view.tree.tip, *chain][tip] if tip <= len(chain) else None)
 
 
 def test_nothing_is_late_before_the_verifier_has_begun() -> None:
     view, foresight = make_view(rtt=1.0), Foresight()
     view.news_at = None
     foresight.update(view)
-    assert foresight.is_in_time(view.tree.tip.id, view.now)
+    assert foresight.tip_met(view.tree.tip.id, view.now) is view.tree.tip
     assert foresight.levels_to_catch_up(view.tree.tip, view.now, STEP) == 0
 
 
@@ -117,16 +118,16 @@ def test_what_was_foreseen_is_forgotten_when_there_is_news() -> None:
     (node,) = grow_chain(view, 1)
     foresight.update(view)
     note_sent(foresight, [node], view.now)
-    assert not foresight.is_in_time(node.id, view.now + 5 * TURN)
+    assert foresight.tip_met(node.id, view.now + 5 * TURN) is None
     view.tree.advance(1)
     view.news_at = view.now + 5 * TURN
     foresight.update(view)
-    assert not foresight.is_in_time(node.id, view.now + 5 * TURN)  # two turns are under way on a round trip
+    assert foresight.tip_met(node.id, view.now + 5 * TURN) is None  # two turns are under way on a round trip
     view.rtt.sample(0.0)
     near = make_view(rtt=0.0)
     fresh = Foresight()
     fresh.update(near)
-    assert fresh.is_in_time(near.tree.tip.id, near.now)
+    assert fresh.tip_met(near.tree.tip.id, near.now) is near.tree.tip
 
 
 # Growing --------------------------------------------------------------------------------------------------
@@ -171,6 +172,19 @@ def test_a_path_that_is_too_unlikely_is_no_child() -> None:
     kept = policy.branch(view, view.tree.tip, [Candidate(1, math.log(0.5)), Candidate(2, math.log(0.04))])
     assert [child.token for child in kept] == [1]
     assert policy.branch(view, view.tree.tip, []) == ()
+
+
+def test_what_is_usual_is_a_mean_over_all_so_far_and_then_over_a_hundred() -> None:
+    """Far behind, the first promise that is not usual must not end all drafting."""
+    view, policy = make_view(), AdaptivePolicy()
+    for _ in range(16):
+        policy.branch(view, view.tree.tip, [Candidate(1, math.log(0.95))])
+    assert policy._survival == pytest.approx((4 * 0.7 + 16 * 0.95) / 20)
+    for _ in range(500):
+        policy.branch(view, view.tree.tip, [Candidate(1, math.log(0.95))])
+    assert policy._survival == pytest.approx(0.95, abs=0.002)
+    policy.branch(view, view.tree.tip, [Candidate(1, math.log(0.05))])
+    assert policy._survival == pytest.approx(0.94, abs=0.002)
 
 
 def test_nothing_is_drafted_beyond_the_credit_or_its_own_bound() -> None:
@@ -222,6 +236,29 @@ def test_a_node_that_costs_the_verifier_more_than_it_may_save_is_not_sent() -> N
     for rows in (1, 4, 1, 4) * 30:
         view.step_time.sample(rows, 0.020 + 0.003 * rows)  # a node costs a tenth of a turn
     assert policy.send(view) == [likely]
+
+
+def test_a_row_costs_only_where_the_tip_comes_by() -> None:
+    """A path that is right one time in ten, and then as good as sure: its rows are not evaluated in vain."""
+    view, policy = make_view(rtt=0.1), AdaptivePolicy()
+    *_, above = chain = grow_chain(view, 4, chance=0.1**0.25)
+    sure = view.tree.grow(above, 1, math.log(0.9))
+    unsure = view.tree.grow(above, 2, math.log(0.05))
+    for rows in (1, 4, 1, 4) * 30:
+        view.step_time.sample(rows, 0.020 + 0.003 * rows)  # a node costs a tenth of a turn
+    assert policy.send(view) == [*chain, sure]
+    assert unsure.path_logprob > math.log(AdaptiveSettings().send)
+
+
+def test_what_comes_late_must_be_paid_by_what_hangs_on_it() -> None:
+    """Four come late and cost their tokens. One node in time saves too little for five, two save enough."""
+    view, policy = make_view(rtt=0.1), AdaptivePolicy(AdaptiveSettings(send=0.1))
+    policy._sent_at = view.now
+    *_, above = chain = grow_chain(view, 4, chance=1.0)
+    first = view.tree.grow(above, 1, math.log(0.3))  # five tokens cost 0.1 each, times 0.7 for this draft
+    assert policy.send(view) == []
+    second = view.tree.grow(above, 2, math.log(0.25))
+    assert policy.send(view) == [*chain, first, second]
 
 
 def test_never_more_than_the_credit_the_likeliest_first() -> None:
