@@ -70,7 +70,7 @@ def test_the_command_shows_a_timeline_and_writes_a_trace(
     assert "cannot be written" in capsys.readouterr().err
 
 
-GOLDEN = "483efc4a253e7be79558d02c23ec853793410e380ffc5f531a589d3c76d7a8d4"
+GOLDEN = "82ba734b437338a952139d02ac0d752b285ddef0e5da4d71251a329707f0637a"
 """Of the trace below, to the nanosecond. It changes when the machines, the link or the draws do, and then the
 change should be one that was meant; on another machine it must be the same."""
 
