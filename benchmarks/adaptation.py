@@ -40,7 +40,7 @@ FIXED = [
     *(f"chain:cut={cut}" for cut in (0.005, 0.02, 0.1)),
     *(
         f"tree:width={width},max_children={children},cut={cut}"
-        for width, children, cut in itertools.product((1, 2, 4, 8), (2, 4), (0.002, 0.01, 0.03))
+        for width, children, cut in itertools.product((1, 2, 4, 8), (2, 4), (0.0005, 0.002, 0.01))
     ),
     STREAMING,
 ]

@@ -17,8 +17,8 @@ class Offline:
     """Knows how long a session has been alone, and which guess its user sees.
 
     It is alone from its start, or from the loss of an open stream, until the next stream opens; after
-    `patience` seconds of that it is `active`, and only a Commit ends that: a verifier that opens and drops
-    helps nobody. None for `patience`: never active.
+    `patience` seconds of that it is `active`, and only a Commit or the text's end ends that: a verifier that
+    opens and drops helps nobody. None for `patience`: never active.
     """
 
     def __init__(self, patience: float | None, chain: OfflineChain) -> None:

@@ -180,7 +180,7 @@ class EdgeSession:
             case Drain():
                 self.on_stream_lost(UnavailableError("the verifier is draining"), now)
             case Finish():
-                self._on_finish(message)
+                self._on_finish(message, now)
 
     def on_drafted(self, expansions: Sequence[Expansion], now: float) -> None:
         """The draft step that `Expand` asked for."""
@@ -395,13 +395,14 @@ class EdgeSession:
             chosen = said.tokens.index(token) if token in said.tokens else None
             self.calibration.observe(said.scores, chosen)
 
-    def _on_finish(self, message: Finish) -> None:
+    def _on_finish(self, message: Finish, now: float) -> None:
         if message.position != self.tree.tip_position:
             raise PeerError(
                 f"the verifier finished at position {message.position}, the text here ends at "
                 f"{self.tree.tip_position}"
             )
         self._effects += self._offline.finished(message.position)
+        self._effects += self._offline.answered(now, self._standing)  # the text may have been whole before
         self._end(message.reason, None)
 
     # Growing ----------------------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ def test_the_power_budget_holds_and_a_timer_says_when_it_goes_on() -> None:
 # When it ends -----------------------------------------------------------------------------------------
 
 
-def test_only_a_commit_ends_it() -> None:
+def test_a_stream_that_opens_and_no_more_does_not_end_it() -> None:
     session = alone()
     session.on_message(Opened(1, 32), 3.0)
     assert ChangeMode not in kinds(session.effects())
@@ -319,6 +319,18 @@ def test_a_text_that_ends_before_its_guess_takes_the_rest_back() -> None:
     session.effects()
     session.on_message(Finish(FinishReason.STOP, 2), 3.1)
     assert session.effects() == [Withdraw(3, (6, 4)), Finished(FinishReason.STOP)]
+
+
+def test_a_text_that_was_whole_when_the_stream_broke_ends_it_without_a_commit() -> None:
+    session = alone((5, 6))
+    session.on_message(Opened(1, 32), 3.0)
+    session.effects()
+    session.on_message(Finish(FinishReason.STOP, 1), 3.1)
+    assert session.effects() == [
+        Withdraw(2, (5, 6)),
+        ChangeMode(Standing(Mode.AHEAD, "the verifier writes again after 2.1 s; the draft runs ahead")),
+        Finished(FinishReason.STOP),
+    ]
 
 
 def test_a_second_outage_goes_on_where_the_guess_stands() -> None:
