@@ -91,9 +91,10 @@ def _point(runs: Sequence[Run]) -> dict[str, float]:
 
 @drawing
 def plot_front(report: Mapping[str, Any], out: Path) -> None:
-    """A panel for each world, five in a row. Raises `UserError` for a file that cannot be written."""
+    """A panel for each world, the two of a round trip below each other. Raises `UserError` for a file that
+    cannot be written."""
     worlds = report["worlds"]
-    rows = [list(worlds)[first : first + 5] for first in range(0, len(worlds), 5)]
+    rows = [list(worlds)[::2], list(worlds)[1::2]]
     sheet = Sheet(out, len(rows), len(rows[0]), (3.0, 2.7), sharex=True)
     for names, line in zip(rows, sheet.panels, strict=True):
         for name, axes in zip(names, line, strict=False):
