@@ -92,7 +92,7 @@ class VerifyScheduler:
         self._effects: list[Effect] = []
         self._running: dict[int, VerifySession] | None = None  # in the order of the plan's items
         self._step_began_at = 0.0
-        self._decode_rows = 0  # of the running step; 0 if it reads a prompt, too: that is no draft row
+        self._step_rows = 0
         self._suspects: deque[int] = deque()  # sessions of a failed step, to be tried one by one
         self._eos = frozenset(info.eos_token_ids)
 
@@ -164,7 +164,7 @@ class VerifyScheduler:
         for session in members:
             self.sessions.move_to_end(session.key)
         plan = StepPlan(tuple(items))
-        self._decode_rows = 0 if any(chunks.values()) else plan.num_rows
+        self._step_rows = plan.num_rows
         return plan
 
     def on_step_done(self, result: StepResult, now: float) -> None:
@@ -176,8 +176,7 @@ class VerifyScheduler:
         for session, choices in zip(self._take_running(), result.choices, strict=True):
             num_won = self._apply(session, choices, now)
             outcomes.append(Outcome(session, max(0, len(choices) - 1), num_won))
-        if self._decode_rows:
-            self.sharing.step_time.sample(self._decode_rows, now - self._step_began_at)
+        self.sharing.step_time.sample(self._step_rows, now - self._step_began_at)
         self.sharing.settle(outcomes)
         self.num_steps += 1
 

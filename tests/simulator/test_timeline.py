@@ -70,7 +70,7 @@ def test_the_command_shows_a_timeline_and_writes_a_trace(
     assert "cannot be written" in capsys.readouterr().err
 
 
-GOLDEN = "82ba734b437338a952139d02ac0d752b285ddef0e5da4d71251a329707f0637a"
+GOLDEN = "96a193054eb7a18b8fd7c7380a0bb9190503af047bcbb2045aebee39a0f3e4ea"
 """Of the trace below, to the nanosecond. It changes when the machines, the link or the draws do, and then the
 change should be one that was meant; on another machine it must be the same."""
 
