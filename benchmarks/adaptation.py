@@ -25,14 +25,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.wins import ADAPTIVE, STREAMING, in_words, wins
-from common import figures
+from benchmarks.wins import ADAPTIVE, STREAMING, in_words, pace, wins
 from common.errors import UserError
 from simulator.drafts import BetaDraft
 from simulator.files import experiment_from
 from simulator.link import LinkSpec
 from simulator.pool import Pool
-from simulator.results import SessionResult
 from simulator.traces import Trace
 from simulator.world import DeviceSpec, StepChange, VerifierSpec, World
 
@@ -130,11 +128,6 @@ def random_world(number: int) -> World:
         tokens=400,
         seed=number + 1,
     )
-
-
-def pace(result: SessionResult) -> float:
-    """Milliseconds per token after the first."""
-    return figures.pace([result.as_run()])
 
 
 def best(pool: Pool, folder: Path | None, seeds: int) -> list[dict[str, Any]]:

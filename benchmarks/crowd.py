@@ -18,7 +18,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from benchmarks.adaptation import pace
+from benchmarks.wins import pace
 from common.errors import UserError
 from common.tree import Node
 from edge_client.core.policies import Candidate, GrowthPolicy, GrowthView, TreePolicy, make_policy

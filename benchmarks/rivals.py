@@ -85,7 +85,7 @@ class TargetMeter:
 
     def __init__(
         self, floor_s: float, clock: Clock = time.perf_counter, sleep: Callable[[float], None] = time.sleep
-    ):
+    ) -> None:
         self._floor_s = floor_s
         self._clock = clock
         self._sleep = sleep

@@ -124,10 +124,15 @@ def _policies(rivals: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([ADAPTIVE, *(policy for rival in rivals for policy in variants(rival))]))
 
 
+def pace(result: SessionResult) -> float:
+    """Milliseconds per token after the first."""
+    return figures.pace([result.as_run()])
+
+
 def run_of(result: SessionResult) -> Run:
     """What counts of a text."""
     count, stats = len(result.tokens), result.stats
-    return Run(figures.pace([result.as_run()]), stats.target_steps / count, stats.proposed / count)
+    return Run(pace(result), stats.target_steps / count, stats.proposed / count)
 
 
 def _costs(runs: Sequence[Run]) -> dict[str, float]:

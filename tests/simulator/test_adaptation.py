@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import adaptation
 from benchmarks.adaptation import fixed_worlds, main, random_world
+from benchmarks.wins import pace
 from simulator.results import SessionResult
 from simulator.schemes import run_scheme
 
@@ -27,7 +28,7 @@ def test_random_tells_the_worst(capsys: pytest.CaptureFixture[str]) -> None:
     found = report["policies"]["chain"]
     world = random_world(found["worst_world"])
     (fast,), (slow,) = (run_scheme(scheme, world) for scheme in ("chain", "off"))
-    assert found["worst"] == pytest.approx(adaptation.pace(fast) / adaptation.pace(slow), abs=1e-4)
+    assert found["worst"] == pytest.approx(pace(fast) / pace(slow), abs=1e-4)
     assert main(["random", "--worlds", "1", "--workers", "1"]) == 0
     assert "of server streaming's time per token" in capsys.readouterr().out
 
