@@ -20,8 +20,9 @@ from edge_client.core.policies import (
     Mode,
     make_policy,
 )
-from edge_client.core.policies.adaptive import Foresight
+from edge_client.core.policies.foresight import JITTER_KNOWN, Foresight, Outlook
 from edge_client.core.policies.governor import LOOK_AGAIN, SETTLED, STEPS_SAVED, Governor
+from edge_client.core.policies.traffic import FIRST_PRICE, LENT, Traffic
 
 TURN, RTT, STEP = 0.030, 0.060, 0.005
 
@@ -128,6 +129,70 @@ def test_what_was_foreseen_is_forgotten_when_there_is_news() -> None:
     fresh = Foresight()
     fresh.update(near)
     assert fresh.tip_met(near.tree.tip.id, near.now) is near.tree.tip
+
+
+def jittery(deviation: float, samples: int = 400) -> GrowthView:
+    """Round trips one turn long, half of them longer and half shorter by `deviation`."""
+    view = make_view(rtt=TURN)
+    for number in range(samples):
+        view.rtt.sample(TURN + (deviation if number % 2 else -deviation))
+    return view
+
+
+def test_a_steady_round_trip_is_one_case() -> None:
+    outlook = Outlook()
+    outlook.update(jittery(0.01 * TURN))
+    assert [likely for likely, _ in outlook.cases] == [1.0]
+
+
+def test_half_of_the_first_round_trip_is_no_jitter() -> None:
+    """With which the estimator begins."""
+    view, outlook = make_view(), Outlook()
+    view.rtt = type(view.rtt)()
+    for _ in range(JITTER_KNOWN):
+        outlook.update(view)
+        assert len(outlook.cases) == 1
+        view.rtt.sample(RTT)
+    outlook.update(view)
+    assert len(outlook.cases) == 1  # by then it has faded
+
+
+def test_a_shaky_round_trip_has_the_moments_of_a_normal_one() -> None:
+    """Mean, variance and fourth moment of the turns after which a node comes that leaves now."""
+    view, outlook = jittery(0.3 * TURN), Outlook()
+    outlook.update(view)
+    deviation = view.rtt.rtt_variance
+    shifts = [2 * (case._one_way - 0.5 * view.rtt.smoothed_rtt) for _, case in outlook.cases]
+    chances = [likely for likely, _ in outlook.cases]
+    sigma = deviation * math.sqrt(math.pi / 2)
+    moments = [sum(p * shift**n for p, shift in zip(chances, shifts, strict=True)) for n in range(5)]
+    assert moments == pytest.approx([1, 0, sigma**2, 0, 3 * sigma**4], rel=0.02, abs=1e-12)
+
+
+def test_what_comes_in_time_by_luck_alone_is_worth_that_chance() -> None:
+    """On average the second is a little late; one round trip in six is short enough."""
+    sent = {}
+    for deviation in (0.0, 0.3 * TURN):
+        view, policy = jittery(deviation), AdaptivePolicy(AdaptiveSettings(send=0.05))
+        policy._sent_at = view.now
+        chain = grow_chain(view, 2)
+        view.now += 0.3 * TURN
+        sent[deviation] = policy.send(view) == chain
+    assert sent == {0.0: False, 0.3 * TURN: True}
+
+
+def test_levels_are_weighed_case_by_case() -> None:
+    view, outlook = jittery(0.3 * TURN), Outlook()
+    outlook.update(view)
+    survival = math.log(0.7)
+    each = [case.levels_to_catch_up(view.tree.tip, view.now + STEP, STEP) for _, case in outlook.cases]
+    assert each == sorted(each)
+    assert each[0] < each[-1]
+    expected = sum(p * 0.7 ** (1 + n) for (p, _), n in zip(outlook.cases, each, strict=True))
+    found = outlook.through_missing_levels(view.tree.tip, view.now + STEP, STEP, survival)
+    assert math.exp(found) == pytest.approx(expected)
+    hopeless = outlook.through_missing_levels(view.tree.tip, view.now + 9.0, 2 * TURN, survival)
+    assert hopeless == -math.inf  # a draft slower than the verifier
 
 
 # Growing --------------------------------------------------------------------------------------------------
@@ -267,6 +332,54 @@ def test_never_more_than_the_credit_the_likeliest_first() -> None:
     assert policy.send(view) == [nodes[2], nodes[1]]
 
 
+def spend(traffic: Traffic, worth: float, tokens: int) -> int:
+    """Tokens sent over so many tokens of text if twice the price sends half; `worth` at a price of 1."""
+    total, owed = 0, 0.0
+    for position in range(tokens):
+        traffic.update(position)
+        owed += worth / traffic.price
+        wanted = int(owed)
+        owed -= wanted
+        total += traffic.spend(wanted)
+    return total
+
+
+@pytest.mark.parametrize("worth", [0.05, 0.35, 3.0])
+def test_a_traffic_budget_is_used_and_kept(worth: float) -> None:
+    """By a price, not by leaving out whatever comes when it is spent."""
+    budget, traffic = 5.0, Traffic(0.002, 5.0)
+    assert spend(traffic, worth, 600) <= 600 * budget + LENT
+    assert traffic.price == pytest.approx(worth / budget, rel=0.1)
+    assert spend(traffic, worth, 600) == pytest.approx(600 * budget, rel=0.02)
+
+
+def test_a_budget_larger_than_what_is_worth_sending_changes_nothing() -> None:
+    traffic = Traffic(0.002, 1000.0)
+    spend(traffic, 0.02, 600)
+    assert traffic.price == pytest.approx(0.002, rel=0.2)
+
+
+def test_without_a_budget_the_price_is_what_was_set() -> None:
+    traffic = Traffic(0.03, 0.0)
+    assert spend(traffic, 9.0, 100) == 100 * 9.0 / 0.03
+    assert traffic.price == 0.03
+
+
+def test_never_more_than_the_budget_however_much_is_worth_it() -> None:
+    view, policy = make_view(rtt=0.0, credit=500), AdaptivePolicy(AdaptiveSettings(max_sent_per_token=2.0))
+    sent = 0
+    for token in range(200):
+        for child in range(8):
+            view.tree.grow(view.tree.tip, 1000 + child, math.log(0.124))
+        for node in policy.send(view):
+            node.wire_id = node.id
+            sent += 1
+        assert sent <= LENT + 2.0 * token
+        view.tree.advance(7)
+    assert sent > 200
+    assert policy._traffic.price > FIRST_PRICE
+
+
 # The governor ---------------------------------------------------------------------------------------------
 
 
@@ -392,6 +505,8 @@ def test_settings_have_names() -> None:
         "adaptive:max_steps_per_second=-1",
         "adaptive:max_steps_per_second=inf",
         "adaptive:max_steps_per_second=nan",
+        "adaptive:max_sent_per_token=-1",
+        "adaptive:max_sent_per_token=inf",
     ],
 )
 def test_settings_that_make_no_sense_are_refused(text: str) -> None:

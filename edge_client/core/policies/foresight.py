@@ -1,0 +1,150 @@
+"""When nodes reach the verifier, and where its tip will be by then.
+
+The verifier never waits, so it moves on while drafts travel. Where it will be is foreseen path by path: if
+the path is right, each turn takes all of it that has arrived and one token more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from common.tree import Node
+from edge_client.core.policies.base import GrowthView
+
+JITTER_FELT = 0.1
+"""Mean deviation of the round trip, in turns, from which on it is weighed what comes sooner or later."""
+
+JITTER_KNOWN = 16
+"""Round trips until it is: the estimator begins with a deviation of half the first, which has faded then."""
+
+SWING, OUTER = 2.17, 1 / 6
+"""A normal round trip in three points (Gauss-Hermite): the outer two lie so many mean deviations off the mean
+and have this chance each."""
+
+
+class Outlook:
+    """What may come to pass: one case if round trips hardly differ, else an early, a usual and a late one."""
+
+    def __init__(self) -> None:
+        sent_at = dict[int, float]()
+        self._usual, self._early, self._late = (Foresight(sent_at) for _ in range(3))
+        self.cases: tuple[tuple[float, Foresight], ...] = ((1.0, self._usual),)  # each with its chance
+
+    def update(self, view: GrowthView) -> None:
+        """Take in what the view knows now."""
+        swing = SWING * view.rtt.rtt_variance
+        self._usual.update(view)
+        if view.rtt.num_samples < JITTER_KNOWN or swing < SWING * JITTER_FELT * view.turn.smoothed:
+            self.cases = ((1.0, self._usual),)
+        else:
+            self._early.update(view, -swing)
+            self._late.update(view, swing)
+            self.cases = ((OUTER, self._early), (1.0 - 2.0 * OUTER, self._usual), (OUTER, self._late))
+
+    def sent(self, nodes: Sequence[Node], now: float) -> None:
+        """These leave now."""
+        self._usual.sent(nodes, now)  # and so with the others
+
+    def through_missing_levels(self, node: Node, sent_at: float, step: float, survival: float) -> float:
+        """Log of the chance that all is right which must be drafted below `node` before something helps; each
+        level is so with the log-probability `survival`. Times as for `Foresight.levels_to_catch_up`."""
+        levels = [(likely, each.levels_to_catch_up(node, sent_at, step)) for likely, each in self.cases]
+        if len(levels) == 1:
+            return (1 + levels[0][1]) * survival
+        chance = sum(likely * math.exp((1 + count) * survival) for likely, count in levels)
+        return math.log(chance) if chance > 0.0 else -math.inf
+
+
+class Foresight:
+    """When nodes reach the verifier, and where its tip will be then if their paths are right.
+
+    Turns are counted from the newest news on: the tip that it told was there half a round trip before it
+    came, and the verifier begins a turn at once, and then one after the other.
+    """
+
+    def __init__(self, sent_at: dict[int, float] | None = None) -> None:
+        """`sent_at` may be shared by several that foresee the same nodes."""
+        self._sent_at = {} if sent_at is None else sent_at  # seconds, by node id
+        self._known: dict[int, tuple[int, int]] = {}  # of sent nodes: the turn they come for, the tip's depth
+        self._news_at: float | None = None
+        self._began_at = 0.0  # when the verifier had the tip, by this side's clock
+        self._turn = 0.03
+        self._one_way = 0.0
+        self._top = 0  # position of the tip
+        self._live: dict[int, Node] = {}
+
+    def update(self, view: GrowthView, later: float = 0.0) -> None:
+        """Take in what the view knows now; forget what was foreseen if there is news.
+
+        A round trip is taken to be `later` seconds longer than its mean.
+        """
+        tree = view.tree
+        self._live = tree.live
+        if view.news_at != self._news_at or tree.tip.position != self._top:
+            self._news_at = view.news_at
+            self._top = tree.tip.position
+            self._one_way = max(0.0, 0.5 * (view.rtt.smoothed_rtt + later))
+            self._turn = max(view.turn.smoothed, 1e-6)
+            self._began_at = (view.news_at or 0.0) - self._one_way
+            for gone in [node for node in self._sent_at if node not in tree.live]:
+                del self._sent_at[gone]
+            self._known = {tree.tip.id: (0, 0)}
+
+    def sent(self, nodes: Sequence[Node], now: float) -> None:
+        """These leave now."""
+        for node in nodes:
+            self._sent_at[node.id] = now
+
+    def tip_met(self, parent: int, sent_at: float) -> Node | None:
+        """Where the tip is when a child of `parent`, sent then, comes, if the path is right; None if that is
+        beyond `parent`, so that the child comes too late."""
+        node = self._live[parent]
+        if self._news_at is None:
+            return next(iter(self._live.values()))  # the verifier has not begun
+        for _ in range(lead := self._lead(node, sent_at)):
+            assert node.parent is not None, "the tip comes no closer"
+            node = self._live[node.parent]
+        return node if lead >= 0 else None
+
+    def levels_to_catch_up(self, node: Node, sent_at: float, step: float) -> int:
+        """Draft steps beyond the one that ends at `sent_at` until something below `node` comes in time; a
+        number beyond any text if the draft is no faster than the verifier."""
+        if self._news_at is None:
+            return 0
+        lead = self._lead(node, sent_at)
+        if lead >= 0:
+            return 0
+        gain = 1.0 - step / self._turn  # positions per draft step
+        return math.ceil(-lead / gain - 1e-9) if gain > 1e-3 else 1_000_000
+
+    def _lead(self, node: Node, sent_at: float) -> int:
+        """How many positions a child of `node`, sent then, is ahead of what the verifier still needs."""
+        depth = node.position - self._top
+        turn, tip = self._arrival(node, sent_at)
+        coming = max(turn, self._turn_at(sent_at))
+        return depth - (tip if coming == turn else max(tip, depth) + coming - turn)
+
+    def _arrival(self, node: Node, now: float) -> tuple[int, int]:
+        """The turn that `node` comes for and the tip's depth then; one that is not sent leaves `now`."""
+        missing = list[Node]()
+        known = self._known.get(node.id)
+        while known is None:
+            missing.append(node)
+            assert node.parent is not None, "the tip is known"
+            node = self._live[node.parent]
+            known = self._known.get(node.id)
+        turn, tip = known
+        for each in reversed(missing):
+            sent_at = self._sent_at.get(each.id) if each.wire_id else None
+            coming = max(turn, self._turn_at(now if sent_at is None else sent_at))
+            if coming > turn:
+                tip = max(tip, each.position - 1 - self._top) + coming - turn
+                turn = coming
+            if sent_at is not None:
+                self._known[each.id] = (turn, tip)
+        return turn, tip
+
+    def _turn_at(self, sent_at: float) -> int:
+        """The first turn that takes what leaves then."""
+        return max(0, math.ceil((sent_at + self._one_way - self._began_at) / self._turn))
