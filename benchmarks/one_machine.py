@@ -33,8 +33,7 @@ from common.errors import ForerunError, UserError
 from common.figures import as_json, figures, pace, rounded
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
-from forerun.options import bundled_texts
-from forerun.prompts import read_prompts, some_of
+from forerun.prompts import add_prompts, prompts_from
 from forerun.rig import Rig, RigSettings
 
 BASELINE = "transformers"
@@ -68,13 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="MS",
         help="least time of a target step (%(default)s)",
     )
-    option("--num-prompts", type=int, default=4, metavar="N", help="the first so many (%(default)s)")
-    option(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help="a JSON list of texts, or JSON lines with `prompt`, instead of the bundled ones",
-    )
+    add_prompts(parser, 4)
     option("--max-tokens", type=int, default=64, metavar="N", help="of each text (%(default)s)")
     option(
         "--lookahead",
@@ -106,8 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All temperatures, one after the other, on one rig and one set of loaded models."""
-    given = read_prompts(options.prompts) if options.prompts else bundled_texts()
-    texts = some_of(given, 0, options.num_prompts)
+    texts = prompts_from(options)
     settings = RigSettings(options.target, options.draft, rtt_ms=0.0, step_floor_ms=options.step_floor)
     machine = Machine()
     with ThreadPoolExecutor(1, "rivals") as thread, ExitStack() as stack:

@@ -5,9 +5,10 @@
     python -m benchmarks.recall simulated                  # a drawn text, where guesses can only cost
     python -m benchmarks.recall real                       # the whole system on this machine
 
-`real` has two rigs side by side, the one's verifier guesses and the other's does not; every text is written
-in all ways one after the other. Greedy, the small bundled target repeats itself a lot, as small models do; at
-a temperature of 0.8 it hardly does.
+`real` has several rigs side by side: one whose verifier guesses, one whose verifier does not, and one for
+each device that remembers its earlier texts, which it must have written in its own way only. Every text is
+written in all ways one after the other. Greedy, the small bundled target repeats itself a lot, as small
+models do; at a temperature of 0.8 it hardly does.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +26,7 @@ from typing import Any, NamedTuple
 import demo_models
 from common.figures import Figures, as_json, figures
 from common.sampling import SamplingParams
-from forerun.options import bundled_texts
+from forerun.prompts import add_prompts, prompts_from
 from forerun.rig import Rig, RigSettings
 from simulator.drafts import BetaDraft, Draft, recorded_draft
 from simulator.link import LinkSpec
@@ -40,17 +42,21 @@ class Way(NamedTuple):
     device: bool
     policy: str
     drafting: bool = True
+    remembers: bool = False  # the device has a table of its texts before, by this way
 
 
 WAYS = {
     "server streaming": Way(False, False, "off"),
     "server streaming, verifier guesses": Way(True, False, "off"),
     "no draft model, device guesses": Way(False, True, "adaptive", drafting=False),
+    "no draft model, device remembers": Way(False, True, "adaptive", drafting=False, remembers=True),
     "forerun": Way(False, False, "adaptive"),
     "forerun, device guesses": Way(False, True, "adaptive"),
+    "forerun, device remembers": Way(False, True, "adaptive", remembers=True),
     "forerun, verifier guesses": Way(True, False, "adaptive"),
     "forerun, both guess": Way(True, True, "adaptive"),
 }
+REMEMBERED = 65_536  # entries of a table, as `forerun edge` has by default
 SHOWN = (
     "ms_per_token",
     "target_steps_per_token",
@@ -71,7 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
     real = kinds.add_parser("real", help="on this machine")
     option = real.add_argument
     option("--temperature", type=float, nargs="+", default=[0.0, 0.8], metavar="T")
-    option("--num-prompts", type=int, default=8, metavar="N", help="bundled prompts (%(default)s)")
+    add_prompts(real, 8)
     option("--max-tokens", type=int, default=96, metavar="N", help="of each text (%(default)s)")
     option("--seeds", type=int, nargs="+", default=[1], metavar="N", help="each prompt once for each")
     for each in (simulated, real):
@@ -93,7 +99,7 @@ def simulate(options: argparse.Namespace) -> list[dict[str, Any]]:
         tokens = min(len(text.tokens) for text in recording.texts)
     found = {}
     for title, way in WAYS.items():
-        if way.drafting:
+        if way.drafting and not way.remembers:
             worlds = (_world(options, way, draft, tokens, seed + 1) for seed in range(options.seeds))
             results = [run_scheme(way.policy, world)[0] for world in worlds]
             found[title] = figures([each.as_run() for each in results], [each.truth for each in results])
@@ -114,34 +120,60 @@ def _world(options: argparse.Namespace, way: Way, draft: Draft, tokens: int, see
 
 async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """On this machine; all temperatures, one after the other."""
-    target, draft = str(demo_models.TARGET_DIR), str(demo_models.DRAFT_GGUF)
-    settings = RigSettings(target, draft, rtt_ms=options.rtt, step_floor_ms=options.step)
+    prompts = prompts_from(options)
     results = []
-    async with Rig(settings) as plain, Rig(RigSettings(**{**asdict(settings), "recall": True})) as guessing:
-        for rig in (plain, guessing):  # connections and caches are warm then
-            await rig.complete(bundled_texts()[0], "adaptive", asdict(SamplingParams(max_tokens=8)))
-        for temperature in options.temperature:
-            runs = await _runs((plain, guessing), options, temperature)
-            references = [run["tokens"] for run in runs["server streaming"]]
-            found = {name: figures(each, references) for name, each in runs.items()}
-            results.append({"texts": f"temperature {temperature:g}", "ways": found})
+    for temperature in options.temperature:
+        runs = await _runs(options, prompts, temperature)
+        references = [run["tokens"] for run in runs["server streaming"]]
+        found = {name: figures(each, references) for name, each in runs.items()}
+        results.append({"texts": f"temperature {temperature:g}", "ways": found})
     return results
 
 
 async def _runs(
-    rigs: Sequence[Rig], options: argparse.Namespace, temperature: float
+    options: argparse.Namespace, prompts: Sequence[str], temperature: float
 ) -> dict[str, list[dict[str, Any]]]:
-    """The `done` events by way. The edges remember no text for another: it would be the same one."""
+    """The `done` events by way."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
-    for prompt in bundled_texts()[: options.num_prompts]:
-        for seed in options.seeds:
-            params = SamplingParams(temperature, max_tokens=options.max_tokens, seed=seed, ignore_eos=True)
-            for name, way in WAYS.items():
-                print(f"… temperature {temperature:g}, {name}", file=sys.stderr, flush=True)
-                switches = {"recall": way.device, "drafting": way.drafting}
-                rig = rigs[way.verifier]
-                runs[name].append(await rig.complete(prompt, way.policy, asdict(params), **switches))
+    async with AsyncExitStack() as stack:
+        rigs = {place: await stack.enter_async_context(_rig(options, place)) for place in _places()}
+        for rig in rigs.values():  # connections and caches are warm then
+            await rig.complete(prompts[0], "adaptive", asdict(SamplingParams(max_tokens=8)))
+        for number, prompt in enumerate(prompts, 1):
+            for seed in options.seeds:
+                params = SamplingParams(
+                    temperature, max_tokens=options.max_tokens, seed=seed, ignore_eos=True
+                )
+                for name, way in WAYS.items():
+                    where = f"temperature {temperature:g}, prompt {number} of {len(prompts)}"
+                    print(f"… {where}, {name}", file=sys.stderr, flush=True)
+                    switches = {"recall": way.device, "drafting": way.drafting}
+                    rig = rigs[_place(way)]
+                    runs[name].append(await rig.complete(prompt, way.policy, asdict(params), **switches))
     return runs
+
+
+def _place(way: Way) -> tuple[bool, Way | None]:
+    """Which rig writes so: one whose verifier guesses or not; what a device remembers is its way's alone."""
+    return way.verifier, way if way.remembers else None
+
+
+def _places() -> list[tuple[bool, Way | None]]:
+    return list(dict.fromkeys(map(_place, WAYS.values())))
+
+
+def _rig(options: argparse.Namespace, place: tuple[bool, Way | None]) -> Rig:
+    verifier_guesses, remembering = place
+    return Rig(
+        RigSettings(
+            str(demo_models.TARGET_DIR),
+            str(demo_models.DRAFT_GGUF),
+            rtt_ms=options.rtt,
+            step_floor_ms=options.step,
+            recall=verifier_guesses,
+            ngrams=REMEMBERED if remembering else 0,
+        )
+    )
 
 
 def print_table(results: Sequence[dict[str, Any]]) -> None:

@@ -47,9 +47,8 @@ from common.errors import ForerunError, UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from forerun.edge import DEVICE
-from forerun.options import bundled_texts
 from forerun.progress import ProgressBar
-from forerun.prompts import read_prompts, some_of
+from forerun.prompts import add_prompts, prompts_from
 from forerun.rig import Rig, RigSettings, check_models
 from forerun.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST, Progress, Search, measure
 
@@ -106,13 +105,7 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="all unless told: %(choices)s",
     )
-    option(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help="a JSON list of texts, or JSON lines with `prompt`, instead of the bundled ones",
-    )
-    option("--num-prompts", type=int, default=8, metavar="N", help="(%(default)s)")
+    add_prompts(parser, 8)
     option("--first-prompt", type=int, default=0, metavar="I", help="leave out the I before it (%(default)s)")
     option(
         "--blocks", type=int, nargs="+", default=list(BLOCKS), metavar="K", help="lengths searched for sync"
@@ -129,17 +122,11 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    prompts = prompts_of(options)
+    prompts = prompts_from(options, options.first_prompt)
     check(options)
     report = Report.resumed(options.out, common_settings(options, prompts), _machine())
     asyncio.run(measure_all(options, prompts, report))
     print(table(report))
-
-
-def prompts_of(options: argparse.Namespace) -> list[str]:
-    """Those asked for. Raises `UserError`."""
-    texts = read_prompts(options.prompts) if options.prompts else bundled_texts()
-    return some_of(texts, options.first_prompt, options.num_prompts)
 
 
 def check(options: argparse.Namespace) -> None:

@@ -14,9 +14,10 @@ from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.alone import DeviceGeneration
 from edge_client.channel import VerifierChannel
+from edge_client.core.config import SessionConfig
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.priors import Beliefs, PriorTable
-from edge_client.core.session import EdgeSession, SessionConfig
+from edge_client.core.session import EdgeSession
 from edge_client.draft_worker import DraftWorker
 from edge_client.generation import Generation
 from edge_client.llama.drafter import LlamaDrafter

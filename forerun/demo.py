@@ -15,8 +15,9 @@ import demo_models
 from common.errors import UserError
 from common.figures import Figures, as_json
 from edge_client.core.policies import make_policy
-from forerun.options import add_sampling, bundled_prompts, sampling_from
+from forerun.options import add_sampling, sampling_from
 from forerun.paint import Painter, note
+from forerun.prompts import bundled, some_of
 from forerun.rig import Rig, RigSettings, check_models
 from forerun.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST, Comparison, compare
 
@@ -115,7 +116,7 @@ def _settings(options: argparse.Namespace) -> RigSettings:
 def _prompts(options: argparse.Namespace) -> list[str]:
     if options.prompt:
         return list(options.prompt)
-    return bundled_prompts(options.num_prompts)
+    return some_of(bundled(), options.num_prompts)
 
 
 async def _show_texts(rig: Rig, prompts: Sequence[str], policy: str, sampling: dict[str, Any]) -> None:

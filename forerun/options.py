@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 
-import demo_models
 from common.errors import UserError
 from common.sampling import SamplingParams
 
@@ -92,19 +90,6 @@ def _utf8(text: str) -> str:
     except UnicodeEncodeError as error:
         raise UserError("the prompt is not UTF-8 text; convert it first, for example with iconv") from error
     return text
-
-
-def bundled_texts() -> list[str]:
-    """All prompts that come with the demo models."""
-    return [entry["text"] for entry in json.loads(demo_models.PROMPTS.read_text(encoding="utf-8"))]
-
-
-def bundled_prompts(count: int) -> list[str]:
-    """The first `count` that come with the demo models. Raises `UserError` if there are not so many."""
-    texts = bundled_texts()
-    if not 1 <= count <= len(texts):
-        raise UserError(f"--num-prompts is {count}; there are {len(texts)} bundled prompts")
-    return texts[:count]
 
 
 def ms(value: str) -> float:

@@ -1,12 +1,14 @@
-"""Prompts from a file, in the forms that they are published in."""
+"""Prompts to measure with: those that come with the demo models, or a file as they are published."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import demo_models
 from common.errors import UserError
 from simulator.documents import read_text
 
@@ -23,12 +25,36 @@ def read_prompts(path: Path) -> list[str]:
     return [_text_of(f"{path}, entry {number}", entry) for number, entry in enumerate(entries, 1)]
 
 
-def some_of(texts: Sequence[str], first: int, count: int) -> list[str]:
+def add_prompts(parser: argparse.ArgumentParser, count: int) -> None:
+    """`--prompts` and `--num-prompts`, for `prompts_from`."""
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="a JSON list of texts, or JSON lines with `prompt`, instead of the bundled ones",
+    )
+    parser.add_argument(
+        "--num-prompts", type=int, default=count, metavar="N", help="the first so many (%(default)s)"
+    )
+
+
+def prompts_from(options: argparse.Namespace, first: int = 0) -> list[str]:
+    """Those asked for, without the `first` ones. Raises `UserError`."""
+    return some_of(
+        read_prompts(options.prompts) if options.prompts else bundled(), options.num_prompts, first
+    )
+
+
+def bundled() -> list[str]:
+    """All prompts that come with the demo models."""
+    return [entry["text"] for entry in json.loads(demo_models.PROMPTS.read_text(encoding="utf-8"))]
+
+
+def some_of(texts: Sequence[str], count: int, first: int = 0) -> list[str]:
     """`count` of them without the `first` ones. Raises `UserError` if there are not so many."""
     if first < 0 or count < 1 or first + count > len(texts):
-        raise UserError(
-            f"there are {len(texts)} prompts; {count} of them after the first {first} cannot be had"
-        )
+        after = f" after the first {first}" if first else ""
+        raise UserError(f"--num-prompts is {count}; there are {len(texts)} prompts, and not {count}{after}")
     return list(texts[first : first + count])
 
 

@@ -16,8 +16,8 @@ import demo_models
 from common.errors import LocalError, UserError
 from common.figures import pace
 from common.sampling import SamplingParams
-from forerun.options import bundled_prompts
 from forerun.paint import note
+from forerun.prompts import bundled, some_of
 from forerun.rig import Rig, RigSettings, check_models
 from simulator.canvas import check_drawing
 from simulator.documents import write_error, write_whole
@@ -102,7 +102,7 @@ def add_parser(actions: Any) -> None:
 
 async def _validate(options: argparse.Namespace) -> int:
     check_models(Path(options.target), Path(options.draft))
-    prompts = bundled_prompts(options.num_prompts)
+    prompts = some_of(bundled(), options.num_prompts)
     if options.max_tokens < 2:
         raise UserError(f"--max-tokens is {options.max_tokens}; a pace needs 2 tokens at least")
     check_drawing()  # at the end ten minutes would be spent

@@ -16,9 +16,10 @@ from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
 from common.rpc.size import request_size, response_size
 from common.sampling import SamplingParams
 from edge_client.core import effects as edge_effects
+from edge_client.core.config import SessionConfig
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.policies import GrowthPolicy
-from edge_client.core.session import EdgeSession, SessionConfig
+from edge_client.core.session import EdgeSession
 from simulator.draws import Draws
 from simulator.events import Events
 from simulator.knowledge import PROMPT_TOKEN, VOCAB_SIZE, Knowledge

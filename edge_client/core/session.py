@@ -6,9 +6,7 @@ Sans-IO: inputs carry `now` (seconds, monotonic); `effects()` tells the driver w
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from common.errors import (
@@ -18,7 +16,6 @@ from common.errors import (
     LocalError,
     PeerError,
     UnavailableError,
-    UserError,
 )
 from common.messages import (
     INITIAL_CREDIT,
@@ -32,10 +29,9 @@ from common.messages import (
     Opened,
 )
 from common.recall import LEAST, NgramTable, Recall, grow_guesses
-from common.sampling import SamplingParams
 from common.tree import Node, SpeculationTree
 from edge_client.core.calibration import Calibration, promised
-from edge_client.core.confidence import Prior
+from edge_client.core.config import SessionConfig
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.effects import (
     ChangeMode,
@@ -54,7 +50,7 @@ from edge_client.core.policies.governor import GOES_AHEAD
 from edge_client.core.policies.offline import OfflineChain
 from edge_client.core.priors import SHIPPED
 from edge_client.core.stats import SessionStats, StepTimes
-from edge_client.core.wire import WireNumbers
+from edge_client.core.wire import Outgoing
 
 MOST_GUESSED = 32
 """New guesses after a commit; what a verifier evaluates in the two steps of a usual round trip."""
@@ -74,43 +70,6 @@ class State(Enum):
     OPEN = "open"
     LOST = "lost"  # waiting to reconnect
     OVER = "over"
-
-
-@dataclass(frozen=True, slots=True)
-class SessionConfig:
-    """One generation. Checked in the constructor."""
-
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    fingerprint: bytes
-    model: str = ""
-    session_id: str = ""
-    prior: Prior | None = None  # how right the draft is believed to be at first; None: as shipped
-    recall: bool = False  # also propose what the text repeats of itself, which takes no draft step
-    first_backoff: float = 0.1  # seconds before the first reconnect; doubles (gRPC's own policy doubles too)
-    max_backoff: float = 5.0  # seconds; a person who watches the text should not wait longer for a retry
-    max_attempts: int = 8  # reconnects in a row without text from the verifier
-    patience: float | None = 1.0  # seconds without a server until the draft's guess is shown; None = never
-    max_preview: int = 256  # tokens of that guess; bounds the work that a wrong guess wastes
-    eos_token_ids: tuple[int, ...] = ()  # the target's own end tokens, where known: a guess ends there
-
-    def __post_init__(self) -> None:
-        if not self.prompt:
-            raise UserError("the prompt is empty; at least one token is needed")
-        if not 0 < self.first_backoff <= self.max_backoff:
-            raise UserError(f"backoff {self.first_backoff} to {self.max_backoff} s is not a range above 0")
-        if self.max_attempts < 0:
-            raise UserError(f"max_attempts is {self.max_attempts}; it must be 0 or more")
-        if self.patience is not None and not self.patience > 0:
-            raise UserError(f"patience is {self.patience} s; it must be above 0, or None for no preview")
-        if self.max_preview < 1:
-            raise UserError(f"max_preview is {self.max_preview}; it must be at least 1")
-
-    @property
-    def ends(self) -> frozenset[int]:
-        """Tokens known to end the text."""
-        own = () if self.sampling.ignore_eos else self.eos_token_ids
-        return frozenset((*own, *self.sampling.stop_token_ids))
 
 
 class EdgeSession:
@@ -137,14 +96,9 @@ class EdgeSession:
         self.calibration = Calibration(config.prior or SHIPPED.at(config.sampling.temperature))
         self._expansions: dict[int, Expansion] = {}  # of live nodes, for the calibration
         self._effects: list[Effect] = []
-        self._numbers = WireNumbers()
-        self._sent_at: deque[tuple[int, float]] = deque()  # (n-th Propose of the stream, seconds)
-        self._num_proposes = 0  # on this stream
-        self._opened_at = 0.0  # when Open was sent, for the first RTT sample
-        self._unseen = 0  # committed tokens not yet reported in a Propose
+        self._outgoing = Outgoing()
         self._attempts = 0
         self._reconnect_at: float | None = None
-        self._nudged = False  # an empty Propose was sent since the last Commit
         self._drafting = False
         self._draft_began_at = 0.0
         self._drafter_ok = True
@@ -289,11 +243,7 @@ class EdgeSession:
         self.view.news_at = None
         for node in self.tree.live.values():
             node.wire_id = 0
-        self._numbers = WireNumbers()
-        self._sent_at.clear()
-        self._num_proposes = self._unseen = 0
-        self._nudged = False
-        self._opened_at = now
+        self._outgoing = Outgoing(now)
         self._effects += [Connect(), Send(self._open())]
         self._pump(now)
 
@@ -323,7 +273,7 @@ class EdgeSession:
         self.state = State.OPEN
         self._offline.opened()
         self.view.credit = message.credit
-        self.view.rtt.sample(now - self._opened_at, message.hold_us * 1e-6)
+        self.view.rtt.sample(now - self._outgoing.opened_at, message.hold_us * 1e-6)
         self._pump(now)
 
     def _on_commit(self, message: Commit, now: float) -> None:
@@ -337,7 +287,7 @@ class EdgeSession:
         self._count(message)
         if message.credit is not None:
             self.view.credit = message.credit
-        self._nudged = False
+        self._outgoing.committed(len(message.tokens))
         self._effects += self._offline.committed(message.start, message.tokens)
         self._advance(message.tokens)
         self._guess()
@@ -346,11 +296,8 @@ class EdgeSession:
         self._pump(now)
 
     def _sample_rtt(self, message: Commit, now: float) -> None:
-        """RTT from the newest Propose the verifier had; each is used once (RFC 9002, 5.1)."""
-        sent_at = None
-        while self._sent_at and self._sent_at[0][0] <= message.echo:
-            number, at = self._sent_at.popleft()
-            sent_at = at if number == message.echo else None
+        """RTT from the newest Propose the verifier had."""
+        sent_at = self._outgoing.left_at(message.echo)
         if sent_at is not None:
             self.view.rtt.sample(now - sent_at, message.hold_us * 1e-6)
 
@@ -385,7 +332,6 @@ class EdgeSession:
                 view.num_sent -= node.wire_id > 0
                 if node.evaluated:
                     self._expansions.pop(node.id, None)
-        self._unseen += len(tokens)
         self._effects.append(MoveTip(Reroot(tuple(committed), tuple(dead))))
 
     def _observe(self, token: int) -> None:
@@ -438,7 +384,7 @@ class EdgeSession:
         if self._drafter_ok and not self._drafting:
             self._expand(now)
         if self._must_nudge():
-            self._nudged = True
+            self._outgoing.nudged = True
             self._propose([], now)
         if self._governed is not None and self._governed.standing is not self._standing:
             self._standing = self._governed.standing
@@ -453,14 +399,11 @@ class EdgeSession:
 
     def _must_nudge(self) -> bool:
         """Without fill and with no draft under way or sent, an empty Propose keeps the text going."""
-        quiet = not self._drafting and not self._nudged and not self.view.num_sent
+        quiet = not self._drafting and not self._outgoing.nudged and not self.view.num_sent
         return quiet and self.view.stream_up and not self.policy.fill
 
     def _propose(self, nodes: Sequence[Node], now: float) -> None:
-        message = self._numbers.propose(self.tree, nodes, self._unseen)
-        self._unseen = 0
-        self._num_proposes += 1
-        self._sent_at.append((self._num_proposes, now))
+        message = self._outgoing.propose(self.tree, nodes, now)
         self.view.num_sent += len(nodes)
         self.stats.proposed += len(nodes)
         self._effects.append(Send(message))

@@ -1,7 +1,8 @@
-"""Numbering nodes on a stream, and the Propose that carries them (docs/protocol.md, rules on nodes)."""
+"""What the edge sent on a stream: numbered nodes, in messages that the answers tell of (docs/protocol.md)."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from common.errors import LocalError
@@ -9,14 +10,35 @@ from common.messages import Propose, pack_logprob
 from common.tree import Node, SpeculationTree
 
 
-class WireNumbers:
-    """Node ids of one stream: 1, 2, 3 ... in the order of sending."""
+class Outgoing:
+    """One stream, from `Open` on, which left at `opened_at` (seconds). Node ids are 1, 2, 3 ... as sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, opened_at: float = 0.0) -> None:
+        self.opened_at = opened_at
+        self.nudged = False  # an empty Propose was sent since the last Commit
         self._next = 1
+        self._sent_at = deque[tuple[int, float]]()  # (n-th Propose, seconds)
+        self._num_proposes = 0
+        self._unseen = 0  # committed tokens not yet reported in a Propose
 
-    def propose(self, tree: SpeculationTree, nodes: Sequence[Node], seen_advance: int) -> Propose:
-        """Number `nodes` (unsent, parents first or sent before) and pack them in one message."""
+    def committed(self, count: int) -> None:
+        """A Commit of so many tokens has come."""
+        self._unseen += count
+        self.nudged = False
+
+    def left_at(self, echo: int) -> float | None:
+        """When the `echo`-th Propose left, seconds; each is told once (RFC 9002, 5.1)."""
+        sent_at = None
+        while self._sent_at and self._sent_at[0][0] <= echo:
+            number, at = self._sent_at.popleft()
+            sent_at = at if number == echo else None
+        return sent_at
+
+    def propose(self, tree: SpeculationTree, nodes: Sequence[Node], now: float) -> Propose:
+        """Number `nodes` (unsent, parents first or sent before) and pack them in a message; it leaves now."""
+        self._num_proposes += 1
+        self._sent_at.append((self._num_proposes, now))
+        seen, self._unseen = self._unseen, 0
         tokens, logprobs, deltas = list[int](), bytearray(), list[int]()
         for node in nodes:
             tokens.append(node.token)
@@ -25,7 +47,7 @@ class WireNumbers:
         anchored = 0 in deltas
         chain = deltas.count(1) == len(deltas) - (anchored and deltas[0] == 0)  # as `parent_deltas` tells
         anchor = tree.tip_position if anchored else None
-        return Propose(tuple(tokens), bytes(logprobs), () if chain else tuple(deltas), anchor, seen_advance)
+        return Propose(tuple(tokens), bytes(logprobs), () if chain else tuple(deltas), anchor, seen)
 
     def _take(self, tree: SpeculationTree, node: Node) -> int:
         """Give the node its number; how many ids before it its parent is, 0 for the tip."""

@@ -159,7 +159,8 @@ async def test_a_session_is_refused_for_the_users_fault_without_a_retry() -> Non
 
 
 def test_a_draft_step_nobody_asked_for_is_our_defect() -> None:
-    from edge_client.core.session import EdgeSession, SessionConfig
+    from edge_client.core.config import SessionConfig
+    from edge_client.core.session import EdgeSession
     from tests.drivers.tiny import VOCABULARY
 
     session = EdgeSession(SessionConfig((1,), LONG, VOCABULARY.fingerprint), make_policy("tree"))

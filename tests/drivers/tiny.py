@@ -15,8 +15,9 @@ from cloud_verifier.worker import Worker
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
 from edge_client.channel import VerifierChannel
+from edge_client.core.config import SessionConfig
 from edge_client.core.policies import GrowthPolicy, TreePolicy
-from edge_client.core.session import EdgeSession, SessionConfig
+from edge_client.core.session import EdgeSession
 from edge_client.draft_worker import DraftWorker
 from edge_client.generation import Generation
 from tests.worlds.models import VOCAB, TinyDrafter, TinyTarget

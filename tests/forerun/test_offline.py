@@ -11,7 +11,7 @@ import pytest
 
 import demo_models
 from forerun.cli import main
-from forerun.options import bundled_prompts
+from forerun.prompts import bundled
 from forerun.rig import Rig, RigSettings
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc]
@@ -45,7 +45,7 @@ async def through_an_outage(rig: Rig, prompt: str) -> tuple[list[str], dict[str,
 
 
 async def test_a_text_goes_on_through_an_outage_and_is_the_targets_own() -> None:
-    (prompt,) = bundled_prompts(1)
+    prompt = bundled()[0]
     async with Rig(RigSettings(str(demo_models.TARGET_DIR), DRAFT, rtt_ms=5.0)) as rig:
         alone = await rig.complete(prompt, "off", SAMPLING)
         guessed, done = await through_an_outage(rig, prompt)

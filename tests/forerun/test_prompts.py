@@ -53,7 +53,7 @@ def test_a_file_that_is_not_there_is_the_users_to_mend(tmp_path: Path) -> None:
 
 
 def test_some_are_all_that_was_asked_for_or_none() -> None:
-    assert some_of(["a", "b", "c"], 1, 2) == ["b", "c"]
+    assert some_of(["a", "b", "c"], 2, first=1) == ["b", "c"]
     for first, count in ((2, 2), (0, 0), (-1, 1)):
         with pytest.raises(UserError, match="there are 3 prompts"):
-            some_of(["a", "b", "c"], first, count)
+            some_of(["a", "b", "c"], count, first)

@@ -19,8 +19,9 @@ from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
 from common.recall import NgramTable
 from common.sampling import SamplingParams
 from edge_client.core import effects as edge_effects
+from edge_client.core.config import SessionConfig
 from edge_client.core.policies import GrowthPolicy, Mode
-from edge_client.core.session import EdgeSession, SessionConfig
+from edge_client.core.session import EdgeSession
 from tests.worlds.models import FINGERPRINT, VOCAB, TinyDrafter, TinyTarget
 
 Down = Opened | Commit | Drain | Finish | server_effects.End

@@ -10,6 +10,7 @@ import pytest
 from common.errors import LocalError, UnavailableError
 from common.messages import INITIAL_CREDIT, Commit, Finish, FinishReason, Opened, Propose
 from common.sampling import SamplingParams
+from edge_client.core.config import SessionConfig
 from edge_client.core.drafter import Expansion, Reroot
 from edge_client.core.effects import (
     ChangeMode,
@@ -35,7 +36,7 @@ from edge_client.core.policies import (
     make_policy,
 )
 from edge_client.core.policies.governor import STEPS_SAVED
-from edge_client.core.session import EdgeSession, SessionConfig
+from edge_client.core.session import EdgeSession
 
 PROMPT = (7, 8)
 GONE = UnavailableError("the link broke")

@@ -19,6 +19,7 @@ from common.errors import (
 from common.messages import INITIAL_CREDIT, Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose
 from common.recall import NgramTable
 from common.sampling import SamplingParams
+from edge_client.core.config import SessionConfig
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
 from edge_client.core.policies import (
@@ -29,7 +30,7 @@ from edge_client.core.policies import (
     TreePolicy,
     TreeSettings,
 )
-from edge_client.core.session import EdgeSession, SessionConfig, State
+from edge_client.core.session import EdgeSession, State
 
 PROMPT = (7, 8)
 GONE = UnavailableError("the link broke")

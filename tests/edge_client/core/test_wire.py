@@ -11,7 +11,7 @@ from common.errors import LocalError
 from common.messages import MAX_NODES, Open, Propose
 from common.sampling import SamplingParams
 from common.tree import Node, SpeculationTree
-from edge_client.core.wire import WireNumbers
+from edge_client.core.wire import Outgoing
 
 PROMPT = (7, 8, 9)
 
@@ -30,15 +30,15 @@ def verifier() -> VerifySession:
 
 def test_a_chain_at_the_tip_names_only_its_anchor() -> None:
     tree = SpeculationTree(PROMPT)
-    message = WireNumbers().propose(tree, chain(tree, (1, 2, 3)), seen_advance=4)
-    assert message == Propose((1, 2, 3), b"\x08\x08\x08", (), anchor=2, seen_advance=4)
+    message = Outgoing().propose(tree, chain(tree, (1, 2, 3)), 0.0)
+    assert message == Propose((1, 2, 3), b"\x08\x08\x08", (), anchor=2)
 
 
 def test_a_chain_that_goes_on_names_nothing() -> None:
-    tree, numbers = SpeculationTree(PROMPT), WireNumbers()
+    tree, outgoing = SpeculationTree(PROMPT), Outgoing()
     nodes = chain(tree, (1, 2, 3))
-    numbers.propose(tree, nodes[:2], 0)
-    assert numbers.propose(tree, nodes[2:], 0) == Propose((3,), b"\x08")
+    outgoing.propose(tree, nodes[:2], 0.0)
+    assert outgoing.propose(tree, nodes[2:], 0.0) == Propose((3,), b"\x08")
     assert [node.wire_id for node in nodes] == [1, 2, 3]
 
 
@@ -48,42 +48,69 @@ def test_a_tree_names_each_parent_by_how_many_ids_it_is_back() -> None:
     c = tree.grow(tree.tip, 3, -1.0)
     d = tree.grow(a, 4, -1.0)
     e = tree.grow(c, 5, -1.0)
-    message = WireNumbers().propose(tree, [a, b, c, d, e], 0)
+    message = Outgoing().propose(tree, [a, b, c, d, e], 0.0)
     assert message.parent_deltas == (0, 1, 0, 3, 2)
     assert message.anchor == 2
 
 
 def test_a_branch_that_goes_on_behind_other_nodes_needs_deltas_and_no_anchor() -> None:
-    tree, numbers = SpeculationTree(PROMPT), WireNumbers()
+    tree, outgoing = SpeculationTree(PROMPT), Outgoing()
     a, b = chain(tree, (1, 2))
-    numbers.propose(tree, [a, b], 0)
+    outgoing.propose(tree, [a, b], 0.0)
     c = tree.grow(a, 3, -1.0)
-    assert numbers.propose(tree, [c], 0) == Propose((3,), b"\x10", (2,))
+    assert outgoing.propose(tree, [c], 0.0) == Propose((3,), b"\x10", (2,))
 
 
 def test_two_children_of_the_tip_are_no_chain() -> None:
     tree = SpeculationTree(PROMPT)
     nodes = [tree.grow(tree.tip, token, -1.0) for token in (1, 2)]
-    assert WireNumbers().propose(tree, nodes, 0).parent_deltas == (0, 0)
+    assert Outgoing().propose(tree, nodes, 0.0).parent_deltas == (0, 0)
 
 
 def test_a_child_of_an_accepted_tip_is_named_by_anchor_though_the_tip_has_a_number() -> None:
-    tree, numbers = SpeculationTree(PROMPT), WireNumbers()
+    tree, outgoing = SpeculationTree(PROMPT), Outgoing()
     a, b = chain(tree, (1, 2))
-    numbers.propose(tree, [a], 0)
+    outgoing.propose(tree, [a], 0.0)
     tree.advance(1)
-    assert numbers.propose(tree, [b], 1) == Propose((2,), b"\x08", (), anchor=3, seen_advance=1)
+    outgoing.committed(1)
+    assert outgoing.propose(tree, [b], 0.0) == Propose((2,), b"\x08", (), anchor=3, seen_advance=1)
 
 
 def test_a_message_without_nodes_names_no_place() -> None:
-    assert WireNumbers().propose(SpeculationTree(PROMPT), [], 3) == Propose(seen_advance=3)
+    assert Outgoing().propose(SpeculationTree(PROMPT), [], 0.0) == Propose()
+
+
+def test_what_was_committed_is_reported_once() -> None:
+    tree, outgoing = SpeculationTree(PROMPT), Outgoing()
+    for count in (3, 2):
+        outgoing.committed(count)
+    assert [outgoing.propose(tree, [], 0.0).seen_advance for _ in range(2)] == [5, 0]
+
+
+def test_an_answer_tells_when_the_newest_message_it_knew_had_left_and_only_once() -> None:
+    tree, outgoing = SpeculationTree(PROMPT), Outgoing(7.0)
+    assert outgoing.opened_at == 7.0
+    for now in (10.0, 11.0, 12.0):
+        outgoing.propose(tree, [], now)
+    assert outgoing.left_at(0) is None
+    assert [outgoing.left_at(2) for _ in range(2)] == [11.0, None]
+    assert outgoing.left_at(1) is None  # older than what is known
+    assert outgoing.left_at(4) is None  # never sent: the third cannot be told from it any more
+    assert outgoing.left_at(3) is None
+
+
+def test_a_nudge_lasts_until_the_next_commit() -> None:
+    outgoing = Outgoing()
+    outgoing.nudged = True
+    outgoing.committed(1)
+    assert not outgoing.nudged
 
 
 def test_a_child_before_its_parent_is_our_own_fault() -> None:
     tree = SpeculationTree(PROMPT)
     a, b = chain(tree, (1, 2))
     with pytest.raises(LocalError, match=f"node {b.id} is to be sent before its parent {a.id}"):
-        WireNumbers().propose(tree, [b, a], 0)
+        Outgoing().propose(tree, [b, a], 0.0)
 
 
 def test_a_child_of_a_dead_node_is_not_sent() -> None:
@@ -91,7 +118,7 @@ def test_a_child_of_a_dead_node_is_not_sent() -> None:
     _, b = chain(tree, (1, 2))
     tree.advance(5)
     with pytest.raises(LocalError, match="before its parent"):
-        WireNumbers().propose(tree, [b], 0)
+        Outgoing().propose(tree, [b], 0.0)
 
 
 def paths(tree: SpeculationTree, nodes: list[Node]) -> list[tuple[int, ...]]:
@@ -110,13 +137,13 @@ def paths(tree: SpeculationTree, nodes: list[Node]) -> list[tuple[int, ...]]:
 def test_the_verifier_rebuilds_any_tree_from_its_messages(
     nodes: list[tuple[int, int]], cuts: list[int], accepted: bool
 ) -> None:
-    tree, session, numbers = SpeculationTree(PROMPT), verifier(), WireNumbers()
+    tree, session, outgoing = SpeculationTree(PROMPT), verifier(), Outgoing()
     for parent, token in nodes:
         live = list(tree.live.values())
         tree.grow(live[parent % len(live)], token, -0.0625 * (parent % 5))
     waiting = list(tree.speculative())
     for cut in [*cuts, MAX_NODES]:
-        session.receive(numbers.propose(tree, waiting[:cut], 0), 0.0)
+        session.receive(outgoing.propose(tree, waiting[:cut], 0.0), 0.0)
         waiting = waiting[cut:]
     sent, received = list(tree.speculative()), list(session.tree.speculative())
     assert paths(session.tree, received) == paths(tree, sent)
@@ -125,7 +152,7 @@ def test_the_verifier_rebuilds_any_tree_from_its_messages(
     token = sent[0].token if sent and accepted else 4
     assert [n.token for n in tree.advance(token).dead] == [n.token for n in session.tree.advance(token).dead]
     grown = tree.grow(tree.tip, 5, -0.5)
-    session.receive(numbers.propose(tree, [grown], 1), 0.0)
+    session.receive(outgoing.propose(tree, [grown], 1), 0.0)
     assert set(paths(session.tree, list(session.tree.speculative()))) == set(
         paths(tree, list(tree.speculative()))
     )
