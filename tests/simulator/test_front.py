@@ -41,6 +41,26 @@ def test_a_point_is_the_mean_of_its_seeds() -> None:
     assert levels[CLAIRVOYANT] < levels[SERVER_STREAMING]
 
 
+def test_two_policies_meet_on_the_same_seeds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = small_world()
+    monkeypatch.setattr(front, "steady_worlds", lambda: {"w": world})
+    arguments = ["--seeds", "2", "--workers", "1"]
+    assert main(["meet", "chain", "off", *arguments]) == 0
+    met = json.loads(capsys.readouterr().out)["worlds"]["w"]
+    chain, off = (
+        fmean(run_of(run_scheme(policy, replace(world, seed=world.seed + number))[0]).ms for number in (0, 1))
+        for policy in ("chain", "off")
+    )
+    assert met["ratio"] == pytest.approx(chain / off, abs=1e-3)
+    assert met["policy"]["draft_tokens_per_token"] > met["rival"]["draft_tokens_per_token"] == 0
+    assert met["standard_error"] > 0
+    main(["meet", "chain", "chain", *arguments])
+    same = json.loads(capsys.readouterr().out)["worlds"]["w"]
+    assert (same["ratio"], same["standard_error"]) == (1.0, 0.0)
+
+
 def test_every_setting_is_one_and_every_family_has_a_style() -> None:
     for family, settings in FAMILIES.items():
         assert family in STYLES
@@ -64,9 +84,18 @@ def test_what_was_measured_can_be_drawn(
     )
 
 
-@pytest.mark.parametrize("given", [["measure", "--seeds", "0"], ["plot", "nowhere.json", "--out", "x.png"]])
-def test_a_wrong_setting_is_a_sentence(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["measure", "--seeds", "0"], "must be at least 1"),
+        (["plot", "nowhere.json", "--out", "x.png"], "cannot be read"),
+        (["meet", "chain", "best"], "'best' is unknown"),
+    ],
+)
+def test_a_wrong_setting_is_a_sentence(
+    given: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(given)
     assert ended.value.code == 2
-    assert "must be at least 1" in (said := capsys.readouterr().err) or "cannot be read" in said
+    assert words in capsys.readouterr().err
