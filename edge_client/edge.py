@@ -21,6 +21,7 @@ from edge_client.core.session import EdgeSession
 from edge_client.draft_worker import DraftWorker
 from edge_client.generation import Generation
 from edge_client.llama.drafter import LlamaDrafter
+from edge_client.llama.model import LlamaModel
 from edge_client.llama.runtime import LlamaRuntime
 
 
@@ -38,16 +39,16 @@ class Request:
 class TextDecoder:
     """Turns tokens into text as they come; bytes of an unfinished character wait for the rest."""
 
-    def __init__(self, runtime: LlamaRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, model: LlamaModel) -> None:
+        self._model = model
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, tokens: Sequence[int]) -> str:
-        return self._decoder.decode(b"".join(self._runtime.piece(token) for token in tokens))
+        return self._decoder.decode(b"".join(self._model.piece(token) for token in tokens))
 
     def fork(self) -> TextDecoder:
         """A decoder of what may follow, which leaves this one as it is."""
-        other = TextDecoder(self._runtime)
+        other = TextDecoder(self._model)
         other._decoder.setstate(self._decoder.getstate())
         return other
 
@@ -67,7 +68,7 @@ class Edge:
 
     def __init__(
         self,
-        runtime: LlamaRuntime,
+        model: LlamaModel,
         address: str,
         *,
         check: bool = True,
@@ -75,10 +76,11 @@ class Edge:
         ngrams: int = 0,
         priors: PriorTable | None = None,
     ) -> None:
-        """`priors`: how right the draft is believed to be before its first text; None: as shipped."""
-        self.runtime = runtime
-        self.vocabulary = Vocabulary(runtime.token_table())
-        self._drafts = DraftWorker(LlamaDrafter(runtime))
+        """`model`: it drafts if it is a `LlamaRuntime`, else it only knows the tokens. `priors`: how right
+        the draft is believed to be before its first text; None: as shipped."""
+        self.model = model
+        self.vocabulary = Vocabulary(model.token_table())
+        self._drafts = DraftWorker(LlamaDrafter(model)) if isinstance(model, LlamaRuntime) else None
         self._channel = VerifierChannel(address)
         self._check = check
         self._ngrams = NgramTable(ngrams) if ngrams else None
@@ -88,7 +90,7 @@ class Edge:
         self.max_positions = 0  # 0: not known, the verifier was not there
         self.greeting = ""  # what a user should know before the first generation
         self._preview = preview
-        self._eos = runtime.eos_ids  # the target's own, once it has told them
+        self._eos = model.eos_ids  # the target's own, once it has told them
 
     async def __aenter__(self) -> Edge:
         try:
@@ -96,16 +98,21 @@ class Edge:
         except BaseException:
             await self._channel.__aexit__()
             raise
-        self._drafts.__enter__()
+        if self._drafts is not None:
+            self._drafts.__enter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._drafts.__exit__()
+        if self._drafts is not None:
+            self._drafts.__exit__()
         await self._channel.__aexit__()
 
     def generation(self, request: Request) -> Generation:
-        """A new generation; iterate over it. One at a time: the draft model serves one session."""
-        drafts = self._drafts if request.drafting and request.policy.name != "off" else None
+        """A new generation; iterate over it. One at a time: the draft model serves one session.
+
+        Raises `UserError` if it is to draft and the draft model is not loaded.
+        """
+        drafts = self._drafter() if request.drafting and request.policy.name != "off" else None
         if self._session is not None:
             self._beliefs.learn(self._session.config.sampling, self._session.calibration)
         config = SessionConfig(
@@ -124,14 +131,19 @@ class Edge:
 
     def alone(self, prompt: Sequence[int], sampling: SamplingParams) -> DeviceGeneration:
         """A text by the draft model alone; iterate over it. One at a time, as `generation`."""
-        return DeviceGeneration(self._drafts, prompt, sampling, self.runtime.eos_ids)
+        return DeviceGeneration(self._drafter(), prompt, sampling, self.model.eos_ids)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Token ids of a prompt. Raises `UserError` if there are none."""
-        tokens = tuple(self.runtime.tokenize(text, True))
+        tokens = tuple(self.model.tokenize(text, True))
         if not tokens:
             raise UserError("the prompt is empty; at least one token is needed")
         return tokens
+
+    def _drafter(self) -> DraftWorker:
+        if self._drafts is None:
+            raise UserError("no draft model is loaded here; start the edge without --no-drafting")
+        return self._drafts
 
     async def _handshake(self) -> None:
         try:

@@ -95,7 +95,8 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
         "--drafting",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="run the draft model; without it --recall alone proposes (%(default)s)",
+        help="run the draft model; without it --recall alone proposes, and of the file only the tokens are "
+        "loaded (%(default)s)",
     )
     option("--threads", type=int, default=0, metavar="N", help="of the draft model; 0 = one per core")
     option("--gpu-layers", type=int, default=0, metavar="N", help="draft layers on an accelerator; -1 = all")
@@ -224,7 +225,7 @@ async def run_generation(
     """
     from edge_client.edge import TextDecoder, reason_in_words
 
-    teller = Teller(TextDecoder(edge.runtime), listener)
+    teller = Teller(TextDecoder(edge.model), listener)
     error: ForerunError | None = None
     try:
         async for shown in generation.shown():
@@ -236,7 +237,7 @@ async def run_generation(
     session = generation.session
     if session.text != tuple(teller.tokens) or session.preview != tuple(teller.guess):
         raise PeerError("the text shown is not the session's; please report this") from error
-    decoder = TextDecoder(edge.runtime)
+    decoder = TextDecoder(edge.model)
     record = {
         "tokens": teller.tokens,
         "text": decoder.feed(teller.tokens),
@@ -260,7 +261,7 @@ async def run_alone(edge: Edge, generation: DeviceGeneration, listener: Listener
     """As `run_generation`, for a text by the draft model alone; the record has what there is to say."""
     from edge_client.edge import TextDecoder, reason_in_words
 
-    decoder = TextDecoder(edge.runtime)
+    decoder = TextDecoder(edge.model)
     tokens: list[int] = []
     arrivals: list[float] = []
     began = time.monotonic()
@@ -272,7 +273,7 @@ async def run_alone(edge: Edge, generation: DeviceGeneration, listener: Listener
         listener.text(rest, True)
     return {
         "tokens": tokens,
-        "text": TextDecoder(edge.runtime).feed(tokens),
+        "text": TextDecoder(edge.model).feed(tokens),
         "arrivals_ms": arrivals,
         "ended": reason_in_words(generation.reason),
         "stats": asdict(generation.stats),
@@ -282,6 +283,7 @@ async def run_alone(edge: Edge, generation: DeviceGeneration, listener: Listener
 def _open_edge(options: argparse.Namespace) -> Edge:
     try:
         from edge_client.edge import Edge
+        from edge_client.llama.model import LlamaModel
         from edge_client.llama.runtime import LlamaRuntime
         from edge_client.llama.settings import LlamaSettings
     except ImportError as error:
@@ -291,5 +293,6 @@ def _open_edge(options: argparse.Namespace) -> Edge:
     settings = LlamaSettings(
         path=options.draft, n_ctx=options.context, threads=options.threads, gpu_layers=options.gpu_layers
     )
-    runtime, preview = LlamaRuntime(settings), options.offline == "preview"
-    return Edge(runtime, options.verifier, preview=preview, ngrams=options.ngrams, priors=priors)
+    model = LlamaRuntime(settings) if options.drafting else LlamaModel(settings, weights=False)
+    preview = options.drafting and options.offline == "preview"
+    return Edge(model, options.verifier, preview=preview, ngrams=options.ngrams, priors=priors)

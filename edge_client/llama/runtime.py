@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
 from edge_client.llama.batch import Batch
-from edge_client.llama.files import find_model
-from edge_client.llama.library import extra_bufts_are_safe, library, native_log
+from edge_client.llama.library import native_log
+from edge_client.llama.model import LlamaModel
 from edge_client.llama.settings import KV_TYPES, LlamaSettings
-from edge_client.llama.vocabulary import LlamaVocabulary
 
 FloatArray = NDArray[np.float32]
 
@@ -28,19 +26,14 @@ TO_THE_END = -1
 MAX_UBATCH = 512  # llama.cpp's default: larger physical batches cost memory and gain nothing on a processor
 
 
-class LlamaRuntime:
+class LlamaRuntime(LlamaModel):
     """Loads in the constructor, frees in `close`. Raises `UserError` with what to do about it.
 
     `n_ctx` KV cells are shared by all sequences (unified KV), so a cell may belong to several of them.
     """
 
     def __init__(self, settings: LlamaSettings) -> None:
-        self.settings = settings
-        self._library = library()
-        native_log().verbose = settings.verbose
-        native_log().errors.clear()
-        self.uses_extra_bufts = self._choose_extra_bufts()
-        self._model: Any = self._load_model(find_model(settings.path))
+        super().__init__(settings)
         self._context: Any = None
         try:
             self._refuse_unsuited()
@@ -49,7 +42,6 @@ class LlamaRuntime:
             self.close()
             raise
         self._memory = self._library.llama_get_memory(self._context)
-        self.vocabulary = LlamaVocabulary(self._library, self._library.llama_model_get_vocab(self._model))
         self.n_ctx: int = self._library.llama_n_ctx(self._context)
         self.n_ctx_train: int = self._library.llama_model_n_ctx_train(self._model)
         self.n_batch: int = self._library.llama_n_batch(self._context)
@@ -62,17 +54,6 @@ class LlamaRuntime:
         )
         self._logits_at = 0
         self._logits: FloatArray = np.empty((0, self.num_vocab), np.float32)
-
-    @property
-    def num_vocab(self) -> int:
-        return self.vocabulary.size
-
-    @property
-    def description(self) -> str:
-        """The architecture and size, as llama.cpp words them."""
-        text = ctypes.create_string_buffer(256)
-        self._library.llama_model_desc(self._model, text, len(text))
-        return text.value.decode("utf-8", "replace")
 
     # --- evaluation -------------------------------------------------------------------------------------
 
@@ -120,62 +101,16 @@ class LlamaRuntime:
         """Empty all sequences."""
         self._library.llama_memory_clear(self._memory, False)
 
-    # --- vocabulary -------------------------------------------------------------------------------------
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """The model's own end tokens."""
-        return self.vocabulary.eos_ids
-
-    def token_table(self) -> list[bytes | None]:
-        """Text of every token id as bytes, None for entries that stand for nothing (`LlamaVocabulary`)."""
-        return self.vocabulary.token_table()
-
-    def tokenize(self, text: str, parse_special: bool) -> list[int]:
-        """Token ids of `text`; with `parse_special` the texts of control tokens become those tokens."""
-        return self.vocabulary.tokenize(text, parse_special)
-
-    def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to the text."""
-        return self.vocabulary.piece(token)
-
     # --- life -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Free the context and the model. Again is allowed; anything else afterwards is not."""
         context, self._context = self._context, None
-        model, self._model = self._model, None
         if context:
             self._library.llama_free(context)
-        if model:
-            self._library.llama_model_free(model)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().close()
 
     # --- loading ----------------------------------------------------------------------------------------
-
-    def _choose_extra_bufts(self) -> bool:
-        if self.settings.use_extra_bufts is not None:
-            return self.settings.use_extra_bufts
-        return extra_bufts_are_safe(self._library.llama_print_system_info().decode())
-
-    def _load_model(self, path: str) -> Any:
-        params = self._library.llama_model_default_params()
-        params.n_gpu_layers = self.settings.gpu_layers
-        params.use_extra_bufts = self.uses_extra_bufts
-        model = self._library.llama_model_load_from_file(os.fsencode(path), params)
-        if not model:  # passed on, a NULL model crashes the process
-            raise UserError(
-                f"{path} cannot be loaded as a GGUF model{native_log().reason()}; "
-                "fetch or convert it again, and check that this llama.cpp knows its architecture"
-            )
-        return model
 
     def _refuse_unsuited(self) -> None:
         """A draft tree needs KV that can be shared and cut at any position: attention-only decoders."""

@@ -180,3 +180,25 @@ def test_llama_cpps_log_is_ours(
         load(model, verbose).close()
     levels = {record.levelno for record in caplog.records if "n_ctx " in record.message}
     assert levels == {level}
+
+
+def test_without_weights_the_tokens_are_the_same(
+    model: Path, runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edge_client.llama.library import library
+    from edge_client.llama.model import LlamaModel
+
+    seen: list[bool] = []
+    load_model = library().llama_model_load_from_file
+
+    def spy(path: bytes, params: object) -> object:
+        seen.append(getattr(params, "vocab_only"))  # noqa: B009  a ctypes field, unknown to the checker
+        return load_model(path, params)
+
+    monkeypatch.setattr(library(), "llama_model_load_from_file", spy)
+
+    with LlamaModel(LlamaSettings(str(model)), weights=False) as tokens_only:
+        assert tokens_only.token_table() == runtime.token_table()
+        assert tokens_only.eos_ids == runtime.eos_ids
+        assert tokens_only.tokenize("the and thé", False) == runtime.tokenize("the and thé", False)
+    assert seen == [True]
