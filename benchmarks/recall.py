@@ -139,8 +139,9 @@ async def _runs(
         rigs = {place: await stack.enter_async_context(_rig(options, place)) for place in _places()}
         for rig in rigs.values():  # connections and caches are warm then
             await rig.complete(prompts[0], "adaptive", asdict(SamplingParams(max_tokens=8)))
+        seeds = options.seeds if temperature else options.seeds[:1]  # greedy, all seeds give one text
         for number, prompt in enumerate(prompts, 1):
-            for seed in options.seeds:
+            for seed in seeds:
                 params = SamplingParams(
                     temperature, max_tokens=options.max_tokens, seed=seed, ignore_eos=True
                 )

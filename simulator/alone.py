@@ -17,13 +17,13 @@ def draft_alone(world: World) -> list[SessionResult]:
 
 def _write(world: World, key: int) -> SessionResult:
     knowledge = world.draft.session(Draws(world.seed, key), world.session_place(key), world.prompt_tokens)
-    step = world.device.draft_step_time(1)
+    step, prompt = world.device.draft_step_time(1), world.device.prompt_time
     stats = SessionStats(
         committed=world.tokens,
         accepted=world.tokens,
         draft_steps=world.tokens,
         drafted=world.tokens,
-        draft_time=step * world.tokens,
+        draft_time=prompt + step * world.tokens,
     )
-    arrivals = tuple(step * count for count in range(1, world.tokens + 1))
+    arrivals = tuple(prompt + step * count for count in range(1, world.tokens + 1))
     return SessionResult((BEST,) * world.tokens, target_text(knowledge, world), arrivals, stats, 0, 0)

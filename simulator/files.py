@@ -93,6 +93,7 @@ LINK: dict[str, Field] = {
 DEVICE: dict[str, Field] = {
     "draft_ms": ("draft_time", float, MS),
     "draft_ms_per_node": ("draft_time_per_node", float, MS),
+    "draft_prompt_ms": ("prompt_time", float, MS),
     "max_draft_steps_per_s": ("max_draft_steps_per_second", float, 1.0),
     "recall": ("recall", bool, 1.0),
 }

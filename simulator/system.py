@@ -103,12 +103,14 @@ class SimulatedDevice:
         self._down = Lane(events, world.link, DOWN, draws)
         self._moves: list[Reroot] = []  # tip moves that wait for the draft step under way
         self._drafting = False
+        self._prompt_read_at = 0.0  # seconds
 
     def start(self) -> None:
         self.began_at = self._events.now
         self._start_session()
 
     def _start_session(self) -> None:
+        self._prompt_read_at = self._events.now + self.world.device.prompt_time
         self.session.start(self._events.now)
         self._carry_out()
 
@@ -165,7 +167,12 @@ class SimulatedDevice:
     def _expand(self, rows: tuple[DraftRow, ...]) -> None:
         self._drafting = True
         expansions = self._drafter.expand(rows)
-        self._events.after(self.world.device.draft_step_time(len(rows)), partial(self._drafted, expansions))
+        self._events.after(self._draft_step_time(len(rows)), partial(self._drafted, expansions))
+
+    def _draft_step_time(self, rows: int) -> float:
+        """Seconds from now on."""
+        waits = max(0.0, self._prompt_read_at - self._events.now)
+        return waits + self.world.device.draft_step_time(rows)
 
     def _drafted(self, expansions: list[Expansion]) -> None:
         self._drafting = False

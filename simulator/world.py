@@ -14,15 +14,18 @@ from simulator.link import LinkSpec
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """How long a draft step of `rows` nodes takes: fixed + per_node * (rows - 1), where its power allows."""
+    """How long a draft step of `rows` nodes takes: fixed + per_node * (rows - 1), where its power allows. The
+    first one waits until the prompt is read."""
 
     draft_time: float = 0.005
     draft_time_per_node: float = 0.0003  # for each node beyond the first
     max_draft_steps_per_second: float = 0.0  # what its power budget allows; 0 = any number
     recall: bool = False  # also proposes what the text repeats of itself, which is nothing in a drawn text
+    prompt_time: float = 0.0  # until the draft has read the prompt
 
     def __post_init__(self) -> None:
-        _not_negative("device", self, "draft_time", "draft_time_per_node", "max_draft_steps_per_second")
+        times = ("draft_time", "draft_time_per_node", "max_draft_steps_per_second", "prompt_time")
+        _not_negative("device", self, *times)
 
     def draft_step_time(self, rows: int) -> float:
         """Seconds. A device that is out of power lets a step take until the next one may begin."""

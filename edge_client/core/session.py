@@ -140,8 +140,8 @@ class EdgeSession:
         """The draft step that `Expand` asked for."""
         self.view.now = now
         took = self._end_draft_step(len(expansions), now)
-        self.view.draft_time.sample(len(expansions), took)
-        self.draft_times.add(len(expansions), took)
+        if self.draft_times.add(len(expansions), took):
+            self.view.draft_time.sample(len(expansions), took)
         live = self.tree.live
         for expansion in expansions:
             node = live.get(expansion.id)
@@ -283,8 +283,8 @@ class EdgeSession:
             raise PeerError(f"a Commit goes beyond the last position asked for, {self.view.last_position}")
         self._attempts = 0  # only text is progress: a verifier that opens and drops would be tried for ever
         self._sample_rtt(message, now)
-        self.view.news_at = now
         self._count(message)
+        self.view.news_at = now
         if message.credit is not None:
             self.view.credit = message.credit
         self._outgoing.committed(len(message.tokens))
@@ -307,8 +307,9 @@ class EdgeSession:
         stats.committed += len(message.tokens)
         stats.accepted += len(message.tokens) - message.server_made.bit_count()
         stats.evaluated += message.evaluated
-        self.view.step_time.sample(message.evaluated, message.compute_us * 1e-6)
-        self.view.turn.sample((message.queue_us + message.compute_us) * 1e-6)
+        if self.view.news_at is not None:  # the stream's first step read the prompt, too
+            self.view.step_time.sample(message.evaluated, message.compute_us * 1e-6)
+            self.view.turn.sample((message.queue_us + message.compute_us) * 1e-6)
         self.target_times.add(message.evaluated, message.compute_us * 1e-6)
         stats.queue_time += message.queue_us * 1e-6
         stats.compute_time += message.compute_us * 1e-6
@@ -366,9 +367,8 @@ class EdgeSession:
     def _guess(self) -> None:
         """Grow what the text would say if it repeated itself."""
         if self._recall is not None:
-            room = self.view.credit - self.tree.num_speculative
             surely = SURELY_GUESSED if self._drafter_ok else LEAST
-            most = min(MOST_GUESSED, room)
+            most = min(MOST_GUESSED, self.view.credit_left)  # what is drafted and stays here takes no room
             grow_guesses(self.tree, self._recall, self.view.last_position, most, surely)
 
     def _pump(self, now: float) -> None:

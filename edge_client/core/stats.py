@@ -35,9 +35,11 @@ class StepTimes:
     counts: dict[int, int] = field(default_factory=dict)
     totals: dict[int, float] = field(default_factory=dict)  # seconds
 
-    def add(self, rows: int, seconds: float) -> None:
+    def add(self, rows: int, seconds: float) -> bool:
+        """Whether it tells of the rows alone."""
         if self.first is None:
             self.first = seconds
-            return
+            return False
         self.counts[rows] = self.counts.get(rows, 0) + 1
         self.totals[rows] = self.totals.get(rows, 0.0) + seconds
+        return True

@@ -17,7 +17,7 @@ from simulator.experiment import Outcome, run_experiment
 from simulator.files import DEFAULT_SCHEMES, Experiment, experiment_from, read_experiment
 from simulator.link import LinkSpec, Outage
 from simulator.results import SessionResult
-from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, policy_maker
+from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, policy_maker, run_scheme
 from simulator.system import simulate
 from simulator.world import DeviceSpec, StepChange, VerifierSpec, World
 
@@ -123,6 +123,15 @@ def test_the_number_of_workers_changes_nothing() -> None:
     alone = run_experiment(experiment, workers=1)
     assert run_experiment(experiment, 2, lambda done, total: told.append((done, total))) == alone
     assert told == [(n, 4) for n in range(1, 5)]
+
+
+@pytest.mark.parametrize("scheme", ["adaptive", "tree"])
+def test_a_prompt_that_takes_the_draft_long_costs_little_more_than_that_time(scheme: str) -> None:
+    """It is no measure of the draft's pace: from then on the text comes as soon as without it."""
+    world = World(LinkSpec(rtt=0.060), draft=BetaDraft(0.8), tokens=600)
+    slow = replace(world, device=DeviceSpec(prompt_time=1.0))
+    without, with_prompt = (run_scheme(scheme, each)[0].arrivals[-1] for each in (world, slow))
+    assert without + 0.3 < with_prompt < without + 1.0
 
 
 def test_a_step_that_grows_with_the_context_slows_long_texts() -> None:

@@ -23,7 +23,7 @@ from edge_client.core.policies.base import (
 )
 from edge_client.core.policies.foresight import Outlook
 from edge_client.core.policies.governor import LOOK_AGAIN, Governed, Governor
-from edge_client.core.policies.traffic import Traffic
+from edge_client.core.policies.traffic import TrafficBudget
 
 SURVIVAL, SURVIVAL_WEIGHT = 0.7, 4
 """The mean promise of a best candidate before any was seen, and how many drafted nodes that counts for."""
@@ -74,7 +74,7 @@ class AdaptivePolicy(Governed):
         self._num_promises = SURVIVAL_WEIGHT  # that this is a mean of
         self._outlook = Outlook()
         self._sent_at = 0.0  # seconds, the newest nodes
-        self._traffic = Traffic(self.settings.send, self.settings.max_sent_per_token)
+        self._traffic = TrafficBudget(self.settings.send, self.settings.max_sent_per_token)
 
     def branch(self, view: GrowthView, node: Node, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         if not len(candidates):

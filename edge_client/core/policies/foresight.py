@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from common.tree import Node
 from edge_client.core.policies.base import GrowthView
 
-JITTER_FELT = 0.1
-"""Mean deviation of the round trip, in turns, from which on it is weighed what comes sooner or later."""
+JITTER_FELT, JITTER_TOO_LARGE = 0.1, 0.5
+"""Mean deviation of the round trip, in turns, from which on and up to which is weighed what comes sooner or
+later: three points are too few for a spread of several turns, and brought nothing there."""
 
 JITTER_KNOWN = 16
 """Round trips until it is: the estimator begins with a deviation of half the first, which has faded then."""
@@ -33,14 +34,15 @@ class Outlook:
 
     def update(self, view: GrowthView) -> None:
         """Take in what the view knows now."""
-        swing = SWING * view.rtt.rtt_variance
+        deviation, turn = view.rtt.rtt_variance, view.turn.smoothed
         self._usual.update(view)
-        if view.rtt.num_samples < JITTER_KNOWN or swing < SWING * JITTER_FELT * view.turn.smoothed:
-            self.cases = ((1.0, self._usual),)
-        else:
-            self._early.update(view, -swing)
-            self._late.update(view, swing)
+        felt = JITTER_FELT * turn <= deviation <= JITTER_TOO_LARGE * turn
+        if felt and view.rtt.num_samples >= JITTER_KNOWN:
+            self._early.update(view, -SWING * deviation)
+            self._late.update(view, SWING * deviation)
             self.cases = ((OUTER, self._early), (1.0 - 2.0 * OUTER, self._usual), (OUTER, self._late))
+        else:
+            self.cases = ((1.0, self._usual),)
 
     def sent(self, nodes: Sequence[Node], now: float) -> None:
         """These leave now."""
@@ -67,6 +69,8 @@ class Foresight:
         """`sent_at` may be shared by several that foresee the same nodes."""
         self._sent_at = {} if sent_at is None else sent_at  # seconds, by node id
         self._known: dict[int, tuple[int, int]] = {}  # of sent nodes: the turn they come for, the tip's depth
+        self._asked: dict[int, tuple[int, int]] = {}  # the same of unsent ones, if they leave at `_asked_at`
+        self._asked_at = 0.0
         self._news_at: float | None = None
         self._began_at = 0.0  # when the verifier had the tip, by this side's clock
         self._turn = 0.03
@@ -90,6 +94,7 @@ class Foresight:
             for gone in [node for node in self._sent_at if node not in tree.live]:
                 del self._sent_at[gone]
             self._known = {tree.tip.id: (0, 0)}
+            self._asked.clear()
 
     def sent(self, nodes: Sequence[Node], now: float) -> None:
         """These leave now."""
@@ -127,22 +132,22 @@ class Foresight:
 
     def _arrival(self, node: Node, now: float) -> tuple[int, int]:
         """The turn that `node` comes for and the tip's depth then; one that is not sent leaves `now`."""
+        if now != self._asked_at:
+            self._asked.clear()
+            self._asked_at = now
         missing = list[Node]()
-        known = self._known.get(node.id)
-        while known is None:
+        while (found := self._known.get(node.id) or self._asked.get(node.id)) is None:
             missing.append(node)
             assert node.parent is not None, "the tip is known"
             node = self._live[node.parent]
-            known = self._known.get(node.id)
-        turn, tip = known
+        turn, tip = found
         for each in reversed(missing):
             sent_at = self._sent_at.get(each.id) if each.wire_id else None
             coming = max(turn, self._turn_at(now if sent_at is None else sent_at))
             if coming > turn:
                 tip = max(tip, each.position - 1 - self._top) + coming - turn
                 turn = coming
-            if sent_at is not None:
-                self._known[each.id] = (turn, tip)
+            (self._asked if sent_at is None else self._known)[each.id] = (turn, tip)
         return turn, tip
 
     def _turn_at(self, sent_at: float) -> int:

@@ -78,6 +78,8 @@ class Governor:
         """Whether it is time for a single node, to see whether things have changed."""
         if self._looked_at is None:
             return False
+        if self.power_at(view.now) > view.now:
+            return False
         rtt = view.rtt
         changing = abs(rtt.latest_rtt - rtt.smoothed_rtt) > CHANGED * rtt.smoothed_rtt
         return view.now - self._looked_at >= (LOOK_AGAIN / 10 if changing else LOOK_AGAIN)

@@ -22,7 +22,7 @@ from edge_client.core.policies import (
 )
 from edge_client.core.policies.foresight import JITTER_KNOWN, Foresight, Outlook
 from edge_client.core.policies.governor import LOOK_AGAIN, SETTLED, STEPS_SAVED, Governor
-from edge_client.core.policies.traffic import FIRST_PRICE, LENT, Traffic
+from edge_client.core.policies.traffic import DEAREST, FIRST_PRICE, LENT, TrafficBudget
 
 TURN, RTT, STEP = 0.030, 0.060, 0.005
 
@@ -115,20 +115,35 @@ def test_a_draft_behind_catches_up_by_as_many_levels_as_the_verifier_is_ahead() 
 
 
 def test_what_was_foreseen_is_forgotten_when_there_is_news() -> None:
-    view, foresight = make_view(), Foresight()
+    """A node that leaves so late comes for the sixth turn; with news of then it is in time again."""
+    view, foresight = make_view(rtt=0.0), Foresight()
     (node,) = grow_chain(view, 1)
     foresight.update(view)
-    note_sent(foresight, [node], view.now)
-    assert foresight.tip_met(node.id, view.now + 5 * TURN) is None
-    view.tree.advance(1)
-    view.news_at = view.now + 5 * TURN
+    later = view.now + 5.5 * TURN
+    assert foresight.tip_met(node.id, later) is None
+    view.news_at = later  # the tip is where it was, only now
     foresight.update(view)
-    assert foresight.tip_met(node.id, view.now + 5 * TURN) is None  # two turns are under way on a round trip
-    view.rtt.sample(0.0)
-    near = make_view(rtt=0.0)
-    fresh = Foresight()
-    fresh.update(near)
-    assert fresh.tip_met(near.tree.tip.id, near.now) is near.tree.tip
+    assert foresight.tip_met(node.id, later) is view.tree.tip
+
+
+def test_what_is_dead_is_not_remembered() -> None:
+    view, foresight = make_view(), Foresight()
+    foresight.update(view)
+    for token in range(50):
+        dead = view.tree.grow(view.tree.tip, 1, -1.0)
+        live = view.tree.grow(view.tree.tip, 2, -1.0)
+        note_sent(foresight, [dead, live], view.now + token)
+        view.tree.advance(2)
+        foresight.update(view)
+        assert set(foresight._sent_at) <= set(view.tree.live)
+
+
+def test_a_round_trip_is_never_less_than_none() -> None:
+    """However far below the mean the early case lies: what left an instant ago has not come before that."""
+    view, foresight = make_view(rtt=0.010), Foresight()
+    foresight.update(view, -0.050)
+    assert foresight.tip_met(view.tree.tip.id, view.now) is view.tree.tip
+    assert foresight.tip_met(view.tree.tip.id, view.now + 0.1 * TURN) is None  # its turn began with the news
 
 
 def jittery(deviation: float, samples: int = 400) -> GrowthView:
@@ -143,6 +158,12 @@ def test_a_steady_round_trip_is_one_case() -> None:
     outlook = Outlook()
     outlook.update(jittery(0.01 * TURN))
     assert [likely for likely, _ in outlook.cases] == [1.0]
+
+
+def test_what_spreads_over_turns_is_one_case_again() -> None:
+    outlook = Outlook()
+    outlook.update(jittery(0.9 * TURN))
+    assert len(outlook.cases) == 1
 
 
 def test_half_of_the_first_round_trip_is_no_jitter() -> None:
@@ -332,7 +353,7 @@ def test_never_more_than_the_credit_the_likeliest_first() -> None:
     assert policy.send(view) == [nodes[2], nodes[1]]
 
 
-def spend(traffic: Traffic, worth: float, tokens: int) -> int:
+def spend(traffic: TrafficBudget, worth: float, tokens: int) -> int:
     """Tokens sent over so many tokens of text if twice the price sends half; `worth` at a price of 1."""
     total, owed = 0, 0.0
     for position in range(tokens):
@@ -347,20 +368,45 @@ def spend(traffic: Traffic, worth: float, tokens: int) -> int:
 @pytest.mark.parametrize("worth", [0.05, 0.35, 3.0])
 def test_a_traffic_budget_is_used_and_kept(worth: float) -> None:
     """By a price, not by leaving out whatever comes when it is spent."""
-    budget, traffic = 5.0, Traffic(0.002, 5.0)
+    budget, traffic = 5.0, TrafficBudget(0.002, 5.0)
     assert spend(traffic, worth, 600) <= 600 * budget + LENT
     assert traffic.price == pytest.approx(worth / budget, rel=0.1)
     assert spend(traffic, worth, 600) == pytest.approx(600 * budget, rel=0.02)
 
 
 def test_a_budget_larger_than_what_is_worth_sending_changes_nothing() -> None:
-    traffic = Traffic(0.002, 1000.0)
+    traffic = TrafficBudget(0.002, 1000.0)
     spend(traffic, 0.02, 600)
     assert traffic.price == pytest.approx(0.002, rel=0.2)
 
 
+def test_a_price_that_nothing_can_pay_comes_down_again() -> None:
+    """Where the budget allows next to nothing a single node is wanted again and again."""
+    traffic = TrafficBudget(0.002, 0.02)
+    for position in range(10_000):
+        traffic.update(position)
+        traffic.spend(1)
+    assert traffic.price <= DEAREST
+
+
+def test_a_budget_beyond_all_numbers_is_none() -> None:
+    traffic = TrafficBudget(0.002, 1e308)
+    for position in range(5):
+        traffic.update(position)
+    assert traffic.spend(200) == 200
+
+
+def test_what_the_credit_keeps_here_is_not_paid_for() -> None:
+    view, policy = make_view(rtt=0.0, credit=1), AdaptivePolicy(AdaptiveSettings(max_sent_per_token=4.0))
+    before = policy._traffic._saved
+    for token in (1, 2, 3):
+        view.tree.grow(view.tree.tip, token, math.log(0.3))
+    assert len(policy.send(view)) == 1
+    assert policy._traffic._saved == before - 1
+
+
 def test_without_a_budget_the_price_is_what_was_set() -> None:
-    traffic = Traffic(0.03, 0.0)
+    traffic = TrafficBudget(0.03, 0.0)
     assert spend(traffic, 9.0, 100) == 100 * 9.0 / 0.03
     assert traffic.price == 0.03
 
@@ -472,6 +518,23 @@ def test_a_power_budget_is_kept() -> None:
     assert run(policy, view, 5.0, (0.95, 0.03)) <= 5 * 20 + STEPS_SAVED
     free = AdaptivePolicy()
     assert run(free, make_view(), 5.0, (0.95, 0.03)) > 300
+
+
+def test_a_power_budget_is_kept_while_it_only_looks() -> None:
+    """A round trip that changes all the time is looked at ten times a second, if there is power for it."""
+    for rate in (0.2, 1.0, 2.0):
+        policy, steps, start = AdaptivePolicy(AdaptiveSettings(max_steps_per_second=rate)), 0, 10.0
+        view = make_view(rtt=0.9)
+        policy.governor.began(view)
+        for tenth in range(190):
+            view.now = start + 0.1 * tenth
+            view.rtt.sample(0.9 if tenth % 2 else 0.2)
+            nodes = list(policy.expand(view))
+            steps += bool(nodes)
+            feed(policy, view, nodes, (1e-4,))
+            view.tree.advance(77)
+        assert 19 * rate / 2 <= steps <= 19 * rate + STEPS_SAVED
+        assert policy.governor.power_at(view.now) - view.now <= 1.0 / rate
 
 
 def test_a_power_budget_says_when_the_next_step_may_begin() -> None:

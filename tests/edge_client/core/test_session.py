@@ -23,6 +23,8 @@ from edge_client.core.config import SessionConfig
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
 from edge_client.core.policies import (
+    AdaptivePolicy,
+    AdaptiveSettings,
     ChainPolicy,
     GrowthPolicy,
     OffPolicy,
@@ -297,6 +299,25 @@ def test_the_first_round_trip_is_open_to_opened_less_the_hold() -> None:
     session.start(10.0)
     session.on_message(Opened(1, 32, hold_us=250_000), 11.0)
     assert (session.view.rtt.latest_rtt, session.view.rtt.num_samples) == (0.75, 1)
+
+
+def test_reading_the_prompt_is_no_part_of_a_draft_step() -> None:
+    """The first waits for it: half a minute on a small device. Nothing would be drafted any more."""
+    session = opened(chain())
+    usual = session.view.draft_time.predict(1)
+    draft(session, (5,), 30.0)
+    assert session.view.draft_time.predict(1) == usual
+    draft(session, (5,), 30.007)
+    assert session.view.draft_time.predict(1) == pytest.approx(0.007)
+
+
+def test_the_verifier_s_own_reading_is_no_part_of_a_turn() -> None:
+    session = opened(chain())
+    turn, step = session.view.turn.smoothed, session.view.step_time.predict(1)
+    session.on_message(Commit(2, (5,), compute_us=4_000_000, evaluated=1), 5.0)
+    assert (session.view.turn.smoothed, session.view.step_time.predict(1)) == (turn, step)
+    session.on_message(Commit(3, (5,), queue_us=5_000, compute_us=20_000, evaluated=1), 5.1)
+    assert session.view.turn.smoothed == pytest.approx(0.025)
 
 
 def test_an_echo_gives_one_sample_from_the_newest_propose_it_names() -> None:
@@ -672,6 +693,19 @@ def test_guesses_stay_within_the_credit() -> None:
     for position in range(18, 23):
         session.on_message(Commit(position, (position % 2,)), 0.2)
         assert session.view.num_sent <= session.view.credit
+
+
+def test_drafts_that_stay_here_take_no_room_from_guesses() -> None:
+    """Credit bounds what is sent."""
+    session = guessing(AdaptivePolicy(AdaptiveSettings(send=0.99)))
+    session.on_message(Opened(17, 32), 0.1)
+    above = session.tree.grow(session.tree.grow(session.tree.tip, 11, -9.0), 12, -9.0)
+    for token in range(100, 140):
+        session.tree.grow(above, token, -9.0)
+    session.on_drafter_failed(OUT_OF_PAPER, 0.2)
+    session.on_message(Commit(18, (11, 12)), 0.3)
+    assert session.view.credit_left > 0
+    assert [node.token for node in session.tree.speculative()][40:43] == [13, 14, 15]
 
 
 def test_a_device_guesses_from_what_it_wrote_before() -> None:
