@@ -69,8 +69,12 @@ class Foresight:
         """`sent_at` may be shared by several that foresee the same nodes."""
         self._sent_at = {} if sent_at is None else sent_at  # seconds, by node id
         self._known: dict[int, tuple[int, int]] = {}  # of sent nodes: the turn they come for, the tip's depth
-        self._asked: dict[int, tuple[int, int]] = {}  # the same of unsent ones, if they leave at `_asked_at`
-        self._asked_at = 0.0
+        # The same of unsent ones, and how far children are ahead, for what leaves at `_leaves_at`: most
+        # questions of one decision are about the same few parents.
+        self._leaving: dict[int, tuple[int, int]] = {}
+        self._leads: dict[int, int] = {}
+        self._leaves_at: float | None = None
+        self._coming = 0  # the turn that it comes for if nothing above it comes later
         self._news_at: float | None = None
         self._began_at = 0.0  # when the verifier had the tip, by this side's clock
         self._turn = 0.03
@@ -94,7 +98,7 @@ class Foresight:
             for gone in [node for node in self._sent_at if node not in tree.live]:
                 del self._sent_at[gone]
             self._known = {tree.tip.id: (0, 0)}
-            self._asked.clear()
+            self._leaves_at = None
 
     def sent(self, nodes: Sequence[Node], now: float) -> None:
         """These leave now."""
@@ -125,29 +129,33 @@ class Foresight:
 
     def _lead(self, node: Node, sent_at: float) -> int:
         """How many positions a child of `node`, sent then, is ahead of what the verifier still needs."""
-        depth = node.position - self._top
-        turn, tip = self._arrival(node, sent_at)
-        coming = max(turn, self._turn_at(sent_at))
-        return depth - (tip if coming == turn else max(tip, depth) + coming - turn)
+        if sent_at != self._leaves_at:
+            self._leaves_at, self._coming = sent_at, self._turn_at(sent_at)
+            self._leaving.clear()
+            self._leads.clear()
+        lead = self._leads.get(node.id)
+        if lead is None:
+            depth = node.position - self._top
+            turn, tip = self._arrival(node)
+            ahead = self._coming - turn
+            lead = self._leads[node.id] = depth - (tip if ahead <= 0 else max(tip, depth) + ahead)
+        return lead
 
-    def _arrival(self, node: Node, now: float) -> tuple[int, int]:
-        """The turn that `node` comes for and the tip's depth then; one that is not sent leaves `now`."""
-        if now != self._asked_at:
-            self._asked.clear()
-            self._asked_at = now
+    def _arrival(self, node: Node) -> tuple[int, int]:
+        """The turn that `node` comes for and the tip's depth then; an unsent one leaves with the rest."""
         missing = list[Node]()
-        while (found := self._known.get(node.id) or self._asked.get(node.id)) is None:
+        while (found := self._known.get(node.id) or self._leaving.get(node.id)) is None:
             missing.append(node)
             assert node.parent is not None, "the tip is known"
             node = self._live[node.parent]
         turn, tip = found
         for each in reversed(missing):
             sent_at = self._sent_at.get(each.id) if each.wire_id else None
-            coming = max(turn, self._turn_at(now if sent_at is None else sent_at))
+            coming = self._coming if sent_at is None else self._turn_at(sent_at)
             if coming > turn:
                 tip = max(tip, each.position - 1 - self._top) + coming - turn
                 turn = coming
-            (self._asked if sent_at is None else self._known)[each.id] = (turn, tip)
+            (self._leaving if sent_at is None else self._known)[each.id] = (turn, tip)
         return turn, tip
 
     def _turn_at(self, sent_at: float) -> int:
