@@ -53,8 +53,8 @@ def bundled() -> list[str]:
 def some_of(texts: Sequence[str], count: int, first: int = 0) -> list[str]:
     """`count` of them without the `first` ones. Raises `UserError` if there are not so many."""
     if first < 0 or count < 1 or first + count > len(texts):
-        after = f" after the first {first}" if first else ""
-        raise UserError(f"--num-prompts is {count}; there are {len(texts)} prompts, and not {count}{after}")
+        after = f", {first} of which are left out" if first else ""
+        raise UserError(f"--num-prompts is {count}; there are {len(texts)} prompts{after}")
     return list(texts[first : first + count])
 
 

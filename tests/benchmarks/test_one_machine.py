@@ -115,7 +115,7 @@ def test_room_is_left_for_a_draft_beyond_the_longest_text() -> None:
         (["--lookahead", "0"], "a draft length is 0"),
         (["--temperature", "-1"], "temperature"),
         (["--prompts", "nowhere.json"], "the file of prompts nowhere.json cannot be read"),
-        (["--num-prompts", "99"], "there are 8 prompts; 99 of them"),
+        (["--num-prompts", "99"], "--num-prompts is 99; there are 8 prompts"),
         (["--policy", "none"], "none"),
     ],
 )
