@@ -71,15 +71,10 @@ class Crowd:
 
 def world_of(clients: int, per_row: float, options: argparse.Namespace, seed: int) -> World:
     """Rows and nodes are limited as `forerun verify` does."""
-    verifier = VerifierSpec(
-        step_time_per_node=per_row,
-        max_nodes_per_session=16,
-        max_rows=256,
-        max_slowdown=options.max_slowdown,
-    )
+    verifier = VerifierSpec(step_time_per_node=per_row, max_slowdown=options.max_slowdown)
     return World(
         LinkSpec(rtt=options.rtt * 1e-3),
-        verifier=verifier,
+        verifier=verifier.with_product_limits(),
         draft=BetaDraft(mean=options.acceptance),
         tokens=options.tokens,
         clients=clients,

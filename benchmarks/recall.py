@@ -107,15 +107,16 @@ def simulate(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _world(options: argparse.Namespace, way: Way, draft: Draft, tokens: int, seed: int) -> World:
-    verifier = VerifierSpec(
-        options.step / 1e3,
-        options.row / 1e3,
-        max_nodes_per_session=16,
-        max_rows=256,
-        recall=way.verifier,
-    )
+    verifier = VerifierSpec(options.step / 1e3, options.row / 1e3, recall=way.verifier)
     device = DeviceSpec(recall=way.device)
-    return World(LinkSpec(rtt=options.rtt / 1e3), device, verifier, draft, tokens=tokens, seed=seed)
+    return World(
+        LinkSpec(rtt=options.rtt / 1e3),
+        device,
+        verifier.with_product_limits(),
+        draft,
+        tokens=tokens,
+        seed=seed,
+    )
 
 
 async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:

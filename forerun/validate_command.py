@@ -196,7 +196,7 @@ def compare(
     world = World(
         link=_link(setting, own_rtt),
         device=DeviceSpec(*draft_step),
-        verifier=VerifierSpec(*target_step, max_nodes_per_session=16, max_rows=256),  # the verifier's own
+        verifier=VerifierSpec(*target_step).with_product_limits(),
         draft=recorded.draft,
     )
     simulated = list(_simulate(world, setting, recorded.texts[: len(runs)], len(recorded.texts)))

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from cloud_verifier.core.scheduler import SchedulerConfig
 from common.errors import UserError
 from simulator.arrivals import Arrival, Arrivals
 from simulator.drafts import BetaDraft, Draft
@@ -73,6 +74,11 @@ class VerifierSpec:
         for name in ("max_nodes_per_session", "max_rows", "replicas"):
             if getattr(self, name) < 1:
                 raise UserError(f"verifier {name} is {getattr(self, name)}; it must be at least 1")
+
+    def with_product_limits(self) -> VerifierSpec:
+        """This one with the limits on a step that `forerun verify` has."""
+        product = SchedulerConfig()
+        return replace(self, max_nodes_per_session=product.max_nodes_per_session, max_rows=product.max_rows)
 
     def time(self, rows: int, context: int, now: float = 0.0) -> float:
         """Seconds of one step that begins at `now`."""
