@@ -11,27 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from benchmarks.rivals import Job, Lookahead, Setting
+from benchmarks.rivals import Lookahead
 from common.errors import UserError
-from demo_models import DRAFT_GGUF, TARGET_DIR
+from demo_models import DRAFT_GGUF
+from tests.benchmarks.one_text import JOB, SETTING, TEXT, check_one_text
 
 if TYPE_CHECKING:
     from benchmarks.rivals_llama import GgufDraft
 
 pytestmark = pytest.mark.llama
-
-TEXT = [100, 200, 300, 400, 500, 600]
-SETTING = Setting(
-    target=str(TARGET_DIR),
-    draft=str(DRAFT_GGUF),
-    target_gguf="",
-    draft_folder="",
-    lookaheads=(Lookahead(3), Lookahead(8, 0.1)),
-    floor_s=0.0,
-    threads=1,
-    num_positions=64,
-)
-JOB = Job("", tuple(TEXT), 16, 0.0, 3)
 
 MakeDraft = Callable[..., "GgufDraft"]
 
@@ -110,20 +98,8 @@ def test_no_draft_changes_the_text(temperature: float) -> None:
     with ExitStack() as stack:
         alone, *others = load_rivals(SETTING, stack)
         job = replace(JOB, temperature=temperature)
-        text = alone.write(job)
-        assert text["stats"] == {"target_steps": 16, "evaluated": 16, "proposed": 0, "drafted": 0}
-        assert len({tuple(alone.write(job)["tokens"]), tuple(text["tokens"])}) == 1
-        runs = {(one.name, one.variant): one.write(job) for one in others}
-    assert {key for key, run in runs.items() if run["tokens"] != text["tokens"]} == set()
-    assert list(runs) == [
-        ("llama_cpp_draft", "3"),
-        ("llama_cpp_draft", "8@0.1"),
-        ("llama_cpp_prompt_lookup", "3"),
-        ("llama_cpp_prompt_lookup", "8"),
-    ]
-    stats = runs["llama_cpp_draft", "3"]["stats"]
-    assert 0 < stats["proposed"] == stats["drafted"]
-    assert stats["target_steps"] < 16
+        assert alone.write(job)["tokens"] == alone.write(job)["tokens"]
+        check_one_text(alone, others, job, "llama_cpp_draft", "llama_cpp_prompt_lookup")
 
 
 def test_quantised_weights_are_refused_where_they_crash() -> None:
