@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from common.errors import UserError
@@ -62,6 +63,10 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    def ends(self, eos_ids: Collection[int]) -> frozenset[int]:
+        """Tokens that end a text of a model whose own end tokens are `eos_ids`."""
+        return frozenset((*self.stop_token_ids, *(() if self.ignore_eos else eos_ids)))
 
     @property
     def has_penalties(self) -> bool:

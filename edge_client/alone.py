@@ -38,7 +38,7 @@ class DeviceGeneration:
         self._drafts = drafts
         self._prompt = tuple(prompt)
         self._sampling = sampling
-        self._stop_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)}
+        self._stop_ids = sampling.ends(eos_ids)
         self._clock = clock
 
     async def __aiter__(self) -> AsyncIterator[int]:

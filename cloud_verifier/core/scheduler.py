@@ -242,8 +242,7 @@ class VerifyScheduler:
             raise CapacityError(
                 f"all {self.config.max_sessions} sessions of this verifier are taken; try later"
             )
-        stop = frozenset(request.sampling.stop_token_ids)
-        stop_ids = stop if request.sampling.ignore_eos else stop | self._eos
+        stop_ids = request.sampling.ends(self._eos)
         limit = self.config.max_live_nodes
         recall = Recall(request.prompt, self.ngrams) if self.config.recall and request.fill else None
         session = VerifySession(key, request, self.info.vocab_size, stop_ids, limit, now, recall)

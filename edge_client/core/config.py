@@ -42,5 +42,4 @@ class SessionConfig:
     @property
     def ends(self) -> frozenset[int]:
         """Tokens known to end the text."""
-        own = () if self.sampling.ignore_eos else self.eos_token_ids
-        return frozenset((*own, *self.sampling.stop_token_ids))
+        return self.sampling.ends(self.eos_token_ids)
