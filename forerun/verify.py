@@ -6,10 +6,22 @@ import argparse
 import asyncio
 import json
 import signal
-from typing import Any
+import sys
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from common.errors import UserError
 from forerun.options import add_core, ms, pin_to_core
+
+if TYPE_CHECKING:
+    from cloud_verifier.core.scheduler import VerifyScheduler
+    from cloud_verifier.core.target import TargetEngine
+    from cloud_verifier.worker import Worker
+    from common.rpc.describe import TokenTable
+
+SWITCH_INTERVAL = 0.0005
+"""Seconds after which the engine's thread and the event loop's yield to each other (Python's default is 5 ms). An
+engine whose device is done waits so long for a loop that is busy with messages, and so does its next launch."""
 
 DESCRIPTION = """\
 Loads a causal language model (a local folder in Hugging Face format, or a hub id), checks that Forerun's
@@ -19,6 +31,18 @@ tells every session to go elsewhere, waits for at most --grace seconds and ends.
   forerun verify --model demo_models/target --listen 127.0.0.1:50051"""
 
 
+class Watch(Protocol):
+    """Somebody who measures a verifier from inside its process; `forerun bench` does."""
+
+    def watched(self, scheduler: VerifyScheduler) -> VerifyScheduler:
+        """What the worker gets in the scheduler's place."""
+        ...
+
+    def run(self, worker: Worker) -> Awaitable[None]:
+        """Beside the server; when it returns the verifier stops."""
+        ...
+
+
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "verify",
@@ -26,6 +50,12 @@ def add_parser(commands: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All that a verifier can be told."""
     option = parser.add_argument
     option(
         "--model",
@@ -73,7 +103,6 @@ def add_parser(commands: Any) -> None:
     option("--json", action="store_true", help="say that it listens as a line of JSON")
     _add_recall(parser)
     add_core(parser)
-    parser.set_defaults(run=run)
 
 
 def _add_recall(parser: argparse.ArgumentParser) -> None:
@@ -95,14 +124,14 @@ def _add_recall(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    _check_options(options)
+    check_options(options)
     pin_to_core(options.core)
-    engine, table = _load(options)  # before the event loop, so that Ctrl-C works meanwhile
-    asyncio.run(_serve(options, engine, table))
+    engine, table = load(options)  # before the event loop, so that Ctrl-C works meanwhile
+    asyncio.run(serve(options, engine, table))
     return 0
 
 
-def _check_options(options: argparse.Namespace) -> None:
+def check_options(options: argparse.Namespace) -> None:
     """Before seconds are spent on loading."""
     for name, least in (("threads", 0), ("slots", 1), ("step_floor", 0), ("grace", 0)):
         value = getattr(options, name)
@@ -113,12 +142,17 @@ def _check_options(options: argparse.Namespace) -> None:
         raise UserError(f"--listen is {options.listen!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
 
 
-async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | None, ...]) -> None:
+async def serve(
+    options: argparse.Namespace, engine: TargetEngine, table: TokenTable, watch: Watch | None = None
+) -> None:
+    """Until it is told to stop, or `watch` has seen enough. Raises `UserError` for an address or a limit."""
     # Imported here: torch and transformers take seconds, and an edge has neither.
     from cloud_verifier.service import Server
     from cloud_verifier.worker import Worker
 
-    worker = Worker(engine, _scheduler(engine.info, options))
+    scheduler = _scheduler(engine.info, options)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    worker = Worker(engine, scheduler if watch is None else watch.watched(scheduler))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -126,11 +160,18 @@ async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | 
     async with Server(worker, engine.info, table, options.listen) as server:
         host = options.listen.rpartition(":")[0]
         _announce(options, engine.info.name, f"{host}:{server.port}")
+        watching = None if watch is None else asyncio.ensure_future(watch.run(worker))
+        if watching is not None:
+            watching.add_done_callback(lambda _: stop.set())
         await server.run_until(stop)
         await server.drain(options.grace)
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
-def _load(options: argparse.Namespace) -> tuple[Any, tuple[bytes | None, ...]]:
+def load(options: argparse.Namespace) -> tuple[TargetEngine, TokenTable]:
+    """The engine that the options ask for, and its token table. Raises `UserError`."""
     try:
         import torch
 
