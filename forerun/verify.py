@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from common.rpc.describe import TokenTable
 
 SWITCH_INTERVAL = 0.0005
-"""Seconds after which the engine's thread and the event loop's yield to each other (Python's default is 5 ms). An
-engine whose device is done waits so long for a loop that is busy with messages, and so does its next launch."""
+"""Seconds after which the engine's thread and the event loop's yield to each other (Python's default is 5
+ms). An engine whose device is done waits so long for a loop that is busy with messages, and so does its
+next launch."""
 
 DESCRIPTION = """\
 Loads a causal language model (a local folder in Hugging Face format, or a hub id), checks that Forerun's

@@ -2,10 +2,10 @@
 
     python -m forerun.bench.clients --core 0
 
-Lines of JSON on standard input: `{"do": "learn", ...}` brings the texts, `{"do": "run", "job": ...}` a load. It
-answers `{"event": "ready"}` when every client is connected, waits for `{"do": "go"}`, tells of samples if the job
-wants some, and ends with `{"event": "done", ...}`. Sessions, policies and the wire are the product's; only the
-drafts may come from elsewhere (`forerun.bench.oracle`).
+Lines of JSON on standard input: `{"do": "learn", ...}` brings the texts, `{"do": "run", "job": ...}` a
+load. It answers `{"event": "ready"}` when every client is connected, waits for `{"do": "go"}`, tells of
+samples if the job wants some, and ends with `{"event": "done", ...}`. Sessions, policies and the wire are
+the product's; only the drafts may come from elsewhere (`forerun.bench.oracle`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from forerun.bench.oracle import KnowingDrafter, Oracle, Recording, Said
 from forerun.bench.pulse import Pulse
 from forerun.bench.texts import Text, first_difference
 from forerun.options import add_core, pin_to_core
-from simulator.draws import Draws, Stream
 from simulator.drafts import HONEST
+from simulator.draws import Draws, Stream
 from simulator.knowledge import Candidates
 
 IDLE_POLICY = "sync:1"
 """Without fill: the verifier waits for the device, however long it thinks."""
+
+IDLE_ACCEPTANCE = 0.5
 
 WARMING = 64
 """Connections that are made at a time."""
@@ -49,8 +51,8 @@ clock = time.monotonic
 
 
 class LoopDrafts:
-    """Runs a drafter that costs nothing within the event loop. A draft step's outcome comes `draft_time` seconds
-    later, at the earliest when the loop is free again."""
+    """Runs a drafter that costs nothing within the event loop. A draft step's outcome comes `draft_time`
+    seconds later, at the earliest when the loop is free again."""
 
     def __init__(self, drafter: KnowingDrafter, draft_time: float) -> None:
         self._drafter = drafter
@@ -108,21 +110,31 @@ class Crowd:
         self._stack = contextlib.AsyncExitStack()
         self._devices: list[Device] = []
         self._idle: list[Device] = []
+        self._target: Description
 
     async def __aenter__(self) -> Crowd:
         """Connect everybody. Raises `UnavailableError` if nobody is there."""
         job = self._job
         self._devices = [await self._device() for _ in range(job.clients)]
         self._idle = [await self._device(live=False) for _ in range(job.idle)]
-        everybody = [*self._devices, *self._idle]
+        everybody, described = [*self._devices, *self._idle], list[Description]()
         for first in range(0, len(everybody), WARMING):
             some = everybody[first : first + WARMING]
-            described = await asyncio.gather(*(device.channel.describe() for device in some))
-        self._target: Description = described[0]
+            described += await asyncio.gather(*(device.channel.describe() for device in some))
+        self._target = described[0]
+        self._warm()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    def _warm(self) -> None:
+        """Tables of an oracle's confidence, which take a second to compute, are there before the load is."""
+        text = next(iter(self._library.texts.values()))
+        if self._job.drafts.kind == ORACLE:
+            self._oracle(text, self._job.drafts.acceptance)
+        if self._job.idle:
+            self._oracle(text, IDLE_ACCEPTANCE)
 
     async def run(self) -> None:
         """The whole load; who is idle is sent away when the others have ended."""
@@ -177,8 +189,8 @@ class Crowd:
     # One text ---------------------------------------------------------------------------------------------
 
     async def _write(self, device: Device, number: int, policy: str = "", think: float = 0.0) -> None:
-        """Open a session and take what comes. `policy` and `think` are an idle session's, which is not counted
-        among those under way."""
+        """Open a session and take what comes. `policy` and `think` are an idle session's, which is not
+        counted among those under way."""
         text, run = self._library.texts[number], TextRun(number, clock())
         drafts, drafter = self._drafts(device, text, think)
         generation = Generation(self._session(text, policy or self._job.policy), device.channel, drafts)
@@ -196,6 +208,7 @@ class Crowd:
             run.error = str(error)
         run.finished = not run.error and generation.reason in (FinishReason.LENGTH, FinishReason.STOP)
         run.difference = first_difference(written, text.reference[: len(written)] or written)
+        run.tokens = written if self._job.tell_tokens else []
         self._close(run, generation, drafter)
         if place is not None:
             self.pulse.ended(place, run)
@@ -229,10 +242,14 @@ class Crowd:
         )
         return EdgeSession(config, make_policy(policy if job.drafts.kind != OFF or job.idle else OFF))
 
-    def _drafts(self, device: Device, text: Text, think: float) -> tuple[Drafts | None, KnowingDrafter | None]:
+    def _drafts(
+        self, device: Device, text: Text, think: float
+    ) -> tuple[Drafts | None, KnowingDrafter | None]:
         job = self._job
         if think:
-            return LoopDrafts(drafter := KnowingDrafter(text, self._oracle(text, 0.5)), think), drafter
+            return LoopDrafts(
+                drafter := KnowingDrafter(text, self._oracle(text, IDLE_ACCEPTANCE)), think
+            ), drafter
         if job.drafts.kind == OFF:
             return None, None
         if job.drafts.kind == LIVE:

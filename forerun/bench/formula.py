@@ -1,7 +1,7 @@
 """A target that is no model: each token is a formula of the one before it and of its position.
 
-It answers at once, so what a step takes beyond its floor is the verifier's own: scheduler, codec, gRPC. And its
-texts are known, so they can be checked.
+It answers at once, so what a step takes beyond its floor is the verifier's own: scheduler, codec, gRPC. And
+its texts are known, so they can be checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ IndexArray = NDArray[np.int64]
 
 
 def following(tokens: IndexArray, positions: IndexArray) -> IndexArray:
-    """The token after each of `tokens` at `positions`. Both factors are primes, so texts seldom go in circles."""
+    """The token after each of `tokens` at `positions`. Both factors are primes, so texts seldom go in
+    circles."""
     found: IndexArray = (tokens * 1103 + positions * 7919 + 12345) % VOCAB_SIZE
     return found
 

@@ -2,9 +2,9 @@
 
     python -m forerun.bench.host --model demo_models/target --json
 
-It takes the options of `forerun verify`; `--model formula` is a target without a model. Each line of JSON on its
-standard input, `{"objects": true}` to have Python's objects counted, too, is answered by one on its standard
-output: what happened since the last one. At the end of its input it stops.
+It takes the options of `forerun verify`; `--model formula` is a target without a model. Each line of JSON
+on its standard input, `{"objects": true}` to have Python's objects counted, too, is answered by one on its
+standard output: what happened since the last one. At the end of its input it stops.
 """
 
 from __future__ import annotations

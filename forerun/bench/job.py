@@ -12,8 +12,8 @@ from common.sampling import SamplingParams
 OFF, ORACLE, RECORDED, LIVE = "off", "oracle", "recorded", "live"
 
 KINDS_IN_WORDS = (
-    "off (plain streaming), oracle=0.8 (right with this chance), recorded (what the draft model said along the "
-    "text) or live (a draft model for each client)"
+    "off (plain streaming), oracle=0.8 (right with this chance), recorded (what the draft model said along "
+    "the text) or live (a draft model for each client)"
 )
 
 
@@ -46,9 +46,9 @@ class Drafts:
 class Job:
     """One load on one verifier.
 
-    Closed: `clients` devices, each opening the next text when one ends, until all of `numbers` are written, or
-    over and over until `duration` seconds have passed. Open, if `times` are given: text `numbers[i]` is opened
-    `times[i]` seconds after the beginning, whether others have ended or not.
+    Closed: `clients` devices, each opening the next text when one ends, until all of `numbers` are written,
+    or over and over until `duration` seconds have passed. Open, if `times` are given: text `numbers[i]` is
+    opened `times[i]` seconds after the beginning, whether others have ended or not.
     """
 
     address: str
@@ -65,6 +65,7 @@ class Job:
     seed: int = 0  # of oracles
     sample: float = 0.0  # seconds between two reports while it runs; 0 = none
     keep: bool = True  # tell of each text at the end
+    tell_tokens: bool = False  # what was written, too
 
     @property
     def is_open(self) -> bool:
@@ -76,11 +77,9 @@ class Job:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
         given = dict(found)
-        sampling = {
-            name: tuple(map(tuple, value)) if name == "logit_bias" else value
-            for name, value in given.pop("sampling").items()
-        }
+        sampling = dict(given.pop("sampling"))
         sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+        sampling["logit_bias"] = tuple((token, bias) for token, bias in sampling["logit_bias"])
         return cls(
             **{
                 **given,
@@ -94,8 +93,8 @@ class Job:
 
 @dataclass(slots=True)
 class TextRun:
-    """One text as its client saw it. Times in seconds; `opened_at` is monotonic and the same for all processes
-    of a machine."""
+    """One text as its client saw it. Times in seconds; `opened_at` is monotonic and the same for all
+    processes of a machine."""
 
     number: int
     opened_at: float
@@ -109,6 +108,7 @@ class TextRun:
     bytes_down: int = 0
     asked: int = 0  # tokens of the text whose candidates the session asked for
     right: int = 0  # of those, the first candidate was right
+    tokens: list[int] = field(default_factory=list)  # if the job wants them told
 
     @property
     def ended_at(self) -> float:

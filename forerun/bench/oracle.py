@@ -1,7 +1,7 @@
 """Drafts for a load: from an oracle of a chosen acceptance, or as a real draft model spoke beforehand.
 
-Neither costs the clients' processor a model, so hundreds of devices fit on one machine. Both know the text that
-the target writes without drafts; the session, its policy and the wire are the product's own.
+Neither costs the clients' processor a model, so hundreds of devices fit on one machine. Both know the text
+that the target writes without drafts; the session, its policy and the wire are the product's own.
 """
 
 from __future__ import annotations
@@ -39,17 +39,20 @@ class Said(Protocol):
 class Oracle:
     """Says the right token first with probability `acceptance`, and how sure it is truthfully.
 
-    Confidence, ranks and scores are those of the simulator's drafts (`BetaDraft`): at each position the chance
-    that the first candidate is right is drawn from a Beta distribution with this mean, and the scores are the
-    logarithms of the true chances. Everything is a function of (seed, text, position), so every scheme meets the
-    same draft. Raises `UserError` for an acceptance outside [0, 1] or a vocabulary that is too small.
+    Confidence, ranks and scores are those of the simulator's drafts (`BetaDraft`): at each position the
+    chance that the first candidate is right is drawn from a Beta distribution with this mean, and the
+    scores are the logarithms of the true chances. Everything is a function of (seed, text, position), so
+    every scheme meets the same draft. Raises `UserError` for an acceptance outside [0, 1] or a vocabulary
+    that is too small.
     """
 
     def __init__(self, text: Text, acceptance: float, vocab_size: int, seed: int = 0) -> None:
         if not 0.0 <= acceptance <= 1.0:
             raise UserError(f"an oracle's acceptance is {acceptance}; it must lie in [0, 1]")
         if vocab_size < LEAST_VOCABULARY:
-            raise UserError(f"an oracle needs a vocabulary of {LEAST_VOCABULARY} tokens; this has {vocab_size}")
+            raise UserError(
+                f"an oracle needs a vocabulary of {LEAST_VOCABULARY} tokens; this has {vocab_size}"
+            )
         self._text = text.whole
         self._vocab_size = vocab_size
         self._knowledge = BetaKnowledge(acceptance, CONCENTRATION, Draws(seed, text.number))
@@ -71,8 +74,8 @@ class Oracle:
 
 
 class Recording:
-    """What a real draft said before each token of a text, said again. Off the path, where nothing was heard, it
-    says what it said at another position, drawn by name; as in the simulator."""
+    """What a real draft said before each token of a text, said again. Off the path, where nothing was
+    heard, it says what it said at another position, drawn by name; as in the simulator."""
 
     def __init__(self, text: Text, said: Sequence[Candidates], seed: int = 0) -> None:
         self._first = len(text.prompt)
@@ -89,7 +92,8 @@ class Recording:
 
 @dataclass(slots=True)
 class Counts:
-    """How an oracle did: of the text's own tokens that were drafted, those whose first candidate was right."""
+    """How an oracle did: of the text's own tokens that were drafted, those whose first candidate was
+    right."""
 
     asked: int = 0
     right: int = 0
@@ -129,7 +133,8 @@ class KnowingDrafter:
         return Expansion(row.id, tokens, scores)
 
     def _is_right(self, row: DraftRow) -> bool:
-        """A node without a parent is the tip, which the target chose: it is wrong if the text is another one."""
+        """A node without a parent is the tip, which the target chose: it is wrong if the text is another
+        one."""
         above = row.parent is None or row.parent in self._on_path
         return above and row.position < len(self._text) and self._text[row.position] == row.token
 

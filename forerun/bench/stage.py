@@ -115,7 +115,12 @@ class Stage:
         self, texts: Sequence[Text], said: dict[int, list[Candidates]] | None = None, draft: str = ""
     ) -> None:
         """Tell the clients the texts, what a draft said of them, and which model live clients run."""
-        message = {"do": "learn", "texts": [text.as_json() for text in texts], "said": said or {}, "draft": draft}
+        message = {
+            "do": "learn",
+            "texts": [text.as_json() for text in texts],
+            "said": said or {},
+            "draft": draft,
+        }
         for child in self._clients:
             await child.write(message)
             await child.read(START_TIMEOUT)
@@ -125,8 +130,9 @@ class Stage:
 
         Raises `UnavailableError` if a process ended.
         """
-        clients = self._clients
-        for child, part in zip(clients, shares(job, len(clients)), strict=True):
+        parts = shares(job, min(len(self._clients), max(job.clients, job.idle)))
+        clients = self._clients[: len(parts)]
+        for child, part in zip(clients, parts, strict=True):
             await child.write({"do": "run", "job": part.as_json()})
         for child in clients:
             await child.read(START_TIMEOUT)

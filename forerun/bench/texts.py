@@ -39,8 +39,8 @@ class Text:
 def prompts_of(tokens: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]:
     """`count` prompts, all different: first the given ones, then the same without their first tokens.
 
-    No two begin alike, else a verifier that keeps prefixes would read most of them once: what that is worth is
-    another question. Raises `UserError` if the prompts are too short for so many.
+    No two begin alike, else a verifier that keeps prefixes would read most of them once: what that is worth
+    is another question. Raises `UserError` if the prompts are too short for so many.
     """
     step = 7  # tokens; odd, so that lines of code are cut anywhere
     found: list[tuple[int, ...]] = []
@@ -48,8 +48,8 @@ def prompts_of(tokens: Sequence[Sequence[int]], count: int) -> list[tuple[int, .
         prompt, dropped = tokens[place % len(tokens)], step * (place // len(tokens))
         if len(prompt) - dropped < min(SHORTEST, len(prompt)):
             raise UserError(
-                f"{len(tokens)} prompts of some {len(prompt)} tokens do not make {count} different ones; give "
-                "more with --prompts, or ask for fewer sessions"
+                f"{len(tokens)} prompts of some {len(prompt)} tokens do not make {count} different ones; "
+                "give more with --prompts, or ask for fewer sessions"
             )
         found.append(tuple(prompt[dropped:]))
     return found
