@@ -42,6 +42,25 @@ def add_parser(commands: Any) -> None:
     option(
         "--slots", type=int, default=16384, metavar="N", help="tokens of KV over all sessions (%(default)s)"
     )
+    option(
+        "--step-floor",
+        type=ms,
+        default=0.0,
+        metavar="MS",
+        help="make every step take at least this long, to stand for a larger target",
+    )
+    option(
+        "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
+    )
+    option("--json", action="store_true", help="say that it listens as a line of JSON")
+    _add_limits(parser)
+    _add_recall(parser)
+    add_core(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
     option("--max-sessions", type=int, default=64, metavar="N", help="sessions open at once (%(default)s)")
     option(
         "--max-nodes",
@@ -61,19 +80,24 @@ def add_parser(commands: Any) -> None:
         "--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens in one step (%(default)s)"
     )
     option(
-        "--step-floor",
-        type=ms,
-        default=0.0,
-        metavar="MS",
-        help="make every step take at least this long, to stand for a larger target",
+        "--tenant-header",
+        default="",
+        metavar="KEY",
+        help="metadata entry that says whose a call is; only behind a proxy that sets it for every client",
     )
     option(
-        "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
+        "--max-tenant-share",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="of sessions and slots that one tenant may hold (%(default)s)",
     )
-    option("--json", action="store_true", help="say that it listens as a line of JSON")
-    _add_recall(parser)
-    add_core(parser)
-    parser.set_defaults(run=run)
+    option(
+        "--prefix-cache",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep the KV of what was read for a tenant's next session that begins alike (%(default)s)",
+    )
 
 
 def _add_recall(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +147,7 @@ async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | 
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    async with Server(worker, engine.info, table, options.listen) as server:
+    async with Server(worker, engine.info, table, options.listen, options.tenant_header) as server:
         host = options.listen.rpartition(":")[0]
         _announce(options, engine.info.name, f"{host}:{server.port}")
         await server.run_until(stop)
@@ -147,13 +171,16 @@ def _load(options: argparse.Namespace) -> tuple[Any, tuple[bytes | None, ...]]:
 
 
 def _scheduler(info: Any, options: argparse.Namespace) -> Any:
-    from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
+    from cloud_verifier.core.config import SchedulerConfig
+    from cloud_verifier.core.scheduler import VerifyScheduler
 
     config = SchedulerConfig(
         max_sessions=options.max_sessions,
         max_nodes_per_session=options.max_nodes,
         max_slowdown=options.max_slowdown,
         prefill_chunk=options.prefill_chunk,
+        max_tenant_share=options.max_tenant_share,
+        prefix_cache=options.prefix_cache,
         recall=options.recall,
         shared_ngrams=options.shared_ngrams,
     )
