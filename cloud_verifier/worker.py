@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from cloud_verifier.core.admission import ANYBODY, Caller
 from cloud_verifier.core.effects import End, Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, TargetEngine
@@ -37,22 +38,33 @@ class Worker:
         self._empty = asyncio.Event()  # set while no session is open
         self._empty.set()
         self._queues: dict[int, asyncio.Queue[Outgoing]] = {}
+        self._callers: dict[int, Caller] = {}
+        self._gone = asyncio.Event()  # set while no stream is connected
+        self._gone.set()
         self._next_key = 1
 
     # Streams ----------------------------------------------------------------------------------------------
 
-    def connect(self) -> tuple[int, asyncio.Queue[Outgoing]]:
-        """A key for a new stream, and the queue of what to send on it; it ends with an `End`."""
+    def connect(
+        self, tenant: str = "", time_left: float | None = None
+    ) -> tuple[int, asyncio.Queue[Outgoing]]:
+        """A key for a new stream of `tenant`, and the queue of what to send on it; it ends with an `End`.
+        After `time_left` seconds its caller waits no longer; None for never."""
+        now = self._clock()
         key, queue = self._next_key, asyncio.Queue[Outgoing]()
         self._next_key += 1
         self._queues[key] = queue
+        self._callers[key] = Caller(tenant, None if time_left is None else now + time_left)
+        self._gone.clear()
+        self.scheduler.on_connect(key, now)
+        self._wake.set()
         return key, queue
 
     def receive(self, key: int, message: Open | Propose | Close) -> None:
         now = self._clock()
         match message:
             case Open():
-                self.scheduler.on_open(key, message, now)
+                self.scheduler.on_open(key, message, now, self._callers.get(key, ANYBODY))
             case Propose():
                 self.scheduler.on_propose(key, message, now)
             case Close():
@@ -65,7 +77,9 @@ class Worker:
         self._apply()
 
     def disconnect(self, key: int) -> None:
-        del self._queues[key]
+        del self._queues[key], self._callers[key]
+        if not self._queues:
+            self._gone.set()
         self.scheduler.on_close(key, None, self._clock())
         self._apply()
 
@@ -77,6 +91,10 @@ class Worker:
     async def wait_until_empty(self) -> None:
         """Until no session is open."""
         await self._empty.wait()
+
+    async def wait_until_gone(self) -> None:
+        """Until no stream is connected: each has sent what it had to."""
+        await self._gone.wait()
 
     # The heartbeat ----------------------------------------------------------------------------------------
 

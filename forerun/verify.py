@@ -73,6 +73,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(
         "--slots", type=int, default=16384, metavar="N", help="tokens of KV over all sessions (%(default)s)"
     )
+    option(
+        "--step-floor",
+        type=ms,
+        default=0.0,
+        metavar="MS",
+        help="make every step take at least this long, to stand for a larger target",
+    )
+    option(
+        "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
+    )
+    option("--json", action="store_true", help="say that it listens as a line of JSON")
+    _add_limits(parser)
+    _add_recall(parser)
+    add_core(parser)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
     option("--max-sessions", type=int, default=64, metavar="N", help="sessions open at once (%(default)s)")
     option(
         "--max-nodes",
@@ -92,18 +110,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens in one step (%(default)s)"
     )
     option(
-        "--step-floor",
-        type=ms,
-        default=0.0,
-        metavar="MS",
-        help="make every step take at least this long, to stand for a larger target",
+        "--tenant-header",
+        default="",
+        metavar="KEY",
+        help="metadata entry that says whose a call is; only behind a proxy that sets it for every client",
     )
     option(
-        "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
+        "--max-tenant-share",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="of sessions and slots that one tenant may hold (%(default)s)",
     )
-    option("--json", action="store_true", help="say that it listens as a line of JSON")
-    _add_recall(parser)
-    add_core(parser)
+    option(
+        "--prefix-cache",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep the KV of what was read for a tenant's next session that begins alike (%(default)s)",
+    )
 
 
 def _add_recall(parser: argparse.ArgumentParser) -> None:
@@ -158,7 +182,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    async with Server(worker, engine.info, table, options.listen) as server:
+    async with Server(worker, engine.info, table, options.listen, options.tenant_header) as server:
         host = options.listen.rpartition(":")[0]
         _announce(options, engine.info.name, f"{host}:{server.port}")
         watching = None if watch is None else asyncio.ensure_future(watch.run(worker))
@@ -189,13 +213,16 @@ def load(options: argparse.Namespace) -> tuple[TargetEngine, TokenTable]:
 
 
 def _scheduler(info: Any, options: argparse.Namespace) -> Any:
-    from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
+    from cloud_verifier.core.config import SchedulerConfig
+    from cloud_verifier.core.scheduler import VerifyScheduler
 
     config = SchedulerConfig(
         max_sessions=options.max_sessions,
         max_nodes_per_session=options.max_nodes,
         max_slowdown=options.max_slowdown,
         prefill_chunk=options.prefill_chunk,
+        max_tenant_share=options.max_tenant_share,
+        prefix_cache=options.prefix_cache,
         recall=options.recall,
         shared_ngrams=options.shared_ngrams,
     )

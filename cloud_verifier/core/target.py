@@ -73,6 +73,7 @@ class TargetInfo:
     num_slots: int  # KV slots in all
     eos_token_ids: tuple[int, ...]
     fingerprint: bytes  # of the token table, `common.vocabulary`
+    rows_per_read: int = 1  # rows of one session that share one reading of its context; 1 = none does
 
 
 class TargetEngine(Protocol):

@@ -66,6 +66,7 @@ class Plan:
     device: str = "cpu"
     pin: bool = True
     recall: bool = False
+    prefix_cache: bool = False
     verifier: str = ""  # further options of `forerun verify`
 
     def __post_init__(self) -> None:
@@ -105,6 +106,7 @@ def stage_settings(plan: Plan, prompts: Sequence[Sequence[int]]) -> StageSetting
     given += ["--threads", str(plan.threads), "--device", plan.device]
     given += ["--step-floor", str(plan.step_floor_ms)] if plan.step_floor_ms else []
     given += ["--recall" if plan.recall else "--no-recall"]
+    given += ["--prefix-cache" if plan.prefix_cache else "--no-prefix-cache"]
     return StageSettings((*given, *shlex.split(plan.verifier)), plan.client_processes, plan.pin)
 
 

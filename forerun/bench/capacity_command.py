@@ -123,6 +123,12 @@ def add_parser(actions: Any) -> None:
         help="let the verifier guess what texts repeat of themselves, also beside `off` (%(default)s)",
     )
     option(
+        "--prefix-cache",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="let the verifier keep prompts; every scheme after the first then finds them read (%(default)s)",
+    )
+    option(
         "--tolerance",
         type=float,
         default=0.0,
@@ -200,6 +206,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         device=options.device,
         pin=options.pin,
         recall=options.recall,
+        prefix_cache=options.prefix_cache,
         verifier=options.verifier,
     )
 

@@ -60,7 +60,7 @@ class Host:
             _write_profile(profiler, self._profile)
 
     def _told(self, asked: dict[str, Any]) -> dict[str, Any]:
-        scheduler = self._scheduler
+        scheduler, memory = self._scheduler, self._scheduler.memory
         if scheduler.idle:
             scheduler.check_integrity()
         return {
@@ -69,9 +69,11 @@ class Host:
             "objects": len(gc.get_objects()) if asked.get("objects") else None,
             "sessions": len(scheduler.sessions),
             "idle": scheduler.idle,
-            "free_slots": scheduler.pool.num_free,
-            "reserved_slots": scheduler.pool.num_reserved,
-            "num_slots": scheduler.pool.num_slots,
+            "num_slots": memory.num_slots,
+            "free_slots": memory.pool.num_free,
+            "cached_slots": memory.cache.num_slots,
+            "reserved_slots": memory.num_reserved,
+            "preempted": scheduler.room.num_preempted,
         }
 
 

@@ -59,7 +59,7 @@ class OverheadPlan:
     def stage(self) -> StageSettings:
         slots = self.sessions * 2 * MAX_TOKENS
         given = ["--model", FORMULA, "--slots", str(slots), "--max-sessions", str(self.sessions)]
-        given += ["--step-floor", str(self.step_ms), "--no-recall"]
+        given += ["--step-floor", str(self.step_ms), "--no-recall", "--no-prefix-cache"]
         given += ["--profile", str(self.profile)] if self.profile else []
         return StageSettings((*given, *shlex.split(self.verifier)), self.client_processes, self.pin)
 

@@ -153,7 +153,7 @@ def judged(
         name: sum(each["clients"][name] for each in everything)
         for name in ("tokens", "texts", "different", "refused", "failed")
     }
-    leaked = after["num_slots"] - after["free_slots"]
+    leaked = after["num_slots"] - after["free_slots"] - after["cached_slots"]
     span = max(1, round(SPAN * len(usual)))
     return {
         "memory": memory,
@@ -163,6 +163,7 @@ def judged(
         "slots_leaked": leaked,
         "slots_reserved": after["reserved_slots"],
         "sessions_left": after["sessions"],
+        "preempted": after["preempted"],
         **total,
         "at_the_start": _latencies(usual[1 : 1 + span]),
         "at_the_end": _latencies(usual[-span:]),
@@ -216,6 +217,7 @@ def _brief(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "objects": each["verifier"]["objects"],
             "sessions": each["verifier"]["sessions"],
             "free_slots": each["verifier"]["free_slots"],
+            "cached_slots": each["verifier"]["cached_slots"],
             "tokens": each["clients"]["tokens"],
             "gap_ms_p50": each["clients"]["gap_ms"]["p50"],
             "gap_ms_p95": each["clients"]["gap_ms"]["p95"],

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_verifier.core.slots import SlotList, SlotPool
-from common.errors import CapacityError, Code, LocalError
+from common.errors import LocalError
 
 
 def test_slots_are_handed_out_lowest_first_and_the_last_freed_before_others() -> None:
@@ -32,18 +32,6 @@ def test_a_slot_is_free_or_taken_once(size: int, moves: list[tuple[bool, int]]) 
             taken = taken[number:]
         assert len(set(taken)) == len(taken) == size - pool.num_free
         assert all(0 <= slot < size for slot in taken)
-
-
-def test_a_promise_that_cannot_be_kept_is_not_made() -> None:
-    pool = SlotPool(10)
-    pool.reserve(7)
-    with pytest.raises(CapacityError, match="may need 4 KV slots and 3 of 10 are unreserved") as caught:
-        pool.reserve(4)
-    assert caught.value.code is Code.RESOURCE_EXHAUSTED
-    assert pool.num_reserved == 7
-    pool.release_reservation(7)
-    pool.reserve(10)
-    assert pool.num_reserved == 10
 
 
 def test_taking_more_than_there_is_is_our_own_fault() -> None:
