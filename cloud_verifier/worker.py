@@ -116,6 +116,7 @@ class Worker:
     async def _step(self, loop: asyncio.AbstractEventLoop, plan: StepPlan) -> None:
         """What the step before brought is sent while this one runs: nobody waits for the sending."""
         evaluated = loop.run_in_executor(self._executor, self._engine.evaluate, plan)
+        _let_others_run()
         self._deliver()
         try:
             result = await evaluated
@@ -158,3 +159,9 @@ class Worker:
             self._empty.clear()
         else:
             self._empty.set()
+
+
+def _let_others_run() -> None:
+    """Release Python's lock for a moment: the engine's thread, which was given a step, begins it now and not
+    when this thread is done with sending."""
+    time.sleep(0)

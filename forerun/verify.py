@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from cloud_verifier.worker import Worker
     from common.rpc.describe import TokenTable
 
-SWITCH_INTERVAL = 0.0005
-"""Seconds after which the engine's thread and the event loop's yield to each other (Python's default is 5
-ms). An engine whose device is done waits so long for a loop that is busy with messages, and so does its
-next launch."""
+SWITCH_INTERVAL = 0.0002
+"""Seconds after which Python's threads yield to one that waits (its default is 5 ms): an engine whose device
+is done waits so long for an event loop that is busy with messages, and so does each of its launches."""
 
 DESCRIPTION = """\
 Loads a causal language model (a local folder in Hugging Face format, or a hub id), checks that Forerun's

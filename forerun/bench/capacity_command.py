@@ -22,6 +22,7 @@ from forerun.bench.reporting import (
     add_report,
     add_target,
     check_out,
+    drafts_option,
     finish,
     settings_of,
 )
@@ -53,44 +54,27 @@ def add_parser(actions: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    option = parser.add_argument
-    option("--sessions", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="at a time (1 8 32)")
+    _add_who(parser)
+    _add_texts(parser)
+    _add_load(parser)
+    add_target(parser)
+    _add_verifier(parser)
+    add_report(parser)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
+    parser.set_defaults(run=run)
+
+
+def _add_who(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument_group("who takes part").add_argument
     option(
         "--drafts",
-        type=Drafts.parse,
+        type=drafts_option,
         nargs="+",
         default=[Drafts.parse(text) for text in ("off", "oracle=0.6", "oracle=0.8", "recorded")],
         metavar="KIND",
         help="off, oracle=ACCEPTANCE, recorded, live (off oracle=0.6 oracle=0.8 recorded)",
     )
-    option(
-        "--rivals",
-        nargs="*",
-        choices=tuple(RIVALS),
-        default=list(RIVALS),
-        help="ways of transformers that take part; none after a bare --rivals (all)",
-    )
-    option(
-        "--rival-sessions",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="numbers of sessions at which they and the sequential run take part (all)",
-    )
     option("--policy", default="adaptive", help="growth policy of Forerun (%(default)s)")
-    option("--prompts", type=Path, metavar="FILE", help="a JSON list of texts, or JSON lines (bundled)")
-    option("--max-tokens", type=int, default=64, metavar="N", help="of each text (%(default)s)")
-    option("--texts", type=int, default=8, metavar="N", help="at each point, at least (%(default)s)")
-    option(
-        "--sequential",
-        type=int,
-        default=32,
-        metavar="N",
-        help="texts one after the other, at most (%(default)s)",
-    )
-    option("--repeats", type=int, default=3, metavar="N", help="of which the median counts (%(default)s)")
-    option("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (%(default)s)")
-    option("--seed", type=int, default=1, help="of sampling, oracles and arrivals (%(default)s)")
     option(
         "--draft",
         default=str(demo_models.DRAFT_GGUF),
@@ -106,6 +90,49 @@ def add_parser(actions: Any) -> None:
         "(0)",
     )
     option(
+        "--rivals",
+        nargs="*",
+        choices=tuple(RIVALS),
+        default=list(RIVALS),
+        help="ways of transformers that take part; none after a bare --rivals (all)",
+    )
+    option(
+        "--rival-sessions",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="numbers of sessions at which they and the sequential run take part (all)",
+    )
+    option(
+        "--sequential",
+        type=int,
+        default=32,
+        metavar="N",
+        help="texts one after the other, at most (%(default)s)",
+    )
+
+
+def _add_texts(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument_group("the texts").add_argument
+    option("--prompts", type=Path, metavar="FILE", help="a JSON list of texts, or JSON lines (bundled)")
+    option("--max-tokens", type=int, default=64, metavar="N", help="of each text (%(default)s)")
+    option("--texts", type=int, default=8, metavar="N", help="at each point, at least (%(default)s)")
+    option("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (%(default)s)")
+    option("--seed", type=int, default=1, help="of sampling, oracles and arrivals (%(default)s)")
+    option(
+        "--tolerance",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="of Forerun's texts that may differ from the target's alone (%(default)s)",
+    )
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument_group("the load").add_argument
+    option("--sessions", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="at a time (1 8 32)")
+    option("--repeats", type=int, default=3, metavar="N", help="of which the median counts (%(default)s)")
+    option(
         "--rate",
         type=float,
         nargs="+",
@@ -115,6 +142,10 @@ def add_parser(actions: Any) -> None:
         "largest of --sessions at a time and refuses others",
     )
     option("--arrivals", type=Path, metavar="CSV", help="an open loop as it was recorded: a column time_s")
+
+
+def _add_verifier(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
     option("--step-floor", type=float, default=0.0, metavar="MS", help="least time of a target step")
     option(
         "--recall",
@@ -128,17 +159,6 @@ def add_parser(actions: Any) -> None:
         default=False,
         help="let the verifier keep prompts; every scheme after the first then finds them read (%(default)s)",
     )
-    option(
-        "--tolerance",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="of Forerun's texts that may differ from the target's alone (%(default)s)",
-    )
-    option("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
-    add_target(parser)
-    add_report(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import cProfile
 import gc
 import json
 import pstats
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,9 @@ class Host:
     async def run(self, worker: Worker) -> None:
         """Answer questions until there are no more."""
         reader = await _standard_input()
-        profiler = cProfile.Profile() if self._profile else None
-        if profiler is not None:
-            profiler.enable()
-        while line := await reader.readline():
-            print(json.dumps(self._told(json.loads(line))), flush=True)
-        if profiler is not None and self._profile is not None:
-            profiler.disable()
-            _write_profile(profiler, self._profile)
+        with contextlib.nullcontext() if self._profile is None else _profiled(self._profile):
+            while line := await reader.readline():
+                print(json.dumps(self._told(json.loads(line))), flush=True)
 
     def _told(self, asked: dict[str, Any]) -> dict[str, Any]:
         scheduler, memory = self._scheduler, self._scheduler.memory
@@ -101,9 +97,17 @@ async def _standard_input() -> asyncio.StreamReader:
     return reader
 
 
-def _write_profile(profiler: cProfile.Profile, path: Path) -> None:
-    with path.open("w", encoding="utf-8") as out:
-        pstats.Stats(profiler, stream=out).sort_stats("tottime").print_stats(SHOWN)
+@contextlib.contextmanager
+def _profiled(path: Path) -> Iterator[None]:
+    """This thread's profile goes to `path` at the end, also at one by a signal."""
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        yield
+    finally:
+        profiler.disable()
+        with path.open("w", encoding="utf-8") as out:
+            pstats.Stats(profiler, stream=out).sort_stats("tottime").print_stats(SHOWN)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,7 +11,16 @@ from typing import Any
 from forerun.bench import overhead
 from forerun.bench.job import Drafts
 from forerun.bench.overhead import OverheadPlan
-from forerun.bench.reporting import SCHEMA, Machine, add_load, add_report, check_out, finish, settings_of
+from forerun.bench.reporting import (
+    SCHEMA,
+    Machine,
+    add_load,
+    add_report,
+    check_out,
+    drafts_option,
+    finish,
+    settings_of,
+)
 from forerun.options import ms
 from forerun.progress import ProgressBar
 
@@ -41,7 +50,7 @@ def add_parser(actions: Any) -> None:
     option("--sample", type=float, default=default.sample, metavar="S", help="between samples (%(default)s)")
     option(
         "--drafts",
-        type=Drafts.parse,
+        type=drafts_option,
         nargs="+",
         default=[Drafts.parse("off"), Drafts.parse("oracle=0.8")],
         metavar="KIND",

@@ -14,6 +14,7 @@ from typing import Any
 import demo_models
 from common.errors import UserError
 from forerun.bench.formula import FORMULA
+from forerun.bench.job import Drafts
 from simulator.documents import write_error, write_whole
 
 SCHEMA = 1
@@ -111,10 +112,22 @@ def finish(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[
     print(text if options.json else "\n".join(lines))
 
 
+def drafts_option(text: str) -> Drafts:
+    """For argparse, which knows errors of its own."""
+    try:
+        return Drafts.parse(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _plain(value: Any) -> Any:
+    """As JSON; a local file or folder without where it lies here."""
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    return value if isinstance(value, bool | int | float) else str(value)
+    if isinstance(value, bool | int | float):
+        return value
+    path = Path(str(value))
+    return path.resolve().name if path.is_absolute() and path.exists() else str(value)
 
 
 def _version(name: str) -> str | None:

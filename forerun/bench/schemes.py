@@ -114,10 +114,13 @@ class Rival:
             for text, written, arrivals in zip(load.texts, told["texts"], told["arrivals"], strict=True)
         ]
         tokens = sum(map(len, told["texts"]))
+        felt = latencies(runs)
+        if len(runs) > load.clients:  # all are handed over at once: the later ones only waited for their turn
+            felt |= {"ttft_ms_p50": None, "ttft_ms_p95": None}
         return {
             "tokens_per_second": round(tokens / told["seconds"], 3),
             "seconds": round(told["seconds"], 3),
-            **latencies(runs),
+            **felt,
             "target_steps": told["target_steps"],
             "texts": len(runs),
             "texts_compared": len(runs) if load.sampling.greedy else 0,

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from forerun.bench import soak
-from forerun.bench.job import Drafts
 from forerun.bench.reporting import (
     SCHEMA,
     Machine,
     add_report,
     add_target,
     check_out,
+    drafts_option,
     finish,
     settings_of,
 )
@@ -52,7 +52,7 @@ def add_parser(actions: Any) -> None:
     option("--think", type=float, default=DEFAULT.think, metavar="S", help="of idle devices (%(default)s)")
     option(
         "--drafts",
-        type=Drafts.parse,
+        type=drafts_option,
         default=DEFAULT.drafts,
         metavar="KIND",
         help="of active ones (%(default)s)",
