@@ -38,8 +38,13 @@ class Batcher:
 
     def batch(self, ready: Sequence[VerifySession]) -> Batch:
         """`ready` are those that a step could take, the least recently served first."""
-        tips = self._tips([session for session in ready if not session.num_prefill])
-        chunks = self._prefill_chunks([session for session in ready if session.num_prefill], tips)
+        tips, reading = list[VerifySession](), list[VerifySession]()
+        for session in ready:
+            (reading if session.num_prefill else tips).append(session)
+        tips = self._tips(tips)
+        if len(tips) == len(ready):
+            return Batch(tuple(ready), tuple(ready), {})
+        chunks = self._prefill_chunks(reading, tips)
         room = self._config.max_rows - len(tips)
         read = [each for each in ready if chunks.get(each.key) == each.num_prefill and each.may_evaluate_tip]
         keys = {session.key for session in (*tips, *read[:room])}

@@ -147,13 +147,13 @@ class VerifyScheduler:
         if self._running is not None:
             return None
         self.room.readmit(now)
-        self.room.secure([each for each in self.sessions.values() if each.ready], self.sessions.values())
         ready = self._ready(now)
         batch = self._batcher.batch(ready)
         if not batch.members:
             return None
-        for session in batch.decoding:
-            session.guess(self.config.max_nodes_per_session - 1)
+        if self.config.recall:
+            for session in batch.decoding:
+                session.guess(self.config.max_nodes_per_session - 1)
         limits = self.config.max_rows, self.config.max_nodes_per_session
         nodes, num_wanted = self.sharing.pick(batch.decoding, ready, *limits)
         self.credit.note(num_wanted, sum(map(len, nodes.values())) - len(nodes))
@@ -258,7 +258,7 @@ class VerifyScheduler:
         kept and every tree is whole."""
         running = list(self._running.sessions.values()) if self._running else []
         owners = [*self.sessions.values(), *(each for each in running if each.key not in self.sessions)]
-        in_step = [slot for each in running if each.rows for slot in each.rows.slots.tolist()]
+        in_step = [slot for each in running if each.rows for slot in each.rows.slots]
         self.memory.check_integrity([each.lease for each in owners], in_step)
         for session in self.sessions.values():
             session.tree.check_integrity()
@@ -297,19 +297,21 @@ class VerifyScheduler:
     # The step ---------------------------------------------------------------------------------------------
 
     def _ready(self, now: float) -> list[VerifySession]:
-        """Who could be in the next step. After a failed one its sessions run alone, to find who broke it. For
-        a caller that waits no longer nothing is evaluated."""
+        """Who could be in the next step, and has slots for it. After a failed one its sessions run alone, to
+        find who broke it. For a caller that waits no longer nothing is evaluated."""
+        ready = [session for session in self.sessions.values() if session.ready_by(now)]
+        if self.room.secure(ready, self.sessions.values()):
+            ready = [session for session in ready if not session.preempted]
         while self._suspects:
             suspect = self.sessions.get(self._suspects.popleft())
-            if suspect is not None and suspect.ready:
+            if suspect in ready:
                 return [suspect]
-        ready = [session for session in self.sessions.values() if session.ready]
-        return [each for each in ready if each.deadline_at is None or each.deadline_at > now]
+        return ready
 
     def _answers_running(self, result: StepResult) -> bool:
-        sessions = list(self._running.sessions.values()) if self._running else []
+        sessions = self._running.sessions.values() if self._running else ()
         sizes = [len(session.rows.nodes) if session.rows else 0 for session in sessions]
-        return [len(choices) for choices in result.choices] == sizes
+        return list(map(len, result.choices)) == sizes
 
     def _apply(self, session: VerifySession, choices: IntArray, running: _Running, now: float) -> Outcome:
         """One session's part of the step that is done."""

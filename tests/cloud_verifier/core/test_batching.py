@@ -29,7 +29,7 @@ class Yard:
         request = ask((1,) * prompt)
         found = VerifySession(key, request, VOCAB, frozenset(), 128, opened_at, None, tenant)
         found.lease = self.memory.open(tenant, (), prompt + 50)
-        self.memory.settle(found.lease, self.memory.take(found.lease, read).tolist(), ())
+        self.memory.settle(found.lease, self.memory.take(found.lease, read), ())
         self.tenants.enter(tenant, 1)
         self.ready.append(found)
         return found
