@@ -45,6 +45,7 @@ COMPILED = (
     "cloud_verifier/core/effects.py",
     "cloud_verifier/core/memory.py",
     "cloud_verifier/core/prefix_cache.py",
+    "cloud_verifier/core/relief.py",
     "cloud_verifier/core/report.py",
     "cloud_verifier/core/room.py",
     "cloud_verifier/core/scheduler.py",
