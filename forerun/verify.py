@@ -9,6 +9,7 @@ import signal
 from typing import Any
 
 from common.errors import UserError
+from forerun.limits import add_limits, config_from
 from forerun.options import add_core, ms, pin_to_core
 
 DESCRIPTION = """\
@@ -53,73 +54,20 @@ def add_parser(commands: Any) -> None:
         "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
     )
     option("--json", action="store_true", help="say that it listens as a line of JSON")
-    _add_limits(parser)
-    _add_recall(parser)
-    add_core(parser)
-    parser.set_defaults(run=run)
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    option = parser.add_argument
-    option("--max-sessions", type=int, default=64, metavar="N", help="sessions open at once (%(default)s)")
-    option(
-        "--max-nodes",
-        type=int,
-        default=16,
-        metavar="N",
-        help="nodes a session may have in one step (%(default)s)",
-    )
-    option(
-        "--max-slowdown",
-        type=float,
-        default=0.02,
-        metavar="SHARE",
-        help="of its rate that a session may lose by the drafts of others (%(default)s)",
-    )
-    option(
-        "--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens in one step (%(default)s)"
-    )
     option(
         "--tenant-header",
         default="",
         metavar="KEY",
         help="metadata entry that says whose a call is; only behind a proxy that sets it for every client",
     )
-    option(
-        "--max-tenant-share",
-        type=float,
-        default=1.0,
-        metavar="SHARE",
-        help="of sessions and slots that one tenant may hold (%(default)s)",
-    )
-    option(
-        "--prefix-cache",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="keep the KV of what was read for a tenant's next session that begins alike (%(default)s)",
-    )
-
-
-def _add_recall(parser: argparse.ArgumentParser) -> None:
-    option = parser.add_argument
-    option(
-        "--recall",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="guess what a text repeats of itself and evaluate that, too (%(default)s)",
-    )
-    option(
-        "--shared-ngrams",
-        type=int,
-        default=0,
-        metavar="N",
-        help="guess also from a table of N entries of all sessions' texts; only among users who may know of "
-        "each other's texts: the pace tells (%(default)s)",
-    )
+    add_limits(parser)
+    add_core(parser)
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     _check_options(options)
+    config_from(options)
     pin_to_core(options.core)
     engine, table = _load(options)  # before the event loop, so that Ctrl-C works meanwhile
     asyncio.run(_serve(options, engine, table))
@@ -139,10 +87,11 @@ def _check_options(options: argparse.Namespace) -> None:
 
 async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | None, ...]) -> None:
     # Imported here: torch and transformers take seconds, and an edge has neither.
+    from cloud_verifier.core.scheduler import VerifyScheduler
     from cloud_verifier.service import Server
     from cloud_verifier.worker import Worker
 
-    worker = Worker(engine, _scheduler(engine.info, options))
+    worker = Worker(engine, VerifyScheduler(engine.info, config_from(options)))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -168,23 +117,6 @@ def _load(options: argparse.Namespace) -> tuple[Any, tuple[bytes | None, ...]]:
     dtype = "float32" if on_cpu else options.dtype  # a CPU gains nothing from bfloat16 and loses exactness
     engine, table = load_engine(options.model, options.slots, dtype=dtype, device=options.device)
     return (FlooredEngine(engine, options.step_floor) if options.step_floor else engine), table
-
-
-def _scheduler(info: Any, options: argparse.Namespace) -> Any:
-    from cloud_verifier.core.config import SchedulerConfig
-    from cloud_verifier.core.scheduler import VerifyScheduler
-
-    config = SchedulerConfig(
-        max_sessions=options.max_sessions,
-        max_nodes_per_session=options.max_nodes,
-        max_slowdown=options.max_slowdown,
-        prefill_chunk=options.prefill_chunk,
-        max_tenant_share=options.max_tenant_share,
-        prefix_cache=options.prefix_cache,
-        recall=options.recall,
-        shared_ngrams=options.shared_ngrams,
-    )
-    return VerifyScheduler(info, config)
 
 
 def _announce(options: argparse.Namespace, name: str, address: str) -> None:
