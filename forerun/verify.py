@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import signal
+import socket
 from typing import Any
 
 from common.errors import UserError
@@ -83,6 +84,22 @@ def _check_options(options: argparse.Namespace) -> None:
     host, colon, port = options.listen.rpartition(":")
     if not (host and colon and port.isdigit() and int(port) < 2**16):
         raise UserError(f"--listen is {options.listen!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
+    _check_free(host.strip("[]"), int(port))
+
+
+def _check_free(host: str, port: int) -> None:
+    """Whether it can be listened on. It may be taken meanwhile; the server will then say so again."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --listen HOST:PORT"
+        ) from error
 
 
 async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | None, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,12 @@ def test_a_terminal_gets_colours_unless_no_color_is_set(monkeypatch: pytest.Monk
     assert Painter(Terminal()).drafted("a") == "\x1b[32ma\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
     assert Painter(Terminal()).drafted("a") == "a"
+
+
+def test_an_address_in_use_is_told_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["verify", "--model", str(tmp_path), "--listen", f"127.0.0.1:{port}"]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
