@@ -331,13 +331,15 @@ class VerifyScheduler:
         assert session.rows is not None, "it is in the step"
         num_rows, queue_time = len(session.rows.slots), running.began_at - session.ready_at
         progress = session.apply(choices, self.memory, now)
-        num_won = max(0, len(progress.tokens) - 1)
-        self.counters.num_evaluated += len(choices)
-        self.counters.num_committed += len(progress.tokens)
-        self.counters.num_drafts += num_drafts
-        self.counters.count_won(num_won)
+        num_tokens, counters = len(progress.tokens), self.counters
+        num_won = num_tokens - 1 if num_drafts and num_tokens else 0
+        counters.num_evaluated += len(choices)
+        counters.num_committed += num_tokens
+        if num_drafts:
+            counters.num_drafts += num_drafts
+            counters.count_won(num_won)
         self.tenants.charge(session.tenant, num_rows, num_drafts - num_won)
-        if progress.tokens:
+        if num_tokens:
             self._commit(session, progress, len(choices), queue_time, running.began_at, now)
         return Outcome(session, num_drafts, num_won)
 
