@@ -42,6 +42,7 @@ class Worker:
         self._gone = asyncio.Event()  # set while no stream is connected
         self._gone.set()
         self._next_key = 1
+        self._checked_step = 0  # steps there had been when the slots were last counted
 
     # Streams ----------------------------------------------------------------------------------------------
 
@@ -125,7 +126,11 @@ class Worker:
         self._apply()
 
     async def _rest(self) -> None:
-        """Until an input comes or the timer is due."""
+        """Until an input comes or the timer is due. Raises `LocalError` if a slot was lost: a verifier that
+        does not know whose KV is where must not go on."""
+        if self.scheduler.idle and self._checked_step != self.scheduler.counters.num_steps:
+            self._checked_step = self.scheduler.counters.num_steps
+            self.scheduler.check_integrity()
         timer = self.scheduler.next_timer_at
         timeout = None if timer is None else max(0.0, timer - self._clock())
         try:
