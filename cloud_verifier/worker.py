@@ -12,7 +12,7 @@ from cloud_verifier.core.admission import ANYBODY, Caller
 from cloud_verifier.core.effects import End, Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, TargetEngine
-from common.errors import ForerunError, LocalError
+from common.errors import CapacityError, ForerunError, LocalError
 from common.messages import Close, Open, Propose, ServerMessage
 
 logger = logging.getLogger(__name__)
@@ -119,8 +119,7 @@ class Worker:
             Exception
         ) as error:  # an engine may raise anything; its step's sessions end, the service does not
             logger.exception("! a step of %d rows failed", plan.num_rows)
-            failure = LocalError(f"the target could not evaluate a step: {error}")
-            self.scheduler.on_step_failed(failure, self._clock())
+            self.scheduler.on_step_failed(_failure(error), self._clock())
         else:
             self.scheduler.on_step_done(result, self._clock())
         self._apply()
@@ -151,3 +150,12 @@ class Worker:
             self._empty.clear()
         else:
             self._empty.set()
+
+
+def _failure(error: Exception) -> ForerunError:
+    """What an engine raised, as those are told whose step it was."""
+    if isinstance(error, CapacityError):
+        return error
+    if isinstance(error, MemoryError):
+        return CapacityError("the target had no memory for a step; try later")
+    return LocalError(f"the target could not evaluate a step: {error}")

@@ -25,6 +25,7 @@ from cloud_verifier.core.credit import Credit
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.margins import MarginCounter
 from cloud_verifier.core.memory import KvMemory
+from cloud_verifier.core.relief import Relief
 from cloud_verifier.core.report import Counters, StepReport, count
 from cloud_verifier.core.room import Room
 from cloud_verifier.core.session import Progress, VerifySession
@@ -75,7 +76,8 @@ class VerifyScheduler:
         self.draining = False
         self.ngrams = NgramTable(self.config.shared_ngrams) if self.config.shared_ngrams else None
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
-        self._batcher = Batcher(self.config, self.cost, info.rows_per_read, self.tenants)
+        self.rows = Relief(self.config.max_rows + self.config.prefill_chunk)
+        self._batcher = Batcher(self.config, self.rows, self.cost, info.rows_per_read, self.tenants)
         self._effects: list[Effect] = []
         self._running: _Running | None = None
         self._suspects: deque[int] = deque()  # sessions of a failed step, to be tried one by one
@@ -149,14 +151,15 @@ class VerifyScheduler:
         if self._running is not None:
             return None
         self.room.readmit(now)
-        self.room.secure([each for each in self.sessions.values() if each.ready], self.sessions.values())
         ready = self._ready(now)
         batch = self._batcher.batch(ready)
         if not batch.members:
             return None
-        for session in batch.decoding:
-            session.guess(self.config.max_nodes_per_session - 1)
-        limits = self.config.max_rows, self.config.max_nodes_per_session
+        if self.config.recall:
+            for session in batch.decoding:
+                session.guess(self.config.max_nodes_per_session - 1)
+        max_rows = self.rows.left(self.config.max_rows, sum(batch.chunks.values()))
+        limits = max_rows, self.config.max_nodes_per_session
         nodes, num_wanted = self.sharing.pick(batch.decoding, ready, *limits)
         self.credit.note(num_wanted, sum(map(len, nodes.values())) - len(nodes))
         items = [s.plan(batch.chunks.get(s.key, 0), nodes.get(s.key, ()), self.memory) for s in batch.members]
@@ -190,6 +193,7 @@ class VerifyScheduler:
         predicted = self.cost.predict(running.num_rows, running.num_reads)
         self.cost.sample(running.num_rows, running.num_reads, duration)
         self.sharing.settle(outcomes)
+        self.rows.on_success()
         self.counters.num_steps += 1
         self.counters.num_prefilled += running.num_prefilled
         num_tips = sum(1 for choices in result.choices if len(choices))
@@ -207,14 +211,18 @@ class VerifyScheduler:
 
     def on_step_failed(self, error: ForerunError, now: float) -> None:
         """The engine could not run the step. A session that was alone in it ends with the error; several are
-        tried again one by one, so that one bad request ends only itself."""
-        running = list(self._take_running().sessions.values())
+        tried again one by one, so that one bad request ends only itself. If memory was short, all are tried
+        again in smaller steps."""
+        running = self._take_running()
         self.counters.num_failed_steps += 1
-        for session in running:
+        smaller = isinstance(error, CapacityError) and self.rows.on_failure(running.num_rows)
+        for session in running.sessions.values():
             session.abort_step(self.memory)
             if session.ended:
                 self.room.leave(session, keep=False)
-            elif len(running) == 1:
+            elif smaller:
+                continue
+            elif len(running.sessions) == 1:
                 self._end(session.key, error, now, keep=False)
             else:
                 self._suspects.append(session.key)
@@ -262,7 +270,7 @@ class VerifyScheduler:
         kept and every tree is whole."""
         running = list(self._running.sessions.values()) if self._running else []
         owners = [*self.sessions.values(), *(each for each in running if each.key not in self.sessions)]
-        in_step = [slot for each in running if each.rows for slot in each.rows.slots.tolist()]
+        in_step = [slot for each in running if each.rows for slot in each.rows.slots]
         self.memory.check_integrity([each.lease for each in owners], in_step)
         for session in self.sessions.values():
             session.tree.check_integrity()
@@ -301,17 +309,19 @@ class VerifyScheduler:
     # The step ---------------------------------------------------------------------------------------------
 
     def _ready(self, now: float) -> list[VerifySession]:
-        """Who could be in the next step. After a failed one its sessions run alone, to find who broke it. For
-        a caller that waits no longer nothing is evaluated."""
+        """Who could be in the next step, and has slots for it. After a failed one its sessions run alone, to
+        find who broke it. For a caller that waits no longer nothing is evaluated."""
+        ready = [session for session in self.sessions.values() if session.ready_by(now)]
+        if self.room.secure(ready, self.sessions.values()):
+            ready = [session for session in ready if not session.preempted]
         while self._suspects:
             suspect = self.sessions.get(self._suspects.popleft())
-            if suspect is not None and suspect.ready:
+            if suspect in ready:
                 return [suspect]
-        ready = [session for session in self.sessions.values() if session.ready]
-        return [each for each in ready if each.deadline_at is None or each.deadline_at > now]
+        return ready
 
     def _answers_running(self, result: StepResult) -> bool:
-        sessions = list(self._running.sessions.values()) if self._running else []
+        sessions = self._running.sessions.values() if self._running else ()
         sizes = [len(session.rows.nodes) if session.rows else 0 for session in sessions]
         return list(map(len, result.choices)) == list(map(len, result.margins)) == sizes
 

@@ -20,13 +20,17 @@ MAX_PLACES = 4096
 makes late children of those nodes count as dead."""
 
 
+_FROM_NOTHING: IntArray = np.arange(64, dtype=np.int32)
+_FROM_NOTHING.flags.writeable = False
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """A session's part of the running step: `chunk` prefill rows, then the nodes (tip first, if any)."""
 
     chunk: int
     nodes: tuple[Node, ...]
-    slots: IntArray
+    slots: list[int]
     bare: bool  # an empty Propose had allowed its tip
 
 
@@ -117,7 +121,11 @@ class VerifySession:
         """Whether a step has something to evaluate for it."""
         if self.ended or self.preempted or self.rows is not None:
             return False
-        return self.num_prefill > 0 or self.may_evaluate_tip
+        return self.may_evaluate_tip or self.num_prefill > 0
+
+    def ready_by(self, now: float) -> bool:
+        """`ready`, and somebody still waits for it."""
+        return self.ready and (self.deadline_at is None or self.deadline_at > now)
 
     @property
     def waits_since(self) -> float:
@@ -168,18 +176,19 @@ class VerifySession:
         self.rows = Rows(chunk, tuple(nodes), slots, self._bare_step_granted)
         self._bare_step_granted = self._bare_step_granted and not nodes  # a prefill chunk leaves it
         row_of = {node.id: chunk + row for row, node in enumerate(nodes)}
-        parents = list(range(-1, chunk - 1))
-        parents += [chunk - 1 if i == 0 else row_of[_parent(node)] for i, node in enumerate(nodes)]
+        parents = list(range(-1, chunk - 1 + bool(nodes)))  # the tip follows the chunk
+        parents += [row_of[_parent(node)] for node in nodes[1:]]
         tokens = self.tree.committed[start : start + chunk] + [node.token for node in nodes]
         positions = list(range(start, start + chunk)) + [node.position for node in nodes]
+        rows = np.array((tokens, positions, parents, slots), dtype=np.int32)
         return StepItem(
             session=self.key,
             prefix_slots=self.lease.slots.view,
-            tokens=np.array(tokens, dtype=np.int32),
-            positions=np.array(positions, dtype=np.int32),
-            parents=np.array(parents, dtype=np.int32),
-            slots=slots,
-            outputs=np.arange(chunk, chunk + len(nodes), dtype=np.int32),
+            tokens=rows[0],
+            positions=rows[1],
+            parents=rows[2],
+            slots=rows[3],
+            outputs=_counting(chunk, len(nodes)),
             sampling=self.request.sampling,
             prompt=self._prompt,
             generated=self._generated(start) if self._prompt is not None else None,
@@ -196,9 +205,8 @@ class VerifySession:
             self._commit_next(self.tree.tip.choice, progress)
         on_path = [output for output, node in enumerate(rows.nodes) if node.committed]
         progress.outputs = on_path[: len(progress.tokens)]  # the last one may be a tip that ends the text
-        slots = rows.slots.tolist()
-        kept, freed = slots[: rows.chunk], list[int]()
-        for node, slot in zip(rows.nodes, slots[rows.chunk :], strict=True):
+        kept, freed = rows.slots[: rows.chunk], list[int]()
+        for node, slot in zip(rows.nodes, rows.slots[rows.chunk :], strict=True):
             (kept if node.committed else freed).append(slot)
         memory.settle(self.lease, kept, freed)
         if rows.chunk and rows.nodes:
@@ -337,6 +345,13 @@ def _chain_deltas(message: Propose) -> tuple[int, ...]:
     """What the parent deltas would be if they had been sent: each node hangs below the one before it."""
     count = len(message.tokens)
     return (1,) * count if message.anchor is None else (0, *(1,) * (count - 1))[:count]
+
+
+def _counting(start: int, count: int) -> IntArray:
+    """int32 [count] from `start` on; of most steps, one that was made before."""
+    if not start and count < len(_FROM_NOTHING):
+        return _FROM_NOTHING[:count]
+    return np.arange(start, start + count, dtype=np.int32)
 
 
 def _parent(node: Node) -> int:

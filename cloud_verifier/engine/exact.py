@@ -23,19 +23,13 @@ from cloud_verifier.engine.attention import (
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.exact_arithmetic import activate_row_by_row, use_exact_arithmetic
 from cloud_verifier.engine.exact_attention import ExactBackend
-from cloud_verifier.engine.exact_tiles import Tile, rows_alone, tiles
+from cloud_verifier.engine.exact_tiles import MAX_TILE_ROWS, TILE_ROWS, Tile, rows_alone, tiles
 from cloud_verifier.engine.kv import KVStore, LayerKV
 from cloud_verifier.engine.packing import PackedStep
 from common.errors import UserError
 
 if TYPE_CHECKING:
     from cloud_verifier.engine.transformers_adapter import TargetModel
-
-TILE_ROWS = 32
-"""Rows of a tile unless told otherwise. On a CPU 32 rows take about twice the time of one, and steps of more
-rows take a forward for each 32."""
-
-MAX_TILE_ROWS = 1024
 
 
 class ExactEngine(TorchEngine):

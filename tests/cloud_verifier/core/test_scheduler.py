@@ -929,3 +929,35 @@ def test_refusals_and_ends_are_counted_by_reason() -> None:
     bench.propose(4, chain(2))
     assert bench.scheduler.counters.num_refused == {"NOT_FOUND": 1}
     assert bench.scheduler.counters.num_finished == {"CANCELLED": 1, "LOST": 1, "INVALID_ARGUMENT": 1}
+
+
+# Memory of the engine ---------------------------------------------------------------------------------
+
+
+def test_a_step_without_memory_is_tried_again_in_smaller_ones_and_nobody_is_lost() -> None:
+    """An engine that has memory for three rows."""
+    bench = Bench()
+    for key in range(1, 7):
+        bench.open(key, ask((key, key + 1)))
+    sizes, now = list[int](), 0.0
+    while bench.scheduler.sessions:
+        plan, now = bench.begin(now), now + 1.0
+        sizes.append(plan.num_rows)
+        if plan.num_rows > 3:
+            bench.scheduler.on_step_failed(CapacityError("no memory"), now)
+            assert ends(bench.effects()) == []
+        else:
+            assert all(end.error is None for end in ends(bench.end(plan, now)))
+    assert sizes[:3] == [12, 6, 3]
+    assert bench.scheduler.counters.num_finished == {"LENGTH": 6}
+    check_free(bench)
+
+
+def test_a_row_that_never_fits_ends_its_session() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.begin()
+    bench.scheduler.on_step_failed(CapacityError("no memory"), 0.0)
+    (end,) = ends(bench.effects())
+    assert isinstance(end.error, CapacityError)
+    check_free(bench)
