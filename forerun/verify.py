@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import socket
 from typing import Any
 
+from cloud_verifier.engine.exact_tiles import TILE_ROWS
 from common.errors import UserError
 from forerun.limits import add_limits, config_from
 from forerun.options import add_core, ms, pin_to_core
@@ -62,8 +64,25 @@ def add_parser(commands: Any) -> None:
         help="metadata entry that says whose a call is; only behind a proxy that sets it for every client",
     )
     add_limits(parser)
+    _add_exact(parser)
     add_core(parser)
     parser.set_defaults(run=run)
+
+
+def _add_exact(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option(
+        "--deterministic",
+        action="store_true",
+        help="compute every text bit for bit alike, whoever else is served; slower (docs/determinism.md)",
+    )
+    option(
+        "--tile-rows",
+        type=int,
+        default=TILE_ROWS,
+        metavar="N",
+        help="rows of every forward under --deterministic; another number, other bits (%(default)s)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,10 +96,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_options(options: argparse.Namespace) -> None:
     """Before seconds are spent on loading."""
-    for name, least in (("threads", 0), ("slots", 1), ("step_floor", 0), ("grace", 0)):
+    for name, least in (("threads", 0), ("slots", 1), ("tile_rows", 1), ("step_floor", 0), ("grace", 0)):
         value = getattr(options, name)
         if not least <= value < float("inf"):
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be {least} or more")
+    if options.deterministic and options.device == "cpu" and not options.threads:
+        raise UserError(
+            "--deterministic on a CPU needs --threads N: the bits depend on the number of threads, so a "
+            "verifier on a machine with more cores would write other texts"
+        )
     host, colon, port = options.listen.rpartition(":")
     if not (host and colon and port.isdigit() and int(port) < 2**16):
         raise UserError(f"--listen is {options.listen!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
@@ -121,6 +145,8 @@ async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | 
 
 
 def _load(options: argparse.Namespace) -> tuple[Any, tuple[bytes | None, ...]]:
+    if options.deterministic:  # read when CUDA starts; without it cuBLAS may sum in another order each time
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         import torch
 
@@ -132,15 +158,24 @@ def _load(options: argparse.Namespace) -> tuple[Any, tuple[bytes | None, ...]]:
         torch.set_num_threads(options.threads)
     on_cpu = options.dtype == "auto" and options.device == "cpu"
     dtype = "float32" if on_cpu else options.dtype  # a CPU gains nothing from bfloat16 and loses exactness
-    engine, table = load_engine(options.model, options.slots, dtype=dtype, device=options.device)
+    engine, table = load_engine(
+        options.model,
+        options.slots,
+        dtype=dtype,
+        device=options.device,
+        exact_rows=options.tile_rows if options.deterministic else 0,
+    )
     return (FlooredEngine(engine, options.step_floor) if options.step_floor else engine), table
 
 
 def _announce(options: argparse.Namespace, name: str, address: str) -> None:
     if options.json:
-        print(json.dumps({"listening": address, "model": name}), flush=True)
+        told = {"listening": address, "model": name, "deterministic": options.deterministic}
+        print(json.dumps(told), flush=True)
         return
     print(f"Serving {name} on {address}; stop with Ctrl-C.", flush=True)
+    if options.deterministic:
+        print("Texts are the same bit for bit, whoever else is served (docs/determinism.md).", flush=True)
     if options.step_floor:
         print(
             f"Every step takes at least {options.step_floor * 1e3:g} ms, to stand for a larger target.",

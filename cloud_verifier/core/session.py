@@ -41,6 +41,7 @@ class Progress:
     tokens: list[int] = field(default_factory=list)
     server_made: int = 0  # bit i: tokens[i] was not among the edge's nodes
     finish: FinishReason | None = None
+    outputs: list[int] = field(default_factory=list)  # of the step's, those whose choices are the tokens
 
 
 class VerifySession:
@@ -202,6 +203,8 @@ class VerifySession:
         progress = Progress()
         while self.tree.tip.choice is not None and progress.finish is None:
             self._commit_next(self.tree.tip.choice, progress)
+        on_path = [output for output, node in enumerate(rows.nodes) if node.committed]
+        progress.outputs = on_path[: len(progress.tokens)]  # the last one may be a tip that ends the text
         kept, freed = rows.slots[: rows.chunk], list[int]()
         for node, slot in zip(rows.nodes, rows.slots[rows.chunk :], strict=True):
             (kept if node.committed else freed).append(slot)

@@ -12,6 +12,7 @@ from cloud_verifier.core.target import FloatArray, IntArray, StepItem, StepPlan,
 from cloud_verifier.engine.attention import AttentionBackend, StepContext, current_step
 from cloud_verifier.engine.choice import ChoiceRow, choose
 from cloud_verifier.engine.kv import KVStore
+from cloud_verifier.engine.near_tie import near_tie
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
 from cloud_verifier.engine.torch_ref import TorchRefBackend
 
@@ -40,6 +41,7 @@ class TorchEngine:
             num_slots=num_slots,
             eos_token_ids=model.eos_token_ids,
             fingerprint=fingerprint,
+            near_tie=near_tie(model.dtype),
         )
         self._limits = StepLimits(model.vocab_size, model.max_positions, num_slots)
 

@@ -54,6 +54,8 @@ def test_a_nonsense_setting_is_named(
         (["--threads", "-1"], "--threads is -1"),
         (["--slots", "0"], "--slots is 0"),
         (["--step-floor", "nan"], "--step-floor is nan"),
+        (["--tile-rows", "0"], "--tile-rows is 0"),
+        (["--deterministic"], "--deterministic on a CPU needs --threads N"),
         (["--listen", "50051"], "it must be HOST:PORT"),
         (["--listen", "localhost:none"], "it must be HOST:PORT"),
     ],
