@@ -8,12 +8,24 @@ import json
 import os
 import signal
 import socket
-from typing import Any
+import sys
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cloud_verifier.engine.exact_tiles import TILE_ROWS
 from common.errors import UserError
 from forerun.limits import add_limits, config_from
 from forerun.options import add_core, ms, pin_to_core
+
+if TYPE_CHECKING:
+    from cloud_verifier.core.scheduler import VerifyScheduler
+    from cloud_verifier.core.target import TargetEngine
+    from cloud_verifier.worker import Worker
+    from common.rpc.describe import TokenTable
+
+SWITCH_INTERVAL = 0.0002
+"""Seconds after which Python's threads yield to one that waits (its default is 5 ms): an engine whose device
+is done waits so long for an event loop that is busy with messages, and so does each of its launches."""
 
 DESCRIPTION = """\
 Loads a causal language model (a local folder in Hugging Face format, or a hub id), checks that Forerun's
@@ -23,6 +35,18 @@ tells every session to go elsewhere, waits for at most --grace seconds and ends.
   forerun verify --model demo_models/target --listen 127.0.0.1:50051"""
 
 
+class Watch(Protocol):
+    """Somebody who measures a verifier from inside its process; `forerun bench` does."""
+
+    def watched(self, scheduler: VerifyScheduler) -> VerifyScheduler:
+        """What the worker gets in the scheduler's place."""
+        ...
+
+    def run(self, worker: Worker) -> Awaitable[None]:
+        """Beside the server; when it returns the verifier stops."""
+        ...
+
+
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "verify",
@@ -30,6 +54,12 @@ def add_parser(commands: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All that a verifier can be told."""
     option = parser.add_argument
     option(
         "--model",
@@ -66,7 +96,6 @@ def add_parser(commands: Any) -> None:
     add_limits(parser)
     _add_exact(parser)
     add_core(parser)
-    parser.set_defaults(run=run)
 
 
 def _add_exact(parser: argparse.ArgumentParser) -> None:
@@ -86,16 +115,16 @@ def _add_exact(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    _check_options(options)
-    config_from(options)
+    check_options(options)
     pin_to_core(options.core)
-    engine, table = _load(options)  # before the event loop, so that Ctrl-C works meanwhile
-    asyncio.run(_serve(options, engine, table))
+    engine, table = load(options)  # before the event loop, so that Ctrl-C works meanwhile
+    asyncio.run(serve(options, engine, table))
     return 0
 
 
-def _check_options(options: argparse.Namespace) -> None:
+def check_options(options: argparse.Namespace) -> None:
     """Before seconds are spent on loading."""
+    config_from(options)
     for name, least in (("threads", 0), ("slots", 1), ("tile_rows", 1), ("step_floor", 0), ("grace", 0)):
         value = getattr(options, name)
         if not least <= value < float("inf"):
@@ -126,13 +155,18 @@ def _check_free(host: str, port: int) -> None:
         ) from error
 
 
-async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | None, ...]) -> None:
+async def serve(
+    options: argparse.Namespace, engine: TargetEngine, table: TokenTable, watch: Watch | None = None
+) -> None:
+    """Until it is told to stop, or `watch` has seen enough. Raises `UserError` for an address or a limit."""
     # Imported here: torch and transformers take seconds, and an edge has neither.
     from cloud_verifier.core.scheduler import VerifyScheduler
     from cloud_verifier.service import Server
     from cloud_verifier.worker import Worker
 
-    worker = Worker(engine, VerifyScheduler(engine.info, config_from(options)))
+    scheduler = VerifyScheduler(engine.info, config_from(options))
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    worker = Worker(engine, scheduler if watch is None else watch.watched(scheduler))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -140,11 +174,18 @@ async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | 
     async with Server(worker, engine.info, table, options.listen, options.tenant_header) as server:
         host = options.listen.rpartition(":")[0]
         _announce(options, engine.info.name, f"{host}:{server.port}")
+        watching = None if watch is None else asyncio.ensure_future(watch.run(worker))
+        if watching is not None:
+            watching.add_done_callback(lambda _: stop.set())
         await server.run_until(stop)
         await server.drain(options.grace)
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
-def _load(options: argparse.Namespace) -> tuple[Any, tuple[bytes | None, ...]]:
+def load(options: argparse.Namespace) -> tuple[TargetEngine, TokenTable]:
+    """The engine that the options ask for, and its token table. Raises `UserError`."""
     if options.deterministic:  # read when CUDA starts; without it cuBLAS may sum in another order each time
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
