@@ -6,8 +6,11 @@ by itself for all but the `optional` ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
+from common.acceptance import COUPLED, PARAMETERS, Acceptance, AcceptanceRule
+from common.draft import Draft
 from common.messages import (
     ClientMessage,
     Close,
@@ -74,6 +77,18 @@ def encode_sampling(sampling: SamplingParams) -> pb.Sampling:
     )
 
 
+def encode_rule(rule: AcceptanceRule) -> str:
+    """A rule's name on the wire."""
+    return pb.AcceptanceRule.Name(rule.value)
+
+
+def encode_acceptance(acceptance: Acceptance) -> pb.Acceptance:
+    """A rule, with what can be set about it."""
+    names = PARAMETERS.get(acceptance.rule, ())
+    settings = {name: getattr(acceptance, name) for name in names}
+    return pb.Acceptance(rule=encode_rule(acceptance.rule), **settings)
+
+
 def _open(message: Open) -> pb.Open:
     return pb.Open(
         prompt=message.prompt,
@@ -83,6 +98,7 @@ def _open(message: Open) -> pb.Open:
         committed=message.committed,
         fill=None if message.fill else False,
         session_id=message.session_id,
+        acceptance=None if message.acceptance == COUPLED else encode_acceptance(message.acceptance),
     )
 
 
@@ -93,7 +109,20 @@ def _propose(message: Propose) -> pb.Propose:
         parent_deltas=message.parent_deltas,
         anchor=message.anchor,
         seen_advance=message.seen_advance,
+        draft_sizes=[0 if draft is None else len(draft.tokens) for draft in message.drafts],
+        draft_tokens=draft_tokens(message.drafts),
+        draft_counts=bytes(count - 1 for draft in message.drafts if draft for count in draft.counts),
     )
+
+
+def draft_tokens(drafts: Sequence[Draft | None]) -> list[int]:
+    """All drafts' tokens as they travel: the first of each, then differences."""
+    return [
+        token - before
+        for draft in drafts
+        if draft is not None
+        for before, token in zip((0, *draft.tokens), draft.tokens, strict=False)
+    ]
 
 
 def _opened(message: Opened) -> pb.Opened:
