@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from cloud_verifier.core.admission import check_open
+from cloud_verifier.core.admission import check_acceptance, check_open
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.session import Progress, VerifySession
 from cloud_verifier.core.sharing import Outcome, Sharing
 from cloud_verifier.core.slots import SlotPool
 from cloud_verifier.core.target import IntArray, StepPlan, StepResult, TargetInfo
+from common.acceptance import LOSSLESS, AcceptanceRule
 from common.errors import (
     CapacityError,
     Code,
@@ -36,7 +37,7 @@ from common.messages import (
 )
 from common.recall import NgramTable, Recall
 
-MAY_BE_NOTHING = ("recall", "shared_ngrams")
+MAY_BE_NOTHING = ("recall", "shared_ngrams", "rules")
 """The settings of a verifier that are no limits."""
 
 
@@ -57,6 +58,9 @@ class SchedulerConfig:
     # Keys of a table of all sessions' texts to guess from, too. 0 = none: by the pace of guessed tokens one
     # user would learn what another has written.
     shared_ngrams: int = 0
+    rules: tuple[AcceptanceRule, ...] = (
+        LOSSLESS  # that a session may ask for; lossy ones are named on purpose
+    )
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -105,6 +109,7 @@ class VerifyScheduler:
             return
         try:
             check_open(request, self.info, self.draining)
+            check_acceptance(request.acceptance, self.config.rules)
             session = self._admit(key, request, now)
         except ForerunError as error:
             self._effects.append(End(key, error))

@@ -7,6 +7,7 @@ import numpy as np
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
 from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
+from common.acceptance import LOSSLESS, AcceptanceRule
 from common.estimators import StepTimeEstimator
 from common.messages import Commit, Open, Propose, pack_logprob
 from common.sampling import SamplingParams
@@ -51,10 +52,13 @@ class Bench:
         idle: float = 300.0,
         recall: bool = False,
         shared_ngrams: int = 0,
+        rules: tuple[AcceptanceRule, ...] = LOSSLESS,
         **limits: int,
     ) -> None:
         info = TargetInfo("counter", VOCAB, 100, num_slots, eos, PRINT)
-        config = SchedulerConfig(idle_timeout=idle, recall=recall, shared_ngrams=shared_ngrams, **limits)
+        config = SchedulerConfig(
+            idle_timeout=idle, recall=recall, shared_ngrams=shared_ngrams, rules=rules, **limits
+        )
         self.scheduler = VerifyScheduler(info, config)
         self.scheduler.sharing.step_time = StepTimeEstimator()  # rows are known to be cheap
 
