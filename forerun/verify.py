@@ -8,6 +8,7 @@ import json
 import signal
 from typing import Any
 
+from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.errors import UserError
 from forerun.options import add_core, ms, pin_to_core
 
@@ -72,6 +73,7 @@ def add_parser(commands: Any) -> None:
     )
     option("--json", action="store_true", help="say that it listens as a line of JSON")
     _add_recall(parser)
+    _add_rules(parser)
     add_core(parser)
     parser.set_defaults(run=run)
 
@@ -94,6 +96,31 @@ def _add_recall(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    lossy = ", ".join(rule.title for rule in AcceptanceRule if not rule.lossless)
+    option = parser.add_argument
+    option(
+        "--allow-rule",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="a lossy acceptance rule that sessions may ask for, under which a text is not the target's: "
+        f"{lossy}. May be given several times (none; docs/acceptance.md)",
+    )
+    option(
+        "--coupled-only",
+        action="store_true",
+        help="allow no acceptance rule but the default one, which costs the server least",
+    )
+
+
+def allowed_rules(options: argparse.Namespace) -> tuple[AcceptanceRule, ...]:
+    """What sessions may ask for. Raises `UserError` for an unknown name."""
+    named = [rule_named(name) for name in options.allow_rule]
+    allowed = (*(LOSSLESS[:1] if options.coupled_only else LOSSLESS), *named)
+    return tuple(dict.fromkeys(allowed))
+
+
 def run(options: argparse.Namespace) -> int:
     _check_options(options)
     pin_to_core(options.core)
@@ -108,6 +135,7 @@ def _check_options(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if not least <= value < float("inf"):
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be {least} or more")
+    allowed_rules(options)
     host, colon, port = options.listen.rpartition(":")
     if not (host and colon and port.isdigit() and int(port) < 2**16):
         raise UserError(f"--listen is {options.listen!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
@@ -156,6 +184,7 @@ def _scheduler(info: Any, options: argparse.Namespace) -> Any:
         prefill_chunk=options.prefill_chunk,
         recall=options.recall,
         shared_ngrams=options.shared_ngrams,
+        rules=allowed_rules(options),
     )
     return VerifyScheduler(info, config)
 
@@ -165,6 +194,9 @@ def _announce(options: argparse.Namespace, name: str, address: str) -> None:
         print(json.dumps({"listening": address, "model": name}), flush=True)
         return
     print(f"Serving {name} on {address}; stop with Ctrl-C.", flush=True)
+    lossy = [rule.title for rule in allowed_rules(options) if not rule.lossless]
+    if lossy:
+        print(f"Sessions may ask for lossy acceptance rules: {', '.join(lossy)}.", flush=True)
     if options.step_floor:
         print(
             f"Every step takes at least {options.step_floor * 1e3:g} ms, to stand for a larger target.",

@@ -27,7 +27,7 @@ from tests.cloud_verifier.core.rules.steps import (
 from tests.worlds.enumeration import distance
 
 EXACT = 1e-12
-NUM_SEEDS = 1500
+NUM_SEEDS = 1000
 REJECTION, SPECINFER = Acceptance(AcceptanceRule.REJECTION), Acceptance(AcceptanceRule.SPECINFER)
 SHAPES: dict[str, Shape] = {
     "nothing": LEAF,
