@@ -142,7 +142,7 @@ def line(row: dict[str, Any]) -> str:
     """For people."""
     text = (
         f"{row['clients']} devices, a row {row['row_ms']:g} ms, {row['drafting']:.0%} of them "
-        f"{row['policy']}: {row['drafting_ms']:.1f} ms a token, {row['drafting_sent_per_token']:.1f} nodes sent"
+        f"{row['policy']}: {row['drafting_ms']:.1f} ms, {row['drafting_sent_per_token']:.1f} nodes a token"
     )
     if "slower_by" in row:
         text += f", the others {row['slower_by']:+.1%} (at worst {row['slower_by_at_worst']:+.1%})"

@@ -10,9 +10,11 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cloud_verifier.engine.exact_tiles import TILE_ROWS
+from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.errors import UserError
 from forerun.limits import add_limits, config_from
 from forerun.options import add_core, ms, pin_to_core
@@ -95,6 +97,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_limits(parser)
     _add_exact(parser)
+    _add_rules(parser)
     add_core(parser)
 
 
@@ -114,6 +117,31 @@ def _add_exact(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    lossy = ", ".join(rule.title for rule in AcceptanceRule if not rule.lossless)
+    option = parser.add_argument
+    option(
+        "--allow-rule",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="a lossy acceptance rule that sessions may ask for, under which a text is not the target's: "
+        f"{lossy}. May be given several times (none; docs/acceptance.md)",
+    )
+    option(
+        "--coupled-only",
+        action="store_true",
+        help="allow no acceptance rule but the default one, which costs the server least",
+    )
+
+
+def allowed_rules(options: argparse.Namespace) -> tuple[AcceptanceRule, ...]:
+    """What sessions may ask for. Raises `UserError` for an unknown name."""
+    named = [rule_named(name) for name in options.allow_rule]
+    allowed = (*(LOSSLESS[:1] if options.coupled_only else LOSSLESS), *named)
+    return tuple(dict.fromkeys(allowed))
+
+
 def run(options: argparse.Namespace) -> int:
     check_options(options)
     pin_to_core(options.core)
@@ -129,6 +157,7 @@ def check_options(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if not least <= value < float("inf"):
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be {least} or more")
+    allowed_rules(options)
     if options.deterministic and options.device == "cpu" and not options.threads:
         raise UserError(
             "--deterministic on a CPU needs --threads N: the bits depend on the number of threads, so a "
@@ -164,7 +193,8 @@ async def serve(
     from cloud_verifier.service import Server
     from cloud_verifier.worker import Worker
 
-    scheduler = VerifyScheduler(engine.info, config_from(options))
+    config = replace(config_from(options), rules=allowed_rules(options))
+    scheduler = VerifyScheduler(engine.info, config)
     sys.setswitchinterval(SWITCH_INTERVAL)
     worker = Worker(engine, scheduler if watch is None else watch.watched(scheduler))
     stop = asyncio.Event()
@@ -217,6 +247,9 @@ def _announce(options: argparse.Namespace, name: str, address: str) -> None:
     print(f"Serving {name} on {address}; stop with Ctrl-C.", flush=True)
     if options.deterministic:
         print("Texts are the same bit for bit, whoever else is served (docs/determinism.md).", flush=True)
+    lossy = [rule.title for rule in allowed_rules(options) if not rule.lossless]
+    if lossy:
+        print(f"Sessions may ask for lossy acceptance rules: {', '.join(lossy)}.", flush=True)
     if options.step_floor:
         print(
             f"Every step takes at least {options.step_floor * 1e3:g} ms, to stand for a larger target.",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cloud_verifier.core.admission import (
     ANYBODY,
     Caller,
+    check_acceptance,
     check_deadline,
     check_need,
     check_open,
@@ -102,6 +103,7 @@ class VerifyScheduler:
         self._forget_stream(key)
         try:
             check_open(request, self.info, self.draining)
+            check_acceptance(request.acceptance, self.config.rules)
             check_deadline(caller, now)
             session = self._admit(key, request, caller, now)
         except ForerunError as error:

@@ -14,6 +14,7 @@ from cloud_verifier.engine.choice import ChoiceRow, choose
 from cloud_verifier.engine.kv import KVStore
 from cloud_verifier.engine.near_tie import near_tie
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
+from cloud_verifier.engine.rules import decide_by_rules, has_rules
 from cloud_verifier.engine.torch_ref import TorchRefBackend
 
 if TYPE_CHECKING:
@@ -64,8 +65,9 @@ class TorchEngine:
             empty = tuple(np.zeros(0, np.int32) for _ in plan.items)
             return StepResult(empty, tuple(np.zeros(0, np.float32) for _ in plan.items))
         rows = [row for item in plan.items for row in choice_rows(item)]
-        choices, margins = choose(self._forward(step), rows)
-        return _by_item(plan, choices, margins)
+        logits = self._forward(step)
+        result = _by_item(plan, *choose(logits, rows))
+        return decide_by_rules(plan, logits, rows, result) if has_rules(plan) else result
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:

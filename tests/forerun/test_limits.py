@@ -15,6 +15,7 @@ from forerun.limits import LIMITS, SWITCHES, add_limits, config_from
 DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
 NOT_OPTIONS = {
     "min_credit": "below it an edge could hardly draft",
+    "rules": "a list, which --allow-rule makes",
     "live_node_budget": "bookkeeping; what is evaluated is bounded by rows",
 }
 
