@@ -54,6 +54,7 @@ class Plan:
     policy: str
     sampling: SamplingParams
     repeats: int
+    rounds: int  # texts of each session, one after the other
     least_texts: int  # at each number of sessions
     sequential: int  # texts of the sequential run at most
     draft_time: float = 0.0
@@ -73,7 +74,7 @@ class Plan:
         make_policy(self.policy)
         if not self.sessions or min(self.sessions) < 1:
             raise UserError(f"--sessions is {self.sessions}; numbers from 1 were expected")
-        for name in ("repeats", "least_texts", "sequential", "client_processes", "threads"):
+        for name in ("repeats", "rounds", "least_texts", "sequential", "client_processes", "threads"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.sampling.max_tokens < 2:
@@ -91,7 +92,7 @@ class Plan:
 
     @property
     def num_texts(self) -> int:
-        return max(self.most_sessions, self.least_texts)
+        return max(self.rounds * self.most_sessions, self.least_texts)
 
     @property
     def records(self) -> bool:
@@ -192,7 +193,10 @@ def loads(plan: Plan, texts: Sequence[Text]) -> list[tuple[dict[str, Any], Load]
             for rate in plan.rates
         ]
     return [
-        ({"sessions": clients}, Load(tuple(texts[: max(clients, plan.least_texts)]), clients, plan.sampling))
+        (
+            {"sessions": clients},
+            Load(tuple(texts[: max(plan.rounds * clients, plan.least_texts)]), clients, plan.sampling),
+        )
         for clients in plan.sessions
     ]
 

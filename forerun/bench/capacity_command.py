@@ -84,10 +84,10 @@ def _add_who(parser: argparse.ArgumentParser) -> None:
     option(
         "--draft-ms",
         type=ms,
-        default=0.0,
+        default=5.0 / 1e3,
         metavar="MS",
         help="what a draft step takes on a device; of oracle and recorded drafts, which cost no processor "
-        "(0)",
+        "here (5)",
     )
     option(
         "--rivals",
@@ -116,6 +116,7 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument_group("the texts").add_argument
     option("--prompts", type=Path, metavar="FILE", help="a JSON list of texts, or JSON lines (bundled)")
     option("--max-tokens", type=int, default=64, metavar="N", help="of each text (%(default)s)")
+    option("--rounds", type=int, default=2, metavar="N", help="texts of each session (%(default)s)")
     option("--texts", type=int, default=8, metavar="N", help="at each point, at least (%(default)s)")
     option("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (%(default)s)")
     option("--seed", type=int, default=1, help="of sampling, oracles and arrivals (%(default)s)")
@@ -214,6 +215,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         policy=options.policy,
         sampling=sampling,
         repeats=options.repeats,
+        rounds=options.rounds,
         least_texts=options.texts,
         sequential=options.sequential,
         draft_time=options.draft_ms,

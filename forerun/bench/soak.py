@@ -77,7 +77,8 @@ class SoakPlan:
         """How the texts are written that all others are held against."""
         return Plan(
             target=self.target, draft="", sessions=(1,), drafts=(), rivals=(), rival_sessions=(),
-            policy="off", sampling=self.sampling, repeats=1, least_texts=self.num_texts, sequential=1,
+            policy="off", sampling=self.sampling, repeats=1, rounds=1, least_texts=self.num_texts,
+            sequential=1,
         )  # fmt: skip
 
     def stage(self, prompts: Sequence[Sequence[int]]) -> StageSettings:

@@ -9,7 +9,10 @@ from typing import Any, Self
 from common.errors import UserError
 
 SHORTEST = 16
-"""Tokens of a prompt at least."""
+"""Tokens of a prompt at least, where it is cut."""
+
+LONGEST_CUT = 7
+"""Tokens, at most, that one prompt lacks of the one it was cut from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +45,14 @@ def prompts_of(tokens: Sequence[Sequence[int]], count: int) -> list[tuple[int, .
     No two begin alike, else a verifier that keeps prefixes would read most of them once: what that is worth
     is another question. Raises `UserError` if the prompts are too short for so many.
     """
-    step = 7  # tokens; odd, so that lines of code are cut anywhere
-    found: list[tuple[int, ...]] = []
-    for place in range(count):
-        prompt, dropped = tokens[place % len(tokens)], step * (place // len(tokens))
-        if len(prompt) - dropped < min(SHORTEST, len(prompt)):
-            raise UserError(
-                f"{len(tokens)} prompts of some {len(prompt)} tokens do not make {count} different ones; "
-                "give more with --prompts, or ask for fewer sessions"
-            )
-        found.append(tuple(prompt[dropped:]))
-    return found
+    shortest, cuts = min(map(len, tokens)), -(-count // len(tokens)) - 1
+    step = min(LONGEST_CUT, (shortest - SHORTEST) // cuts) if cuts else 0
+    if cuts and step < 1:
+        raise UserError(
+            f"{len(tokens)} prompts of {shortest} tokens or more do not make {count} different ones; give "
+            "more with --prompts, or ask for fewer sessions"
+        )
+    return [tuple(tokens[place % len(tokens)][step * (place // len(tokens)) :]) for place in range(count)]
 
 
 def first_difference(written: Sequence[int], reference: Sequence[int]) -> int | None:

@@ -17,6 +17,13 @@ def test_no_two_prompts_begin_alike() -> None:
     assert len({prompt[:8] for prompt in prompts}) == 20
     assert prompts[0] == tuple(range(60))
     assert prompts[4] == tuple(range(7, 60))
+    assert min(map(len, prompts)) == 60 - 4 * 7
+
+
+def test_many_prompts_are_cut_finer() -> None:
+    prompts = prompts_of([list(range(100 * place, 100 * place + 60)) for place in range(4)], 80)
+    assert len({prompt[:8] for prompt in prompts}) == 80
+    assert min(map(len, prompts)) >= 16
 
 
 def test_prompts_too_short_for_so_many_are_refused() -> None:
