@@ -32,7 +32,7 @@ class Notes:
             self.unlike.append(path)
 
 
-class _Noting(TorchEngine):
+class Noting(TorchEngine):
     """Knows which token each slot holds, and so what each row's logits are a function of."""
 
     notes: Notes
@@ -50,15 +50,24 @@ class _Noting(TorchEngine):
         return logits
 
 
-class NotedExact(_Noting, ExactEngine):
+class NotedExact(Noting, ExactEngine):
     """The deterministic engine, noted."""
 
 
 def noted(
-    model: TargetModel, num_slots: int, notes: Notes, *, exact: bool = True, tile_rows: int = 32
-) -> TorchEngine:
+    model: TargetModel,
+    num_slots: int,
+    notes: Notes,
+    *,
+    exact: bool = True,
+    tile_rows: int = 32,
+    fingerprint: bytes = b"",
+) -> Noting:
     """An engine that adds to `notes`."""
-    engine = NotedExact(model, num_slots, tile_rows=tile_rows) if exact else _Noting(model, num_slots)
+    if exact:
+        engine: Noting = NotedExact(model, num_slots, tile_rows=tile_rows, fingerprint=fingerprint)
+    else:
+        engine = Noting(model, num_slots, fingerprint=fingerprint)
     engine.notes, engine.tokens = notes, {}
     return engine
 
