@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from cloud_verifier.core.effects import End
 from cloud_verifier.core.target import TargetInfo
+from cloud_verifier.rich_status import with_retry_info
 from cloud_verifier.worker import Outgoing, Worker
 from common.errors import (
     CapacityError,
@@ -31,23 +32,31 @@ from common.pb import verifier_pb2_grpc as pb_grpc
 from common.rpc.codec import decode_request, encode_response
 from common.rpc.describe import Description, TokenTable, encode_description
 from common.rpc.options import server_options
-from common.rpc.status import StatusDetail, to_status
+from common.rpc.status import Status, StatusDetail, to_status
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_US = 1_000_000
-"""What a refused edge is told to wait: about as long as one short text takes."""
+RETRY_AFTER = 1.0
+"""Seconds that an edge is told to wait where nobody knows better: about as long as one short text takes."""
+
+FLUSH_TIME = 2.0
+"""Seconds for the last messages of streams that have ended to get away."""
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
 
 class VerifierService(pb_grpc.VerifierServiceServicer):
-    """Session streams and `Describe` of one worker."""
+    """Session streams and `Describe` of one worker.
 
-    def __init__(self, worker: Worker, info: TargetInfo, table: TokenTable) -> None:
+    `tenant_key` names the metadata entry that says whose a call is: one that a proxy in front sets and takes
+    from nobody. Empty: all are one tenant.
+    """
+
+    def __init__(self, worker: Worker, info: TargetInfo, table: TokenTable, tenant_key: str = "") -> None:
         self._worker = worker
         self._info = info
         self._table = table
+        self._tenant_key = tenant_key
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         info = self._info
@@ -65,7 +74,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
     async def Session(
         self, requests: AsyncIterator[pb.SessionRequest], context: Any
     ) -> AsyncIterator[pb.SessionResponse]:
-        key, queue = self._worker.connect()
+        key, queue = self._worker.connect(self._tenant(context), context.time_remaining())
         reader = asyncio.create_task(self._read(key, requests, queue))
         try:
             while not isinstance(item := await queue.get(), End):
@@ -75,13 +84,22 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
             self._worker.disconnect(key)
         if item.error is not None:
             logger.info("x stream %d: %s", key, item.error)
-            await context.abort(*to_status(item.error, self._detail(item.error)))
+            await context.abort(*self._status(item.error))
 
-    def _detail(self, error: ForerunError) -> StatusDetail:
-        """What a program needs beside the sentence."""
-        retry = RETRY_AFTER_US if isinstance(error, CapacityError) else None
+    def _tenant(self, context: Any) -> str:
+        found = (
+            dict(context.invocation_metadata() or ()).get(self._tenant_key, "") if self._tenant_key else ""
+        )
+        return found if isinstance(found, str) else ""
+
+    def _status(self, error: ForerunError) -> Status:
+        """What a person is told, and what a program needs beside the sentence."""
         own = self._info.fingerprint if error.code is Code.FAILED_PRECONDITION else b""
-        return StatusDetail(retry_after_us=retry, server_fingerprint=own)
+        if not isinstance(error, CapacityError):
+            return to_status(error, StatusDetail(server_fingerprint=own))
+        retry_after = error.retry_after or RETRY_AFTER
+        detail = StatusDetail(retry_after_us=round(retry_after * 1e6), server_fingerprint=own)
+        return with_retry_info(to_status(error, detail), retry_after)
 
     async def _read(
         self, key: int, requests: AsyncIterator[pb.SessionRequest], queue: asyncio.Queue[Outgoing]
@@ -111,10 +129,13 @@ class Server:
     Raises `UserError` when the address cannot be listened on.
     """
 
-    def __init__(self, worker: Worker, info: TargetInfo, table: TokenTable, address: str) -> None:
+    def __init__(
+        self, worker: Worker, info: TargetInfo, table: TokenTable, address: str, tenant_key: str = ""
+    ) -> None:
         self._worker = worker
-        self._service = VerifierService(worker, info, table)
+        self._service = VerifierService(worker, info, table, tenant_key)
         self._address = address
+        self._flush_time: float | None = None  # when it stops; None cuts off whoever is there
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
         self._heartbeat: asyncio.Task[None] | None = None
@@ -141,7 +162,7 @@ class Server:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None, "entered before"
         assert self._heartbeat is not None, "entered before"
-        await self._server.stop(grace=None)
+        await self._server.stop(grace=self._flush_time)
         self._heartbeat.cancel()
         await asyncio.gather(self._heartbeat, return_exceptions=True)
 
@@ -155,11 +176,13 @@ class Server:
             await self._heartbeat
 
     async def drain(self, grace: float) -> None:
-        """Stop admitting, tell every session to go, and wait until they have or `grace` seconds are over."""
+        """Stop admitting, tell every session to go, and wait until they have. After `grace` seconds those
+        that are still here are ended with a status that says so. What was committed gets away first."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._worker.drain(grace)
+        self._flush_time = FLUSH_TIME
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._worker.wait_until_empty(), grace)
+            await asyncio.wait_for(self._worker.wait_until_gone(), grace + FLUSH_TIME)
 
     async def _set_health(self, status: int) -> None:
         for name in ("", SERVICE_NAME):

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from cloud_verifier.core.admission import ANYBODY, Caller
 from cloud_verifier.core.effects import End, Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, TargetEngine
-from common.errors import ForerunError, LocalError
+from common.errors import CapacityError, ForerunError, LocalError
 from common.messages import Close, Open, Propose, ServerMessage
 
 logger = logging.getLogger(__name__)
@@ -37,22 +38,34 @@ class Worker:
         self._empty = asyncio.Event()  # set while no session is open
         self._empty.set()
         self._queues: dict[int, asyncio.Queue[Outgoing]] = {}
+        self._callers: dict[int, Caller] = {}
+        self._gone = asyncio.Event()  # set while no stream is connected
+        self._gone.set()
         self._next_key = 1
+        self._checked_step = 0  # steps there had been when the slots were last counted
 
     # Streams ----------------------------------------------------------------------------------------------
 
-    def connect(self) -> tuple[int, asyncio.Queue[Outgoing]]:
-        """A key for a new stream, and the queue of what to send on it; it ends with an `End`."""
+    def connect(
+        self, tenant: str = "", time_left: float | None = None
+    ) -> tuple[int, asyncio.Queue[Outgoing]]:
+        """A key for a new stream of `tenant`, and the queue of what to send on it; it ends with an `End`.
+        After `time_left` seconds its caller waits no longer; None for never."""
+        now = self._clock()
         key, queue = self._next_key, asyncio.Queue[Outgoing]()
         self._next_key += 1
         self._queues[key] = queue
+        self._callers[key] = Caller(tenant, None if time_left is None else now + time_left)
+        self._gone.clear()
+        self.scheduler.on_connect(key, now)
+        self._wake.set()
         return key, queue
 
     def receive(self, key: int, message: Open | Propose | Close) -> None:
         now = self._clock()
         match message:
             case Open():
-                self.scheduler.on_open(key, message, now)
+                self.scheduler.on_open(key, message, now, self._callers.get(key, ANYBODY))
             case Propose():
                 self.scheduler.on_propose(key, message, now)
             case Close():
@@ -65,7 +78,9 @@ class Worker:
         self._apply()
 
     def disconnect(self, key: int) -> None:
-        del self._queues[key]
+        del self._queues[key], self._callers[key]
+        if not self._queues:
+            self._gone.set()
         self.scheduler.on_close(key, None, self._clock())
         self._apply()
 
@@ -78,6 +93,10 @@ class Worker:
         """Until no session is open."""
         await self._empty.wait()
 
+    async def wait_until_gone(self) -> None:
+        """Until no stream is connected: each has sent what it had to."""
+        await self._gone.wait()
+
     # The heartbeat ----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -88,6 +107,7 @@ class Worker:
                 self._check_timer()
                 plan = self.scheduler.next_step(self._clock())
                 if plan is None:
+                    self._deliver()
                     await self._rest()
                     continue
                 await self._step(loop, plan)
@@ -95,20 +115,26 @@ class Worker:
             self._executor.shutdown(wait=True)
 
     async def _step(self, loop: asyncio.AbstractEventLoop, plan: StepPlan) -> None:
+        """What the step before brought is sent while this one runs: nobody waits for the sending."""
+        evaluated = loop.run_in_executor(self._executor, self._engine.evaluate, plan)
+        _let_others_run()
+        self._deliver()
         try:
-            result = await loop.run_in_executor(self._executor, self._engine.evaluate, plan)
+            result = await evaluated
         except (
             Exception
         ) as error:  # an engine may raise anything; its step's sessions end, the service does not
             logger.exception("! a step of %d rows failed", plan.num_rows)
-            failure = LocalError(f"the target could not evaluate a step: {error}")
-            self.scheduler.on_step_failed(failure, self._clock())
+            self.scheduler.on_step_failed(_failure(error), self._clock())
         else:
             self.scheduler.on_step_done(result, self._clock())
-        self._apply()
 
     async def _rest(self) -> None:
-        """Until an input comes or the timer is due."""
+        """Until an input comes or the timer is due. Raises `LocalError` if a slot was lost: a verifier that
+        does not know whose KV is where must not go on."""
+        if self.scheduler.idle and self._checked_step != self.scheduler.counters.num_steps:
+            self._checked_step = self.scheduler.counters.num_steps
+            self.scheduler.check_integrity()
         timer = self.scheduler.next_timer_at
         timeout = None if timer is None else max(0.0, timer - self._clock())
         try:
@@ -124,12 +150,31 @@ class Worker:
             self._apply()
 
     def _apply(self) -> None:
+        """An input was taken: tell what came of it, and look whether a step can run now."""
+        self._deliver()
+        self._wake.set()
+
+    def _deliver(self) -> None:
         for effect in self.scheduler.effects():
             queue = self._queues.get(effect.session)
             if queue is not None:
                 queue.put_nowait(effect.message if isinstance(effect, Reply) else effect)
-        self._wake.set()
         if self.scheduler.sessions:
             self._empty.clear()
         else:
             self._empty.set()
+
+
+def _failure(error: Exception) -> ForerunError:
+    """What an engine raised, as those are told whose step it was."""
+    if isinstance(error, CapacityError):
+        return error
+    if isinstance(error, MemoryError):
+        return CapacityError("the target had no memory for a step; try later")
+    return LocalError(f"the target could not evaluate a step: {error}")
+
+
+def _let_others_run() -> None:
+    """Release Python's lock for a moment: the engine's thread, which was given a step, begins it now and not
+    when this thread is done with sending."""
+    time.sleep(0)

@@ -51,9 +51,13 @@ class PeerError(ForerunError):
 
 
 class CapacityError(ForerunError):
-    """No room now. Trying again later, or on another verifier, may work."""
+    """No room now. Trying again later, or on another verifier, may work; not before `retry_after` seconds."""
 
     default_code = Code.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, code: Code | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message, code)
+        self.retry_after = retry_after
 
 
 class UnavailableError(ForerunError):

@@ -5,11 +5,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
-from typing import Any
+import socket
+import sys
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, Protocol
 
+from cloud_verifier.engine.exact_tiles import TILE_ROWS
 from common.errors import UserError
+from forerun.limits import add_limits, config_from
 from forerun.options import add_core, ms, pin_to_core
+
+if TYPE_CHECKING:
+    from cloud_verifier.core.scheduler import VerifyScheduler
+    from cloud_verifier.core.target import TargetEngine
+    from cloud_verifier.worker import Worker
+    from common.rpc.describe import TokenTable
+
+SWITCH_INTERVAL = 0.0002
+"""Seconds after which Python's threads yield to one that waits (its default is 5 ms): an engine whose device
+is done waits so long for an event loop that is busy with messages, and so does each of its launches."""
 
 DESCRIPTION = """\
 Loads a causal language model (a local folder in Hugging Face format, or a hub id), checks that Forerun's
@@ -19,6 +35,18 @@ tells every session to go elsewhere, waits for at most --grace seconds and ends.
   forerun verify --model demo_models/target --listen 127.0.0.1:50051"""
 
 
+class Watch(Protocol):
+    """Somebody who measures a verifier from inside its process; `forerun bench` does."""
+
+    def watched(self, scheduler: VerifyScheduler) -> VerifyScheduler:
+        """What the worker gets in the scheduler's place."""
+        ...
+
+    def run(self, worker: Worker) -> Awaitable[None]:
+        """Beside the server; when it returns the verifier stops."""
+        ...
+
+
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "verify",
@@ -26,6 +54,12 @@ def add_parser(commands: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All that a verifier can be told."""
     option = parser.add_argument
     option(
         "--model",
@@ -42,24 +76,6 @@ def add_parser(commands: Any) -> None:
     option(
         "--slots", type=int, default=16384, metavar="N", help="tokens of KV over all sessions (%(default)s)"
     )
-    option("--max-sessions", type=int, default=64, metavar="N", help="sessions open at once (%(default)s)")
-    option(
-        "--max-nodes",
-        type=int,
-        default=16,
-        metavar="N",
-        help="nodes a session may have in one step (%(default)s)",
-    )
-    option(
-        "--max-slowdown",
-        type=float,
-        default=0.02,
-        metavar="SHARE",
-        help="of its rate that a session may lose by the drafts of others (%(default)s)",
-    )
-    option(
-        "--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens in one step (%(default)s)"
-    )
     option(
         "--step-floor",
         type=ms,
@@ -71,66 +87,107 @@ def add_parser(commands: Any) -> None:
         "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
     )
     option("--json", action="store_true", help="say that it listens as a line of JSON")
-    _add_recall(parser)
+    option(
+        "--tenant-header",
+        default="",
+        metavar="KEY",
+        help="metadata entry that says whose a call is; only behind a proxy that sets it for every client",
+    )
+    add_limits(parser)
+    _add_exact(parser)
     add_core(parser)
-    parser.set_defaults(run=run)
 
 
-def _add_recall(parser: argparse.ArgumentParser) -> None:
+def _add_exact(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option(
-        "--recall",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="guess what a text repeats of itself and evaluate that, too (%(default)s)",
+        "--deterministic",
+        action="store_true",
+        help="compute every text bit for bit alike, whoever else is served; slower (docs/determinism.md)",
     )
     option(
-        "--shared-ngrams",
+        "--tile-rows",
         type=int,
-        default=0,
+        default=TILE_ROWS,
         metavar="N",
-        help="guess also from a table of N entries of all sessions' texts; only among users who may know of "
-        "each other's texts: the pace tells (%(default)s)",
+        help="rows of every forward under --deterministic; another number, other bits (%(default)s)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    _check_options(options)
+    check_options(options)
     pin_to_core(options.core)
-    engine, table = _load(options)  # before the event loop, so that Ctrl-C works meanwhile
-    asyncio.run(_serve(options, engine, table))
+    engine, table = load(options)  # before the event loop, so that Ctrl-C works meanwhile
+    asyncio.run(serve(options, engine, table))
     return 0
 
 
-def _check_options(options: argparse.Namespace) -> None:
+def check_options(options: argparse.Namespace) -> None:
     """Before seconds are spent on loading."""
-    for name, least in (("threads", 0), ("slots", 1), ("step_floor", 0), ("grace", 0)):
+    config_from(options)
+    for name, least in (("threads", 0), ("slots", 1), ("tile_rows", 1), ("step_floor", 0), ("grace", 0)):
         value = getattr(options, name)
         if not least <= value < float("inf"):
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be {least} or more")
+    if options.deterministic and options.device == "cpu" and not options.threads:
+        raise UserError(
+            "--deterministic on a CPU needs --threads N: the bits depend on the number of threads, so a "
+            "verifier on a machine with more cores would write other texts"
+        )
     host, colon, port = options.listen.rpartition(":")
     if not (host and colon and port.isdigit() and int(port) < 2**16):
         raise UserError(f"--listen is {options.listen!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
+    _check_free(host.strip("[]"), int(port))
 
 
-async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | None, ...]) -> None:
+def _check_free(host: str, port: int) -> None:
+    """Whether it can be listened on. It may be taken meanwhile; the server will then say so again."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --listen HOST:PORT"
+        ) from error
+
+
+async def serve(
+    options: argparse.Namespace, engine: TargetEngine, table: TokenTable, watch: Watch | None = None
+) -> None:
+    """Until it is told to stop, or `watch` has seen enough. Raises `UserError` for an address or a limit."""
     # Imported here: torch and transformers take seconds, and an edge has neither.
+    from cloud_verifier.core.scheduler import VerifyScheduler
     from cloud_verifier.service import Server
     from cloud_verifier.worker import Worker
 
-    worker = Worker(engine, _scheduler(engine.info, options))
+    scheduler = VerifyScheduler(engine.info, config_from(options))
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    worker = Worker(engine, scheduler if watch is None else watch.watched(scheduler))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    async with Server(worker, engine.info, table, options.listen) as server:
+    async with Server(worker, engine.info, table, options.listen, options.tenant_header) as server:
         host = options.listen.rpartition(":")[0]
         _announce(options, engine.info.name, f"{host}:{server.port}")
+        watching = None if watch is None else asyncio.ensure_future(watch.run(worker))
+        if watching is not None:
+            watching.add_done_callback(lambda _: stop.set())
         await server.run_until(stop)
         await server.drain(options.grace)
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
-def _load(options: argparse.Namespace) -> tuple[Any, tuple[bytes | None, ...]]:
+def load(options: argparse.Namespace) -> tuple[TargetEngine, TokenTable]:
+    """The engine that the options ask for, and its token table. Raises `UserError`."""
+    if options.deterministic:  # read when CUDA starts; without it cuBLAS may sum in another order each time
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         import torch
 
@@ -142,29 +199,24 @@ def _load(options: argparse.Namespace) -> tuple[Any, tuple[bytes | None, ...]]:
         torch.set_num_threads(options.threads)
     on_cpu = options.dtype == "auto" and options.device == "cpu"
     dtype = "float32" if on_cpu else options.dtype  # a CPU gains nothing from bfloat16 and loses exactness
-    engine, table = load_engine(options.model, options.slots, dtype=dtype, device=options.device)
-    return (FlooredEngine(engine, options.step_floor) if options.step_floor else engine), table
-
-
-def _scheduler(info: Any, options: argparse.Namespace) -> Any:
-    from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
-
-    config = SchedulerConfig(
-        max_sessions=options.max_sessions,
-        max_nodes_per_session=options.max_nodes,
-        max_slowdown=options.max_slowdown,
-        prefill_chunk=options.prefill_chunk,
-        recall=options.recall,
-        shared_ngrams=options.shared_ngrams,
+    engine, table = load_engine(
+        options.model,
+        options.slots,
+        dtype=dtype,
+        device=options.device,
+        exact_rows=options.tile_rows if options.deterministic else 0,
     )
-    return VerifyScheduler(info, config)
+    return (FlooredEngine(engine, options.step_floor) if options.step_floor else engine), table
 
 
 def _announce(options: argparse.Namespace, name: str, address: str) -> None:
     if options.json:
-        print(json.dumps({"listening": address, "model": name}), flush=True)
+        told = {"listening": address, "model": name, "deterministic": options.deterministic}
+        print(json.dumps(told), flush=True)
         return
     print(f"Serving {name} on {address}; stop with Ctrl-C.", flush=True)
+    if options.deterministic:
+        print("Texts are the same bit for bit, whoever else is served (docs/determinism.md).", flush=True)
     if options.step_floor:
         print(
             f"Every step takes at least {options.step_floor * 1e3:g} ms, to stand for a larger target.",

@@ -9,7 +9,8 @@ from itertools import zip_longest
 import numpy as np
 
 from cloud_verifier.core import effects as verifier_effects
-from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
+from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
 from common.errors import LocalError
 from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
@@ -196,13 +197,15 @@ class SimulatedVerifier:
         num_slots = sum(
             each.prompt_tokens + each.tokens + world.verifier.max_nodes_per_session for each in sessions
         )
-        info = TargetInfo("simulated", VOCAB_SIZE, 2**20, num_slots, (), FINGERPRINT)
+        one_read = world.verifier.max_rows  # a step reads a session's context once, whatever rows it has
+        info = TargetInfo("simulated", VOCAB_SIZE, 2**20, num_slots, (), FINGERPRINT, one_read)
         config = SchedulerConfig(
             max_sessions=len(sessions),
             max_rows=world.verifier.max_rows,
             max_nodes_per_session=world.verifier.max_nodes_per_session,
             max_slowdown=world.verifier.max_slowdown,
             recall=world.verifier.recall,
+            prefix_cache=False,  # all sessions have the same prompt, which is to be read by each
         )
         self.scheduler = VerifyScheduler(info, config)
         self._events = events

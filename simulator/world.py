@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from cloud_verifier.core.scheduler import SchedulerConfig
+from cloud_verifier.core.config import SchedulerConfig
 from common.errors import UserError
 from simulator.arrivals import Arrival, Arrivals
 from simulator.drafts import BetaDraft, Draft

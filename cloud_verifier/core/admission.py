@@ -1,12 +1,79 @@
-"""Whether a verifier can serve what an `Open` asks: every reason to refuse it that needs no other session."""
+"""Whether a verifier can serve what an `Open` asks, and has room for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.target import TargetInfo
-from common.errors import Code, PeerError, UnavailableError, UserError
+from cloud_verifier.core.tenants import Tenant
+from common.errors import CapacityError, Code, PeerError, UnavailableError, UserError
 from common.messages import Open
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as the driver knows it: never from what the edge says of itself."""
+
+    tenant: str = ""  # whose limits and whose cache; all that are not told apart are one
+    deadline_at: float | None = None  # seconds; nobody waits for an answer after this
+
+
+ANYBODY = Caller()
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """KV slots that a session asks for."""
+
+    most: int  # if it writes all that it may
+    promised: int  # at admission
+
+
+def check_deadline(caller: Caller, now: float) -> None:
+    """Raise `UnavailableError` if its caller waits no longer."""
+    if caller.deadline_at is not None and caller.deadline_at <= now:
+        raise UnavailableError("the call's deadline has passed", Code.DEADLINE_EXCEEDED)
+
+
+def need_of(request: Open, config: SchedulerConfig) -> Need:
+    """Its prompt, its text and the nodes of a step; of the text what it has and as much as is promised."""
+    written = len(request.prompt) + len(request.committed)
+    left = request.sampling.max_tokens - len(request.committed)
+    nodes = config.max_nodes_per_session
+    return Need(written + left + nodes, written + min(left, config.promised_text) + nodes)
+
+
+def check_need(need: Need, num_slots: int) -> None:
+    """Raise `UserError` if the session could not even end if it were alone."""
+    if need.most > num_slots:
+        raise UserError(
+            f"this session may need {need.most} KV slots and the verifier has {num_slots} in all; "
+            "shorten the prompt or ask for fewer max_tokens",
+            Code.OUT_OF_RANGE,
+        )
+
+
+def check_room(
+    need: Need, config: SchedulerConfig, num_slots: int, num_sessions: int, tenant: Tenant
+) -> None:
+    """Raise `CapacityError` if the verifier or the tenant has as many sessions as it may, or the tenant holds
+    as many slots."""
+    if num_sessions >= config.max_sessions:
+        raise CapacityError(f"all {config.max_sessions} sessions of this verifier are taken; try later")
+    share = config.max_tenant_share
+    if share == 1:
+        return
+    if tenant.num_sessions + 1 > max(1, int(share * config.max_sessions)):
+        raise CapacityError(
+            f"this tenant has {tenant.num_sessions} sessions here, as many as one may; try later"
+        )
+    if tenant.num_sessions and tenant.num_slots + need.promised > share * num_slots:
+        raise CapacityError(
+            f"this tenant holds {tenant.num_slots} KV slots here and may hold {int(share * num_slots)}; "
+            "try later"
+        )
 
 
 def check_open(request: Open, info: TargetInfo, draining: bool) -> None:

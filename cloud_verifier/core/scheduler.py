@@ -8,112 +8,111 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from cloud_verifier.core.admission import check_open
+from cloud_verifier.core.admission import (
+    ANYBODY,
+    Caller,
+    check_deadline,
+    check_need,
+    check_open,
+    check_room,
+    need_of,
+)
+from cloud_verifier.core.alarms import Alarms
+from cloud_verifier.core.batching import Batcher
+from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.core.cost import StepCost
+from cloud_verifier.core.credit import Credit
 from cloud_verifier.core.effects import Effect, End, Reply
+from cloud_verifier.core.margins import MarginCounter
+from cloud_verifier.core.memory import KvMemory
+from cloud_verifier.core.relief import Relief
+from cloud_verifier.core.report import Counters, StepReport, count
+from cloud_verifier.core.room import Room
 from cloud_verifier.core.session import Progress, VerifySession
 from cloud_verifier.core.sharing import Outcome, Sharing
-from cloud_verifier.core.slots import SlotPool
-from cloud_verifier.core.target import IntArray, StepPlan, StepResult, TargetInfo
-from common.errors import (
-    CapacityError,
-    Code,
-    ForerunError,
-    LocalError,
-    PeerError,
-    UnavailableError,
-    UserError,
-)
-from common.messages import (
-    INITIAL_CREDIT,
-    Close,
-    Commit,
-    Drain,
-    Finish,
-    FinishReason,
-    Open,
-    Opened,
-    Propose,
-)
+from cloud_verifier.core.target import FloatArray, IntArray, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.tenants import Tenants
+from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
+from common.estimators import IntervalEstimator
+from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose
 from common.recall import NgramTable, Recall
 
-MAY_BE_NOTHING = ("recall", "shared_ngrams")
-"""The settings of a verifier that are no limits."""
+DRAIN_KEY = -1  # of its alarm; sessions have keys above 0
+RETRY_AFTER = 1.0  # seconds, until it is known how often a session ends here
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits of one verifier. Each is checked in the constructor."""
+class _Running:
+    """The step that the engine has."""
 
-    max_sessions: int = 64  # open at once
-    max_rows: int = 256  # nodes (tips included) in one step, all sessions
-    max_nodes_per_session: int = 16  # of those, for one session; the likeliest 16 hold most of what is right
-    prefill_chunk: int = 256  # prompt tokens in one step, all sessions; bounds the step that others wait for
-    max_live_nodes: int = 128  # live nodes a session may ever hold here; more are dropped
-    min_credit: int = 8  # a session is always let propose this many
-    live_node_budget: int = 2048  # live nodes over all sessions; credit divides it
-    max_slowdown: float = 0.02  # share of its rate that a session may lose by drafts of others
-    idle_timeout: float = 300.0  # seconds after which a session that waits for a Propose ends
-    recall: bool = False  # guess what a text repeats of itself; not without fill, the classic scheme
-    # Keys of a table of all sessions' texts to guess from, too. 0 = none: by the pace of guessed tokens one
-    # user would learn what another has written.
-    shared_ngrams: int = 0
-
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            if name not in MAY_BE_NOTHING and not getattr(self, name) > 0:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be above 0")
-        if self.min_credit > self.max_live_nodes:
-            raise UserError(f"min_credit {self.min_credit} exceeds max_live_nodes {self.max_live_nodes}")
-        if self.shared_ngrams < 0 or (self.shared_ngrams and not self.recall):
-            raise UserError(f"shared_ngrams is {self.shared_ngrams}; it must be 0, or above 0 with recall")
-        if self.max_live_nodes < INITIAL_CREDIT:  # else nodes sent before `Opened` were dropped (rule 4)
-            raise UserError(f"max_live_nodes is {self.max_live_nodes}; it must be at least {INITIAL_CREDIT}")
+    sessions: dict[int, VerifySession]  # in the order of the plan's items
+    began_at: float
+    num_rows: int
+    num_reads: int
+    num_prefilled: int
 
 
 class VerifyScheduler:
     """Drives all sessions of one engine.
 
-    The driver calls `on_open`, `on_propose`, `on_close` as messages come; whenever the engine is free
-    `next_step` for a plan and, when it has run, `on_step_done` (or `on_step_failed`); `on_timer` when
-    `next_timer_at` has come; `drain` when the process should go. After each it carries out `effects()`.
-    Session keys are the caller's, one per stream, never used twice.
+    The driver calls `on_connect` when a stream begins, `on_open`, `on_propose`, `on_close` as messages come;
+    whenever the engine is free `next_step` for a plan and, when it has run, `on_step_done` (or
+    `on_step_failed`); `on_timer` when `next_timer_at` has come; `drain` when the process should go. After
+    each it carries out `effects()`. Session keys are the caller's, one per stream, above 0, never used twice.
     """
 
     def __init__(self, info: TargetInfo, config: SchedulerConfig | None = None) -> None:
         self.info = info
         self.config = config or SchedulerConfig()
-        self.pool = SlotPool(info.num_slots)
-        self.sharing = Sharing(self.config.max_slowdown)
+        self.memory = KvMemory(info.num_slots, self.config.prefix_cache)
+        self.tenants = Tenants()
+        self.room = Room(self.config, self.memory, self.tenants)
+        self.cost = StepCost()
+        self.sharing = Sharing(self.config.max_slowdown, self.cost, info.rows_per_read)
+        self.credit = Credit(self.config)
+        self.counters = Counters()
+        self.margins = MarginCounter(info.near_tie)
+        self.last_step: StepReport | None = None
         self.draining = False
         self.ngrams = NgramTable(self.config.shared_ngrams) if self.config.shared_ngrams else None
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
-        self.num_steps = 0
-        self.num_evaluated = 0  # nodes, tips included
+        self.rows = Relief(self.config.max_rows + self.config.prefill_chunk)
+        self._batcher = Batcher(self.config, self.rows, self.cost, info.rows_per_read, self.tenants)
         self._effects: list[Effect] = []
-        self._running: dict[int, VerifySession] | None = None  # in the order of the plan's items
-        self._step_began_at = 0.0
-        self._step_rows = 0
+        self._running: _Running | None = None
         self._suspects: deque[int] = deque()  # sessions of a failed step, to be tried one by one
         self._eos = frozenset(info.eos_token_ids)
+        self._alarms = Alarms()
+        self._unopened: dict[int, float] = {}  # streams without an Open, and since when
+        self._between_ends = IntervalEstimator(RETRY_AFTER)
+        self._last_end_at: float | None = None
 
     # Inputs -----------------------------------------------------------------------------------------------
 
-    def on_open(self, key: int, request: Open, now: float) -> None:
+    def on_connect(self, key: int, now: float) -> None:
+        """A stream has begun. It is ended if its `Open` does not come in time."""
+        self._unopened[key] = now
+        self._alarms.set(key, now + self.config.open_timeout)
+
+    def on_open(self, key: int, request: Open, now: float, caller: Caller = ANYBODY) -> None:
         """A stream's `Open`. Answers `Opened`, or ends the stream with the reason."""
         if key in self.sessions:
-            self._end(key, PeerError("a second Open came on this stream", Code.FAILED_PRECONDITION))
+            self._end(key, PeerError("a second Open came on this stream", Code.FAILED_PRECONDITION), now)
             return
+        self._forget_stream(key)
         try:
             check_open(request, self.info, self.draining)
-            session = self._admit(key, request, now)
+            check_deadline(caller, now)
+            session = self._admit(key, request, caller, now)
         except ForerunError as error:
+            count(self.counters.num_refused, error.code.value)
             self._effects.append(End(key, error))
             return
-        credit = session.credit_told = self._credit()
+        credit = session.credit_told = self.credit.of(session, len(self.sessions))
         self._effects.append(Reply(key, Opened(session.tree.tip_position, credit)))
         finish = session.finish_reason()
         if finish is not None:
-            self._finish(session, finish)
+            self._finish(session, finish, now)
 
     def on_propose(self, key: int, message: Propose, now: float) -> None:
         """Nodes from the edge. Ignored for a session that has ended, since they may have crossed its end."""
@@ -123,48 +122,57 @@ class VerifyScheduler:
         try:
             session.receive(message, now)
         except ForerunError as error:
-            self._end(key, error)
+            self._end(key, error, now)
+        else:
+            self.counters.num_proposed += len(message.tokens)
 
     def on_violation(self, key: int, error: ForerunError, now: float) -> None:
         """A message that breaks the protocol before it is one: its stream ends with the error, no other."""
         if key in self.sessions:
-            self._end(key, error)
+            self._end(key, error, now)
         else:
+            self._forget_stream(key)
             self._effects.append(End(key, error))
 
     def on_close(self, key: int, message: Close | None, now: float) -> None:
         """The edge said `Close`, or its stream is gone (None). Its slots are freed."""
+        self._forget_stream(key)
         session = self.sessions.get(key)
         if session is None:
             return
         if message is None:
-            self._drop(session)
+            count(self.counters.num_finished, "LOST")
+            self._drop(session, now)
         else:
-            self._finish(session, FinishReason.CANCELLED)
+            self._finish(session, FinishReason.CANCELLED, now)
 
     def next_step(self, now: float) -> StepPlan | None:
         """The next ragged batch, or None while a step runs or nothing is to do."""
         if self._running is not None:
             return None
-        ready = self._ready()
-        chunks = self._prefill_chunks(ready)
-        decoding = [session for session in ready if self._reaches_tip(session, chunks)][
-            : self.config.max_rows
-        ]
-        for session in decoding:
-            session.guess(self.config.max_nodes_per_session - 1)
-        limits = self.config.max_rows, self.config.max_nodes_per_session
-        nodes = self.sharing.pick(decoding, ready, *limits)
-        members = [session for session in ready if session.key in nodes or chunks.get(session.key)]
-        if not members:
+        self.room.readmit(now)
+        ready = self._ready(now)
+        batch = self._batcher.batch(ready)
+        if not batch.members:
             return None
-        items = [s.plan(chunks.get(s.key, 0), nodes.get(s.key, ()), self.pool) for s in members]
-        self._running = {session.key: session for session in members}
-        self._step_began_at = now
-        for session in members:
+        if self.config.recall:
+            for session in batch.decoding:
+                session.guess(self.config.max_nodes_per_session - 1)
+        max_rows = self.rows.left(self.config.max_rows, sum(batch.chunks.values()))
+        limits = max_rows, self.config.max_nodes_per_session
+        nodes, num_wanted = self.sharing.pick(batch.decoding, ready, *limits)
+        self.credit.note(num_wanted, sum(map(len, nodes.values())) - len(nodes))
+        items = [s.plan(batch.chunks.get(s.key, 0), nodes.get(s.key, ()), self.memory) for s in batch.members]
+        for session in batch.members:
             self.sessions.move_to_end(session.key)
         plan = StepPlan(tuple(items))
-        self._step_rows = plan.num_rows
+        self._running = _Running(
+            sessions={session.key: session for session in batch.members},
+            began_at=now,
+            num_rows=plan.num_rows,
+            num_reads=self._batcher.reads(plan),
+            num_prefilled=sum(batch.chunks.values()),
+        )
         return plan
 
     def on_step_done(self, result: StepResult, now: float) -> None:
@@ -172,37 +180,71 @@ class VerifyScheduler:
         if not self._answers_running(result):
             self.on_step_failed(LocalError("the engine's choices do not fit the step it was given"), now)
             return
-        outcomes = list[Outcome]()
-        for session, choices in zip(self._take_running(), result.choices, strict=True):
-            num_won = self._apply(session, choices, now)
-            outcomes.append(Outcome(session, max(0, len(choices) - 1), num_won))
-        self.sharing.step_time.sample(self._step_rows, now - self._step_began_at)
+        running = self._take_running()
+        before = self.counters.num_committed
+        queue_times = tuple(max(0.0, running.began_at - each.ready_at) for each in running.sessions.values())
+        outcomes = [
+            self._apply(session, choices, margins, running, now)
+            for session, choices, margins in zip(
+                running.sessions.values(), result.choices, result.margins, strict=True
+            )
+        ]
+        duration = now - running.began_at
+        predicted = self.cost.predict(running.num_rows, running.num_reads)
+        self.cost.sample(running.num_rows, running.num_reads, duration)
         self.sharing.settle(outcomes)
-        self.num_steps += 1
+        self.rows.on_success()
+        self.counters.num_steps += 1
+        self.counters.num_prefilled += running.num_prefilled
+        num_tips = sum(1 for choices in result.choices if len(choices))
+        self.last_step = StepReport(
+            began_at=running.began_at,
+            duration=duration,
+            queue_times=queue_times,
+            num_tips=num_tips,
+            num_drafts=running.num_rows - running.num_prefilled - num_tips,
+            num_prefilled=running.num_prefilled,
+            num_reads=running.num_reads,
+            num_committed=self.counters.num_committed - before,
+            predicted=predicted,
+        )
 
     def on_step_failed(self, error: ForerunError, now: float) -> None:
         """The engine could not run the step. A session that was alone in it ends with the error; several are
-        tried again one by one, so that one bad request ends only itself."""
+        tried again one by one, so that one bad request ends only itself. If memory was short, all are tried
+        again in smaller steps."""
         running = self._take_running()
-        for session in running:
-            session.abort_step(self.pool)
+        self.counters.num_failed_steps += 1
+        smaller = isinstance(error, CapacityError) and self.rows.on_failure(running.num_rows)
+        for session in running.sessions.values():
+            session.abort_step(self.memory)
             if session.ended:
-                session.abandon(self.pool)
-            elif len(running) == 1:
-                self._end(session.key, error)
+                self.room.leave(session, keep=False)
+            elif smaller:
+                continue
+            elif len(running.sessions) == 1:
+                self._end(session.key, error, now, keep=False)
             else:
                 self._suspects.append(session.key)
 
     def on_timer(self, now: float) -> None:
-        """End sessions that have waited for a Propose longer than the idle time."""
-        for session in list(self.sessions.values()):
-            if self._waits(session) and session.waits_since + self.config.idle_timeout <= now:
-                message = f"no Propose for {self.config.idle_timeout:.0f} s on a session without fill"
-                self._end(session.key, UnavailableError(message, Code.DEADLINE_EXCEEDED))
+        """End streams without an `Open`, sessions past their deadline or idle too long, and on draining
+        all."""
+        for key in self._alarms.due(now):
+            if key == DRAIN_KEY:
+                self._end_all(now)
+            elif key in self._unopened:
+                del self._unopened[key]
+                message = f"no Open came within {self.config.open_timeout:g} s"
+                self._effects.append(End(key, PeerError(message, Code.DEADLINE_EXCEEDED)))
+            elif key in self.sessions:
+                self._look_after(self.sessions[key], now)
 
     def drain(self, grace: float, now: float) -> None:
-        """Admit nobody any more and tell every session to reconnect elsewhere within `grace` seconds."""
+        """Admit nobody any more, tell every session to reconnect elsewhere within `grace` seconds, and end
+        those that are still here by then."""
         self.draining = True
+        self._alarms.set(DRAIN_KEY, now + grace)
         for key in self.sessions:
             self._effects.append(Reply(key, Drain(round(grace * 1e6))))
 
@@ -220,99 +262,110 @@ class VerifyScheduler:
 
     @property
     def next_timer_at(self) -> float | None:
-        """When `on_timer` is due, seconds; None for never."""
-        waiting = [s.waits_since for s in self.sessions.values() if self._waits(s)]
-        return min(waiting) + self.config.idle_timeout if waiting else None
+        """When `on_timer` is due, seconds; None for never. There may be nothing to do then."""
+        return self._alarms.next_at
 
     def check_integrity(self) -> None:
-        """Raise `LocalError` unless every slot is free or owned exactly once and every tree is whole."""
-        owned = [slot for s in self._owners() for slot in s.slots.view.tolist()]
-        owned += [slot for s in self._owners() if s.rows for slot in s.rows.slots.tolist()]
-        if len(set(owned)) != len(owned) or len(owned) + self.pool.num_free != self.pool.num_slots:
-            raise LocalError(f"{len(owned)} slots owned, {self.pool.num_free} free of {self.pool.num_slots}")
-        if sum(s.reserved for s in self._owners()) != self.pool.num_reserved:
-            raise LocalError(f"{self.pool.num_reserved} slots are reserved by nobody in particular")
+        """Raise `LocalError` unless every slot is free, cached or owned exactly once, every promise can be
+        kept and every tree is whole."""
+        running = list(self._running.sessions.values()) if self._running else []
+        owners = [*self.sessions.values(), *(each for each in running if each.key not in self.sessions)]
+        in_step = [slot for each in running if each.rows for slot in each.rows.slots]
+        self.memory.check_integrity([each.lease for each in owners], in_step)
         for session in self.sessions.values():
             session.tree.check_integrity()
 
     # Admission --------------------------------------------------------------------------------------------
 
-    def _admit(self, key: int, request: Open, now: float) -> VerifySession:
-        if len(self.sessions) >= self.config.max_sessions:
-            raise CapacityError(
-                f"all {self.config.max_sessions} sessions of this verifier are taken; try later"
-            )
-        stop_ids = request.sampling.ends(self._eos)
-        limit = self.config.max_live_nodes
-        recall = Recall(request.prompt, self.ngrams) if self.config.recall and request.fill else None
-        session = VerifySession(key, request, self.info.vocab_size, stop_ids, limit, now, recall)
-        need = session.max_length + self.config.max_nodes_per_session
-        if need > self.pool.num_slots:
-            raise UserError(
-                f"this session may need {need} KV slots and the verifier has {self.pool.num_slots} in all; "
-                "shorten the prompt or ask for fewer max_tokens",
-                Code.OUT_OF_RANGE,
-            )
-        self.pool.reserve(need)
-        session.reserved = need
+    def _admit(self, key: int, request: Open, caller: Caller, now: float) -> VerifySession:
+        need = need_of(request, self.config)
+        check_need(need, self.memory.num_slots)
+        tenant = self.tenants.get(caller.tenant)
+        try:
+            check_room(need, self.config, self.memory.num_slots, len(self.sessions), tenant)
+            if self.room.num_waiting:
+                raise CapacityError("sessions that are here wait for KV slots themselves; try later")
+            session = self._new_session(key, request, caller, now)
+            num_cached = self.room.admit(session)
+        except CapacityError as error:
+            error.retry_after = min(30.0, max(0.05, self._between_ends.smoothed))
+            raise
+        self.counters.num_opened += 1
+        self.counters.num_prompt_tokens += len(session.tree.committed)
+        self.counters.num_cached_tokens += num_cached
         self.sessions[key] = session
+        self._look_after(session, now)
         return session
 
-    def _credit(self) -> int:
-        share = self.config.live_node_budget // max(1, len(self.sessions))
-        return max(self.config.min_credit, min(self.config.max_live_nodes, share))
+    def _new_session(self, key: int, request: Open, caller: Caller, now: float) -> VerifySession:
+        stop_ids, limit = request.sampling.ends(self._eos), self.config.max_live_nodes
+        recall = Recall(request.prompt, self.ngrams) if self.config.recall and request.fill else None
+        session = VerifySession(
+            key, request, self.info.vocab_size, stop_ids, limit, now, recall, caller.tenant
+        )
+        session.deadline_at = caller.deadline_at
+        return session
 
     # The step ---------------------------------------------------------------------------------------------
 
-    def _ready(self) -> list[VerifySession]:
-        """Who could be in the next step. After a failed one its sessions run alone, to find who broke it."""
+    def _ready(self, now: float) -> list[VerifySession]:
+        """Who could be in the next step, and has slots for it. After a failed one its sessions run alone, to
+        find who broke it. For a caller that waits no longer nothing is evaluated."""
+        ready = [session for session in self.sessions.values() if session.ready_by(now)]
+        if self.room.secure(ready, self.sessions.values()):
+            ready = [session for session in ready if not session.preempted]
         while self._suspects:
             suspect = self.sessions.get(self._suspects.popleft())
-            if suspect is not None and suspect.ready:
+            if suspect in ready:
                 return [suspect]
-        return [session for session in self.sessions.values() if session.ready]
-
-    def _prefill_chunks(self, ready: list[VerifySession]) -> dict[int, int]:
-        """Prefill rows by session key, oldest session first, `prefill_chunk` in all."""
-        left, chunks = self.config.prefill_chunk, dict[int, int]()
-        prefilling = [session for session in ready if session.num_prefill]
-        for session in sorted(prefilling, key=lambda s: (s.opened_at, s.key)):
-            chunks[session.key] = min(left, session.num_prefill)
-            left -= chunks[session.key]
-        return chunks
-
-    @staticmethod
-    def _reaches_tip(session: VerifySession, chunks: dict[int, int]) -> bool:
-        return session.num_prefill == chunks.get(session.key, 0) and session.may_evaluate_tip
+        return ready
 
     def _answers_running(self, result: StepResult) -> bool:
-        sessions = list((self._running or {}).values())
+        sessions = self._running.sessions.values() if self._running else ()
         sizes = [len(session.rows.nodes) if session.rows else 0 for session in sessions]
-        return [len(choices) for choices in result.choices] == sizes
+        return list(map(len, result.choices)) == list(map(len, result.margins)) == sizes
 
-    def _apply(self, session: VerifySession, choices: IntArray, now: float) -> int:
-        """One session's part of the step that is done; how many tokens more than one it brought."""
+    def _apply(
+        self, session: VerifySession, choices: IntArray, margins: FloatArray, running: _Running, now: float
+    ) -> Outcome:
+        """One session's part of the step that is done."""
+        num_drafts = max(0, len(choices) - 1)
         if session.ended:
-            session.abort_step(self.pool)
-            session.abandon(self.pool)
-            return 0
-        queue_time = self._step_began_at - session.ready_at
-        progress = session.apply(choices, self.pool, now)
-        self.num_evaluated += len(choices)
-        if progress.tokens:
-            self._commit(session, progress, len(choices), queue_time, now)
-        return max(0, len(progress.tokens) - 1)
+            session.abort_step(self.memory)
+            self.room.leave(session)
+            return Outcome(session, num_drafts, 0)
+        assert session.rows is not None, "it is in the step"
+        num_rows, queue_time = len(session.rows.slots), running.began_at - session.ready_at
+        progress = session.apply(choices, self.memory, now)
+        self.margins.note(margins[progress.outputs], session.request.sampling.temperature)
+        num_tokens, counters = len(progress.tokens), self.counters
+        num_won = num_tokens - 1 if num_drafts and num_tokens else 0
+        counters.num_evaluated += len(choices)
+        counters.num_committed += num_tokens
+        if num_drafts:
+            counters.num_drafts += num_drafts
+            counters.count_won(num_won)
+        self.tenants.charge(session.tenant, num_rows, num_drafts - num_won)
+        if num_tokens:
+            self._commit(session, progress, len(choices), queue_time, running.began_at, now)
+        return Outcome(session, num_drafts, num_won)
 
-    def _take_running(self) -> list[VerifySession]:
+    def _take_running(self) -> _Running:
         if self._running is None:
             raise LocalError("a step was reported that had not begun")
-        running, self._running = list(self._running.values()), None
+        running, self._running = self._running, None
         return running
 
     def _commit(
-        self, session: VerifySession, progress: Progress, evaluated: int, queue_time: float, now: float
+        self,
+        session: VerifySession,
+        progress: Progress,
+        evaluated: int,
+        queue_time: float,
+        began_at: float,
+        now: float,
     ) -> None:
-        credit = self._credit()
+        credit = self.credit.of(session, len(self.sessions))
         told, session.credit_told = session.credit_told, credit
         echo = session.take_echo()
         hold = now - session.proposed_at if echo else 0.0
@@ -323,36 +376,69 @@ class VerifyScheduler:
             echo=echo,
             hold_us=round(hold * 1e6),
             queue_us=max(0, round(queue_time * 1e6)),
-            compute_us=round((now - self._step_began_at) * 1e6),
+            compute_us=round((now - began_at) * 1e6),
             credit=credit if credit != told else None,
             evaluated=evaluated,
         )
         self._effects.append(Reply(session.key, message))
         if progress.finish is not None:
-            self._finish(session, progress.finish)
+            self._finish(session, progress.finish, now)
 
     # Endings ----------------------------------------------------------------------------------------------
 
-    def _finish(self, session: VerifySession, reason: FinishReason) -> None:
+    def _finish(self, session: VerifySession, reason: FinishReason, now: float) -> None:
         self._effects.append(Reply(session.key, Finish(reason, session.tree.tip_position)))
         self._effects.append(End(session.key))
-        self._drop(session)
+        count(self.counters.num_finished, reason.name)
+        self._drop(session, now)
 
-    def _end(self, key: int, error: ForerunError) -> None:
+    def _end(self, key: int, error: ForerunError, now: float, keep: bool = True) -> None:
         self._effects.append(End(key, error))
-        self._drop(self.sessions[key])
+        count(self.counters.num_finished, error.code.value)
+        self._drop(self.sessions[key], now, keep)
 
-    def _drop(self, session: VerifySession) -> None:
+    def _end_all(self, now: float) -> None:
+        """The time to leave is over: whoever is here is cut off, and goes on elsewhere."""
+        for key in [*self._unopened, *self.sessions]:
+            error = UnavailableError("this verifier has drained; reconnect to another one")
+            if key in self.sessions:
+                self._end(key, error, now)
+            else:
+                self._forget_stream(key)
+                self._effects.append(End(key, error))
+
+    def _drop(self, session: VerifySession, now: float, keep: bool = True) -> None:
         """Forget the session now; its slots wait for the running step, if it is in it."""
         del self.sessions[session.key]
+        self._alarms.set(session.key, None)
         session.ended = True
+        if self._last_end_at is not None:
+            self._between_ends.sample(now - self._last_end_at)
+        self._last_end_at = now
         if session.rows is None:
-            session.abandon(self.pool)
+            self.room.leave(session, keep)
 
-    def _waits(self, session: VerifySession) -> bool:
-        return not session.may_evaluate_tip and session.num_prefill == 0 and session.rows is None
+    # Time -------------------------------------------------------------------------------------------------
 
-    def _owners(self) -> list[VerifySession]:
-        """Sessions that own slots: the open ones and those that ended within the running step."""
-        running = list((self._running or {}).values())
-        return list(self.sessions.values()) + [s for s in running if s.key not in self.sessions]
+    def _look_after(self, session: VerifySession, now: float) -> None:
+        """End it if its time is over, else look again when that could be."""
+        if session.deadline_at is not None and session.deadline_at <= now:
+            message = "the call's deadline has passed"
+            self._end(session.key, UnavailableError(message, Code.DEADLINE_EXCEEDED), now)
+            return
+        idle_at = None if session.request.fill else self._idle_at(session, now)
+        if idle_at is not None and idle_at <= now:
+            message = f"no Propose for {self.config.idle_timeout:.0f} s on a session without fill"
+            self._end(session.key, UnavailableError(message, Code.DEADLINE_EXCEEDED), now)
+            return
+        times = [at for at in (session.deadline_at, idle_at) if at is not None]
+        self._alarms.set(session.key, min(times, default=None))
+
+    def _idle_at(self, session: VerifySession, now: float) -> float:
+        """When it will have waited too long for a Propose, should none come."""
+        waits = not session.may_evaluate_tip and session.num_prefill == 0 and session.rows is None
+        return (session.waits_since if waits else now) + self.config.idle_timeout
+
+    def _forget_stream(self, key: int) -> None:
+        if self._unopened.pop(key, None) is not None:
+            self._alarms.set(key, None)

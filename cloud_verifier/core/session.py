@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cloud_verifier.core.slots import SlotList, SlotPool
+from cloud_verifier.core.memory import KvMemory, Lease
 from cloud_verifier.core.target import IntArray, StepItem
 from common.errors import Code, PeerError
 from common.estimators import RatioEstimator
@@ -20,13 +20,17 @@ MAX_PLACES = 4096
 makes late children of those nodes count as dead."""
 
 
+_FROM_NOTHING: IntArray = np.arange(64, dtype=np.int32)
+_FROM_NOTHING.flags.writeable = False
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """A session's part of the running step: `chunk` prefill rows, then the nodes (tip first, if any)."""
 
     chunk: int
     nodes: tuple[Node, ...]
-    slots: IntArray
+    slots: list[int]
     bare: bool  # an empty Propose had allowed its tip
 
 
@@ -37,6 +41,7 @@ class Progress:
     tokens: list[int] = field(default_factory=list)
     server_made: int = 0  # bit i: tokens[i] was not among the edge's nodes
     finish: FinishReason | None = None
+    outputs: list[int] = field(default_factory=list)  # of the step's, those whose choices are the tokens
 
 
 class VerifySession:
@@ -44,7 +49,7 @@ class VerifySession:
 
     Args: key, the scheduler's number for it; request, its `Open`, already checked; vocab_size; stop_ids,
     the tokens that end it; max_live, nodes of the edge it may hold; now, seconds; recall, which guesses what
-    comes after the prompt, or None.
+    comes after the prompt, or None; tenant, whose it is.
     """
 
     def __init__(
@@ -56,13 +61,18 @@ class VerifySession:
         max_live: int,
         now: float,
         recall: Recall | None = None,
+        tenant: str = "",
     ) -> None:
         self.key = key
         self.request = request
+        self.tenant = tenant
         self.prompt_length = len(request.prompt)
         self.max_length = self.prompt_length + request.sampling.max_tokens  # prompt and text, in tokens
         self.tree = SpeculationTree(request.prompt + request.committed)
-        self.slots = SlotList(self.max_length)
+        self.lease = Lease(tenant)  # of KV slots; empty until the scheduler gives it one
+        self.num_promised = 0  # slots, its own and shared ones
+        self.num_slots_at_most = 0  # that it may come to need
+        self.preempted = False  # its KV was dropped; it waits for room to be evaluated anew
         self.rows: Rows | None = None  # in the running step
         self.ended = False
         self.opened_at = now
@@ -73,7 +83,9 @@ class VerifySession:
         self._num_echoed = 0  # of them; the edge measures its RTT by the echo
         self.num_dropped = 0  # nodes above the hard limit
         self.credit_told: int | None = None
-        self.reserved = 0
+        self.deadline_at: float | None = None  # seconds; its caller waits no longer
+        self.lag = 0  # tokens that the edge had not seen when its newest Propose was sent
+        self.rows_taken = 0.0  # draft rows of its own in a step, smoothed
         self.balance = 1.0  # tokens won by drafts, less those lost by others'; see `Sharing`
         self.promised = 0.0  # draft rows of the running step that should be right, by what the edge says
         self.kept = RatioEstimator(prior=1.0, prior_weight=4.0)  # were right, of those that should be
@@ -97,12 +109,23 @@ class VerifySession:
     @property
     def num_prefill(self) -> int:
         """Committed positions before the tip that the target has not seen."""
-        return self.tree.tip_position - len(self.slots)
+        return self.tree.tip_position - len(self.lease.slots)
+
+    @property
+    def evaluated(self) -> list[int]:
+        """The committed tokens whose KV it has."""
+        return self.tree.committed[: len(self.lease.slots)]
 
     @property
     def ready(self) -> bool:
         """Whether a step has something to evaluate for it."""
-        return not self.ended and self.rows is None and (self.num_prefill > 0 or self.may_evaluate_tip)
+        if self.ended or self.preempted or self.rows is not None:
+            return False
+        return self.may_evaluate_tip or self.num_prefill > 0
+
+    def ready_by(self, now: float) -> bool:
+        """`ready`, and somebody still waits for it."""
+        return self.ready and (self.deadline_at is None or self.deadline_at > now)
 
     @property
     def waits_since(self) -> float:
@@ -123,6 +146,7 @@ class VerifySession:
         self.num_proposes += 1
         self.proposed_at = self.active_at = now
         self._forget_seen(message.seen_advance)
+        self.lag = self.tree.tip_position - self._seen
         deltas = message.parent_deltas or _chain_deltas(message)
         for token, byte, delta in zip(message.tokens, message.logprobs, deltas, strict=True):
             self._place(token, unpack_logprob(byte), delta, message.anchor)
@@ -144,61 +168,68 @@ class VerifySession:
         last = self.max_length - 1
         return [node for node in self.tree.speculative() if node.position < last]
 
-    def plan(self, chunk: int, nodes: Sequence[Node], pool: SlotPool) -> StepItem:
+    def plan(self, chunk: int, nodes: Sequence[Node], memory: KvMemory) -> StepItem:
         """Its item of the next step: `chunk` prefill rows, then `nodes` (empty, or the tip and below it,
         parents first)."""
-        start = len(self.slots)
-        slots = pool.take(chunk + len(nodes))
+        start = len(self.lease.slots)
+        slots = memory.take(self.lease, chunk + len(nodes))
         self.rows = Rows(chunk, tuple(nodes), slots, self._bare_step_granted)
         self._bare_step_granted = self._bare_step_granted and not nodes  # a prefill chunk leaves it
         row_of = {node.id: chunk + row for row, node in enumerate(nodes)}
-        parents = list(range(-1, chunk - 1))
-        parents += [chunk - 1 if i == 0 else row_of[_parent(node)] for i, node in enumerate(nodes)]
+        parents = list(range(-1, chunk - 1 + bool(nodes)))  # the tip follows the chunk
+        parents += [row_of[_parent(node)] for node in nodes[1:]]
         tokens = self.tree.committed[start : start + chunk] + [node.token for node in nodes]
         positions = list(range(start, start + chunk)) + [node.position for node in nodes]
+        rows = np.array((tokens, positions, parents, slots), dtype=np.int32)
         return StepItem(
             session=self.key,
-            prefix_slots=self.slots.view,
-            tokens=np.array(tokens, dtype=np.int32),
-            positions=np.array(positions, dtype=np.int32),
-            parents=np.array(parents, dtype=np.int32),
-            slots=slots,
-            outputs=np.arange(chunk, chunk + len(nodes), dtype=np.int32),
+            prefix_slots=self.lease.slots.view,
+            tokens=rows[0],
+            positions=rows[1],
+            parents=rows[2],
+            slots=rows[3],
+            outputs=_counting(chunk, len(nodes)),
             sampling=self.request.sampling,
             prompt=self._prompt,
             generated=self._generated(start) if self._prompt is not None else None,
         )
 
-    def apply(self, choices: IntArray, pool: SlotPool, now: float) -> Progress:
-        """The step is done: note the choices, walk, keep the committed slots and free the others."""
+    def apply(self, choices: IntArray, memory: KvMemory, now: float) -> Progress:
+        """The step is done: note the choices, walk, keep the committed slots and free the others. A prompt
+        that is read now is shared with those that come with the same."""
         rows = self._end_rows()
         for node, choice in zip(rows.nodes, choices.tolist(), strict=True):
             node.choice = choice
         progress = Progress()
         while self.tree.tip.choice is not None and progress.finish is None:
             self._commit_next(self.tree.tip.choice, progress)
-        slots = rows.slots.tolist()
-        kept, freed = slots[: rows.chunk], list[int]()
-        for node, slot in zip(rows.nodes, slots[rows.chunk :], strict=True):
+        on_path = [output for output, node in enumerate(rows.nodes) if node.committed]
+        progress.outputs = on_path[: len(progress.tokens)]  # the last one may be a tip that ends the text
+        kept, freed = rows.slots[: rows.chunk], list[int]()
+        for node, slot in zip(rows.nodes, rows.slots[rows.chunk :], strict=True):
             (kept if node.committed else freed).append(slot)
-        self.slots.extend(kept)
-        pool.give_back(freed)
+        memory.settle(self.lease, kept, freed)
+        if rows.chunk and rows.nodes:
+            memory.publish(self.lease, self.evaluated)
+        self.rows_taken += (max(0, len(rows.nodes) - 1) - self.rows_taken) / 8
         self.ready_at = now
         return progress
 
-    def abort_step(self, pool: SlotPool) -> None:
+    def abort_step(self, memory: KvMemory) -> None:
         """The step it is in brought nothing: free the slots of its rows, and let it try again."""
         rows = self._end_rows()
-        pool.give_back(rows.slots)
+        memory.settle(self.lease, (), rows.slots)
         self._bare_step_granted |= rows.bare
 
-    def abandon(self, pool: SlotPool) -> None:
-        """Free every slot; it is in no step any more."""
-        pool.give_back(self.slots.view)
-        pool.release_reservation(self.reserved)
-        self.slots = SlotList(0)
-        self.reserved = 0
+    def abandon(self, memory: KvMemory, keep: bool = True) -> None:
+        """Give up every slot; it is in no step any more. With `keep` the cache takes what is evaluated."""
+        memory.close(self.lease, self.evaluated, keep)
         self.ended = True
+
+    def preempt(self, memory: KvMemory) -> None:
+        """Give up every slot, to go on from its tokens when there is room again."""
+        memory.close(self.lease, self.evaluated)
+        self.preempted = True
 
     def take_echo(self) -> int:
         """The number of Propose messages so far, if one came since the last call; else 0."""
@@ -314,6 +345,13 @@ def _chain_deltas(message: Propose) -> tuple[int, ...]:
     """What the parent deltas would be if they had been sent: each node hangs below the one before it."""
     count = len(message.tokens)
     return (1,) * count if message.anchor is None else (0, *(1,) * (count - 1))[:count]
+
+
+def _counting(start: int, count: int) -> IntArray:
+    """int32 [count] from `start` on; of most steps, one that was made before."""
+    if not start and count < len(_FROM_NOTHING):
+        return _FROM_NOTHING[:count]
+    return np.arange(start, start + count, dtype=np.int32)
 
 
 def _parent(node: Node) -> int:

@@ -2,7 +2,8 @@
 
 A row makes the step longer for everybody in it. So it must be worth that to all of them together, and each of
 the others must have won more by drafts so far than other sessions' drafts have cost it. What an edge says of
-its nodes is believed as far as it has come true.
+its nodes is believed as far as it has come true. Where there is room for some rows only, tenants share it
+alike.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.session import VerifySession
-from common.estimators import StepTimeEstimator
 from common.tree import Node
 
-FIRST_ROW_TIME = 0.01  # seconds; a row counts as dear until steps of several widths have told what it costs
 DEAREST = 0.5
 """A row that is likelier right than wrong is taken if nobody is poor, whatever it is believed to cost: where
 none is taken nothing is learnt, and a few slow steps would be believed for ever."""
@@ -33,6 +33,23 @@ class Outcome(NamedTuple):
     num_won: int
 
 
+class Picked(NamedTuple):
+    """The nodes of a step, and how many draft rows it would have had if each session were alone."""
+
+    nodes: dict[int, list[Node]]  # by session key; the tip first
+    num_wanted: int
+
+
+class Offer(NamedTuple):
+    """A node that could be evaluated. The smaller in order comes first."""
+
+    dearness: float  # nats: what its row costs for what it may win
+    node_id: int
+    key: int
+    session: VerifySession
+    node: Node
+
+
 class Sharing:
     """Picks draft rows, and keeps every session's balance in tokens: won by drafts, less lost by others'.
 
@@ -41,82 +58,118 @@ class Sharing:
     nobody's first draft could be evaluated. So where a step without drafts takes s seconds, a session has by
     any time t at least (1 - max_slowdown) t / s - 1 tokens whatever the others draft, as far as the time
     that a row costs is known; the first steps teach it.
+
+    Args: max_slowdown; cost, of steps, which the caller teaches; rows_per_read, `TargetInfo`'s.
     """
 
-    def __init__(self, max_slowdown: float) -> None:
+    def __init__(self, max_slowdown: float, cost: StepCost | None = None, rows_per_read: int = 1) -> None:
         self.max_slowdown = max_slowdown
-        self.step_time = StepTimeEstimator(per_row=FIRST_ROW_TIME)  # by rows; the caller's to teach
+        self.cost = cost or StepCost()
+        self.rows_per_read = rows_per_read
 
     def pick(
         self, decoding: Sequence[VerifySession], ready: Sequence[VerifySession], max_rows: int, share: int
-    ) -> dict[int, list[Node]]:
-        """Nodes by session key: every tip of `decoding`, then draft nodes, the likeliest paths first.
+    ) -> Picked:
+        """Every tip of `decoding`, then draft nodes, the cheapest for what they promise first.
 
         `ready` are these and all others that wait for the step. `max_rows` bounds all nodes, `share` those of
         one session. A parent is at least as likely as its child and has a smaller id, so it comes first.
         """
-        picked = {session.key: [session.tree.tip] for session in decoding}
-        offers = [offer for session in decoding for offer in _offers(session)]
+        nodes = {session.key: [session.tree.tip] for session in decoding}
+        bare = self._bare(ready)
+        offers, num_wanted = list[Offer](), 0
         for session in decoding:
             session.promised = 0.0
+            if session.tree.num_speculative:
+                found, wanted = self._offers(session, bare, len(ready))
+                offers += found
+                num_wanted += min(wanted, share - 1)
         if not offers:
-            return picked
-        offers.sort(key=_order)
-        left = max_rows - len(picked)
-        payers = self._payers(ready)
-        most_unlikely = -self._least_worth(len(ready))
-        for unlikely, _, key, node in offers:
-            if left <= 0 or unlikely > most_unlikely:
-                break
-            if len(picked[key]) < share and payers.can_bear(key):
-                payers.take(key)
-                picked[key].append(node)
-                left -= 1
+            return Picked(nodes, num_wanted)
+        payers = _Payers({each.key: max(each.balance, 0.0) * bare for each in ready})
+        self._take(sorted(offers), nodes, payers, max_rows - len(nodes), share)
         for session in decoding:
-            session.promised = sum(math.exp(session.tree.worth(node)) for node in picked[session.key][1:])
-        return picked
+            taken = nodes[session.key]
+            if len(taken) > 1:
+                session.promised = sum(math.exp(session.tree.worth(node)) for node in taken[1:])
+        return Picked(nodes, num_wanted)
+
+    def _take(
+        self, offers: list[Offer], nodes: dict[int, list[Node]], payers: _Payers, left: int, share: int
+    ) -> None:
+        """Add to `nodes` what can be borne, `left` at most and `share` a session."""
+        for offer in _in_turns(offers, left):
+            taken, row_time = nodes[offer.key], self._row_time(offer.session)
+            if left <= 0:
+                break
+            if len(taken) < share and payers.can_bear(offer.key, row_time):
+                payers.take(offer.key, row_time)
+                taken.append(offer.node)
+                left -= 1
 
     def settle(self, outcomes: Sequence[Outcome]) -> None:
         """A step is over and brought its sessions these outcomes."""
-        total, tokens_per_row = sum(outcome.num_drafts for outcome in outcomes), self._row(len(outcomes))
-        for session, num_drafts, num_won in outcomes:
-            session.kept.add(num_won, session.promised)
-            lost = tokens_per_row * (total - num_drafts)
+        if not any(outcome.num_drafts for outcome in outcomes):
+            for session, _, _ in outcomes:
+                session.balance = min(MOST_SAVED, session.balance + self.max_slowdown)
+            return
+        times = [outcome.num_drafts * self._row_time(outcome.session) for outcome in outcomes]
+        total, bare = sum(times), self._bare([outcome.session for outcome in outcomes])
+        for (session, _, num_won), own in zip(outcomes, times, strict=True):
+            if session.promised or num_won:
+                session.kept.add(num_won, session.promised)
+            lost = (total - own) / bare if bare else 0.0
             session.balance = min(MOST_SAVED, session.balance + num_won + self.max_slowdown - lost)
 
-    def _row(self, num_sessions: int) -> float:
-        """Tokens that each of them could have in the time that a row costs: its share of a bare step."""
-        bare = self.step_time.predict(num_sessions)
-        return self.step_time.per_row / bare if bare else 0.0
+    def _bare(self, sessions: Sequence[VerifySession]) -> float:
+        """Seconds of a step of nothing but their tips."""
+        reads = sum(len(session.lease.slots) for session in sessions) if self.cost.per_read else 0
+        return self.cost.predict(len(sessions), reads)
 
-    def _least_worth(self, num_sessions: int) -> float:
-        """Log-probability (nats) below which a row costs all of them more time than it may save its own."""
-        cost = min(DEAREST, num_sessions * self._row(num_sessions))
-        return math.log(cost) if cost else -math.inf
+    def _row_time(self, session: VerifySession) -> float:
+        """Seconds by which one more row of it makes a step longer."""
+        return self.cost.more(1, len(session.lease.slots) / self.rows_per_read)
 
-    def _payers(self, sessions: Sequence[VerifySession]) -> _Payers:
-        tokens_per_row = self._row(len(sessions))
-        rows_per_token = 1.0 / tokens_per_row if tokens_per_row else math.inf
-        return _Payers({session.key: max(session.balance, 0.0) * rows_per_token for session in sessions})
+    def _offers(self, session: VerifySession, bare: float, num_sessions: int) -> tuple[list[Offer], int]:
+        """Its nodes that are worth their cost to all: as likely as it says itself, and as it was right so
+        far; and how many were worth it if it were alone. One without fill asks for all of them: what is left
+        out costs it a round trip, and not a step."""
+        nodes, key = session.step_nodes(), session.key
+        if not nodes:
+            return [], 0
+        if not session.request.fill:
+            return [Offer(0.0, node.id, key, session, node) for node in nodes], len(nodes)
+        doubt = -math.log(min(max(session.kept.ratio, LEAST_TRUST), 1.0))
+        row_time, worth = self._row_time(session), session.tree.worth
+        most_unlikely = _most_unlikely(num_sessions * row_time, bare)
+        alone = _most_unlikely(row_time, bare / num_sessions)
+        dear = math.log(row_time / self.cost.per_row) if self.cost.per_read and self.cost.per_row else 0.0
+        unlikely = [doubt - worth(node) for node in nodes]
+        offers = [
+            Offer(each + dear, node.id, key, session, node)
+            for node, each in zip(nodes, unlikely, strict=True)
+            if each <= most_unlikely
+        ]
+        return offers, sum(1 for each in unlikely if each <= alone)
 
 
 class _Payers:
-    """How many draft rows of others each session can still bear. Who cannot bear one more blocks them all,
-    but not its own."""
+    """How much time of drafts of others each session can still bear. Who cannot bear one more row blocks them
+    all, but not its own."""
 
     def __init__(self, bearable: dict[int, float]) -> None:
-        self._limits = bearable  # of the rows of all: bearable ones of others, and its own
-        self._num_taken = 0
+        self._limits = bearable  # seconds of the rows of all: bearable ones of others, and its own
+        self._taken = 0.0
         self._find_poorest()
 
-    def can_bear(self, key: int) -> bool:
+    def can_bear(self, key: int, row_time: float) -> bool:
         """Whether all but `key` can bear one more row of it. Once they cannot, they never can again."""
         limit = self._second_limit if key == self._poorest else self._least_limit
-        return self._num_taken + 1 <= limit
+        return self._taken + row_time <= limit
 
-    def take(self, key: int) -> None:
-        self._num_taken += 1
-        self._limits[key] += 1.0
+    def take(self, key: int, row_time: float) -> None:
+        self._taken += row_time
+        self._limits[key] += row_time
         if key in (self._poorest, self._second):
             self._find_poorest()
 
@@ -131,15 +184,22 @@ class _Payers:
                 self._second, self._second_limit = key, limit
 
 
-def _offers(session: VerifySession) -> list[tuple[float, int, int, Node]]:
-    """Its nodes by how unlikely their paths are, in nats: as it says itself, and as it was right so far. One
-    without fill asks for all of them: what is left out costs it a round trip, and not a step."""
-    if not session.request.fill:
-        return [(0.0, node.id, session.key, node) for node in session.step_nodes()]
-    doubt = -math.log(min(max(session.kept.ratio, LEAST_TRUST), 1.0))
-    worth = session.tree.worth
-    return [(doubt - worth(node), node.id, session.key, node) for node in session.step_nodes()]
+def _most_unlikely(cost: float, bare: float) -> float:
+    """Nats beyond which a row that costs all together `cost` seconds of `bare` may save its own too
+    little."""
+    share = min(DEAREST, cost / bare) if bare else 0.0
+    return -math.log(share) if share else math.inf
 
 
-def _order(offer: tuple[float, int, int, Node]) -> tuple[float, int, int]:
-    return offer[:3]
+def _in_turns(offers: Sequence[Offer], room: int) -> Sequence[Offer]:
+    """The offers in order; where there is room for some only, each tenant's first ones before anybody's
+    rest."""
+    tenants = {offer.session.tenant for offer in offers}
+    if len(offers) <= room or len(tenants) < 2:
+        return offers
+    share, counts = max(1, room // len(tenants)), dict.fromkeys(tenants, 0)
+    first, later = list[Offer](), list[Offer]()
+    for offer in offers:
+        counts[offer.session.tenant] += 1
+        (first if counts[offer.session.tenant] <= share else later).append(offer)
+    return first + later

@@ -1,4 +1,4 @@
-"""KV slots by number: who owns which, and nothing else. The engine holds the tensors."""
+"""KV slots by number: which are free, and which hold a session's positions. The engine holds the tensors."""
 
 from __future__ import annotations
 
@@ -7,39 +7,26 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloud_verifier.core.target import IntArray
-from common.errors import CapacityError, LocalError
+from common.errors import LocalError
 
 
 class SlotPool:
-    """Free slots 0..num_slots-1, handed out lowest-last-freed first, and reservations against them.
-
-    A session reserves its worst case at admission, so that `take` cannot fail later.
-    """
+    """Free slots 0..num_slots-1, handed out lowest-last-freed first. `KvMemory` says who may take them."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.num_reserved = 0
         self._free = list(range(num_slots - 1, -1, -1))
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
-    def reserve(self, count: int) -> None:
-        """Promise `count` slots. Raises `CapacityError` when they are not there."""
-        room = self.num_slots - self.num_reserved
-        if count > room:
-            raise CapacityError(
-                f"this session may need {count} KV slots and {room} of {self.num_slots} are unreserved; "
-                "ask for fewer max_tokens, try later, or use another verifier"
-            )
-        self.num_reserved += count
+    def free_slots(self) -> Sequence[int]:
+        """Those that nobody owns, in no order."""
+        return tuple(self._free)
 
-    def release_reservation(self, count: int) -> None:
-        self.num_reserved -= count
-
-    def take(self, count: int) -> IntArray:
-        """`count` slots as int32 [count]. Raises `LocalError` if reservations were not kept."""
+    def take(self, count: int) -> list[int]:
+        """`count` slots. Raises `LocalError` if there are not so many."""
         if count > len(self._free):
             raise LocalError(
                 f"{count} slots asked for and {len(self._free)} free: reservations were not kept"
@@ -47,19 +34,20 @@ class SlotPool:
         cut = len(self._free) - count
         taken = self._free[cut:]
         del self._free[cut:]
-        return np.array(taken[::-1], dtype=np.int32)
+        taken.reverse()
+        return taken
 
-    def give_back(self, slots: Sequence[int] | IntArray) -> None:
+    def give_back(self, slots: Sequence[int]) -> None:
         """Free slots that nothing refers to any more."""
-        self._free.extend(slots.tolist() if isinstance(slots, np.ndarray) else slots)
+        self._free.extend(slots)
 
 
 class SlotList:
     """The slots of one session's evaluated positions, as an int32 array that grows in place."""
 
     def __init__(self, capacity: int) -> None:
-        self._slots: IntArray = np.empty(max(capacity, 16), dtype=np.int32)
         self._length = 0
+        self._hold(np.empty(max(capacity, 16), dtype=np.int32))
 
     def __len__(self) -> int:
         return self._length
@@ -67,15 +55,25 @@ class SlotList:
     @property
     def view(self) -> IntArray:
         """int32 [C], read-only: later appends go behind it and never change it."""
-        view = self._slots[: self._length]
-        view.flags.writeable = False
-        return view
+        return self._shown[: self._length]
 
     def extend(self, slots: Sequence[int] | IntArray) -> None:
         end = self._length + len(slots)
         if end > len(self._slots):
             grown: IntArray = np.empty(max(end, 2 * len(self._slots)), dtype=np.int32)
             grown[: self._length] = self._slots[: self._length]
-            self._slots = grown
-        self._slots[self._length : end] = slots
+            self._hold(grown)
+        if len(slots) == 1:
+            self._slots[self._length] = slots[0]
+        else:
+            self._slots[self._length : end] = slots
         self._length = end
+
+    def replace(self, slots: IntArray) -> None:
+        """Other slots for the same positions, int32 [C]. Views handed out before keep the old ones."""
+        self._hold(np.concatenate((slots, self._slots[self._length :])))
+
+    def _hold(self, slots: IntArray) -> None:
+        self._slots = slots
+        self._shown = slots.view()
+        self._shown.flags.writeable = False

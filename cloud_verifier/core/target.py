@@ -73,6 +73,8 @@ class TargetInfo:
     num_slots: int  # KV slots in all
     eos_token_ids: tuple[int, ...]
     fingerprint: bytes  # of the token table, `common.vocabulary`
+    rows_per_read: int = 1  # rows of one session that share one reading of its context; 1 = none does
+    near_tie: float = 0.0  # logits; a choice with a smaller margin might be another after other rounding
 
 
 class TargetEngine(Protocol):

@@ -16,6 +16,7 @@ from cloud_verifier.engine.attention import AttentionBackend, StepContext, curre
 from cloud_verifier.engine.choice import ChoiceRow, choose
 from cloud_verifier.engine.counts import StepCounts
 from cloud_verifier.engine.kv import KVStore
+from cloud_verifier.engine.near_tie import near_tie
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
 from cloud_verifier.engine.torch_ref import TorchRefBackend
 from common.errors import CapacityError
@@ -61,6 +62,7 @@ class TorchEngine:
             num_slots=num_slots,
             eos_token_ids=model.eos_token_ids,
             fingerprint=fingerprint,
+            near_tie=near_tie(model.dtype),
         )
         self._limits = StepLimits(model.vocab_size, model.max_positions, num_slots)
         self.runner: StepRunner = RowByRow(self.forward)

@@ -44,8 +44,8 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
-    """Sessions computed in one call, padded to R rows and L keys."""
+class Group:
+    """Items computed in one call, padded to R rows and L keys."""
 
     size: int  # B
     num_rows: int  # R
@@ -64,7 +64,7 @@ class _Group:
 class _Layout:
     """The groups of a step under one window, and where each packed row is in their results."""
 
-    groups: tuple[_Group, ...]
+    groups: tuple[Group, ...]
     order: Tensor | None  # int64 [T]; None if the results are already in packed order
 
 
@@ -89,7 +89,7 @@ class TorchRefStep:
         kv_heads = kv.keys.shape[1]
         layout = self._layout(terms.window, heads // kv_heads, query.dtype)
         rows = query[0].transpose(0, 1)  # [T, Hq, D]
-        parts = [_attend_group(group, rows, kv, terms) for group in layout.groups]
+        parts = [attend_group(group, rows, kv, terms) for group in layout.groups]
         result = parts[0] if len(parts) == 1 else torch.cat(parts)
         if layout.order is not None:
             result = result.index_select(0, layout.order)
@@ -103,7 +103,7 @@ class TorchRefStep:
         return layout
 
 
-def _attend_group(group: _Group, rows: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:
+def attend_group(group: Group, rows: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:
     """Attention of one group. `rows` is [T, Hq, Dk]; returns [B * R, Hq, Dv].
 
     The G query heads of a KV head are laid out as more rows of it, so that keys are not repeated.
@@ -152,7 +152,7 @@ def _build_layout(
     in_place = len({(span.num_rows, span.num_keys) for span in spans}) == 1
     if in_place:
         return _Layout((_build_group(spans, window, share, dtype, device, packed_rows=None),), None)
-    groups: list[_Group] = []
+    groups: list[Group] = []
     packed: list[IndexArray] = []
     for members in partition(spans):
         packed.append(_padded_rows(members))
@@ -210,7 +210,7 @@ def _build_group(
     dtype: torch.dtype,
     device: torch.device,
     packed_rows: IndexArray | None,
-) -> _Group:
+) -> Group:
     num_rows = max(span.num_rows for span in spans)
     num_keys = max(span.num_keys for span in spans)
     keys = np.empty((len(spans), num_keys), dtype=np.int64)
@@ -218,7 +218,7 @@ def _build_group(
     for index, span in enumerate(spans):
         _fill_keys(keys[index], span)
         _fill_visible(visible[index], span, window)
-    return _Group(
+    return Group(
         size=len(spans),
         num_rows=num_rows,
         rows=None if packed_rows is None else _to_device(packed_rows, device),

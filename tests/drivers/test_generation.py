@@ -130,7 +130,7 @@ async def test_a_verifier_that_is_not_there_ends_in_a_sentence() -> None:
 
 
 async def test_a_full_verifier_says_so_and_takes_the_next_when_it_can() -> None:
-    from cloud_verifier.core.scheduler import SchedulerConfig
+    from cloud_verifier.core.config import SchedulerConfig
 
     async with running(SchedulerConfig(max_sessions=1), step_time=0.002) as system:
         first, second = await asyncio.gather(*(complete(system.address, LONG) for _ in range(2)))

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status as RichStatus
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.service import SERVICE_NAME
 from common.errors import LocalError
 from common.messages import ClientMessage, Close, Open, Propose
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.rpc.codec import encode_request
+from common.rpc.status import to_detail
 from common.sampling import SamplingParams
 from edge_client.channel import VerifierChannel
 from tests.drivers.tiny import EOS, TABLE, VOCABULARY, complete, running
@@ -172,3 +177,93 @@ async def test_health_says_not_serving_while_draining() -> None:
         async with grpc.aio.insecure_channel(system.address) as raw:
             health = await health_pb2_grpc.HealthStub(raw).Check(health_pb2.HealthCheckRequest())
     assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+# Limits -----------------------------------------------------------------------------------------------
+
+
+async def refused(address: str, **call: Any) -> grpc.aio.AioRpcError:
+    """How a stream with a good `Open` is refused."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stream = pb_grpc.VerifierServiceStub(channel).Session(**call)
+        await stream.write(encode_request(GOOD))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stream:
+                pass
+    return caught.value
+
+
+async def test_any_grpc_client_is_told_when_to_come_again() -> None:
+    config = SchedulerConfig(max_sessions=1)
+    async with (
+        running(config, step_time=0.01) as system,
+        grpc.aio.insecure_channel(system.address) as channel,
+    ):
+        first = pb_grpc.VerifierServiceStub(channel).Session()
+        await first.write(encode_request(GOOD))
+        await first.read()
+        error = await refused(system.address)
+        first.cancel()
+    assert error.code() is Status.RESOURCE_EXHAUSTED
+    metadata = dict(error.trailing_metadata())
+    rich, info = RichStatus.FromString(metadata["grpc-status-details-bin"]), RetryInfo()
+    assert (rich.code, rich.message) == (Status.RESOURCE_EXHAUSTED.value[0], error.details())
+    assert rich.details[0].Unpack(info)
+    assert info.retry_delay.ToMicroseconds() == to_detail(error).retry_after_us
+    assert info.retry_delay.ToMicroseconds() > 0
+
+
+async def test_tenants_are_told_apart_by_the_header_that_the_operator_named() -> None:
+    config = SchedulerConfig(max_sessions=2, max_tenant_share=0.5)
+    async with (
+        running(config, step_time=0.01, tenant_key="x-tenant") as system,
+        grpc.aio.insecure_channel(system.address) as channel,
+    ):
+        first = pb_grpc.VerifierServiceStub(channel).Session(metadata=(("x-tenant", "a"),))
+        await first.write(encode_request(GOOD))
+        await first.read()
+        error = await refused(system.address, metadata=(("x-tenant", "a"),))
+        run = await complete(system.address, SAMPLING)  # of nobody in particular
+        first.cancel()
+    assert "this tenant has 1 sessions here" in (error.details() or "")
+    assert len(run.session.text) == 50
+
+
+async def test_a_call_whose_deadline_passes_ends_and_frees_its_slots() -> None:
+    async with running(step_time=0.02) as system:
+        error = await refused(system.address, timeout=0.2)
+    assert error.code() is Status.DEADLINE_EXCEEDED
+
+
+async def test_a_stream_without_an_open_does_not_stand_for_ever() -> None:
+    async with (
+        running(SchedulerConfig(open_timeout=0.05)) as system,
+        grpc.aio.insecure_channel(system.address) as channel,
+    ):
+        call = pb_grpc.VerifierServiceStub(channel).Session()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    assert caught.value.code() is Status.DEADLINE_EXCEEDED
+    assert "no Open came within 0.05 s" in (caught.value.details() or "")
+
+
+async def test_a_session_that_stays_is_told_when_the_time_to_leave_is_over() -> None:
+    """With every token that was committed before: nothing is cut off on the way."""
+    async with (
+        running(step_time=0.01) as system,
+        grpc.aio.insecure_channel(system.address) as channel,
+    ):
+        call = pb_grpc.VerifierServiceStub(channel).Session()
+        await call.write(encode_request(GOOD))
+        await call.read()
+        draining = asyncio.create_task(system.server.drain(0.1))
+        responses = list[pb.SessionResponse]()
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while True:
+                responses.append(await call.read())
+        await draining
+        committed = system.worker.scheduler.counters.num_committed
+    assert any(response.HasField("drain") for response in responses)
+    assert sum(len(response.commit.tokens) for response in responses) == committed > 0
+    assert await call.code() is Status.UNAVAILABLE
+    assert "has drained" in await call.details()

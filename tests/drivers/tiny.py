@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
+from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
 from cloud_verifier.service import Server
 from cloud_verifier.worker import Worker
@@ -50,19 +51,23 @@ class System:
 
 
 @contextlib.asynccontextmanager
-async def running(config: SchedulerConfig | None = None, step_time: float = 0.0) -> AsyncIterator[System]:
+async def running(
+    config: SchedulerConfig | None = None, step_time: float = 0.0, tenant_key: str = ""
+) -> AsyncIterator[System]:
     """A verifier on a free port; after the block every slot must be free again."""
     info = TargetInfo("tiny", VOCAB, 512, 4096, EOS, VOCABULARY.fingerprint)
     engine = SlowTarget(info)
     engine.step_time = step_time
     worker = Worker(engine, VerifyScheduler(info, config))
-    async with Server(worker, info, TABLE, "127.0.0.1:0") as server:
+    async with Server(worker, info, TABLE, "127.0.0.1:0", tenant_key) as server:
         yield System(server, worker)
         await worker.wait_until_empty()
         while not worker.scheduler.idle:  # noqa: ASYNC110 - the last step may still run; nothing announces its end
             await asyncio.sleep(0.005)
     worker.scheduler.check_integrity()
-    assert worker.scheduler.pool.num_free == info.num_slots
+    memory = worker.scheduler.memory
+    assert memory.pool.num_free + memory.cache.num_slots == info.num_slots
+    assert (memory.num_reserved, memory.cache.num_locked) == (0, 0)
 
 
 def generation(

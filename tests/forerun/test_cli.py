@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,8 @@ def test_a_nonsense_setting_is_named(
         (["--threads", "-1"], "--threads is -1"),
         (["--slots", "0"], "--slots is 0"),
         (["--step-floor", "nan"], "--step-floor is nan"),
+        (["--tile-rows", "0"], "--tile-rows is 0"),
+        (["--deterministic"], "--deterministic on a CPU needs --threads N"),
         (["--listen", "50051"], "it must be HOST:PORT"),
         (["--listen", "localhost:none"], "it must be HOST:PORT"),
     ],
@@ -112,3 +115,12 @@ def test_a_terminal_gets_colours_unless_no_color_is_set(monkeypatch: pytest.Monk
     assert Painter(Terminal()).drafted("a") == "\x1b[32ma\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
     assert Painter(Terminal()).drafted("a") == "a"
+
+
+def test_an_address_in_use_is_told_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["verify", "--model", str(tmp_path), "--listen", f"127.0.0.1:{port}"]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err

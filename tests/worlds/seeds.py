@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from cloud_verifier.core.scheduler import SchedulerConfig
+from cloud_verifier.core.config import SchedulerConfig
 from common.sampling import SamplingParams
 from edge_client.core.policies import (
     AdaptivePolicy,
@@ -42,7 +42,15 @@ def spec_of(seed: int) -> WorldSpec:
     recall = draw.choice([False, True])
     ngrams = draw.choice([0, 0, 3, 300]) if recall else 0
     return WorldSpec(
-        config=SchedulerConfig(prefill_chunk=5, recall=recall, shared_ngrams=ngrams),
+        config=SchedulerConfig(
+            prefill_chunk=5,
+            recall=recall,
+            shared_ngrams=ngrams,
+            promised_text=draw.choice([512, 2, 8]),
+            prefix_cache=draw.random() < 0.8,
+            max_context=draw.choice([2**20, 60]),
+        ),
+        num_slots=draw.choice([4096, 160, 90]),  # the longest text needs 68: with few, sessions give way
         memory=draw.choice([1, 2, 3, 3]),
         ngrams=draw.choice([0, 5, 300]),
         edges=tuple(_edge(draw) for _ in range(draw.randint(1, 4))),
@@ -109,8 +117,10 @@ def check_laws(world: World) -> None:
         assert tuple(edge.emitted) == expected, "law 2: what was shown stays"
         assert not edge.preview, "law 2: a guess was shown beyond the text"
         assert not edge.device_only, "a server wrote the end, and the mode says that none is there"
-    assert world.scheduler.pool.num_free == world.spec.num_slots, "law 3: a slot leaked"
-    assert world.scheduler.pool.num_reserved == 0, "law 3: a reservation leaked"
+    memory = world.scheduler.memory
+    assert memory.pool.num_free + memory.cache.num_slots == world.spec.num_slots, "law 3: a slot leaked"
+    assert (memory.num_reserved, memory.cache.num_locked) == (0, 0), "law 3: a reservation leaked"
+    assert not len(world.scheduler.tenants), "law 3: a tenant was not forgotten"
 
 
 def check_seed(seed: int) -> str | None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_verifier.core.scheduler import SchedulerConfig
+from cloud_verifier.core.config import SchedulerConfig
 from common.messages import FinishReason
 from common.sampling import SamplingParams
 from tests.worlds.models import VOCAB, target_alone
@@ -102,6 +102,24 @@ def test_time_without_a_server_is_not_lost() -> None:
     assert writing < 0.5 * waiting
 
 
+def test_sessions_that_gave_way_write_the_same_text_later() -> None:
+    """Four texts of 100 tokens in slots for one and a half: the youngest are dropped and come again."""
+    sampling = SamplingParams(temperature=0.8, max_tokens=100, seed=9, ignore_eos=True)
+    edges = tuple(EdgeSpec((1, 2, 3, key), sampling, POLICIES["tree"]) for key in range(4))
+    world = run(WorldSpec(edges, num_slots=180, config=SchedulerConfig(promised_text=8)))
+    check_laws(world)
+    assert world.scheduler.room.num_preempted >= 4
+    assert world.scheduler.memory.cache.num_evicted > 100
+
+
+def test_a_text_that_is_resumed_is_not_read_again() -> None:
+    sampling = SamplingParams(max_tokens=200, ignore_eos=True)
+    spec = EdgeSpec((1, 2), sampling, POLICIES["tree"])
+    counters = run(WorldSpec((spec,), losses=5, seed=2)).scheduler.counters
+    assert counters.num_opened > 1
+    assert counters.num_prefilled <= counters.num_opened, "at most a prompt of two tokens, once each"
+
+
 def test_a_failed_step_ends_only_the_sessions_in_it() -> None:
     sampling = SamplingParams(max_tokens=30, ignore_eos=True)
     early = EdgeSpec((1, 2), sampling, POLICIES["tree"])
@@ -112,7 +130,8 @@ def test_a_failed_step_ends_only_the_sessions_in_it() -> None:
     assert first.end.error is not None
     assert second.end is not None
     assert second.end.reason is FinishReason.LENGTH
-    assert world.scheduler.pool.num_free == world.spec.num_slots
+    memory = world.scheduler.memory
+    assert memory.pool.num_free + memory.cache.num_slots == world.spec.num_slots
 
 
 def circling(policy: str, recall: bool = False, **world: object) -> World:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from cloud_verifier.core import effects as server_effects
-from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
+from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, TargetInfo
 from common.errors import ForerunError, LocalError, UnavailableError
 from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.effects import Effect, End, Reply
-from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
+from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
-from common.estimators import StepTimeEstimator
 from common.messages import Commit, Open, Propose, pack_logprob
 from common.sampling import SamplingParams
 
@@ -51,12 +51,17 @@ class Bench:
         idle: float = 300.0,
         recall: bool = False,
         shared_ngrams: int = 0,
-        **limits: int,
+        **limits: float,
     ) -> None:
         info = TargetInfo("counter", VOCAB, 100, num_slots, eos, PRINT)
-        config = SchedulerConfig(idle_timeout=idle, recall=recall, shared_ngrams=shared_ngrams, **limits)
+        config = SchedulerConfig(
+            idle_timeout=idle,
+            recall=recall,
+            shared_ngrams=shared_ngrams,
+            **limits,  # type: ignore[arg-type]  # as the fields are
+        )
         self.scheduler = VerifyScheduler(info, config)
-        self.scheduler.sharing.step_time = StepTimeEstimator()  # rows are known to be cheap
+        self.scheduler.cost.per_row = 0.00005  # rows are known to be cheap
 
     def open(self, key: int, request: Open | None = None, now: float = 0.0) -> list[Effect]:
         self.scheduler.on_open(key, request or ask(), now)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloud_verifier.core.admission import Caller
+from cloud_verifier.core.config import MAY_BE_NOTHING, SchedulerConfig
 from cloud_verifier.core.effects import Effect, End, Reply
-from cloud_verifier.core.scheduler import MAY_BE_NOTHING, SchedulerConfig
 from cloud_verifier.core.target import StepResult
 from common.errors import (
     CapacityError,
@@ -25,8 +26,9 @@ from tests.cloud_verifier.core.bench import Bench, ask, chain, commits, ends, ro
 
 
 def check_free(bench: Bench) -> None:
-    pool = bench.scheduler.pool
-    assert (pool.num_free, pool.num_reserved) == (pool.num_slots, 0)
+    memory = bench.scheduler.memory
+    assert memory.pool.num_free + memory.cache.num_slots == memory.num_slots
+    assert (memory.num_reserved, memory.cache.num_locked) == (0, 0)
     assert bench.scheduler.idle
 
 
@@ -87,12 +89,12 @@ def test_a_verifier_whose_sessions_are_taken_refuses_until_one_ends() -> None:
 def test_a_session_is_admitted_only_if_its_worst_case_has_slots() -> None:
     bench = Bench(num_slots=150, max_nodes_per_session=32)
     bench.open(1)  # 1 + 40 + 32
-    assert bench.scheduler.pool.num_reserved == 73
+    assert bench.scheduler.memory.num_reserved == 73
     bench.open(2)
     (end,) = ends(bench.open(3))
     assert isinstance(end.error, CapacityError)
     assert end.error.code is Code.RESOURCE_EXHAUSTED
-    assert bench.scheduler.pool.num_reserved == 146
+    assert bench.scheduler.memory.num_reserved == 146
     assert list(bench.scheduler.sessions) == [1, 2]
 
 
@@ -226,15 +228,15 @@ def test_nodes_left_out_of_a_step_are_in_the_next() -> None:
     assert commits(bench.end(plan))[0].tokens == (4, 5)
 
 
-def test_a_prefill_chunk_is_shared_oldest_first() -> None:
-    bench = Bench(prefill_chunk=5)
-    bench.open(2, ask((1, 2, 3, 4, 5)), now=0.0)
-    bench.open(1, ask((6, 7, 8, 9)), now=1.0)
+def test_the_oldest_prompt_has_half_of_a_prefill_chunk_and_short_ones_the_rest() -> None:
+    bench = Bench(prefill_chunk=6)
+    bench.open(3, ask((1,) * 9), now=0.0)
+    bench.open(2, ask((2,) * 8), now=1.0)
+    bench.open(1, ask((6, 7)), now=2.0)
     first = bench.begin()
-    assert rows(first) == {2: [1, 2, 3, 4, 5], 1: [6]}
-    assert [item.outputs.tolist() for item in first.items] == [[4], []]
-    assert [commit.tokens for commit in commits(bench.end(first))] == [(6,)]
-    assert rows(bench.begin()) == {2: [6], 1: [7, 8, 9]}
+    assert rows(first) == {3: [1, 1, 1], 2: [2, 2], 1: [6, 7]}
+    assert [commit.tokens for commit in commits(bench.end(first))] == [(8,)]
+    assert rows(bench.begin()) == {3: [1] * 3, 2: [2] * 3, 1: [8]}
 
 
 def test_a_prompt_that_fits_is_read_together_with_its_tip_and_its_drafts() -> None:
@@ -451,7 +453,7 @@ def test_a_session_that_ends_within_a_step_keeps_its_slots_until_it_is_over(
     bench.scheduler.on_close(1, goodbye, 0.0)
     bench.effects()
     assert bench.scheduler.sessions == {}
-    assert bench.scheduler.pool.num_free == 1000 - 4
+    assert bench.scheduler.memory.pool.num_free == 1000 - 4
     assert not bench.scheduler.idle
     if fails:
         bench.scheduler.on_step_failed(LocalError("x"), 0.0)
@@ -553,11 +555,14 @@ def test_a_propose_and_the_step_after_it_start_the_waiting_anew() -> None:
     bench = Bench(idle=5.0)
     bench.open(1, ask(fill=False), now=10.0)
     bench.propose(1, chain(2, anchor=0), now=11.0)
-    assert bench.scheduler.next_timer_at is None, "it is the verifier's turn"
     plan = bench.begin(30.0)
     bench.scheduler.on_timer(31.0)
     bench.end(plan, 32.0)
+    bench.scheduler.on_timer(36.9)
+    assert bench.effects() == []
     assert bench.scheduler.next_timer_at == 37.0
+    bench.scheduler.on_timer(37.0)
+    assert [end.session for end in ends(bench.effects())] == [1]
 
 
 def test_a_session_with_fill_waits_for_nobody() -> None:
@@ -590,7 +595,7 @@ def apply_input(bench: Bench, kind: str, key: int, token: int, place: int, now: 
         case "close" | "lost":
             scheduler.on_close(key, Close() if kind == "close" else None, now)
         case "timer":
-            scheduler.on_timer(now + 400.0 * (place == 0))
+            scheduler.on_timer(now)
     scheduler.check_integrity()
 
 
@@ -599,10 +604,12 @@ def test_no_inputs_leak_a_slot_or_stall_a_session(inputs: list[tuple[str, int, i
     bench = Bench(num_slots=200, prefill_chunk=2, max_rows=6, max_nodes_per_session=4)
     plan, keys = None, iter(range(1000))
     current = [next(keys) for _ in range(6)]  # a key is used for one stream only
-    for now, (kind, index, token, place) in enumerate(inputs):
+    now = 0.0
+    for kind, index, token, place in inputs:
+        now += 400.0 if kind == "timer" and place == 0 else 1.0
         if kind == "open" and current[index] not in bench.scheduler.sessions:
             current[index] = next(keys)
-        apply_input(bench, kind, current[index], token, place, float(now))
+        apply_input(bench, kind, current[index], token, place, now)
         if plan is not None and kind in ("step", "fail"):
             if kind == "step":
                 bench.end(plan, now)
@@ -612,12 +619,12 @@ def test_no_inputs_leak_a_slot_or_stall_a_session(inputs: list[tuple[str, int, i
         elif kind == "step":
             plan = bench.scheduler.next_step(now)
     if plan is not None:
-        bench.end(plan, len(inputs))
+        bench.end(plan, now)
     for _ in range(200):
         for key in bench.scheduler.sessions:
-            bench.propose(key, Propose())
+            bench.propose(key, Propose(), now)
         if bench.scheduler.sessions:
-            bench.step(len(inputs))
+            bench.step(now)
     check_free(bench)
 
 
@@ -638,8 +645,8 @@ def test_a_text_that_repeats_itself_is_committed_many_tokens_a_step_without_an_e
         bench.step()
     while alone.scheduler.sessions:
         alone.step()
-    assert alone.scheduler.num_steps == 40
-    assert bench.scheduler.num_steps < 12
+    assert alone.scheduler.counters.num_steps == 40
+    assert bench.scheduler.counters.num_steps < 12
 
 
 def test_a_guess_that_the_edge_proposes_too_is_the_edges() -> None:
@@ -740,3 +747,217 @@ def test_limits_that_contradict_each_other_are_refused() -> None:
 def test_what_an_edge_sends_before_it_is_told_its_credit_must_fit() -> None:
     with pytest.raises(UserError, match="max_live_nodes is 31; it must be at least 32"):
         SchedulerConfig(max_live_nodes=31)
+
+
+# Memory -----------------------------------------------------------------------------------------------
+
+
+def test_the_second_turn_of_a_chat_reads_only_what_is_new() -> None:
+    bench = Bench()
+    bench.open(1, ask((1, 2, 3, 4), max_tokens=5))
+    while bench.scheduler.sessions:
+        bench.step()
+    bench.open(2, ask((1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 1), max_tokens=5))
+    assert rows(bench.begin()) == {2: [9, 1, 1]}, "the last token that was written was not evaluated"
+    assert bench.scheduler.counters.num_cached_tokens == 8
+
+
+def test_a_prompt_that_is_known_whole_is_answered_in_the_first_step() -> None:
+    bench = Bench()
+    bench.open(1, ask((1, 2, 3)))
+    bench.step()
+    bench.open(2, ask((1, 2, 3)))
+    assert rows(bench.begin()) == {1: [4], 2: [3]}
+
+
+def test_another_tenant_reads_its_prompt_itself() -> None:
+    bench = Bench()
+    for key, tenant in enumerate("aab", start=1):
+        bench.scheduler.on_open(key, ask((1, 2, 3)), 0.0, Caller(tenant))
+        bench.effects()
+        bench.step()
+    assert bench.scheduler.counters.num_cached_tokens == 2
+
+
+def test_a_prompt_that_broke_the_engine_is_not_cached() -> None:
+    bench = Bench()
+    bench.open(1, ask((1, 2, 3)))
+    bench.begin()
+    bench.scheduler.on_step_failed(LocalError("not a number"), 0.0)
+    assert bench.scheduler.memory.cache.num_slots == 0
+    check_free(bench)
+
+
+# Tenants ----------------------------------------------------------------------------------------------
+
+
+def as_tenant(bench: Bench, key: int, tenant: str, request: Open | None = None) -> list[End]:
+    bench.scheduler.on_open(key, request or ask(), 0.0, Caller(tenant))
+    return ends(bench.effects())
+
+
+def test_a_tenant_has_no_more_sessions_than_its_share() -> None:
+    bench = Bench(max_sessions=4, max_tenant_share=0.5)
+    assert as_tenant(bench, 1, "a") == as_tenant(bench, 2, "a") == []
+    (end,) = as_tenant(bench, 3, "a")
+    assert isinstance(end.error, CapacityError)
+    assert "this tenant has 2 sessions here" in str(end.error)
+    assert as_tenant(bench, 4, "b") == []
+
+
+def test_a_tenant_holds_no_more_slots_than_its_share_but_one_session_in_any_case() -> None:
+    bench = Bench(num_slots=100, max_tenant_share=0.5, max_nodes_per_session=16)
+    assert as_tenant(bench, 1, "a") == []  # 57 slots
+    (end,) = as_tenant(bench, 2, "a", ask(max_tokens=1))
+    assert "holds 57 KV slots here and may hold 50" in str(end.error)
+
+
+def test_what_a_tenant_proposed_in_vain_is_charged_to_it() -> None:
+    bench = Bench()
+    as_tenant(bench, 1, "a")
+    as_tenant(bench, 2, "b")
+    bench.propose(1, chain(9, 9, 9, anchor=0, logprob=0.0))
+    bench.step()
+    tenants = bench.scheduler.tenants
+    assert (tenants.get("a").num_wasted, tenants.get("b").num_wasted) == (3, 0)
+    assert (tenants.get("a").service, tenants.get("b").service) == (4, 1)
+
+
+# Time -------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_without_an_open_is_ended() -> None:
+    bench = Bench()
+    bench.scheduler.on_connect(1, 5.0)
+    assert bench.scheduler.next_timer_at == 15.0
+    bench.scheduler.on_timer(15.0)
+    (end,) = ends(bench.effects())
+    assert isinstance(end.error, PeerError)
+    assert end.error.code is Code.DEADLINE_EXCEEDED
+
+
+def test_a_stream_that_opened_left_or_broke_a_rule_is_no_longer_awaited() -> None:
+    bench = Bench()
+    for key in (1, 2, 3):
+        bench.scheduler.on_connect(key, 0.0)
+    bench.open(1)
+    bench.scheduler.on_close(2, None, 1.0)
+    bench.scheduler.on_violation(3, PeerError("x"), 1.0)
+    bench.effects()
+    assert bench.scheduler.next_timer_at is None
+
+
+def test_nothing_is_evaluated_for_a_caller_that_waits_no_longer() -> None:
+    bench = Bench()
+    bench.scheduler.on_open(1, ask(), 0.0, Caller(deadline_at=5.0))
+    bench.open(2)
+    bench.effects()
+    assert rows(bench.begin(5.0)) == {2: [1]}
+    assert bench.scheduler.next_timer_at == 5.0
+    bench.scheduler.on_timer(5.0)
+    (end,) = ends(bench.effects())
+    assert (end.session, end.error.code if end.error else None) == (1, Code.DEADLINE_EXCEEDED)
+
+
+def test_a_call_whose_deadline_has_passed_is_not_admitted() -> None:
+    bench = Bench()
+    bench.scheduler.on_open(1, ask(), 5.0, Caller(deadline_at=5.0))
+    (end,) = ends(bench.effects())
+    assert end.error is not None
+    assert end.error.code is Code.DEADLINE_EXCEEDED
+    assert bench.scheduler.counters.num_refused == {"DEADLINE_EXCEEDED": 1}
+
+
+def test_after_its_grace_a_drained_verifier_ends_who_is_still_here() -> None:
+    bench = Bench()
+    bench.scheduler.on_connect(7, 0.0)
+    bench.open(1)
+    bench.scheduler.drain(2.0, 10.0)
+    bench.effects()
+    assert bench.scheduler.next_timer_at == 10.0, "a stream waits for its Open"
+    bench.scheduler.on_timer(12.0)
+    assert {end.session: type(end.error) for end in ends(bench.effects())} == {
+        7: PeerError,
+        1: UnavailableError,
+    }
+    check_free(bench)
+
+
+def test_who_is_refused_is_told_when_to_come_again() -> None:
+    """As often as a session ends here, one may begin."""
+    bench = Bench(max_sessions=1)
+    for key in range(1, 4):
+        bench.open(key, now=10.0 * key)
+        bench.scheduler.on_close(key, None, 10.0 * key + 4.0)
+    bench.open(4, now=40.0)
+    (end,) = ends(bench.open(5, now=41.0))
+    assert isinstance(end.error, CapacityError)
+    assert end.error.retry_after == 10.0
+
+
+# Reports ----------------------------------------------------------------------------------------------
+
+
+def test_a_step_tells_what_it_was() -> None:
+    bench = Bench()
+    bench.open(1, ask((1, 2)), now=1.0)
+    bench.open(2, ask((5,)), now=2.0)
+    bench.propose(2, chain(6, 9, anchor=0, logprob=0.0), now=2.0)
+    bench.end(bench.begin(3.0), 3.5)
+    report = bench.scheduler.last_step
+    assert report is not None
+    assert (report.began_at, report.duration, report.queue_times) == (3.0, 0.5, (2.0, 1.0))
+    assert (report.num_tips, report.num_drafts, report.num_prefilled, report.num_committed) == (2, 2, 1, 3)
+    counters = bench.scheduler.counters
+    assert (counters.num_evaluated, counters.num_committed, counters.num_drafts, counters.num_won) == (
+        4,
+        3,
+        2,
+        1,
+    )
+    assert counters.won_by_depth == [1]
+
+
+def test_refusals_and_ends_are_counted_by_reason() -> None:
+    bench = Bench()
+    bench.open(1, replace(ask(), model="other"))
+    bench.open(2)
+    bench.scheduler.on_close(2, Close(), 0.0)
+    bench.open(3)
+    bench.scheduler.on_close(3, None, 0.0)
+    bench.open(4)
+    bench.propose(4, chain(2))
+    assert bench.scheduler.counters.num_refused == {"NOT_FOUND": 1}
+    assert bench.scheduler.counters.num_finished == {"CANCELLED": 1, "LOST": 1, "INVALID_ARGUMENT": 1}
+
+
+# Memory of the engine ---------------------------------------------------------------------------------
+
+
+def test_a_step_without_memory_is_tried_again_in_smaller_ones_and_nobody_is_lost() -> None:
+    """An engine that has memory for three rows."""
+    bench = Bench()
+    for key in range(1, 7):
+        bench.open(key, ask((key, key + 1)))
+    sizes, now = list[int](), 0.0
+    while bench.scheduler.sessions:
+        plan, now = bench.begin(now), now + 1.0
+        sizes.append(plan.num_rows)
+        if plan.num_rows > 3:
+            bench.scheduler.on_step_failed(CapacityError("no memory"), now)
+            assert ends(bench.effects()) == []
+        else:
+            assert all(end.error is None for end in ends(bench.end(plan, now)))
+    assert sizes[:3] == [12, 6, 3]
+    assert bench.scheduler.counters.num_finished == {"LENGTH": 6}
+    check_free(bench)
+
+
+def test_a_row_that_never_fits_ends_its_session() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.begin()
+    bench.scheduler.on_step_failed(CapacityError("no memory"), 0.0)
+    (end,) = ends(bench.effects())
+    assert isinstance(end.error, CapacityError)
+    check_free(bench)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cloud_verifier.core import session as session_module
+from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.session import MAX_PLACES, VerifySession
-from cloud_verifier.core.slots import SlotPool
 from common.errors import Code, PeerError
 from common.messages import FinishReason, Open, Propose
 from tests.cloud_verifier.core.bench import VOCAB, ask, chain, count, siblings
@@ -17,15 +17,22 @@ def make(request: Open | None = None, stop: tuple[int, ...] = (), max_live: int 
     return VerifySession(5, request or ask(), VOCAB, frozenset(stop), max_live, now=0.0)
 
 
+def leased(session: VerifySession, num_slots: int = 50) -> tuple[VerifySession, KvMemory]:
+    """The session with all slots of a memory that caches nothing."""
+    memory = KvMemory(num_slots, caches=False)
+    session.lease = memory.open("", session.tree.committed[:-1], num_slots)
+    return session, memory
+
+
 def tokens(session: VerifySession) -> list[int]:
     return [node.token for node in session.tree.speculative()]
 
 
-def step(session: VerifySession, pool: SlotPool) -> list[int]:
+def step(session: VerifySession, memory: KvMemory) -> list[int]:
     """Evaluate all there is; the tokens committed."""
     nodes = [session.tree.tip, *session.step_nodes()] if session.may_evaluate_tip else []
-    item = session.plan(session.num_prefill, nodes, pool)
-    return session.apply(count(item), pool, now=1.0).tokens
+    item = session.plan(session.num_prefill, nodes, memory)
+    return session.apply(count(item), memory, now=1.0).tokens
 
 
 # Arriving nodes ---------------------------------------------------------------------------------------
@@ -54,18 +61,18 @@ def test_both_ids_of_a_duplicate_name_one_node() -> None:
 
 
 def test_a_late_chain_that_agrees_is_folded_and_goes_on_at_the_tip() -> None:
-    session, pool = make(), SlotPool(50)
+    session, memory = leased(make())
     for _ in range(2):
-        step(session, pool)
+        step(session, memory)
     session.receive(chain(2, 3, 4, 5, anchor=0), 0.0)
     assert session.tree.counts.folded == 2
     assert tokens(session) == [4, 5]
-    assert step(session, pool) == [4, 5, 6]
+    assert step(session, memory) == [4, 5, 6]
 
 
 def test_a_late_chain_that_disagrees_is_dead_and_fails_nothing() -> None:
-    session, pool = make(), SlotPool(50)
-    step(session, pool)
+    session, memory = leased(make())
+    step(session, memory)
     session.receive(chain(7, 8, anchor=0), 0.0)
     session.receive(chain(9), 0.0)
     assert tokens(session) == []
@@ -73,9 +80,9 @@ def test_a_late_chain_that_disagrees_is_dead_and_fails_nothing() -> None:
 
 
 def test_a_committed_node_is_named_by_delta_until_the_edge_has_seen_it() -> None:
-    session, pool = make(), SlotPool(50)
+    session, memory = leased(make())
     session.receive(chain(2, anchor=0), 0.0)
-    assert step(session, pool) == [2, 3]
+    assert step(session, memory) == [2, 3]
     session.receive(Propose((3, 4), bytes(2), (1, 1)), 0.0)  # crossed the commit
     assert tokens(session) == [4]
     session.receive(Propose((4,), b"\0", (2,), seen_advance=2), 0.0)  # names node 2, at the edge's own tip
@@ -85,9 +92,9 @@ def test_a_committed_node_is_named_by_delta_until_the_edge_has_seen_it() -> None
 
 
 def test_seen_advance_counts_before_the_nodes_of_its_message() -> None:
-    session, pool = make(), SlotPool(50)
+    session, memory = leased(make())
     session.receive(chain(2, anchor=0), 0.0)
-    step(session, pool)
+    step(session, memory)
     session.receive(Propose((3,), b"\0", (1,), seen_advance=1), 0.0)
     assert session.tree.counts.late == 1
 
@@ -109,13 +116,13 @@ def test_the_oldest_ids_are_forgotten_by_a_session_that_never_says_what_it_has_s
 
 
 def test_nodes_above_the_hard_limit_are_dropped_with_all_below_them() -> None:
-    session, pool = make(max_live=4), SlotPool(50)
+    session, memory = leased(make(max_live=4))
     session.receive(chain(2, 3, 4, 5, 6, 7, anchor=0), 0.0)
     assert (tokens(session), session.num_dropped) == ([2, 3, 4, 5], 2)
-    assert step(session, pool) == [2, 3, 4, 5, 6]
+    assert step(session, memory) == [2, 3, 4, 5, 6]
     session.receive(chain(8), 0.0)
     assert tokens(session) == [], "its parent was dropped"
-    assert step(session, pool) == [7], "the text is the same"
+    assert step(session, memory) == [7], "the text is the same"
 
 
 def test_dropped_nodes_keep_their_ids() -> None:
@@ -147,18 +154,18 @@ MALFORMED = {
 @pytest.mark.parametrize("case", MALFORMED)
 def test_what_no_honest_edge_sends_is_refused(case: str) -> None:
     message, code, words = MALFORMED[case]
-    session, pool = make(ask(max_tokens=4)), SlotPool(50)
-    step(session, pool)
+    session, memory = leased(make(ask(max_tokens=4)))
+    step(session, memory)
     with pytest.raises(PeerError, match=words) as caught:
         session.receive(message, 0.0)
     assert caught.value.code is code
 
 
 def test_the_last_position_asked_for_may_be_proposed_and_is_not_evaluated() -> None:
-    session, pool = make(ask(max_tokens=3)), SlotPool(50)
+    session, memory = leased(make(ask(max_tokens=3)))
     session.receive(chain(2, 3, 4, anchor=0), 0.0)
     assert [node.token for node in session.step_nodes()] == [2, 3]
-    assert step(session, pool) == [2, 3, 4]
+    assert step(session, memory) == [2, 3, 4]
     assert session.finish_reason() is FinishReason.LENGTH
     assert session.tree.counts.accepted == 3
 
@@ -167,8 +174,8 @@ def test_the_last_position_asked_for_may_be_proposed_and_is_not_evaluated() -> N
 
 
 def test_a_prompt_and_its_tip_are_one_chain_of_rows() -> None:
-    session, pool = make(ask((4, 5, 6))), SlotPool(50)
-    item = session.plan(2, [session.tree.tip], pool)
+    session, memory = leased(make(ask((4, 5, 6))))
+    item = session.plan(2, [session.tree.tip], memory)
     assert item.tokens.tolist() == [4, 5, 6]
     assert item.positions.tolist() == [0, 1, 2]
     assert item.parents.tolist() == [-1, 0, 1]
@@ -178,19 +185,19 @@ def test_a_prompt_and_its_tip_are_one_chain_of_rows() -> None:
 
 
 def test_a_chunk_of_a_prompt_has_no_outputs_and_the_next_begins_behind_it() -> None:
-    session, pool = make(ask((4, 5, 6))), SlotPool(50)
-    first = session.plan(1, [], pool)
+    session, memory = leased(make(ask((4, 5, 6))))
+    first = session.plan(1, [], memory)
     assert first.outputs.tolist() == []
-    assert session.apply(count(first), pool, 1.0).tokens == []
-    second = session.plan(1, [session.tree.tip], pool)
+    assert session.apply(count(first), memory, 1.0).tokens == []
+    second = session.plan(1, [session.tree.tip], memory)
     assert (second.tokens.tolist(), second.positions.tolist()) == ([5, 6], [1, 2])
     assert second.prefix_slots.tolist() == first.slots.tolist()
 
 
 def test_a_trees_rows_name_the_rows_above_them() -> None:
-    session, pool = make(), SlotPool(50)
+    session, memory = leased(make())
     session.receive(Propose((2, 5, 3, 6), bytes(4), (0, 0, 2, 2), 0), 0.0)
-    item = session.plan(0, [session.tree.tip, *session.step_nodes()], pool)
+    item = session.plan(0, [session.tree.tip, *session.step_nodes()], memory)
     assert item.tokens.tolist() == [1, 2, 5, 3, 6]
     assert item.positions.tolist() == [0, 1, 1, 2, 2]
     assert item.parents.tolist() == [-1, 0, 0, 1, 2]
@@ -198,100 +205,100 @@ def test_a_trees_rows_name_the_rows_above_them() -> None:
 
 
 def test_a_step_keeps_the_slots_of_the_text_and_frees_the_others() -> None:
-    session, pool = make(), SlotPool(50)
+    session, memory = leased(make())
     session.receive(Propose((5, 2, 6, 3), bytes(4), (0, 0, 2, 2), 0), 0.0)
-    item = session.plan(0, [session.tree.tip, *session.step_nodes()], pool)
-    progress = session.apply(count(item), pool, 1.0)
+    item = session.plan(0, [session.tree.tip, *session.step_nodes()], memory)
+    progress = session.apply(count(item), memory, 1.0)
     assert (progress.tokens, progress.server_made, progress.finish) == ([2, 3, 4], 0b100, None)
-    assert session.slots.view.tolist() == [item.slots[0], item.slots[2], item.slots[4]]
-    assert pool.num_free == 47
+    assert session.lease.slots.view.tolist() == [item.slots[0], item.slots[2], item.slots[4]]
+    assert memory.pool.num_free == 47
 
 
 def test_nodes_that_came_during_a_step_live_if_they_hang_below_what_it_committed() -> None:
-    session, pool = make(), SlotPool(50)
-    item = session.plan(0, [session.tree.tip], pool)
+    session, memory = leased(make())
+    item = session.plan(0, [session.tree.tip], memory)
     session.receive(chain(2, 3, anchor=0), 0.5)
     session.receive(siblings(0, t7=-0.5), 0.5)
-    progress = session.apply(count(item), pool, 1.0)
+    progress = session.apply(count(item), memory, 1.0)
     assert (progress.tokens, progress.server_made) == ([2], 0)
     assert tokens(session) == [3]
 
 
 def test_a_step_that_failed_leaves_the_tree_to_be_evaluated_again() -> None:
-    session, pool = make(), SlotPool(50)
+    session, memory = leased(make())
     session.receive(chain(2, anchor=0), 0.0)
-    session.plan(0, [session.tree.tip, *session.step_nodes()], pool)
-    session.abort_step(pool)
-    assert pool.num_free == 50
-    assert step(session, pool) == [2, 3]
+    session.plan(0, [session.tree.tip, *session.step_nodes()], memory)
+    session.abort_step(memory)
+    assert memory.pool.num_free == 50
+    assert step(session, memory) == [2, 3]
 
 
 def test_prompt_and_generated_are_handed_over_only_for_penalties() -> None:
-    session, pool = make(ask((4, 5), presence_penalty=1.0)), SlotPool(50)
-    step(session, pool)
-    step(session, pool)
-    item = session.plan(0, [session.tree.tip], pool)
+    session, memory = leased(make(ask((4, 5), presence_penalty=1.0)))
+    step(session, memory)
+    step(session, memory)
+    item = session.plan(0, [session.tree.tip], memory)
     assert item.prompt is not None
     assert item.generated is not None
     assert (item.prompt.tolist(), item.generated.tolist()) == ([4, 5], [6]), "row 0 counts itself"
     assert item.prompt.dtype == item.generated.dtype == np.int32
-    plain = make(ask((4, 5)))
-    assert plain.plan(1, [plain.tree.tip], pool).prompt is None
+    plain, memory = leased(make(ask((4, 5))))
+    assert plain.plan(1, [plain.tree.tip], memory).prompt is None
 
 
 # Fill -------------------------------------------------------------------------------------------------
 
 
 def test_with_fill_the_bare_tip_is_always_worth_a_step() -> None:
-    session, pool = make(), SlotPool(50)
+    session, memory = leased(make())
     assert session.ready
-    assert step(session, pool) == [2]
+    assert step(session, memory) == [2]
     assert session.ready
 
 
 def test_without_fill_a_session_waits_for_a_live_node() -> None:
-    session, pool = make(ask(fill=False)), SlotPool(50)
+    session, memory = leased(make(ask(fill=False)))
     seen = [session.ready]
     session.receive(chain(2, anchor=0), 2.0)
     seen.append(session.ready)
     assert session.ready_at == 2.0
-    assert step(session, pool) == [2, 3]
+    assert step(session, memory) == [2, 3]
     seen.append(session.ready)
     session.receive(chain(7, anchor=0), 3.0)  # a dead node is no draft
     assert [*seen, session.ready] == [False, True, False, False]
 
 
 def test_without_fill_a_prompt_is_read_while_no_draft_is_there() -> None:
-    session, pool = make(ask((4, 5, 6), fill=False)), SlotPool(50)
+    session, memory = leased(make(ask((4, 5, 6), fill=False)))
     assert session.ready
-    assert step(session, pool) == []
+    assert step(session, memory) == []
     assert (session.num_prefill, session.ready) == (0, False)
 
 
 def test_an_empty_propose_grants_one_bare_step() -> None:
-    session, pool = make(ask((4, 5), fill=False)), SlotPool(50)
+    session, memory = leased(make(ask((4, 5), fill=False)))
     session.receive(Propose(), 0.0)
-    first = session.plan(1, [], pool)  # a prefill chunk leaves it
-    session.apply(count(first), pool, 1.0)
+    first = session.plan(1, [], memory)  # a prefill chunk leaves it
+    session.apply(count(first), memory, 1.0)
     assert session.ready
-    assert step(session, pool) == [6]
+    assert step(session, memory) == [6]
     assert not session.ready
 
 
 def test_a_grant_that_comes_during_a_step_is_for_the_next() -> None:
-    session, pool = make(ask(fill=False)), SlotPool(50)
+    session, memory = leased(make(ask(fill=False)))
     session.receive(Propose(), 0.0)
-    item = session.plan(0, [session.tree.tip], pool)
+    item = session.plan(0, [session.tree.tip], memory)
     session.receive(Propose(), 0.5)
-    session.apply(count(item), pool, 1.0)
+    session.apply(count(item), memory, 1.0)
     assert session.ready
 
 
 def test_waiting_begins_with_the_newest_propose_or_the_end_of_a_later_step() -> None:
-    session, pool = make(ask(fill=False)), SlotPool(50)
+    session, memory = leased(make(ask(fill=False)))
     assert session.waits_since == 0.0
     session.receive(chain(2, anchor=0), 0.25)
-    step(session, pool)
+    step(session, memory)
     assert session.waits_since == 1.0
     session.receive(chain(7, anchor=0), 1.5)
     assert session.waits_since == 1.5
@@ -317,13 +324,13 @@ def test_a_text_is_complete_at_a_stop_token_or_its_last_position(
 
 
 def test_a_walk_stops_at_a_stop_token_whatever_was_accepted_behind_it() -> None:
-    session, pool = make(stop=(3,)), SlotPool(50)
+    session, memory = leased(make(stop=(3,)))
     session.receive(chain(2, 3, 4, 5, anchor=0), 0.0)
-    item = session.plan(0, [session.tree.tip, *session.step_nodes()], pool)
-    progress = session.apply(count(item), pool, 1.0)
+    item = session.plan(0, [session.tree.tip, *session.step_nodes()], memory)
+    progress = session.apply(count(item), memory, 1.0)
     assert (progress.tokens, progress.finish) == ([2, 3], FinishReason.STOP)
-    session.abandon(pool)
-    assert pool.num_free == 50
+    session.abandon(memory)
+    assert memory.pool.num_free == 50
 
 
 def test_an_echo_is_told_once() -> None:

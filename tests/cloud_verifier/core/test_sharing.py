@@ -30,8 +30,8 @@ def taught(max_slowdown: float = 0.02) -> Sharing:
     """It has seen what rows cost."""
     sharing = Sharing(max_slowdown)
     for num_rows in (1, 20) * 200:
-        sharing.step_time.sample(num_rows, BASE + PER_ROW * (num_rows - 1))
-    assert sharing.step_time.per_row == pytest.approx(PER_ROW, rel=1e-3)
+        sharing.cost.sample(num_rows, 0, BASE + PER_ROW * (num_rows - 1))
+    assert sharing.cost.per_row == pytest.approx(PER_ROW, rel=1e-3)
     return sharing
 
 
@@ -39,7 +39,7 @@ def drafts(
     sharing: Sharing, *sessions: VerifySession, share: int = 16, max_rows: int = 256
 ) -> dict[int, int]:
     """How many draft rows each gets."""
-    picked = sharing.pick(sessions, sessions, max_rows, share)
+    picked = sharing.pick(sessions, sessions, max_rows, share).nodes
     assert all(nodes[0] is each.tree.tip for each, nodes in zip(sessions, picked.values(), strict=True))
     return {key: len(nodes) - 1 for key, nodes in picked.items()}
 
@@ -56,8 +56,8 @@ def test_a_classic_block_is_taken_whole() -> None:
 def test_a_row_likelier_right_than_wrong_is_tried_however_dear_it_seems() -> None:
     sharing = Sharing(0.02)
     for num_rows, duration in ((5, 2.0), (1, 0.005), (1, 0.005)):  # one step was slow for another reason
-        sharing.step_time.sample(num_rows, duration)
-    assert sharing.step_time.per_row >= sharing.step_time.predict(1)
+        sharing.cost.sample(num_rows, 0, duration)
+    assert sharing.cost.per_row >= sharing.cost.predict(1, 0)
     assert drafts(sharing, session(1, 0.6, 0.4)) == {1: 1}
 
 
@@ -85,7 +85,7 @@ def test_what_others_may_cost_it_is_what_it_has_left() -> None:
 
 def test_one_that_reads_its_prompt_bears_rows_like_all_others() -> None:
     decoding, reading = session(1, 0.9, 0.8), session(2, balance=0.0)
-    picked = taught().pick([decoding], [decoding, reading], 256, 16)
+    picked = taught().pick([decoding], [decoding, reading], 256, 16).nodes
     assert {key: len(nodes) for key, nodes in picked.items()} == {1: 1}
 
 
@@ -132,7 +132,7 @@ def test_what_a_step_promises_is_the_chance_of_its_paths() -> None:
 def test_a_verifier_whose_steps_take_no_time_takes_every_row() -> None:
     sharing, poor = Sharing(0.02), session(2, balance=0.0)
     for _ in range(3):
-        sharing.step_time.sample(1, 0.0)
+        sharing.cost.sample(1, 0, 0.0)
         sharing.settle([Outcome(poor, 0, 0)])
     assert drafts(sharing, session(1, 0.9, 1e-6), poor) == {1: 2, 2: 0}
 
@@ -151,8 +151,8 @@ def test_no_step_costs_anybody_more_than_it_has(
     given_rows = drafts(sharing, *sessions, share=share, max_rows=max_rows)
     total = sum(given_rows.values())
     assert total + len(sessions) <= max_rows
-    bare = sharing.step_time.predict(len(sessions))
+    bare = sharing.cost.predict(len(sessions), 0)
     for each in sessions:
         assert given_rows[each.key] < share
-        lost = sharing.step_time.per_row * (total - given_rows[each.key]) / bare
+        lost = sharing.cost.per_row * (total - given_rows[each.key]) / bare
         assert lost <= max(each.balance, 0.0) + 1e-9

@@ -1,0 +1,88 @@
+"""What a step costs: seconds = fixed + per_row * rows + per_read * reads, learnt from the steps themselves.
+
+A *read* is one KV slot read for one tile of rows: a row of the reference backend reads all of its context, a
+kernel that holds several rows at a time reads it once for all of them (`TargetInfo.rows_per_read`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from common.errors import LocalError
+
+Cost = tuple[float, float]
+"""What is added to a step: rows, and reads."""
+
+
+class StepCost:
+    """Fits the three by least squares over fading sums, none of them negative.
+
+    Old samples halve every `half_life` steps. The slopes move from their last values towards the fit only as
+    far as rows and reads have varied, each in its own scale: where every step is alike, only the fixed part
+    is learnt. As `common.estimators.LinearTimeEstimator`, with a second slope.
+    """
+
+    DAMPING = 1.0  # variance, in squares of the scale, at which the fit weighs half
+    SCALES = (1.0, 256.0)  # rows, and reads that are likewise little
+
+    def __init__(
+        self, fixed: float = 0.030, per_row: float = 0.01, per_read: float = 0.0, half_life: float = 50.0
+    ) -> None:
+        self.fixed, self.per_row, self.per_read = fixed, per_row, per_read  # seconds
+        self.num_samples = 0
+        self._fade = 0.5 ** (1 / half_life)
+        self._weight = 0.0
+        self._rows = self._reads = self._time = 0.0  # means
+        self._rows_rows = self._rows_reads = self._reads_reads = 0.0  # centred moments, in scales
+        self._rows_time = self._reads_time = 0.0
+
+    def sample(self, rows: float, reads: float, duration: float) -> None:
+        """A step of so many rows and reads took `duration` seconds. Raises `LocalError` for what cannot
+        be."""
+        if not (rows >= 0 and reads >= 0 and 0 <= duration < math.inf):
+            raise LocalError(f"a step of {rows} rows and {reads} reads cannot have taken {duration} s")
+        self.num_samples += 1
+        old = self._weight * self._fade
+        self._weight = old + 1.0
+        off_rows, off_reads, off_time = rows - self._rows, reads - self._reads, duration - self._time
+        self._rows += off_rows / self._weight
+        self._reads += off_reads / self._weight
+        self._time += off_time / self._weight
+        share = old / self._weight
+        x, y = off_rows / self.SCALES[0], off_reads / self.SCALES[1]
+        self._rows_rows = self._rows_rows * self._fade + share * x * x
+        self._rows_reads = self._rows_reads * self._fade + share * x * y
+        self._reads_reads = self._reads_reads * self._fade + share * y * y
+        self._rows_time = self._rows_time * self._fade + share * x * off_time
+        self._reads_time = self._reads_time * self._fade + share * y * off_time
+        self._fit()
+
+    def predict(self, rows: float, reads: float) -> float:
+        """Seconds that such a step will take."""
+        return self.fixed + self.per_row * rows + self.per_read * reads
+
+    def more(self, rows: float, reads: float) -> float:
+        """Seconds by which these make a step longer."""
+        return self.per_row * rows + self.per_read * reads
+
+    def _fit(self) -> None:
+        a, b = self._rows_rows + self.DAMPING, self._reads_reads + self.DAMPING
+        x = self._rows_time + self.DAMPING * self.per_row * self.SCALES[0]
+        y = self._reads_time + self.DAMPING * self.per_read * self.SCALES[1]
+        both = self._rows_reads
+        spread = a * b - both * both  # above 0: the moments are a Gram matrix, and damped
+        row, read = (x * b - y * both) / spread, (y * a - x * both) / spread
+        if row < 0:
+            row, read = 0.0, max(0.0, y / b)
+        elif read < 0:
+            row, read = max(0.0, x / a), 0.0
+        self._take(row / self.SCALES[0], read / self.SCALES[1])
+
+    def _take(self, per_row: float, per_read: float) -> None:
+        """The plane goes through the mean of what was seen, and through nothing negative."""
+        explained = per_row * self._rows + per_read * self._reads
+        if explained > self._time:
+            shrink = self._time / explained
+            per_row, per_read, explained = per_row * shrink, per_read * shrink, self._time
+        self.per_row, self.per_read = per_row, per_read
+        self.fixed = self._time - explained

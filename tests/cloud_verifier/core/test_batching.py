@@ -1,0 +1,158 @@
+"""Laws of the batch: tips come first, prompts take what time there is, tenants take turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloud_verifier.core.batching import LEAST_PREFILL, Batcher
+from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.core.cost import StepCost
+from cloud_verifier.core.memory import KvMemory
+from cloud_verifier.core.relief import Relief
+from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.target import StepPlan
+from cloud_verifier.core.tenants import Tenants
+from tests.cloud_verifier.core.bench import VOCAB, ask
+
+
+class Yard:
+    """Sessions with as much read as one likes, and a batcher that knows what steps cost."""
+
+    def __init__(self, per_row: float = 1e-4, per_read: float = 0.0, per: int = 1, **limits: float) -> None:
+        self.memory = KvMemory(100_000, caches=False)
+        self.tenants = Tenants()
+        config = SchedulerConfig(**limits)  # type: ignore[arg-type]  # as the fields are
+        self.rows = rows = Relief(1000)
+        self.batcher = Batcher(config, rows, StepCost(0.010, per_row, per_read), per, self.tenants)
+        self.ready: list[VerifySession] = []
+
+    def session(self, prompt: int, read: int = 0, tenant: str = "", opened_at: float = 0.0) -> VerifySession:
+        key = len(self.ready) + 1
+        request = ask((1,) * prompt)
+        found = VerifySession(key, request, VOCAB, frozenset(), 128, opened_at, None, tenant)
+        found.lease = self.memory.open(tenant, (), prompt + 50)
+        self.memory.settle(found.lease, self.memory.take(found.lease, read), ())
+        self.tenants.enter(tenant, 1)
+        self.ready.append(found)
+        return found
+
+    def decoding(self, tenant: str = "", context: int = 5) -> VerifySession:
+        return self.session(context + 1, context, tenant)
+
+    def keys(self) -> list[int]:
+        return [session.key for session in self.batcher.batch(self.ready).decoding]
+
+    def chunks(self) -> dict[int, int]:
+        return self.batcher.batch(self.ready).chunks
+
+
+def test_alone_a_prompt_is_read_in_whole_chunks() -> None:
+    yard = Yard(per_row=1.0, prefill_chunk=100)
+    yard.session(1000)
+    assert yard.chunks() == {1: 100}
+
+
+def test_beside_others_a_prompt_takes_what_their_step_can_bear() -> None:
+    yard = Yard(per_row=1e-4, prefill_chunk=256, max_prefill_slowdown=1.75)
+    yard.decoding()
+    yard.session(1000)
+    assert yard.chunks() == {2: 75}  # three quarters of 10.1 ms, at 0.1 ms a token
+
+
+def test_however_dear_it_is_a_prompt_is_read_in_the_end() -> None:
+    yard = Yard(per_row=1.0)
+    yard.decoding()
+    yard.session(1000)
+    assert yard.chunks() == {2: LEAST_PREFILL}
+
+
+def test_the_longer_what_was_read_the_shorter_the_chunk() -> None:
+    sizes = []
+    for read in (0, 10_000, 30_000):
+        yard = Yard(per_row=1e-5, per_read=1e-8, max_prefill_slowdown=1.75, prefill_chunk=4096)
+        yard.decoding()
+        yard.session(32_000, read)
+        sizes.append(yard.chunks()[2])
+    assert sizes == [750, 68, 24]
+
+
+def test_rows_that_share_a_reading_pay_it_together() -> None:
+    yard = Yard(per_row=1e-5, per_read=1e-8, per=16, max_prefill_slowdown=1.75, prefill_chunk=4096)
+    yard.decoding()
+    yard.session(32_000, 30_000)
+    assert yard.chunks() == {2: 261}
+
+
+def test_a_short_prompt_need_not_wait_for_a_long_one() -> None:
+    yard = Yard(prefill_chunk=100)
+    yard.session(5000)
+    yard.session(41, opened_at=1.0)
+    yard.session(600, opened_at=2.0)
+    assert yard.chunks() == {1: 50, 2: 40, 3: 10}
+
+
+def test_what_short_prompts_leave_the_oldest_takes() -> None:
+    yard = Yard(prefill_chunk=100)
+    yard.session(5000)
+    yard.session(11, opened_at=1.0)
+    assert yard.chunks() == {1: 90, 2: 10}
+
+
+def test_the_prompts_of_a_tenant_that_has_had_less_come_first() -> None:
+    yard = Yard(prefill_chunk=100)
+    yard.session(5000, tenant="busy")
+    yard.session(5000, tenant="new", opened_at=1.0)
+    yard.tenants.charge("busy", 1000, 0)
+    assert yard.chunks() == {2: 100}
+
+
+def test_tips_that_do_not_fit_take_turns_the_least_recently_served_first() -> None:
+    yard = Yard(max_rows=2)
+    for _ in range(3):
+        yard.decoding()
+    assert yard.keys() == [1, 2]
+    yard.ready = [*yard.ready[2:], *yard.ready[:2]]
+    assert yard.keys() == [3, 1]
+
+
+def test_tips_whose_context_does_not_fit_take_turns_too() -> None:
+    yard = Yard(max_context=250)
+    for _ in range(4):
+        yard.decoding(context=100)
+    assert yard.keys() == [1, 2]
+
+
+def test_a_context_that_never_fits_is_served_alone() -> None:
+    yard = Yard(max_context=50)
+    yard.decoding(context=100)
+    yard.decoding(context=10)
+    assert yard.keys() == [1]
+
+
+def test_when_not_all_fit_the_tenant_that_has_had_less_comes_first() -> None:
+    yard = Yard(max_rows=2)
+    yard.decoding("busy")
+    yard.decoding("busy")
+    yard.decoding("new")
+    yard.tenants.charge("busy", 10, 0)
+    assert yard.keys() == [1, 3]
+
+
+def test_a_prompt_that_ends_in_this_step_evaluates_its_tip_if_there_is_a_row() -> None:
+    yard = Yard(max_rows=1)
+    yard.session(4)
+    yard.session(4)
+    batch = yard.batcher.batch(yard.ready)
+    assert [session.key for session in batch.decoding] == [1]
+    assert [session.key for session in batch.members] == [1, 2]
+    assert batch.chunks == {1: 3, 2: 3}
+
+
+@pytest.mark.parametrize(("per", "reads"), [(1, 3 * 5), (2, 2 * 5), (16, 5)])
+def test_reads_are_counted_by_tiles_of_rows(per: int, reads: int) -> None:
+    yard = Yard(per=per)
+    session = yard.decoding()
+    tip = session.tree.tip
+    nodes = [tip, *(session.tree.grow(tip, token, -0.5) for token in (3, 4))]
+    item = session.plan(0, nodes, yard.memory)
+    assert yard.batcher.reads(StepPlan((item,))) == reads

@@ -1,0 +1,78 @@
+"""Laws of the cost model: it finds the plane it is shown, and never says what cannot be."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_verifier.core.cost import StepCost
+from common.errors import LocalError
+
+FIXED, PER_ROW, PER_READ = 0.008, 2e-4, 1e-7
+
+
+def shown(cost: StepCost, count: int, seed: int = 1, noise: float = 0.0) -> StepCost:
+    """Steps of 1 to 64 rows that read up to 60,000 slots."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        rows, reads = draw.randint(1, 64), draw.randint(0, 60_000)
+        time = FIXED + PER_ROW * rows + PER_READ * reads
+        cost.sample(rows, reads, time * (1 + noise * (2 * draw.random() - 1)))
+    return cost
+
+
+def test_a_plane_is_found() -> None:
+    cost = shown(StepCost(), 200)
+    assert cost.per_row == pytest.approx(PER_ROW, rel=1e-3)
+    assert cost.per_read == pytest.approx(PER_READ, rel=1e-3)
+    assert cost.fixed == pytest.approx(FIXED, rel=1e-3)
+    assert cost.predict(8, 20_000) == pytest.approx(FIXED + 8 * PER_ROW + 20_000 * PER_READ, rel=1e-3)
+
+
+def test_noise_of_a_fifth_moves_a_prediction_by_a_tenth_at_most() -> None:
+    for seed in range(20):
+        cost = shown(StepCost(), 300, seed, noise=0.2)
+        assert cost.predict(32, 30_000) == pytest.approx(FIXED + 32 * PER_ROW + 30_000 * PER_READ, rel=0.1)
+
+
+def test_where_every_step_is_alike_only_the_fixed_part_is_learnt() -> None:
+    cost = StepCost(0.030, 0.001, 1e-6)
+    for _ in range(100):
+        cost.sample(4, 1000, 0.050)
+    assert (cost.per_row, cost.per_read) == pytest.approx((0.001, 1e-6))
+    assert cost.predict(4, 1000) == pytest.approx(0.050)
+
+
+def test_a_change_of_speed_is_followed() -> None:
+    cost = shown(StepCost(), 200)
+    for _ in range(400):
+        cost.sample(8, 1000, 0.100)
+    assert cost.predict(8, 1000) == pytest.approx(0.100, rel=0.01)
+
+
+SAMPLE = st.tuples(st.integers(0, 500), st.integers(0, 10**6), st.floats(0, 5))
+
+
+@given(st.lists(SAMPLE, max_size=60), st.integers(0, 500), st.integers(0, 10**6))
+def test_nothing_is_ever_negative_or_dearer_with_less(
+    samples: list[tuple[int, int, float]], rows: int, reads: int
+) -> None:
+    cost = StepCost()
+    for sample in samples:
+        cost.sample(*sample)
+    assert min(cost.fixed, cost.per_row, cost.per_read) >= 0
+    assert math.isfinite(cost.predict(rows, reads))
+    assert cost.predict(rows, reads) <= cost.predict(rows + 1, reads + 1)
+    assert cost.more(rows, reads) == pytest.approx(cost.predict(rows, reads) - cost.fixed)
+
+
+@pytest.mark.parametrize(
+    "sample", [(-1, 0, 0.1), (1, -1, 0.1), (1, 1, -0.1), (1, 1, math.nan), (1, 1, math.inf)]
+)
+def test_what_no_step_can_be_is_refused(sample: tuple[int, int, float]) -> None:
+    with pytest.raises(LocalError, match="cannot have taken"):
+        StepCost().sample(*sample)
