@@ -24,7 +24,7 @@ from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.exact_arithmetic import activate_row_by_row, use_exact_arithmetic
 from cloud_verifier.engine.exact_attention import ExactBackend
 from cloud_verifier.engine.exact_tiles import MAX_TILE_ROWS, TILE_ROWS, Tile, rows_alone, tiles
-from cloud_verifier.engine.kv import KVStore, LayerKV
+from cloud_verifier.engine.kv import LayerKV
 from cloud_verifier.engine.packing import PackedStep
 from common.errors import UserError
 
@@ -56,13 +56,12 @@ class ExactEngine(TorchEngine):
         self.tile_rows = tile_rows
         self.num_threads = torch.get_num_threads()
         self._trash = num_slots  # one slot more than sessions can have
-        self._kv = KVStore(num_slots + 1)
         use_exact_arithmetic(model.device)
         model.compute_experts_row_by_row()
         if model.device.type == "cpu":
             activate_row_by_row(model.module)
 
-    def _forward(self, step: PackedStep) -> Tensor:
+    def forward(self, step: PackedStep) -> Tensor:
         """Write the rows' KV and return logits float32 [O, V], tile by tile."""
         if (
             torch.get_num_threads() != self.num_threads
@@ -73,13 +72,13 @@ class ExactEngine(TorchEngine):
 
     def _run(self, tile: Tile) -> Tensor:
         """One forward of the fixed shape. The head computes all rows of a tile, or none if none is wanted."""
-        device = self._model.device
+        device = self.model.device
         tokens, positions, slots = torch.from_numpy(tile.inputs).to(device)
         wanted = torch.arange(self.tile_rows if len(tile.outputs) else 0, device=device)
-        attention = self._backend.prepare(tile.step, device)
+        attention = self.backend.prepare(tile.step, device)
         own = _OwnRows(attention, tile.step.num_rows)
         with current_step(StepContext(self._kv, slots, own)):
-            logits = self._model.forward(tokens[None], positions[None], wanted)
+            logits = self.model.forward(tokens[None], positions[None], wanted)
         return logits.index_select(0, torch.from_numpy(tile.outputs).to(device))
 
 
