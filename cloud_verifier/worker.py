@@ -12,7 +12,7 @@ from cloud_verifier.core.admission import ANYBODY, Caller
 from cloud_verifier.core.effects import End, Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, TargetEngine
-from common.errors import ForerunError, LocalError
+from common.errors import CapacityError, ForerunError, LocalError
 from common.messages import Close, Open, Propose, ServerMessage
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class Worker:
         self._gone = asyncio.Event()  # set while no stream is connected
         self._gone.set()
         self._next_key = 1
+        self._checked_step = 0  # steps there had been when the slots were last counted
 
     # Streams ----------------------------------------------------------------------------------------------
 
@@ -124,13 +125,16 @@ class Worker:
             Exception
         ) as error:  # an engine may raise anything; its step's sessions end, the service does not
             logger.exception("! a step of %d rows failed", plan.num_rows)
-            failure = LocalError(f"the target could not evaluate a step: {error}")
-            self.scheduler.on_step_failed(failure, self._clock())
+            self.scheduler.on_step_failed(_failure(error), self._clock())
         else:
             self.scheduler.on_step_done(result, self._clock())
 
     async def _rest(self) -> None:
-        """Until an input comes or the timer is due."""
+        """Until an input comes or the timer is due. Raises `LocalError` if a slot was lost: a verifier that
+        does not know whose KV is where must not go on."""
+        if self.scheduler.idle and self._checked_step != self.scheduler.counters.num_steps:
+            self._checked_step = self.scheduler.counters.num_steps
+            self.scheduler.check_integrity()
         timer = self.scheduler.next_timer_at
         timeout = None if timer is None else max(0.0, timer - self._clock())
         try:
@@ -159,6 +163,15 @@ class Worker:
             self._empty.clear()
         else:
             self._empty.set()
+
+
+def _failure(error: Exception) -> ForerunError:
+    """What an engine raised, as those are told whose step it was."""
+    if isinstance(error, CapacityError):
+        return error
+    if isinstance(error, MemoryError):
+        return CapacityError("the target had no memory for a step; try later")
+    return LocalError(f"the target could not evaluate a step: {error}")
 
 
 def _let_others_run() -> None:

@@ -85,7 +85,7 @@ class DraftWorker:
     def _do(self, effect: StartDrafter | Expand | MoveTip) -> Sequence[Expansion]:
         match effect:
             case StartDrafter():
-                self._drafter.start(effect.tokens, effect.tip, effect.sampling)
+                self._drafter.start(effect.tokens, effect.tip, effect.sampling, effect.plain)
             case MoveTip():
                 self._drafter.reroot(effect.change)
             case Expand():

@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cloud_verifier.engine.exact_tiles import TILE_ROWS
+from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.errors import UserError
+from forerun.limits import add_limits, config_from
 from forerun.options import add_core, ms, pin_to_core
 
 if TYPE_CHECKING:
@@ -83,68 +89,57 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
     )
     option("--json", action="store_true", help="say that it listens as a line of JSON")
-    _add_limits(parser)
-    _add_recall(parser)
-    add_core(parser)
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    option = parser.add_argument
-    option("--max-sessions", type=int, default=64, metavar="N", help="sessions open at once (%(default)s)")
-    option(
-        "--max-nodes",
-        type=int,
-        default=16,
-        metavar="N",
-        help="nodes a session may have in one step (%(default)s)",
-    )
-    option(
-        "--max-slowdown",
-        type=float,
-        default=0.02,
-        metavar="SHARE",
-        help="of its rate that a session may lose by the drafts of others (%(default)s)",
-    )
-    option(
-        "--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens in one step (%(default)s)"
-    )
     option(
         "--tenant-header",
         default="",
         metavar="KEY",
         help="metadata entry that says whose a call is; only behind a proxy that sets it for every client",
     )
-    option(
-        "--max-tenant-share",
-        type=float,
-        default=1.0,
-        metavar="SHARE",
-        help="of sessions and slots that one tenant may hold (%(default)s)",
-    )
-    option(
-        "--prefix-cache",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="keep the KV of what was read for a tenant's next session that begins alike (%(default)s)",
-    )
+    add_limits(parser)
+    _add_exact(parser)
+    _add_rules(parser)
+    add_core(parser)
 
 
-def _add_recall(parser: argparse.ArgumentParser) -> None:
+def _add_exact(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option(
-        "--recall",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="guess what a text repeats of itself and evaluate that, too (%(default)s)",
+        "--deterministic",
+        action="store_true",
+        help="compute every text bit for bit alike, whoever else is served; slower (docs/determinism.md)",
     )
     option(
-        "--shared-ngrams",
+        "--tile-rows",
         type=int,
-        default=0,
+        default=TILE_ROWS,
         metavar="N",
-        help="guess also from a table of N entries of all sessions' texts; only among users who may know of "
-        "each other's texts: the pace tells (%(default)s)",
+        help="rows of every forward under --deterministic; another number, other bits (%(default)s)",
     )
+
+
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    lossy = ", ".join(rule.title for rule in AcceptanceRule if not rule.lossless)
+    option = parser.add_argument
+    option(
+        "--allow-rule",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="a lossy acceptance rule that sessions may ask for, under which a text is not the target's: "
+        f"{lossy}. May be given several times (none; docs/acceptance.md)",
+    )
+    option(
+        "--coupled-only",
+        action="store_true",
+        help="allow no acceptance rule but the default one, which costs the server least",
+    )
+
+
+def allowed_rules(options: argparse.Namespace) -> tuple[AcceptanceRule, ...]:
+    """What sessions may ask for. Raises `UserError` for an unknown name."""
+    named = [rule_named(name) for name in options.allow_rule]
+    allowed = (*(LOSSLESS[:1] if options.coupled_only else LOSSLESS), *named)
+    return tuple(dict.fromkeys(allowed))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -157,13 +152,36 @@ def run(options: argparse.Namespace) -> int:
 
 def check_options(options: argparse.Namespace) -> None:
     """Before seconds are spent on loading."""
-    for name, least in (("threads", 0), ("slots", 1), ("step_floor", 0), ("grace", 0)):
+    config_from(options)
+    for name, least in (("threads", 0), ("slots", 1), ("tile_rows", 1), ("step_floor", 0), ("grace", 0)):
         value = getattr(options, name)
         if not least <= value < float("inf"):
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be {least} or more")
+    allowed_rules(options)
+    if options.deterministic and options.device == "cpu" and not options.threads:
+        raise UserError(
+            "--deterministic on a CPU needs --threads N: the bits depend on the number of threads, so a "
+            "verifier on a machine with more cores would write other texts"
+        )
     host, colon, port = options.listen.rpartition(":")
     if not (host and colon and port.isdigit() and int(port) < 2**16):
         raise UserError(f"--listen is {options.listen!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
+    _check_free(host.strip("[]"), int(port))
+
+
+def _check_free(host: str, port: int) -> None:
+    """Whether it can be listened on. It may be taken meanwhile; the server will then say so again."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --listen HOST:PORT"
+        ) from error
 
 
 async def serve(
@@ -171,10 +189,12 @@ async def serve(
 ) -> None:
     """Until it is told to stop, or `watch` has seen enough. Raises `UserError` for an address or a limit."""
     # Imported here: torch and transformers take seconds, and an edge has neither.
+    from cloud_verifier.core.scheduler import VerifyScheduler
     from cloud_verifier.service import Server
     from cloud_verifier.worker import Worker
 
-    scheduler = _scheduler(engine.info, options)
+    config = replace(config_from(options), rules=allowed_rules(options))
+    scheduler = VerifyScheduler(engine.info, config)
     sys.setswitchinterval(SWITCH_INTERVAL)
     worker = Worker(engine, scheduler if watch is None else watch.watched(scheduler))
     stop = asyncio.Event()
@@ -196,6 +216,8 @@ async def serve(
 
 def load(options: argparse.Namespace) -> tuple[TargetEngine, TokenTable]:
     """The engine that the options ask for, and its token table. Raises `UserError`."""
+    if options.deterministic:  # read when CUDA starts; without it cuBLAS may sum in another order each time
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         import torch
 
@@ -207,32 +229,27 @@ def load(options: argparse.Namespace) -> tuple[TargetEngine, TokenTable]:
         torch.set_num_threads(options.threads)
     on_cpu = options.dtype == "auto" and options.device == "cpu"
     dtype = "float32" if on_cpu else options.dtype  # a CPU gains nothing from bfloat16 and loses exactness
-    engine, table = load_engine(options.model, options.slots, dtype=dtype, device=options.device)
-    return (FlooredEngine(engine, options.step_floor) if options.step_floor else engine), table
-
-
-def _scheduler(info: Any, options: argparse.Namespace) -> Any:
-    from cloud_verifier.core.config import SchedulerConfig
-    from cloud_verifier.core.scheduler import VerifyScheduler
-
-    config = SchedulerConfig(
-        max_sessions=options.max_sessions,
-        max_nodes_per_session=options.max_nodes,
-        max_slowdown=options.max_slowdown,
-        prefill_chunk=options.prefill_chunk,
-        max_tenant_share=options.max_tenant_share,
-        prefix_cache=options.prefix_cache,
-        recall=options.recall,
-        shared_ngrams=options.shared_ngrams,
+    engine, table = load_engine(
+        options.model,
+        options.slots,
+        dtype=dtype,
+        device=options.device,
+        exact_rows=options.tile_rows if options.deterministic else 0,
     )
-    return VerifyScheduler(info, config)
+    return (FlooredEngine(engine, options.step_floor) if options.step_floor else engine), table
 
 
 def _announce(options: argparse.Namespace, name: str, address: str) -> None:
     if options.json:
-        print(json.dumps({"listening": address, "model": name}), flush=True)
+        told = {"listening": address, "model": name, "deterministic": options.deterministic}
+        print(json.dumps(told), flush=True)
         return
     print(f"Serving {name} on {address}; stop with Ctrl-C.", flush=True)
+    if options.deterministic:
+        print("Texts are the same bit for bit, whoever else is served (docs/determinism.md).", flush=True)
+    lossy = [rule.title for rule in allowed_rules(options) if not rule.lossless]
+    if lossy:
+        print(f"Sessions may ask for lossy acceptance rules: {', '.join(lossy)}.", flush=True)
     if options.step_floor:
         print(
             f"Every step takes at least {options.step_floor * 1e3:g} ms, to stand for a larger target.",

@@ -6,8 +6,11 @@ by itself for all but the `optional` ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
+from common.acceptance import COUPLED, PARAMETERS, Acceptance, AcceptanceRule
+from common.draft import Draft
 from common.messages import (
     ClientMessage,
     Close,
@@ -78,6 +81,18 @@ def encode_sampling(sampling: SamplingParams) -> pb.Sampling:
     )
 
 
+def encode_rule(rule: AcceptanceRule) -> str:
+    """A rule's name on the wire."""
+    return pb.AcceptanceRule.Name(rule.value)
+
+
+def encode_acceptance(acceptance: Acceptance) -> pb.Acceptance:
+    """A rule, with what can be set about it."""
+    names = PARAMETERS.get(acceptance.rule, ())
+    settings = {name: getattr(acceptance, name) for name in names}
+    return pb.Acceptance(rule=encode_rule(acceptance.rule), **settings)
+
+
 def _open(message: Open) -> pb.Open:
     return pb.Open(
         prompt=message.prompt,
@@ -87,6 +102,7 @@ def _open(message: Open) -> pb.Open:
         committed=message.committed,
         fill=None if message.fill else False,
         session_id=message.session_id,
+        acceptance=None if message.acceptance == COUPLED else encode_acceptance(message.acceptance),
     )
 
 
@@ -103,6 +119,20 @@ def _fill_propose(out: pb.Propose, message: Propose) -> None:
         out.anchor = message.anchor
     if message.seen_advance:
         out.seen_advance = message.seen_advance
+    if message.drafts:
+        out.draft_sizes.extend(0 if draft is None else len(draft.tokens) for draft in message.drafts)
+        out.draft_tokens.extend(draft_tokens(message.drafts))
+        out.draft_counts = bytes(count - 1 for draft in message.drafts if draft for count in draft.counts)
+
+
+def draft_tokens(drafts: Sequence[Draft | None]) -> list[int]:
+    """All drafts' tokens as they travel: the first of each, then differences."""
+    return [
+        token - before
+        for draft in drafts
+        if draft is not None
+        for before, token in zip((0, *draft.tokens), draft.tokens, strict=False)
+    ]
 
 
 def _opened(message: Opened) -> pb.Opened:
