@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from common.errors import CapacityError, ForerunError, LocalError
+from common.errors import CapacityError, ForerunError
 from common.messages import FinishReason
 from common.rpc.describe import Description
 from edge_client.channel import OWN_CONNECTION, VerifierChannel
@@ -193,7 +193,7 @@ class Crowd:
         counted among those under way."""
         text, run = self._library.texts[number], TextRun(number, clock())
         drafts, drafter = self._drafts(device, text, think)
-        generation = Generation(self._session(text, policy or self._job.policy), device.channel, drafts)
+        generation = Generation(self._session(text, policy), device.channel, drafts)
         place = None if think else self.pulse.opened(run.opened_at)
         written: list[int] = []
         try:
@@ -206,11 +206,11 @@ class Crowd:
         except ForerunError as error:
             run.refused = isinstance(error, CapacityError) and not written
             run.error = str(error)
-        run.finished = not run.error and generation.reason in (FinishReason.LENGTH, FinishReason.STOP)
-        run.difference = first_difference(written, text.reference[: len(written)] or written)
-        run.tokens = written if self._job.tell_tokens else []
-        self._close(run, generation, drafter)
-        if place is not None:
+        finally:  # an idle session is cancelled in the end; what it has written is checked as well
+            run.finished = not run.error and generation.reason in (FinishReason.LENGTH, FinishReason.STOP)
+            run.difference = first_difference(written, text.reference[: len(written)] or written)
+            run.tokens = written if self._job.tell_tokens else []
+            self._close(run, generation, drafter)
             self.pulse.ended(place, run)
 
     def _arrived(self, place: int, run: TextRun, count: int, now: float) -> None:
@@ -240,7 +240,7 @@ class Crowd:
             max_attempts=0,
             patience=None,
         )
-        return EdgeSession(config, make_policy(policy if job.drafts.kind != OFF or job.idle else OFF))
+        return EdgeSession(config, make_policy(policy or (OFF if job.drafts.kind == OFF else job.policy)))
 
     def _drafts(
         self, device: Device, text: Text, think: float
@@ -338,8 +338,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ForerunError as error:
         print(f"forerun: {error}", file=sys.stderr)
         return 1
-    except KeyError as error:
-        raise LocalError(f"a message to the clients lacks {error}") from error
     return 0
 
 

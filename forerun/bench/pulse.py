@@ -15,7 +15,7 @@ class Counts:
 
     tokens: int = 0
     texts: int = 0  # written whole
-    different: int = 0  # of those, not the reference's
+    different: int = 0  # not the reference's, as far as they went
     refused: int = 0
     failed: int = 0  # ended early for another reason
     first_tokens: list[float] = field(default_factory=list)  # seconds from opening, of texts begun
@@ -49,12 +49,15 @@ class Pulse:
         """The first token of a text came `waited` seconds after its opening."""
         self._counts.first_tokens.append(waited)
 
-    def ended(self, number: int, run: TextRun) -> None:
-        """A text is over, one way or another."""
-        del self._since[number]
+    def ended(self, number: int | None, run: TextRun) -> None:
+        """A text is over, one way or another; without a number one that is not counted among those under way,
+        of which only matters whether it is right."""
         counts = self._counts
+        counts.different += run.difference is not None
+        if number is None:
+            return
+        del self._since[number]
         counts.texts += run.finished
-        counts.different += run.finished and run.difference is not None
         counts.refused += run.refused
         counts.failed += not run.finished and not run.refused
 

@@ -45,3 +45,10 @@ def test_refusals_and_failures_are_kept_apart() -> None:
     pulse.ended(pulse.opened(1.0), TextRun(1, 1.0, error="lost"))
     told = pulse.take(2.0)
     assert (told["refused"], told["failed"], told["texts"]) == (1, 1, 0)
+
+
+def test_of_an_idle_text_only_counts_whether_it_is_right() -> None:
+    pulse = Pulse()
+    pulse.ended(None, TextRun(0, 1.0, difference=3))
+    told = pulse.take(2.0)
+    assert (told["different"], told["texts"], told["failed"]) == (1, 0, 0)
