@@ -50,16 +50,15 @@ class Pulse:
         self._counts.first_tokens.append(waited)
 
     def ended(self, number: int | None, run: TextRun) -> None:
-        """A text is over, one way or another; without a number one that is not counted among those under way,
-        of which only matters whether it is right."""
-        counts = self._counts
+        """A text is over, one way or another; without a number an idle session's, which may be sent away in
+        the middle of it and of which only faults are counted."""
+        counts, is_idle = self._counts, number is None
         counts.different += run.difference is not None
-        if number is None:
-            return
-        del self._since[number]
-        counts.texts += run.finished
         counts.refused += run.refused
-        counts.failed += not run.finished and not run.refused
+        counts.failed += not (run.finished or run.refused or (is_idle and not run.error))
+        if number is not None:
+            counts.texts += run.finished
+            del self._since[number]
 
     def take(self, now: float) -> dict[str, Any]:
         """What happened since the last call, as JSON. Times in ms."""

@@ -47,8 +47,10 @@ def test_refusals_and_failures_are_kept_apart() -> None:
     assert (told["refused"], told["failed"], told["texts"]) == (1, 1, 0)
 
 
-def test_of_an_idle_text_only_counts_whether_it_is_right() -> None:
+def test_of_an_idle_text_only_faults_count() -> None:
     pulse = Pulse()
-    pulse.ended(None, TextRun(0, 1.0, difference=3))
+    pulse.ended(None, TextRun(0, 1.0, difference=3))  # sent away when the others had ended
+    pulse.ended(None, TextRun(1, 1.0, finished=True))
+    pulse.ended(None, TextRun(2, 1.0, error="cut off"))
     told = pulse.take(2.0)
-    assert (told["different"], told["texts"], told["failed"]) == (1, 0, 0)
+    assert (told["different"], told["texts"], told["failed"]) == (1, 0, 1)
