@@ -14,7 +14,7 @@ from forerun.bench.capacity import Plan, compared, loads
 from forerun.bench.capacity_command import text_counts
 from forerun.bench.formula import FORMULA
 from forerun.bench.job import Drafts
-from forerun.bench.schemes import CONTINUOUS, PADDED, SEQUENTIAL, STREAMING
+from forerun.bench.schemes import PADDED, SEQUENTIAL, STREAMING
 from forerun.bench.texts import Text
 from forerun.cli import main
 from tests.forerun.bench.small import small_target
@@ -88,18 +88,8 @@ def test_transformers_texts_are_not_ours_to_answer_for() -> None:
 @pytest.mark.grpc
 def test_the_command_compares_on_the_formula(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["--target", FORMULA, "--sessions", "1", "2", "--drafts", "off", "oracle=0.8", "--texts", "3"]
-    words += [
-        "--max-tokens",
-        "24",
-        "--repeats",
-        "2",
-        "--rounds",
-        "1",
-        "--step-floor",
-        "5",
-        "--no-pin",
-        "--json",
-    ]
+    words += ["--max-tokens", "12", "--repeats", "2", "--rounds", "1", "--policy", "chain", "--no-pin"]
+    words += ["--step-floor", "5", "--draft-ms", "0", "--json"]
     out, picture = tmp_path / "report.json", tmp_path / "report.svg"
     assert main(["bench", "capacity", *words, "--out", str(out), "--plot", str(picture)]) == 0
     report = json.loads(capfd.readouterr().out)
@@ -133,15 +123,14 @@ def test_the_command_loads_a_model_beside_transformers(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--target", small_target(tmp_path), "--sessions", "2", "--texts", "2", "--rounds", "1"]
-    words += ["--drafts", "off", "oracle=0.8", "recorded", "live", "--rivals", "continuous", "padded"]
+    words += ["--drafts", "off", "oracle=0.8", "recorded", "live", "--rivals", "padded"]
     words += ["--max-tokens", "8", "--repeats", "1", "--no-pin", "--json"]
     assert main(["bench", "capacity", *words]) == 0
     report = json.loads(capfd.readouterr().out)
     (point,) = report["points"]
-    names = {STREAMING, "oracle 0.8", "recorded", "live", SEQUENTIAL, CONTINUOUS, PADDED}
+    names = {STREAMING, "oracle 0.8", "recorded", "live", SEQUENTIAL, PADDED}
     assert set(point["schemes"]) == names
     assert all(found["texts_different"] == 0 for found in point["schemes"].values())
     assert all(found["tokens_per_second"] > 0 for found in point["schemes"].values())
-    assert point["times_transformers_continuous"][CONTINUOUS] == 1.0
-    assert report["rival_setting"]["setting"] in report["rival_setting"]["tried_seconds"]
+    assert point["times_transformers_padded"][PADDED] == 1.0
     assert "/" not in report["settings"]["target"]

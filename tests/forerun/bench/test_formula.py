@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud_verifier.core.effects import Reply
@@ -38,6 +38,7 @@ def written(
     return texts
 
 
+@settings(max_examples=25)  # each runs a scheduler
 @given(
     st.lists(st.lists(TOKENS, min_size=1, max_size=20), min_size=1, max_size=4),
     st.lists(st.integers(0, 6), min_size=4, max_size=4),

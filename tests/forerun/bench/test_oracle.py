@@ -16,7 +16,7 @@ from forerun.bench.oracle import KnowingDrafter, Oracle, Recording
 from forerun.bench.texts import Text
 
 PROMPT = (1, 2, 3)
-LENGTH = 4000
+LENGTH = 1500
 TEXT = Text(7, PROMPT, formula_text(PROMPT, LENGTH))
 POSITIONS = range(len(PROMPT), len(PROMPT) + LENGTH)
 

@@ -46,7 +46,7 @@ def test_a_draft_model_cannot_write_the_formulas_texts() -> None:
 def test_the_command_measures_plain_and_drafting_sessions(
     capfd: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
-    words = ["--sessions", "2", "--step-ms", "4", "--seconds", "1.5", "--sample", "0.3", "--no-pin", "--json"]
+    words = ["--sessions", "2", "--step-ms", "4", "--seconds", "0.9", "--sample", "0.3", "--no-pin", "--json"]
     profile = tmp_path / "profile.txt"
     assert main(["bench", "overhead", *words, "--profile", str(profile)]) == 0
     report = json.loads(capfd.readouterr().out)

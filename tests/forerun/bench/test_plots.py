@@ -29,13 +29,12 @@ def report(axis: str = "sessions") -> dict[str, Any]:
     return {"benchmark": "capacity", "points": [{axis: each, "schemes": schemes} for each in (8, 1, 32)]}
 
 
-@pytest.mark.parametrize("axis", ["sessions", "sessions_per_second"])
-def test_a_report_is_drawn_and_the_same_twice(axis: str, tmp_path: Path) -> None:
+def test_a_report_is_drawn_and_the_same_twice(tmp_path: Path) -> None:
     out = tmp_path / "capacity.svg"
-    plot_capacity(report(axis), out)
+    plot_capacity(report(), out)
     first = out.read_bytes()
-    assert b"plain streaming" in first or b"<path" in first
-    plot_capacity(report(axis), out)
+    assert b"<path" in first
+    plot_capacity(report(), out)
     assert out.read_bytes() == first
 
 
@@ -60,7 +59,7 @@ def test_the_command_draws_a_report_and_no_other_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = tmp_path / "report.json", tmp_path / "report.png"
-    path.write_text(json.dumps(report()), encoding="utf-8")
+    path.write_text(json.dumps(report("sessions_per_second")), encoding="utf-8")
     assert main(["bench", "plot", str(path), "--out", str(out)]) == 0
     assert out.stat().st_size > 1000
     path.write_text("{}", encoding="utf-8")

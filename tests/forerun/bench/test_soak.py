@@ -72,9 +72,9 @@ def test_what_is_no_soak_is_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.grpc
 def test_the_command_holds_idle_and_active_sessions_open(capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["--target", FORMULA, "--open", "6", "--active", "2", "--minutes", "0.04", "--sample", "0.2"]
+    words = ["--target", FORMULA, "--open", "6", "--active", "2", "--minutes", "0.02", "--sample", "0.1"]
     words += ["--think", "0.2", "--texts", "4", "--max-tokens", "24", "--step-floor", "5", "--no-pin"]
-    # Of a process that lives for two seconds the memory tells nothing.
+    # Of a process that lives for a second the memory tells nothing.
     assert main(["bench", "soak", *words, "--growth", "10", "--stall", "60", "--json"]) == 0
     report = json.loads(capfd.readouterr().out)
     assert all(report["kept"].values())
