@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.effects import Reply
-from cloud_verifier.core.scheduler import SchedulerConfig, VerifyScheduler
+from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, StepResult, TargetEngine
 from common.acceptance import AcceptanceRule
 from common.errors import LocalError
