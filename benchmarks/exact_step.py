@@ -58,14 +58,14 @@ class Measurement:
 
 
 @torch.inference_mode()
-def measure(settings: Settings) -> list[Measurement]:
+def measure(settings: Settings, shapes: Sequence[tuple[int, int]] = SHAPES) -> list[Measurement]:
     """Compare the engines, shape by shape."""
-    most = max(sessions * (settings.context + rows) for sessions, rows in SHAPES)
+    most = max(sessions * (settings.context + rows) for sessions, rows in shapes)
     engines = [
         TorchEngine(load_target(settings.target, dtype=settings.dtype), most),
         ExactEngine(load_target(settings.target, dtype=settings.dtype), most, tile_rows=settings.tile_rows),
     ]
-    return [_measure_shape(engines, settings, sessions, rows) for sessions, rows in SHAPES]
+    return [_measure_shape(engines, settings, sessions, rows) for sessions, rows in shapes]
 
 
 def _measure_shape(

@@ -25,7 +25,7 @@ TOTAL = 256
 drawn. Rounding costs at most 1/512 of acceptance a token, and about half of that."""
 
 MAX_TOKENS = 64
-"""Of a draft. On the demo pair at temperature 1 fewer than 20 of a count above 0 are usual."""
+"""Of a draft. The demo pair, which has long tails, fills 38 of them at temperature 0.8 and 48 at 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,13 @@ DEVICE = "device"
 """Asked for as a policy, it is none: nothing is sent anywhere."""
 
 
+DRAWN_AHEAD = (
+    "drafts drawn for this acceptance rule count only if they come in time, and most that are sent ahead do "
+    "not. Give --policy sync:K to wait for them, or leave the rule at coupled (docs/acceptance.md)"
+)
+"""Said to whoever asks for a rule that draws with a policy that runs ahead."""
+
+
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("edge", help="draft on this device for a verifier (the edge side)")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -128,6 +135,8 @@ async def _complete(options: argparse.Namespace) -> int:
     sampling, policy = sampling_from(options), make_policy(options.policy)
     acceptance = make_acceptance(options.acceptance)
     prompt = read_prompt(options)
+    if acceptance.draws(sampling.greedy) and policy.fill and policy.name != "off":
+        note(DRAWN_AHEAD)
     painter = Painter(sys.stdout)
     async with _open_edge(options) as edge:
         from edge_client.edge import Request

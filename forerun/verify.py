@@ -14,6 +14,7 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cloud_verifier.engine.attention_names import ATTENTIONS
 from cloud_verifier.engine.exact_tiles import TILE_ROWS
 from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.errors import UserError
@@ -71,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder with config, tokenizer and safetensors, or hub id",
     )
     option("--listen", default="127.0.0.1:50051", metavar="HOST:PORT", help="port 0 picks one (%(default)s)")
-    option("--device", default="cpu", help="cpu, or cuda once its attention kernel is there (%(default)s)")
+    option("--device", default="cpu", help="cpu, cuda or cuda:N (%(default)s)")
     option(
         "--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s: float32 on a CPU)"
     )
@@ -97,9 +98,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="metadata entry that says whose a call is; only behind a proxy that sets it for every client",
     )
     add_limits(parser)
+    _add_acceleration(parser)
     _add_exact(parser)
     _add_rules(parser)
     add_core(parser)
+
+
+def _add_acceleration(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option(
+        "--attention",
+        default="auto",
+        choices=ATTENTIONS,
+        help="how attention is computed; auto is triton on a CUDA device, else torch_ref (docs/gpu.md)",
+    )
+    option(
+        "--cuda-graphs",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="replay whole steps, on a CUDA device with triton (%(default)s)",
+    )
+    option(
+        "--warm-graphs",
+        action="store_true",
+        help="make the graphs of all step sizes before serving, instead of each when it first comes",
+    )
 
 
 def _add_exact(parser: argparse.ArgumentParser) -> None:
@@ -164,6 +187,8 @@ def check_options(options: argparse.Namespace) -> None:
             "--deterministic on a CPU needs --threads N: the bits depend on the number of threads, so a "
             "verifier on a machine with more cores would write other texts"
         )
+    if options.deterministic and options.attention == "triton":
+        raise UserError("--deterministic brings its own attention; leave --attention out")
     host, colon, port = options.listen.rpartition(":")
     if not (host and colon and port.isdigit() and int(port) < 2**16):
         raise UserError(f"--listen is {options.listen!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
@@ -244,6 +269,9 @@ def load(options: argparse.Namespace) -> tuple[TargetEngine, TokenTable]:
         dtype=dtype,
         device=options.device,
         exact_rows=options.tile_rows if options.deterministic else 0,
+        attention=options.attention,
+        cuda_graphs=options.cuda_graphs,
+        warm_rows=options.max_rows if options.warm_graphs else 0,
     )
     return (FlooredEngine(engine, options.step_floor) if options.step_floor else engine), table
 

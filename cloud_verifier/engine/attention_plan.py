@@ -75,28 +75,22 @@ class AttentionPlan:
 
 def plan_attention(step: PackedStep, cuts: Cuts = CUTS) -> AttentionPlan:
     """Cut `step` into units."""
-    starts = np.asarray(step.starts, dtype=np.int64)
-    counts = np.diff(starts)
-    filled = np.flatnonzero(counts)
-    members = [step.items[index] for index in filled.tolist()]
-    items = _Items(starts[filled], counts[filled], [len(item.prefix_slots) for item in members])
-    wide = items.counts > cuts.most_narrow
-    narrow_units = _units(items, np.flatnonzero(~wide), cuts.narrow)
-    units = narrow_units
-    if bool(wide.any()):
-        units = np.concatenate((units, _units(items, np.flatnonzero(wide), cuts.wide)))
-    bits, offsets, words = _ancestors(step.parents, items)
-    owners = units[:, _KEYS]
-    units[:, _BITS], units[:, _WORDS] = offsets[owners], words[owners]
-    units[:, _KEYS] = items.keys[owners]
-    rows, num_partials = _rows(units, step.num_rows)
+    items = _Items(step, cuts.most_narrow)
+    bits = _words(step.parents, items)
+    narrow = _tiles(items, ~items.wide, cuts.narrow)
+    units = narrow_units = _units(narrow, cuts.narrow)
+    rows, num_partials = _rows((narrow,), step.num_rows)
+    if bool(items.wide.any()):
+        wide = _tiles(items, items.wide, cuts.wide)
+        units = np.concatenate((narrow_units, _units(wide, cuts.wide)))
+        rows, num_partials = _rows((narrow, wide), step.num_rows)
     return AttentionPlan(
         units=units,
         num_narrow=len(narrow_units),
         rows=rows,
         num_partials=num_partials,
         positions=step.positions.astype(np.int32),
-        keys=_keys(members),
+        keys=_keys(step.items),
         bits=bits,
     )
 
@@ -105,17 +99,18 @@ _ROW, _COUNT, _LOCAL, _KEYS, _PREFIX, _BEGIN, _END, _BITS, _WORDS, _SPLIT, _SPLI
 
 
 class _Items:
-    """Arrays over the items that have rows."""
+    """Arrays over the items of a step, each [I]."""
 
-    def __init__(self, starts: IndexArray, counts: IndexArray, prefixes: Sequence[int]) -> None:
-        self.starts = starts  # packed row of the first row
-        self.counts = counts  # rows
-        self.prefixes = np.array(prefixes, dtype=np.int64)
-        lengths = self.prefixes + counts
-        self.keys = np.cumsum(lengths) - lengths  # where each one's keys begin
-
-    def __len__(self) -> int:
-        return len(self.counts)
+    def __init__(self, step: PackedStep, most_narrow: int) -> None:
+        ends = np.array(step.starts, dtype=np.int64)
+        self.starts = ends[:-1]  # packed row of the first row
+        self.counts = np.diff(ends)  # rows
+        self.prefixes = np.array([len(item.prefix_slots) for item in step.items], dtype=np.int64)
+        lengths = self.prefixes + self.counts
+        self.keys = lengths.cumsum() - lengths  # where the item's keys begin
+        self.wide = self.counts > most_narrow
+        self.bits = self.starts.copy()  # where its words begin: those of narrow items lie as their rows do
+        self.words = np.ones(len(self.counts), dtype=np.int64)  # of a row; 0 for a chain, which has none
 
 
 def _keys(items: Sequence[StepItem]) -> TableArray:
@@ -123,108 +118,89 @@ def _keys(items: Sequence[StepItem]) -> TableArray:
     return np.concatenate(parts, dtype=np.int32) if parts else np.zeros(0, np.int32)
 
 
-def _units(items: _Items, members: IndexArray, cut: Cut) -> TableArray:
-    """The units of the items numbered `members`, int32 [U, 11]; the column `keys` holds the item's number."""
-    tiles = -(-items.counts[members] // cut.rows)
-    owner = np.repeat(members, tiles)
-    local = (np.arange(len(owner)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * cut.rows
+def _tiles(items: _Items, chosen: NDArray[np.bool_], cut: Cut) -> TableArray:
+    """The tiles of the chosen items as units of one split, int32 [N, 11]."""
+    owners = np.flatnonzero(chosen)
+    per_item = -(-items.counts[owners] // cut.rows)
+    owner = owners.repeat(per_item)
+    local = (np.arange(len(owner)) - (per_item.cumsum() - per_item).repeat(per_item)) * cut.rows
     count = np.minimum(items.counts[owner] - local, cut.rows)
-    ends = items.prefixes[owner] + local + count  # a row's parent precedes it, so no row sees later keys
-    splits = np.maximum(1, (ends + cut.split // 2) // cut.split)
-    tile = np.repeat(np.arange(len(owner)), splits)
-    split = np.arange(len(tile)) - np.repeat(np.cumsum(splits) - splits, splits)
-    last = split == splits[tile] - 1
-    units = np.empty((len(tile), len(UNIT_FIELDS)), dtype=np.int32)
-    columns = {
-        _ROW: (items.starts[owner] + local)[tile],
-        _COUNT: count[tile],
-        _LOCAL: local[tile],
-        _KEYS: owner[tile],
-        _PREFIX: items.prefixes[owner][tile],
-        _BEGIN: split * cut.split,
-        _END: np.where(last, ends[tile], (split + 1) * cut.split),
-        _SPLIT: split,
-        _SPLITS: splits[tile],
-    }
-    for field, column in columns.items():
-        units[:, field] = column
+    prefix = items.prefixes[owner]
+    end = prefix + local + count  # a row's parent precedes it, so no row sees later keys
+    nothing = np.zeros(len(owner), dtype=np.int64)
+    columns = (
+        *(items.starts[owner] + local, count, local, items.keys[owner], prefix, nothing, end),
+        *(items.bits[owner], items.words[owner], nothing, np.maximum(1, (end + cut.split // 2) // cut.split)),
+    )
+    return np.array(columns, dtype=np.int32).T
+
+
+def _units(tiles: TableArray, cut: Cut) -> TableArray:
+    """The units of tiles, int32 [U, 11]: each as often as it has splits, with the keys of each."""
+    splits = tiles[:, _SPLITS]
+    units = tiles.repeat(splits, axis=0)
+    split = np.arange(len(units)) - (splits.cumsum() - splits).repeat(splits)
+    begin = split * cut.split
+    units[:, _SPLIT], units[:, _BEGIN] = split, begin
+    units[:, _END] = np.where(split == units[:, _SPLITS] - 1, units[:, _END], begin + cut.split)
     return units
 
 
-def _rows(units: TableArray, num_rows: int) -> tuple[TableArray, int]:
+def _rows(tables: Sequence[TableArray], num_rows: int) -> tuple[TableArray, int]:
     """Where each packed row's partial results lie, int32 [T, 2], and their number over all rows."""
-    tiles = units[units[:, _SPLIT] == 0].astype(np.int64)
-    counts = tiles[:, _COUNT]
-    splits = np.zeros(num_rows, dtype=np.int64)
-    splits[_ranges(tiles[:, _ROW], counts)] = np.repeat(tiles[:, _SPLITS], counts)
-    partials = np.where(splits > 1, splits, 0)
-    ends = np.cumsum(partials)
-    return np.stack((ends - partials, splits), axis=1).astype(np.int32), int(partials.sum())
+    rows = np.zeros((num_rows, len(ROW_FIELDS)), dtype=np.int32)
+    for tiles in tables:
+        counts = tiles[:, _COUNT]
+        rows[_ranges(tiles[:, _ROW], counts), 1] = tiles[:, _SPLITS].repeat(counts)
+    partials = np.where(rows[:, 1] > 1, rows[:, 1], 0)
+    ends = partials.cumsum()
+    rows[:, 0] = ends - partials
+    return rows, int(ends[-1]) if num_rows else 0
 
 
-def _ancestors(parents: IndexArray, items: _Items) -> tuple[WordArray, IndexArray, IndexArray]:
-    """Ancestor words, and per item where its words begin (-1 for a chain) and how many a row has.
+def _ranges(starts: IndexArray | TableArray, counts: IndexArray | TableArray) -> IndexArray:
+    """start, start + 1, ... of every range, one after the other."""
+    offsets = (starts - (counts.cumsum() - counts)).repeat(counts)
+    numbers: IndexArray = np.arange(len(offsets)) + offsets
+    return numbers
 
-    `parents` [T] holds packed rows, as in `PackedStep`.
+
+def _words(parents: IndexArray, items: _Items) -> WordArray:
+    """Ancestor words: one for each packed row, then those of wide items that are no chains, several a row.
+
+    `parents` [T] holds packed rows, as in `PackedStep`. Notes in `items` where each item's words begin.
     """
-    offsets, words = np.full(len(items), -1, dtype=np.int64), np.zeros(len(items), dtype=np.int64)
-    branched = np.flatnonzero(~_chains(parents, items))
-    if not len(branched):
-        return np.zeros(0, np.int64), offsets, words
-    words[branched] = -(-items.counts[branched] // 64)
-    sizes = items.counts[branched] * words[branched]
-    offsets[branched] = np.cumsum(sizes) - sizes
-    bits = np.empty(int(sizes.sum()), dtype=np.int64)
-    small = branched[words[branched] == 1]
-    if len(small):
-        rows, places = (
-            _ranges(items.starts[small], items.counts[small]),
-            _ranges(offsets[small], items.counts[small]),
-        )
-        bits[places] = _words_of_small(
-            parents, rows, rows - np.repeat(items.starts[small], items.counts[small])
-        )
-    for item in branched[words[branched] > 1].tolist():
+    starts = items.starts.repeat(items.counts)
+    words = _words_of_narrow(np.where(items.wide.repeat(items.counts), -1, parents), starts)
+    more = [words]
+    for item in np.flatnonzero(items.wide).tolist():
         start, count = int(items.starts[item]), int(items.counts[item])
         local = parents[start : start + count] - start
-        bits[offsets[item] : offsets[item] + count * words[item]] = _words_of_large(local, int(words[item]))
-    return bits, offsets, words
+        if bool((local[1:] == np.arange(count - 1)).all()):
+            items.bits[item], items.words[item] = -1, 0
+        else:
+            items.bits[item], items.words[item] = sum(map(len, more)), -(-count // 64)
+            more.append(_words_of_wide(local, int(items.words[item])))
+    return np.concatenate(more)
 
 
-def _chains(parents: IndexArray, items: _Items) -> NDArray[np.bool_]:
-    """Which items are chains: every row below the one before it, the first below the prefix."""
-    follows = parents == np.arange(-1, len(parents) - 1)
-    follows[items.starts] = parents[items.starts] < 0
-    if not len(items):
-        return np.zeros(0, dtype=np.bool_)
-    chains: NDArray[np.bool_] = np.logical_and.reduceat(follows, items.starts)
-    return chains
-
-
-def _ranges(starts: IndexArray, counts: IndexArray) -> IndexArray:
-    """start, start + 1, ... of every range, one after the other."""
-    offsets: IndexArray = np.repeat(starts - (np.cumsum(counts) - counts), counts)
-    return np.arange(len(offsets)) + offsets
-
-
-def _words_of_small(parents: IndexArray, rows: IndexArray, local: IndexArray) -> WordArray:
-    """One word for each of the packed `rows`, whose numbers within their items are `local` (below 64).
+def _words_of_narrow(parents: IndexArray, starts: IndexArray) -> WordArray:
+    """A word for each packed row of items of at most 64 rows that begin at `starts` [T].
 
     In round k each row takes over what its ancestor 2**k above knows, so a depth of 64 takes 6 rounds.
     """
-    words = np.zeros(len(parents), dtype=np.int64)
-    words[rows] = np.left_shift(np.int64(1), local)
-    above = np.full(len(parents), -1, dtype=np.int64)
-    above[rows] = parents[rows]
-    below = rows[above[rows] >= 0]
+    above = parents
+    words: WordArray = np.left_shift(np.int64(1), (np.arange(len(parents)) - starts) & 63)
+    below = np.flatnonzero(above >= 0)
     while len(below):
-        words[below] |= words[above[below]]
-        above[below] = above[above[below]]
-        below = below[above[below] >= 0]
-    return words[rows]
+        ancestors = above[below]
+        words[below] |= words[ancestors]
+        above[below] = further = above[ancestors]
+        below = below[further >= 0]
+    return words
 
 
-def _words_of_large(parents: IndexArray, words: int) -> WordArray:
+def _words_of_wide(parents: IndexArray, words: int) -> WordArray:
     """`words` words for each row of one item, row after row; `parents` are its row numbers, below 0 for
     none."""
     masks: list[int] = []

@@ -53,8 +53,8 @@ class TorchEngine:
         backend: AttentionBackend | None = None,
         fingerprint: bytes = b"",
     ) -> None:
-        self.model = model
-        self.backend = backend or TorchRefBackend()
+        self._model = model
+        self._backend = backend or TorchRefBackend()
         self._kv = KVStore(num_slots + 1)  # one that no plan names, for rows that pad a replayed step
         self._info = TargetInfo(
             name=model.name,
@@ -63,14 +63,25 @@ class TorchEngine:
             num_slots=num_slots,
             eos_token_ids=model.eos_token_ids,
             fingerprint=fingerprint,
+            rows_per_read=getattr(self._backend, "rows_per_read", 1),
             near_tie=near_tie(model.dtype),
         )
         self._limits = StepLimits(model.vocab_size, model.max_positions, num_slots)
-        self.runner: StepRunner = RowByRow(self.forward)
+        self.runner: StepRunner = RowByRow(self._forward)
 
     @property
     def info(self) -> TargetInfo:
         return self._info
+
+    @property
+    def model(self) -> TargetModel:
+        """The target."""
+        return self._model
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """How its attention is computed."""
+        return self._backend
 
     @property
     def kv(self) -> KVStore:
@@ -91,26 +102,30 @@ class TorchEngine:
     def logits(self, plan: StepPlan) -> Tensor:
         """Run one step for its raw logits: float32 [O, V], on the model's device. Raises as `evaluate`."""
         with out_of_memory_told(plan):
-            return self.forward(pack(plan, self._limits))
+            return self._forward(pack(plan, self._limits))
 
     def _by_rules(self, plan: StepPlan, step: PackedStep) -> StepResult:
         """A step with sessions that asked for another rule than the coupled one; rules read the logits."""
         self.runner.counts.eager += 1
         rows = [row for item in plan.items for row in choice_rows(item)]
-        logits = self.forward(step)
+        logits = self._forward(step)
         choices, margins = choose(logits, rows)
         found = _by_item(plan, choices.cpu().numpy().astype(np.int32), margins.cpu().numpy())
         return decide_by_rules(plan, logits, rows, found)
 
     def forward(self, step: PackedStep) -> Tensor:
+        """`logits` of a step that is packed: what runners build on."""
+        return self._forward(step)
+
+    def _forward(self, step: PackedStep) -> Tensor:
         """Write the rows' KV and return logits float32 [O, V]."""
         packed = np.concatenate((step.tokens, step.positions, step.slots, step.outputs))
         num_rows = step.num_rows
-        on_device = torch.from_numpy(packed).to(self.model.device)  # one transfer for all four
+        on_device = torch.from_numpy(packed).to(self._model.device)  # one transfer for all four
         tokens, positions, slots = on_device[: 3 * num_rows].view(3, num_rows)
-        attention = self.backend.prepare(step, self.model.device)
+        attention = self._backend.prepare(step, self._model.device)
         with current_step(StepContext(self._kv, slots, attention)):
-            return self.model.forward(tokens[None], positions[None], on_device[3 * num_rows :])
+            return self._model.forward(tokens[None], positions[None], on_device[3 * num_rows :])
 
 
 class RowByRow:
@@ -145,7 +160,7 @@ def out_of_memory_told(plan: StepPlan) -> Iterator[None]:
     torch.cuda.empty_cache()  # outside the handler: the error's traceback holds the step's tensors
     raise CapacityError(
         f"no memory for a step of {plan.num_rows} rows in {len(plan.items)} sessions ({told}); take fewer at "
-        "a time (--prefill-chunk, --max-sessions), or keep fewer KV slots (--slots)"
+        "a time (--max-rows, --prefill-chunk), or keep fewer KV slots (--slots)"
     )
 
 

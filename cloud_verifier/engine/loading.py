@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from cloud_verifier.engine.acceleration import accelerate, backend_of
 from cloud_verifier.engine.attention import AttentionBackend
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.exact import ExactEngine
@@ -25,16 +26,20 @@ def load_engine(
     device: str = "cpu",
     backend: AttentionBackend | None = None,
     exact_rows: int = 0,
+    attention: str = "auto",
+    cuda_graphs: bool = True,
+    warm_rows: int = 0,
 ) -> tuple[TorchEngine, TokenTable]:
     """Load the target model `source`, check that its packed path is right, and give it `num_slots` KV slots.
 
     Returns the engine and the target's token table, whose fingerprint the engine's `info` holds. `dtype` and
     `device` as in `load_target`. With `exact_rows` above 0 the engine is the deterministic one, in tiles of
-    so many rows, and is checked to be so; it brings its own attention in place of `backend`. Raises
-    `UserError` that says what to change.
+    so many rows, and is checked to be so; it brings its own attention in place of `backend`. Without a
+    `backend`, `attention` names it, and the last two are as in `acceleration.accelerate`. Raises `UserError`
+    that says what to change.
     """
     model = load_target(source, dtype=dtype, device=device)
-    backend = ExactBackend() if exact_rows else backend
+    backend = ExactBackend() if exact_rows else backend or backend_of(attention, model.device)
     report = probe(model, backend=backend)
     logger.info(
         "target %s: %d probe rows agree within %.1e of the logits' spread, %.1f s",
@@ -47,7 +52,9 @@ def load_engine(
     fingerprint = Vocabulary(table).fingerprint
     if exact_rows:
         return _exact_engine(model, num_slots, exact_rows, fingerprint), table
-    return TorchEngine(model, num_slots, backend=backend, fingerprint=fingerprint), table
+    engine = TorchEngine(model, num_slots, backend=backend, fingerprint=fingerprint)
+    accelerate(engine, cuda_graphs=cuda_graphs, warm_rows=warm_rows)
+    return engine, table
 
 
 def _exact_engine(model: TargetModel, num_slots: int, tile_rows: int, fingerprint: bytes) -> ExactEngine:

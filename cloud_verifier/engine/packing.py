@@ -42,26 +42,26 @@ class StepLimits:
 
 def pack(plan: StepPlan, limits: StepLimits) -> PackedStep:
     """Lay `plan` end to end. Raises `LocalError` that names the rule it breaks (`StepItem`'s docstring)."""
-    counts = [_num_rows(item) for item in plan.items]
-    starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+    counts = np.array([_num_rows(item) for item in plan.items], dtype=np.int64)
+    ends = counts.cumsum()
     # All four at once: a call of numpy costs more than the few numbers in it.
     fields = [item.tokens for item in plan.items]
     fields += [item.positions for item in plan.items]
     fields += [item.parents for item in plan.items]
     fields += [item.slots for item in plan.items]
     tokens, positions, parents, slots = _join(fields).reshape(4, -1)
-    firsts = np.repeat(starts[:-1], counts)
+    firsts = (ends - counts).repeat(counts)
     step = PackedStep(
         items=plan.items,
-        starts=tuple(starts.tolist()),
+        starts=(0, *ends.tolist()),
         tokens=tokens,
         positions=positions,
         slots=slots,
         parents=np.where(parents < 0, -1, parents + firsts),
-        outputs=_outputs(plan.items, starts[:-1], counts),
+        outputs=_outputs(plan.items, ends - counts, counts),
     )
     if step.num_rows:
-        _check_rows(step, parents, firsts, limits)
+        _check_rows(step, parents, firsts, counts, limits)
         _check_slots(step, limits.num_slots)
     return step
 
@@ -103,16 +103,15 @@ def _num_rows(item: StepItem) -> int:
     return num_rows
 
 
-def _outputs(items: Sequence[StepItem], starts: IndexArray, counts: Sequence[int]) -> IndexArray:
+def _outputs(items: Sequence[StepItem], starts: IndexArray, counts: IndexArray) -> IndexArray:
     """Packed rows of all outputs, checked: rows of their items, increasing."""
     local = _join([item.outputs for item in items])
-    owners = np.repeat(np.arange(len(items)), [len(item.outputs) for item in items])
-    limits = np.array(counts, dtype=np.int64)[owners]
-    outputs = local + starts[owners]
-    wrong = (local < 0) | (local >= limits)
-    wrong[1:] |= np.diff(outputs) <= 0  # where all are rows of their items, so are those of different items
+    wanted = [len(item.outputs) for item in items]
+    outputs = local + starts.repeat(wanted)
+    wrong = (local < 0) | (local >= counts.repeat(wanted))
+    wrong[1:] |= outputs[1:] <= outputs[:-1]  # rows of different items increase if they are rows of them
     if bool(wrong.any()):
-        item = items[int(owners[wrong.argmax()])]
+        item = items[int(np.arange(len(items)).repeat(wanted)[wrong.argmax()])]
         raise _broken(
             f"session {item.session} wants outputs {item.outputs.tolist()} of {len(item.tokens)} rows; "
             "they must be rows of it, increasing"
@@ -120,31 +119,33 @@ def _outputs(items: Sequence[StepItem], starts: IndexArray, counts: Sequence[int
     return outputs
 
 
-def _check_rows(step: PackedStep, parents: IndexArray, firsts: IndexArray, limits: StepLimits) -> None:
+def _check_rows(
+    step: PackedStep, parents: IndexArray, firsts: IndexArray, counts: IndexArray, limits: StepLimits
+) -> None:
     """Parents precede their rows, positions follow the parent or the prefix, tokens are in range."""
-    local = np.arange(step.num_rows) - firsts
-    if bool(((parents < -1) | (parents >= local)).any()):
+    if bool(((parents < -1) | (parents >= np.arange(len(firsts)) - firsts)).any()):
         raise _broken("a row's parent must be -1 or a row before it of the same item")
-    prefixes = np.repeat([len(item.prefix_slots) for item in step.items], np.diff(step.starts))
+    prefixes = np.array([len(item.prefix_slots) for item in step.items]).repeat(counts)
     expected = np.where(parents < 0, prefixes, step.positions[step.parents] + 1)
     if bool((step.positions != expected).any()):
         raise _broken("a row's position must be one after its parent's, or the prefix's length")
     if int(step.positions.max()) >= limits.max_positions:
         raise _broken(f"a row lies beyond the model's last position, {limits.max_positions - 1}")
-    if int(step.tokens.min()) < 0 or int(step.tokens.max()) >= limits.vocab_size:
+    if int(step.tokens.view(np.uint64).max()) >= limits.vocab_size:  # negative ones are then too large
         raise _broken(f"a token id lies outside the vocabulary of {limits.vocab_size}")
 
 
 def _check_slots(step: PackedStep, num_slots: int) -> None:
     """Every row has a slot of its own, which no prefix of this step reads."""
     prefixes = np.concatenate([item.prefix_slots for item in step.items])
-    for slots in (step.slots, prefixes):
-        if len(slots) and (int(slots.min()) < 0 or int(slots.max()) >= num_slots):
+    for slots in (step.slots.view(np.uint64), prefixes.view(np.uint32)):
+        if len(slots) and int(slots.max()) >= num_slots:
             raise _broken(f"a slot lies outside the KV store of {num_slots}")
+    ordered = np.sort(step.slots)
+    if bool((ordered[1:] == ordered[:-1]).any()):
+        raise _broken("two rows are to be written to one slot")
     written = np.zeros(num_slots, dtype=np.bool_)
     written[step.slots] = True
-    if np.count_nonzero(written) < len(step.slots):
-        raise _broken("two rows are to be written to one slot")
     if bool(written.take(prefixes).any()):  # twice as fast as written[prefixes]
         raise _broken("a row is to be written to a slot that a prefix of this step reads")
 

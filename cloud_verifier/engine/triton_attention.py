@@ -91,6 +91,11 @@ class TritonBackend:
     def __init__(self, cuts: Cuts = CUTS) -> None:
         self.cuts = cuts
 
+    @property
+    def rows_per_read(self) -> int:
+        """Rows of a session that share one reading of its context; see `TargetInfo`."""
+        return self.cuts.narrow.rows
+
     def prepare(self, step: PackedStep, device: torch.device) -> TritonStep:
         """See `AttentionBackend.prepare`. One transfer, whatever the model's layers are like."""
         return self.attach(tables_of(plan_attention(step, self.cuts), device))

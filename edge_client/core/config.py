@@ -29,7 +29,7 @@ class SessionConfig:
     max_preview: int = 256  # tokens of that guess; bounds the work that a wrong guess wastes
     eos_token_ids: tuple[int, ...] = ()  # the target's own end tokens, where known: a guess ends there
     acceptance: Acceptance = COUPLED  # how the verifier decides
-    draft_top: int = 32  # tokens that a drawn draft may have; those of hardly any chance are left out anyway
+    draft_top: int = MAX_TOKENS  # that a drawn draft may have; those of hardly any chance are left out anyway
 
     def __post_init__(self) -> None:
         if not self.prompt:

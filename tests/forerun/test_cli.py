@@ -59,6 +59,7 @@ def test_a_nonsense_setting_is_named(
         (["--step-floor", "nan"], "--step-floor is nan"),
         (["--tile-rows", "0"], "--tile-rows is 0"),
         (["--deterministic"], "--deterministic on a CPU needs --threads N"),
+        (["--deterministic", "--threads", "1", "--attention", "triton"], "brings its own attention"),
         (["--listen", "50051"], "it must be HOST:PORT"),
         (["--allow-rule", "magic"], "acceptance rule 'magic' is unknown; choose one of coupled"),
         (["--listen", "localhost:none"], "it must be HOST:PORT"),

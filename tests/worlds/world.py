@@ -86,6 +86,7 @@ class Edge:
             session_id=f"edge-{index}",
             recall=spec.recall,
             patience=spec.patience,
+            max_attempts=100,  # with few slots it may be refused for as long as others write
             eos_token_ids=spec.eos,
             acceptance=spec.acceptance,
             draft_top=spec.draft_top,

@@ -147,8 +147,8 @@ def test_splits_are_of_one_size_but_for_the_last() -> None:
 def test_long_chains_are_wide_and_need_no_words() -> None:
     plan = plan_attention(step_of([(10, range(-1, 255)), (3, [-1, 0, 1]), (3, [-1, 0, 0])]))
     assert (plan.num_narrow, plan.num_wide) == (2, 4)
-    assert plan.bits.tolist() == [0b001, 0b011, 0b101]
-    assert [fields(plan, unit)["bits"] for unit in range(2)] == [-1, 0]
+    assert plan.bits[256:].tolist() == [0b001, 0b011, 0b111, 0b001, 0b011, 0b101]
+    assert [fields(plan, unit)["bits"] for unit in range(6)] == [256, 259, *[-1] * 4]
 
 
 def test_a_tree_as_large_as_a_word_is_narrow() -> None:

@@ -219,6 +219,7 @@ def test_freed_slots_may_be_written_anew(llama: TargetModel) -> None:
 def test_a_lack_of_memory_costs_the_step_and_no_more(llama: TargetModel) -> None:
     import torch
 
+    from cloud_verifier.engine.engine import TorchEngine
     from cloud_verifier.engine.packing import PackedStep
     from cloud_verifier.engine.torch_ref import TorchRefBackend, TorchRefStep
 
@@ -230,8 +231,7 @@ def test_a_lack_of_memory_costs_the_step_and_no_more(llama: TargetModel) -> None
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore of it")
             return super().prepare(step, device)
 
-    engine, session = engine_of(llama), new_session(1)
-    engine.backend = Narrow()
+    engine, session = TorchEngine(llama, 128, backend=Narrow()), new_session(1)
     large = StepPlan((session.chunk([1, 2, 3, 4], [3]),))
     for run in (engine.evaluate, engine.logits):
         with pytest.raises(
