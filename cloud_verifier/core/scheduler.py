@@ -58,9 +58,8 @@ class SchedulerConfig:
     # Keys of a table of all sessions' texts to guess from, too. 0 = none: by the pace of guessed tokens one
     # user would learn what another has written.
     shared_ngrams: int = 0
-    rules: tuple[AcceptanceRule, ...] = (
-        LOSSLESS  # that a session may ask for; lossy ones are named on purpose
-    )
+    # Acceptance rules that a session may ask for. Lossy ones are named on purpose.
+    rules: tuple[AcceptanceRule, ...] = LOSSLESS
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
