@@ -43,7 +43,7 @@ class Offers:
     def __init__(self, acceptance: Acceptance) -> None:
         self._acceptance = acceptance
         self._drawn = acceptance.rule.drawn
-        self._drafts: dict[int, Draft | None] = {}  # by the parent's node id; None: no more of them count
+        self._drafts: dict[int, Draft | None] = {}  # by the parent's node id; None: no child of it counts
 
     @classmethod
     def of(cls, acceptance: Acceptance, sampling: SamplingParams) -> Offers | None:
@@ -51,7 +51,8 @@ class Offers:
         return cls(acceptance) if acceptance.decides(sampling.greedy) else None
 
     def arrived(self, node: Node, draft: Draft | None, vocab_size: int) -> None:
-        """A child of a live node came, with what it was drawn from unless an elder sibling brought that.
+        """A child of a live node came. The first one of its parent brings what all of them are drawn from; if
+        it does not, none of them counts.
 
         Raises `PeerError` if it cannot have been drawn from it.
         """
@@ -59,8 +60,7 @@ class Offers:
             return
         if draft is not None:
             _check_tokens(draft, vocab_size)
-            draft = self._drafts.setdefault(node.parent, draft)
-        known = draft or self._drafts.get(node.parent)
+        known = self._drafts.setdefault(node.parent, draft)
         if known is not None and node.token not in known.tokens:
             raise PeerError(f"node {node.wire_id} holds token {node.token}, which its distribution does not")
 

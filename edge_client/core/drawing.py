@@ -17,7 +17,7 @@ from common.estimators import RatioEstimator
 from edge_client.core.drafter import Expansion
 
 MOST_DRAWN = 4
-"""Children of a node: as many as the widest policy takes by default. The fifth is right once in a hundred."""
+"""Children of a node: as many as the widest policy takes by default."""
 
 PEAKS = (0.3, 0.5, 0.7, 0.9)
 """Draws are told apart by the chance of the likeliest token: below the first of these, between two, above."""
@@ -25,7 +25,7 @@ PEAKS = (0.3, 0.5, 0.7, 0.9)
 FIRST = (0.35, 0.5, 0.65, 0.8, 0.93)
 LATER = 0.35
 """Chance that the first draw comes true, and that a later one does if those before it do not, believed before
-any was seen. Near what the demo pair has; forty draws of a kind outweigh them."""
+any was seen. Round numbers: what a text shows soon outweighs them."""
 
 WEIGHT, HALF_LIFE = 10.0, 200.0  # draws: what the belief counts as, and for how long one is remembered
 LEAST, MOST = 0.01, 0.99
@@ -55,9 +55,9 @@ class Drawing:
         """The target wrote `token` after the node that these children hang below."""
         if drawn.draft is None:
             return
-        for turn, (kind, child) in enumerate(zip(self._kinds(drawn.draft), drawn.tokens, strict=False)):
+        for kind, child in zip(self._kinds(drawn.draft), drawn.tokens, strict=False):
             kind.add(float(child == token), 1.0)
-            if child == token or turn + 1 == MOST_DRAWN:
+            if child == token:
                 return
 
     def _promises(self, draft: Draft, count: int) -> tuple[float, ...]:

@@ -153,6 +153,14 @@ def test_what_cannot_have_been_drawn_ends_the_stream(message: Propose, code: Cod
     assert caught.value.code is code
 
 
+def test_a_distribution_that_comes_with_a_younger_child_counts_for_nothing() -> None:
+    """The elder may not be in it at all."""
+    session = make()
+    session.receive(siblings(9), 0.0)
+    session.receive(siblings(7, draft=HALVES), 0.0)
+    assert offers(session)[0] == Offer()
+
+
 def test_a_second_distribution_for_the_same_parent_counts_for_nothing() -> None:
     session = make()
     session.receive(siblings(7, draft=HALVES), 0.0)
