@@ -171,7 +171,7 @@ def _failure(error: Exception) -> ForerunError:
         return error
     if isinstance(error, MemoryError):
         return CapacityError("the target had no memory for a step; try later")
-    return LocalError(f"the target could not evaluate a step: {error}")
+    return LocalError("the target could not evaluate a step; the verifier's log has more")
 
 
 def _let_others_run() -> None:

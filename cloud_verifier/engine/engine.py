@@ -67,7 +67,7 @@ class TorchEngine:
             near_tie=near_tie(model.dtype),
         )
         self._limits = StepLimits(model.vocab_size, model.max_positions, num_slots)
-        self.runner: StepRunner = RowByRow(self._forward)
+        self.runner: StepRunner = RowByRow(self.forward)
 
     @property
     def info(self) -> TargetInfo:
@@ -102,7 +102,7 @@ class TorchEngine:
     def logits(self, plan: StepPlan) -> Tensor:
         """Run one step for its raw logits: float32 [O, V], on the model's device. Raises as `evaluate`."""
         with out_of_memory_told(plan):
-            return self._forward(pack(plan, self._limits))
+            return self.forward(pack(plan, self._limits))
 
     def _by_rules(self, plan: StepPlan, step: PackedStep) -> StepResult:
         """A step with sessions that asked for another rule than the coupled one; rules read the logits."""
@@ -114,11 +114,8 @@ class TorchEngine:
         return decide_by_rules(plan, logits, rows, found)
 
     def forward(self, step: PackedStep) -> Tensor:
-        """`logits` of a step that is packed: what runners build on."""
-        return self._forward(step)
-
-    def _forward(self, step: PackedStep) -> Tensor:
-        """Write the rows' KV and return logits float32 [O, V]."""
+        """Write the rows' KV and return logits float32 [O, V]: the one place where a step is computed, on
+        which runners build."""
         packed = np.concatenate((step.tokens, step.positions, step.slots, step.outputs))
         num_rows = step.num_rows
         on_device = torch.from_numpy(packed).to(self._model.device)  # one transfer for all four

@@ -55,7 +55,7 @@ class ExactEngine(TorchEngine):
         super().__init__(model, num_slots, backend=backend or ExactBackend(), fingerprint=fingerprint)
         self.tile_rows = tile_rows
         self.num_threads = torch.get_num_threads()
-        self._trash = num_slots  # one slot more than sessions can have
+        self._trash = num_slots  # the store's last slot, which no plan names
         use_exact_arithmetic(model.device)
         model.compute_experts_row_by_row()
         if model.device.type == "cpu":
@@ -63,9 +63,8 @@ class ExactEngine(TorchEngine):
 
     def _forward(self, step: PackedStep) -> Tensor:
         """Write the rows' KV and return logits float32 [O, V], tile by tile."""
-        if (
-            torch.get_num_threads() != self.num_threads
-        ):  # the thread that steps may not be the one that loaded
+        # The thread that steps may not be the one that loaded, and torch's number is a thread's own.
+        if torch.get_num_threads() != self.num_threads:
             torch.set_num_threads(self.num_threads)
         parts = [self._run(tile) for tile in tiles(rows_alone(step), self.tile_rows, self._trash)]
         return torch.cat(parts)

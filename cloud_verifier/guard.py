@@ -1,0 +1,118 @@
+"""What gRPC does with a call before and after our methods have it, made to say sentences.
+
+By itself `grpc.aio` answers bytes that are no message, and any exception of a method, with UNKNOWN and the
+exception's class and text. A stranger would learn of our insides, and could not tell whose fault it was.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from common.errors import ForerunError, LocalError, PeerError
+from common.rpc.status import to_status
+
+logger = logging.getLogger(__name__)
+
+Deserialize = Callable[[bytes], Any]
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+
+
+KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+"""The fields of a handler, one of which holds the method."""
+
+
+DEFECT = to_status(LocalError("a defect of the verifier; its log has more"))
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Bytes that are no message end a call with INVALID_ARGUMENT, a defect of ours with INTERNAL.
+
+    Within a method that reads a stream the first raises `PeerError` where it reads.
+    """
+
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
+        """See `grpc.aio.ServerInterceptor`."""
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        name = next(kind for kind in KINDS if getattr(handler, kind) is not None)
+        parse = _raised if handler.request_streaming else _kept
+        method = getattr(handler, name)
+        guard: Any = _guarded_generator if inspect.isasyncgenfunction(method) else _guarded
+        changes = {name: guard(method), "request_deserializer": parse(handler.request_deserializer)}
+        return handler._replace(**changes)
+
+
+def _raised(deserialize: Deserialize) -> Deserialize:
+    """Raise `PeerError` for bytes that are no message."""
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            raise PeerError(
+                f"a message of {len(data)} bytes cannot be read: it is not the protobuf of this method"
+            ) from None
+
+    return parse
+
+
+def _kept(deserialize: Deserialize) -> Deserialize:
+    """Return that error in the message's place: what a unary method's deserializer raises nobody catches."""
+    parse = _raised(deserialize)
+
+    def keep(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except PeerError as error:
+            return error
+
+    return keep
+
+
+def _guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    """Of one answer, or of answers that the method writes itself."""
+
+    async def call(request: Any, context: Any) -> Any:
+        try:
+            if isinstance(request, PeerError):
+                raise request
+            return await method(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except ForerunError as error:
+            await context.abort(*to_status(error))
+        except Exception:  # outermost frame of a call
+            logger.exception("! a method failed")
+            await context.abort(*DEFECT)
+
+    return call
+
+
+def _guarded_generator(
+    method: Callable[[Any, Any], AsyncGenerator[Any, None]],
+) -> Callable[[Any, Any], AsyncGenerator[Any, None]]:
+    async def call(request: Any, context: Any) -> AsyncGenerator[Any, None]:
+        try:
+            if isinstance(request, PeerError):
+                raise request
+            async with aclosing(method(request, context)) as responses:
+                async for response in responses:
+                    yield response
+        except grpc.aio.AbortError:
+            raise
+        except ForerunError as error:
+            await context.abort(*to_status(error))
+        except Exception:  # outermost frame of a call
+            logger.exception("! a method failed")
+            await context.abort(*DEFECT)
+
+    return call

@@ -1,0 +1,93 @@
+"""Bytes that are no message, and defects of ours, become a status with a sentence and without our insides."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from cloud_verifier.service import VerifierService
+from common.errors import LocalError, UserError
+from common.pb import verifier_pb2 as pb
+from common.rpc.status import to_error
+from tests.drivers.tiny import running
+
+pytestmark = pytest.mark.grpc
+
+NO_MESSAGE = b"\xff\xff\xff"
+METHODS = {
+    "Session": ("/forerun.v1.VerifierService/Session", True),
+    "Describe": ("/forerun.v1.VerifierService/Describe", False),
+    "health, one answer": ("/grpc.health.v1.Health/Check", False),
+    "health, a stream": ("/grpc.health.v1.Health/Watch", True),
+    "reflection": ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", True),
+}
+
+
+def same(data: bytes) -> bytes:
+    return data
+
+
+async def ask(address: str, path: str, stream: bool, data: bytes) -> grpc.aio.AioRpcError:
+    """How the call with these bytes ends."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        many = channel.stream_stream(path, request_serializer=same, response_deserializer=same)
+        one = channel.unary_unary(path, request_serializer=same, response_deserializer=same)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await (many(iter([data])).read() if stream else one(data))
+    return caught.value
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_bytes_that_are_no_message_are_an_invalid_argument(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running() as system:
+        status = await ask(system.address, *METHODS[method], NO_MESSAGE)
+    assert status.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert status.details() == ("a message of 3 bytes cannot be read: it is not the protobuf of this method")
+    assert isinstance(to_error(status), LocalError)  # the client's own fault
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_an_unknown_method_is_unimplemented() -> None:
+    async with running() as system:
+        status = await ask(system.address, "/forerun.v1.VerifierService/Nothing", False, b"")
+    assert status.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("method", ["Session", "Describe"])
+async def test_a_defect_is_told_without_its_insides(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def session(self: object, requests: object, context: object) -> AsyncIterator[Any]:
+        yield _secret()
+
+    async def describe(self: object, request: object, context: object) -> Any:
+        return _secret()
+
+    monkeypatch.setattr(VerifierService, "Session", session)
+    monkeypatch.setattr(VerifierService, "Describe", describe)
+    async with running() as system:
+        status = await ask(system.address, *METHODS[method], b"")
+    assert status.code() is grpc.StatusCode.INTERNAL
+    assert status.details() == "a defect of the verifier; its log has more"
+    assert "secret" in caplog.text
+
+
+def _secret() -> Any:
+    raise RuntimeError("secret")
+
+
+async def test_an_error_of_ours_keeps_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def describe(self: object, request: object, context: object) -> Any:
+        raise UserError("not this one")
+
+    monkeypatch.setattr(VerifierService, "Describe", describe)
+    async with running() as system:
+        status = await ask(system.address, *METHODS["Describe"], pb.DescribeRequest().SerializeToString())
+    assert (status.code(), status.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "not this one")
