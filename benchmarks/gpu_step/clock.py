@@ -27,7 +27,7 @@ class Times:
         return {f"{name}_ms": round(getattr(self, name) * 1e3, 4) for name in names}
 
 
-def times_of(run: Callable[[], object], repeats: int, device: torch.device, warm_up: int = 3) -> Times:
+def times_of(run: Callable[[], object], repeats: int, device: torch.device, warm_up: int) -> Times:
     """Wall-clock times of `run`, each begun and ended with an idle device."""
     found = []
     for _ in range(warm_up + repeats):
@@ -42,7 +42,7 @@ def times_of(run: Callable[[], object], repeats: int, device: torch.device, warm
 def device_times_of(run: Callable[[], object], repeats: int, device: torch.device, inner: int = 10) -> Times:
     """Times of `run` on the device alone: `inner` runs between two events, so that the host is ahead."""
     if device.type != "cuda":
-        return times_of(run, repeats, device, warm_up=1)
+        return times_of(run, repeats, device, warm_up=0)
     found = []
     for _ in range(2 + repeats):
         begin, end = _event(), _event()

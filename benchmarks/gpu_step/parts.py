@@ -36,19 +36,17 @@ class Parts:
     def checks(self) -> None:
         """Kernels, choices and graphs beside their references."""
         settings, device = self._settings, self._device
-        for row in checks.kernel_errors(
-            device, settings.check_dtypes, settings.check_seeds, quick=self._tiny
-        ):
+        for row in checks.kernel_errors(device, settings.check_seeds, quick=self._tiny):
             self._tell("checks", row)
-        rows = 12 if self._tiny else 60
+        rows = 6 if self._tiny else 60
         self._tell(
             "checks", {"choices of": rows, **checks.choice_errors(device, rows, settings.shape.vocab_size)}
         )
         cases = [("llama", torch.float32)]
         if not self._tiny:
             cases += [(name, torch.float32) for name in ("gemma2", "gpt_oss")] + [("llama", torch.bfloat16)]
-        num_steps = 4 if self._tiny else 30
-        for row in checks.graph_errors(device, TimedCapture(device), num_steps=num_steps, cases=cases):
+        capture = TimedCapture(device)
+        for row in checks.graph_errors(device, capture, num_steps=settings.check_steps, cases=cases):
             self._tell("checks", row)
 
     def bandwidth(self) -> None:

@@ -21,7 +21,6 @@ from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.effects import End, Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.engine import TorchEngine
-from common.errors import ForerunError
 from common.messages import Commit, Open, Propose, pack_logprob
 from common.sampling import SamplingParams
 
@@ -147,11 +146,14 @@ class Run:
         self._carry_out()
 
     def _carry_out(self) -> None:
-        for effect in self.scheduler.effects():
+        effects = self.scheduler.effects()
+        for effect in effects:
             if isinstance(effect, Reply) and isinstance(effect.message, Commit):
                 self._commit(effect.session, effect.message)
-            elif isinstance(effect, End):
-                self._end(effect.error)
+            elif isinstance(effect, End) and effect.error is not None:
+                raise effect.error
+        if self._ended_at is None and any(isinstance(effect, End) for effect in effects):
+            self._ended_at = time.perf_counter()
 
     def _commit(self, key: int, message: Commit) -> None:
         if self._begun_at is not None and self._ended_at is None:
@@ -164,12 +166,6 @@ class Run:
         message = edge.propose() if edge.text else None
         if message is not None:
             self.scheduler.on_propose(key, message, time.perf_counter())
-
-    def _end(self, error: ForerunError | None) -> None:
-        if error is not None:
-            raise error
-        if self._ended_at is None:
-            self._ended_at = time.perf_counter()
 
     def _same_texts(self) -> bool:
         return self.written() == self.texts

@@ -37,11 +37,12 @@ class Settings:
 
     shape: ModelShape
     dtype: str  # as torch names it
-    check_dtypes: tuple[str, ...]  # of the kernels
-    check_seeds: int  # random steps for each
+    check_seeds: int  # random steps for each kind of attention
+    check_steps: int  # of a tiny model, by graphs and eagerly
     copied_bytes: int  # of the bandwidth's buffer
     loads: tuple[Load, ...]
-    repeats: int  # timed steps of each kind
+    repeats: int  # timed runs of each kind, after `warm_up` others
+    warm_up: int
     rate_sessions: tuple[int, ...]
     acceptances: tuple[float, ...]
     prompt_tokens: int
@@ -53,8 +54,8 @@ class Settings:
 FULL = Settings(
     shape=ModelShape(128256, 4096, 14336, 32, 32, 8, 128),
     dtype="bfloat16",
-    check_dtypes=("bfloat16", "float16", "float32"),
     check_seeds=3,
+    check_steps=30,
     copied_bytes=4 << 30,
     loads=(
         Load(1, 1, 2048),
@@ -64,6 +65,7 @@ FULL = Settings(
         Load(32, 8, 2048, bound=1.4),
     ),
     repeats=40,
+    warm_up=5,
     rate_sessions=(1, 8, 32, 128),
     acceptances=(0.6, 0.8),
     prompt_tokens=1024,
@@ -73,13 +75,14 @@ FULL = Settings(
 )
 
 TINY = Settings(
-    shape=ModelShape(640, 64, 96, 2, 4, 2, 16),
+    shape=ModelShape(64, 32, 48, 1, 2, 1, 16),
     dtype="float32",
-    check_dtypes=("float32",),
     check_seeds=1,
+    check_steps=3,
     copied_bytes=4 << 20,
-    loads=(Load(1, 3, 20, bound=1.25), Load(2, 2, 20)),
-    repeats=2,
+    loads=(Load(1, 2, 9, bound=1.25),),
+    repeats=1,
+    warm_up=2,
     rate_sessions=(1, 3),
     acceptances=(0.6,),
     prompt_tokens=12,

@@ -4,7 +4,6 @@ goes."""
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,7 +73,8 @@ def host_times(settings: Settings) -> list[dict[str, Any]]:
             "fill": partial(buffers.send, bucket, step, attention, table),
         }
         cpu = torch.device("cpu")
-        least = {name: times_of(part, 10 * settings.repeats, cpu).least for name, part in parts.items()}
+        repeats = 10 * settings.repeats
+        least = {name: times_of(part, repeats, cpu, settings.warm_up).least for name, part in parts.items()}
         found.append({"load": str(load), **least, "sum": sum(least.values())})
     return found
 
@@ -138,7 +138,8 @@ class StepTimer:
         plan = load_plan(load, self._settings.shape.vocab_size, way.sampling)
         if capture is not None:
             capture.take()
-        found = times_of(partial(engine.evaluate, plan), self._settings.repeats, self._model.device)
+        run, settings = partial(engine.evaluate, plan), self._settings
+        found = times_of(run, settings.repeats, self._model.device, settings.warm_up)
         on_device = capture.take() if capture is not None else None
         floor = self.floor(load)
         result: dict[str, Any] = {
@@ -190,7 +191,7 @@ def attention_times(
 ) -> Iterator[dict[str, Any]]:
     """One layer's attention by itself, by how it is cut and compiled, beside reading its KV by a copy."""
     shape = settings.shape
-    longest = Load(1, settings.loads[-1].nodes, 16 * settings.loads[-1].context)
+    longest = Load(1, settings.loads[-1].nodes, 8 * settings.loads[-1].context)
     loads = (*settings.loads, longest)
     num_slots = max(map(slots_of, loads))
     sizes = (num_slots, shape.num_kv_heads, 2 * shape.head_dim)
@@ -246,7 +247,4 @@ def _attention_time(plan: StepPlan, kv: LayerKV, cuts: Cuts, model: TargetModel,
     terms = AttentionTerms(shape.head_dim**-0.5)
     run = partial(attention.attend, query, kv, terms)
     run()
-    begun_at = time.perf_counter()
-    run()
-    inner = 20 if time.perf_counter() - begun_at < 0.1 else 1  # an interpreter's run takes a second
-    return device_times_of(run, settings.repeats, model.device, inner=inner).median
+    return device_times_of(run, settings.repeats, model.device, inner=20).median
