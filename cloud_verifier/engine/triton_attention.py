@@ -114,6 +114,10 @@ class TritonStep:
 
     def attend(self, query: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:
         """See `StepAttention.attend`."""
+        with torch.cuda.device_of(query):  # Triton launches on the current device, which may be another GPU
+            return self._attend(query, kv, terms)
+
+    def _attend(self, query: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:
         tables = self._tables
         _, num_heads, num_rows, key_depth = query.shape
         num_kv_heads, value_depth = kv.values.shape[1:]
