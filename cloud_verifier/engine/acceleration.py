@@ -56,6 +56,6 @@ def accelerate(engine: TorchEngine, *, cuda_graphs: bool = True, warm_rows: int 
     replays = cuda_graphs and engine.model.device.type == "cuda"
     runner = DeviceRunner(engine, CudaCapture() if replays else None)
     engine.runner = runner
-    if runner.graphs is not None and warm_rows:
-        runner.graphs.warm(warm_rows)
+    if replays and warm_rows:
+        runner.warm(warm_rows)
         logger.info("%d CUDA graphs made ahead", runner.counts.captures)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -39,8 +42,20 @@ class DeviceRunner:
         """See `StepRunner.run`."""
         if not step.num_rows:
             return no_choices()
-        found = self.graphs.run(step) if self.graphs is not None else None
-        return self._run_eagerly(step) if found is None else found
+        with self._on_device():
+            found = self.graphs.run(step) if self.graphs is not None else None
+            return self._run_eagerly(step) if found is None else found
+
+    def warm(self, max_rows: int) -> None:
+        """Make the graphs of steps of up to `max_rows` rows now; nothing without graphs."""
+        if self.graphs is not None:
+            with self._on_device():
+                self.graphs.warm(max_rows)
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """Graphs and kernels are launched on the current device, and each thread has its own."""
+        device = self._engine.model.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _run_eagerly(self, step: PackedStep) -> tuple[IntArray, FloatArray]:
         if self.graphs is None:

@@ -48,6 +48,10 @@ class KVStore:
         """Memory held, over all layers."""
         return sum(kv.rows.nbytes for kv in self._layers.values())
 
+    def layer(self, layer: int) -> LayerKV:
+        """The store of a layer that has written."""
+        return self._layers[layer]
+
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> LayerKV:
         """Store `key` [1, Hkv, T, Dk] and `value` [1, Hkv, T, Dv] at `slots` int64 [T].
 

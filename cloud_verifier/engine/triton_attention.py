@@ -36,7 +36,7 @@ MOST_BLOCK = 64 * 256
 """Numbers in a block of keys and values; in blocks of more, tiles of 128 lanes spill registers."""
 SMALL_PARTS = 4096
 """Bytes of shared memory for what is not a tile: slots, sums over lanes."""
-_BLOCKS = ((64, 5), (32, 5), (16, 5), (16, 3))
+BLOCKS: tuple[tuple[int, int], ...] = ((64, 5), (32, 5), (16, 5), (16, 3))
 """Keys in a block, and stages of the pipeline: with 5, two blocks are under way while one is computed."""
 _BLOCKS_FLOAT32 = ((16, 3),)
 """Without matrix units every product is code; more keys would take minutes to compile."""
@@ -114,6 +114,10 @@ class TritonStep:
 
     def attend(self, query: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:
         """See `StepAttention.attend`."""
+        with torch.cuda.device_of(query):  # Triton launches on the current device, which may be another GPU
+            return self._attend(query, kv, terms)
+
+    def _attend(self, query: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:
         tables = self._tables
         _, num_heads, num_rows, key_depth = query.shape
         num_kv_heads, value_depth = kv.values.shape[1:]
@@ -200,7 +204,7 @@ def launch_of(shape: HeadShape, cut: Cut, room: int) -> Launch:
     heads = min(triton.next_power_of_2(shape.share), max(1, MOST_LANES // cut.rows))
     while heads:
         lanes = max(LEAST_SIDE, cut.rows * heads)
-        for block, num_stages in _BLOCKS if shape.dtype.itemsize == 2 else _BLOCKS_FLOAT32:
+        for block, num_stages in BLOCKS if shape.dtype.itemsize == 2 else _BLOCKS_FLOAT32:
             if _fits(lanes, block, num_stages, depths, shape.dtype.itemsize, room):
                 return Launch(heads, lanes, block, *depths, 8 if lanes > 32 else 4, num_stages)
         heads //= 2

@@ -1,0 +1,135 @@
+"""The command line: all parts in turn, a table on the way, and a report after each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+PARTS = ("checks", "bandwidth", "host", "attention", "steps", "profile", "rates")
+BUDGET = 560.0
+"""Seconds for all parts: a command on a rented machine may have ten minutes."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Report:
+    """What was found so far, written whole after each line."""
+
+    path: Path
+    parts: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    begun_at: float = field(default_factory=time.perf_counter)
+
+    def add(self, part: str, row: dict[str, Any]) -> None:
+        """A line of a part: printed, and written."""
+        self.parts.setdefault(part, []).append(row)
+        print(f"{time.perf_counter() - self.begun_at:6.1f} s  {part:9}  {_words(row)}", flush=True)
+        self.write()
+
+    def write(self) -> None:
+        whole = {"seconds": self.seconds, **self.parts}
+        beside = self.path.with_suffix(".tmp")
+        beside.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        beside.replace(self.path)
+
+    @property
+    def wrong(self) -> list[str]:
+        """What did not come out as it must."""
+        rows = [(part, row) for part, found in self.parts.items() for row in found]
+        return [f"{part}: {_words(row)}" for part, row in rows if row.get("right") is False or "error" in row]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts that were asked for. Returns 1 if something was wrong, 2 if nothing can run here."""
+    options = _parse(arguments)
+    if options.tiny:
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        print(f"gpu_step: {error.name} is not installed.", file=sys.stderr)
+        return 2
+    if not options.tiny and not torch.cuda.is_available():
+        print("gpu_step: torch sees no CUDA device here; --tiny runs on a CPU.", file=sys.stderr)
+        return 2
+    from benchmarks.gpu_step.parts import Parts
+    from benchmarks.gpu_step.settings import FULL, TINY
+
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    report = Report(out / "gpu_step.json")
+    settings = TINY if options.tiny else FULL
+    device = torch.device("cpu" if options.tiny else "cuda")
+    report.parts["environment"] = [
+        {**_environment(torch, transformers, device), "settings": asdict(settings)}
+    ]
+    parts = Parts(settings, device, report.add, options.budget)
+    for name in options.parts:
+        _run(name, getattr(parts, name), report)
+    print(f"\n{len(report.wrong)} findings are wrong" if report.wrong else "\nnothing is wrong", flush=True)
+    for line in report.wrong:
+        print(f"  {line}")
+    return 1 if report.wrong else 0
+
+
+def _run(name: str, part: Callable[[], None], report: Report) -> None:
+    """One part; whatever it raises costs no other."""
+    begun_at = time.perf_counter()
+    try:
+        part()
+    except Exception as error:  # a part may fail in a library in any way; the others still tell something
+        logger.exception("part %s failed", name)
+        report.add(name, {"error": f"{type(error).__name__}: {error}"[:500]})
+    report.seconds[name] = round(time.perf_counter() - begun_at, 2)
+    report.write()
+
+
+def _environment(torch: Any, transformers: Any, device: Any) -> dict[str, Any]:
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "machine": platform.machine(),
+    }
+    try:
+        import triton
+
+        found["triton"] = triton.__version__
+    except ImportError:
+        found["triton"] = None
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {"gpu": properties.name, "memory": properties.total_memory, "cuda": torch.version.cuda}
+    return found
+
+
+def _words(row: dict[str, Any]) -> str:
+    return "  ".join(f"{name} {_short(value)}" for name, value in row.items())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_step", description=__doc__)
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for gpu_step.json")
+    parser.add_argument("--tiny", action="store_true", help="every part in seconds on a CPU, for tests")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="only these")
+    parser.add_argument("--budget", type=float, default=BUDGET, metavar="S", help="seconds (%(default)s)")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Time on a device, and how much of the run's own is left."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cloud_verifier.engine.graphs import CudaCapture
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of repeated runs."""
+
+    median: float
+    least: float
+    most: float
+
+    def as_ms(self) -> dict[str, float]:
+        names = ("median", "least", "most")
+        return {f"{name}_ms": round(getattr(self, name) * 1e3, 4) for name in names}
+
+
+def times_of(run: Callable[[], object], repeats: int, device: torch.device, warm_up: int) -> Times:
+    """Wall-clock times of `run`, each begun and ended with an idle device."""
+    found = []
+    for _ in range(warm_up + repeats):
+        finish(device)
+        begun_at = time.perf_counter()
+        run()
+        finish(device)
+        found.append(time.perf_counter() - begun_at)
+    return _times(found[warm_up:])
+
+
+def device_times_of(run: Callable[[], object], repeats: int, device: torch.device, inner: int = 10) -> Times:
+    """Times of `run` on the device alone: `inner` runs between two events, so that the host is ahead."""
+    if device.type != "cuda":
+        return times_of(run, repeats, device, warm_up=0)
+    found = []
+    for _ in range(2 + repeats):
+        begin, end = _event(), _event()
+        begin.record()
+        for _ in range(inner):
+            run()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) / 1e3 / inner)
+    return _times(found[2:])
+
+
+def finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _event() -> Any:
+    event: Callable[..., Any] = torch.cuda.Event
+    return event(enable_timing=True)
+
+
+def _times(found: list[float]) -> Times:
+    return Times(statistics.median(found), min(found), max(found))
+
+
+@dataclass
+class TimedCapture:
+    """CUDA graphs whose replays are timed on the device, or on a CPU calls of the body. A `Capture`."""
+
+    device: torch.device
+    replays: list[tuple[Any, Any]] = field(default_factory=list)  # events around each
+
+    def __post_init__(self) -> None:
+        self._capture = CudaCapture() if self.device.type == "cuda" else _call_again
+
+    def __call__(self, body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        repeat = self._capture(body)
+        if self.device.type != "cuda":
+            return repeat
+
+        def replay() -> Tensor:
+            begin, end = _event(), _event()
+            begin.record()
+            result = repeat()
+            end.record()
+            self.replays.append((begin, end))
+            return result
+
+        return replay
+
+    def take(self) -> Times | None:
+        """Times of the replays since the last call; None if there were none. The device must be idle."""
+        found = [begin.elapsed_time(end) / 1e3 for begin, end in self.replays]
+        self.replays.clear()
+        return _times(found) if found else None
+
+
+def _call_again(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Seconds of the whole run; what does not fit is left out."""
+
+    until: float  # by time.perf_counter
+
+    @classmethod
+    def of(cls, seconds: float) -> Budget:
+        return cls(time.perf_counter() + seconds)
+
+    @property
+    def left(self) -> float:
+        return self.until - time.perf_counter()
