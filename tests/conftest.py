@@ -18,6 +18,8 @@ from hypothesis import settings
 NEEDED_MODULES = {
     "torch": (("torch", "transformers"), "pip install 'forerun[verifier]'"),
     "llama": (("llama_cpp",), "pip install 'forerun[edge]'"),
+    "quantized": (("torchao",), "pip install 'forerun[verifier,quantized]'"),
+    "parallel": (("accelerate",), "pip install 'forerun[verifier,parallel]'"),
 }
 """Mark -> modules that its tests import, and how to get them."""
 

@@ -48,6 +48,11 @@ class TorchEngine:
         return self._info
 
     @property
+    def model(self) -> TargetModel:
+        """The target that it runs."""
+        return self._model
+
+    @property
     def kv(self) -> KVStore:
         """The KV store, for its measures."""
         return self._kv
