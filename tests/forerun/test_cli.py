@@ -11,7 +11,7 @@ import pytest
 from forerun.cli import main
 from forerun.paint import Painter
 
-COMMANDS = (["demo"], ["verify"], ["edge"], ["edge", "complete"], ["edge", "pipe"])
+COMMANDS = (["demo"], ["verify"], ["models"], ["edge"], ["edge", "complete"], ["edge", "pipe"])
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
