@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.errors import UserError
 from forerun.limits import add_limits, config_from
 from forerun.options import add_core, ms, pin_to_core
+from forerun.tensor_parallel import add_tensor_parallel, run_parallel
+
+if TYPE_CHECKING:
+    from cloud_verifier.engine.parallel import Leader
 
 DESCRIPTION = """\
 Loads a causal language model (a local folder in Hugging Face format, or a hub id), checks that Forerun's
@@ -40,6 +45,11 @@ def add_parser(commands: Any) -> None:
     option(
         "--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s: float32 on a CPU)"
     )
+    option(
+        "--quantize",
+        metavar="KIND",
+        help="int8: linear layers in 8 bits a weight (needs the extra `quantized`); none by default",
+    )
     option("--threads", type=int, default=0, metavar="N", help="torch's threads; 0 leaves torch's own choice")
     option(
         "--slots", type=int, default=16384, metavar="N", help="tokens of KV over all sessions (%(default)s)"
@@ -62,6 +72,7 @@ def add_parser(commands: Any) -> None:
         help="metadata entry that says whose a call is; only behind a proxy that sets it for every client",
     )
     add_limits(parser)
+    add_tensor_parallel(parser)
     add_core(parser)
     parser.set_defaults(run=run)
 
@@ -70,6 +81,9 @@ def run(options: argparse.Namespace) -> int:
     _check_options(options)
     config_from(options)
     pin_to_core(options.core)
+    _use_torch(options)
+    if options.tensor_parallel:
+        return run_parallel(options, lambda *parts: asyncio.run(_serve(options, *parts)))
     engine, table = _load(options)  # before the event loop, so that Ctrl-C works meanwhile
     asyncio.run(_serve(options, engine, table))
     return 0
@@ -102,17 +116,28 @@ def _check_free(host: str, port: int) -> None:
         ) from error
 
 
-async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | None, ...]) -> None:
+async def _serve(
+    options: argparse.Namespace,
+    engine: Any,
+    table: tuple[bytes | None, ...],
+    leader: Leader | None = None,
+) -> None:
+    """Until a signal comes, or `leader` has lost the other processes of its target."""
     # Imported here: torch and transformers take seconds, and an edge has neither.
     from cloud_verifier.core.scheduler import VerifyScheduler
+    from cloud_verifier.engine.floor import FlooredEngine
     from cloud_verifier.service import Server
     from cloud_verifier.worker import Worker
 
+    if options.step_floor:
+        engine = FlooredEngine(engine, options.step_floor)
     worker = Worker(engine, VerifyScheduler(engine.info, config_from(options)))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
+    if leader is not None:
+        leader.when_lost(lambda: loop.call_soon_threadsafe(stop.set))
     async with Server(worker, engine.info, table, options.listen, options.tenant_header) as server:
         host = options.listen.rpartition(":")[0]
         _announce(options, engine.info.name, f"{host}:{server.port}")
@@ -120,25 +145,32 @@ async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | 
         await server.drain(options.grace)
 
 
-def _load(options: argparse.Namespace) -> tuple[Any, tuple[bytes | None, ...]]:
+def _use_torch(options: argparse.Namespace) -> None:
     try:
         import torch
 
-        from cloud_verifier.engine.floor import FlooredEngine
-        from cloud_verifier.engine.loading import load_engine
+        import cloud_verifier.engine.loading  # noqa: F401 - only to see whether all it needs is there
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; pip install 'forerun[verifier]'") from error
     if options.threads:
         torch.set_num_threads(options.threads)
-    on_cpu = options.dtype == "auto" and options.device == "cpu"
-    dtype = "float32" if on_cpu else options.dtype  # a CPU gains nothing from bfloat16 and loses exactness
-    engine, table = load_engine(options.model, options.slots, dtype=dtype, device=options.device)
-    return (FlooredEngine(engine, options.step_floor) if options.step_floor else engine), table
+
+
+def _load(options: argparse.Namespace) -> tuple[Any, tuple[bytes | None, ...]]:
+    from cloud_verifier.engine.loading import default_dtype, load_engine
+
+    dtype = default_dtype(options.dtype, options.device)
+    engine, table = load_engine(
+        options.model, options.slots, dtype=dtype, device=options.device, quantization=options.quantize
+    )
+    if engine.model.shrinkage is not None and not options.json:
+        print(f"Quantized: {engine.model.shrinkage}.", flush=True)
+    return engine, table
 
 
 def _announce(options: argparse.Namespace, name: str, address: str) -> None:
     if options.json:
-        print(json.dumps({"listening": address, "model": name}), flush=True)
+        print(json.dumps({"listening": address, "model": name, "pid": os.getpid()}), flush=True)
         return
     print(f"Serving {name} on {address}; stop with Ctrl-C.", flush=True)
     if options.step_floor:
