@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +120,54 @@ def test_a_mistake_is_found_in_a_quantized_model_too() -> None:
     mix_neighbours(plain.model.layers[1].mlp, 0.05)
     with pytest.raises(UserError, match="packed path differs"):
         probe(TargetModel("llama", plain))
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder whose weights are stored quantized, as transformers saves them."""
+    import transformers as hf
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    from tests.cloud_verifier.engine.tiny import plain_model
+
+    plain, place = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("stored")
+    plain_model("llama").save_pretrained(plain)
+    kind = hf.TorchAoConfig(Int8WeightOnlyConfig())
+    model: Any = hf.AutoModelForCausalLM.from_pretrained(plain, quantization_config=kind)
+    model.save_pretrained(place)
+    return str(place)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_what_is_stored_quantized_is_served_if_it_passes(stored: str, dtype: str) -> None:
+    from cloud_verifier.engine.probe import probe
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    model = load_target(stored, dtype=dtype, with_tokenizer=False)
+    assert "Int8Tensor" in kinds(model._model).values()
+    assert probe(model).worst < 1e-5
+    assert model.shrinkage is None
+
+
+def test_what_is_stored_quantized_is_not_quantized_again(stored: str) -> None:
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    with pytest.raises(UserError, match="are stored quantized; leave --quantize out"):
+        load_target(stored, with_tokenizer=False, quantization="int8")
+
+
+def test_a_stored_kind_whose_package_is_missing_is_told(tmp_path: Path) -> None:
+    from cloud_verifier.engine.transformers_adapter import load_target
+    from tests.cloud_verifier.engine.tiny import plain_model
+
+    if find_spec("gptqmodel") is not None:
+        pytest.skip("gptqmodel is installed here")
+    plain_model("llama").save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=r"cannot load the target model .*gptqmodel"):
+        load_target(str(tmp_path), with_tokenizer=False)
 
 
 @pytest.fixture(scope="module")
