@@ -83,6 +83,8 @@ def join(device: str, patience: float) -> Ranks:
             f"--device is {device}, and transformers divides a model over {accelerator} here; say --device "
             f"{accelerator}, or hide the accelerators (CUDA_VISIBLE_DEVICES= )"
         )
+    if kind != "cpu":
+        torch.accelerator.set_device_index(dist.get_node_local_rank())
     dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=LOAD_PATIENCE)
     control = dist.new_group(backend="gloo", timeout=LOAD_PATIENCE)
     return Ranks(dist.get_rank(), dist.get_world_size(), patience, control)
