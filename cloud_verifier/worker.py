@@ -42,6 +42,7 @@ class Worker:
         self._gone = asyncio.Event()  # set while no stream is connected
         self._gone.set()
         self._next_key = 1
+        self._checked_step = 0  # steps there had been when the slots were last counted
 
     # Streams ----------------------------------------------------------------------------------------------
 
@@ -106,6 +107,7 @@ class Worker:
                 self._check_timer()
                 plan = self.scheduler.next_step(self._clock())
                 if plan is None:
+                    self._deliver()
                     await self._rest()
                     continue
                 await self._step(loop, plan)
@@ -113,8 +115,12 @@ class Worker:
             self._executor.shutdown(wait=True)
 
     async def _step(self, loop: asyncio.AbstractEventLoop, plan: StepPlan) -> None:
+        """What the step before brought is sent while this one runs: nobody waits for the sending."""
+        evaluated = loop.run_in_executor(self._executor, self._engine.evaluate, plan)
+        _let_others_run()
+        self._deliver()
         try:
-            result = await loop.run_in_executor(self._executor, self._engine.evaluate, plan)
+            result = await evaluated
         except (
             Exception
         ) as error:  # an engine may raise anything; its step's sessions end, the service does not
@@ -122,10 +128,13 @@ class Worker:
             self.scheduler.on_step_failed(_failure(error), self._clock())
         else:
             self.scheduler.on_step_done(result, self._clock())
-        self._apply()
 
     async def _rest(self) -> None:
-        """Until an input comes or the timer is due."""
+        """Until an input comes or the timer is due. Raises `LocalError` if a slot was lost: a verifier that
+        does not know whose KV is where must not go on."""
+        if self.scheduler.idle and self._checked_step != self.scheduler.counters.num_steps:
+            self._checked_step = self.scheduler.counters.num_steps
+            self.scheduler.check_integrity()
         timer = self.scheduler.next_timer_at
         timeout = None if timer is None else max(0.0, timer - self._clock())
         try:
@@ -141,11 +150,15 @@ class Worker:
             self._apply()
 
     def _apply(self) -> None:
+        """An input was taken: tell what came of it, and look whether a step can run now."""
+        self._deliver()
+        self._wake.set()
+
+    def _deliver(self) -> None:
         for effect in self.scheduler.effects():
             queue = self._queues.get(effect.session)
             if queue is not None:
                 queue.put_nowait(effect.message if isinstance(effect, Reply) else effect)
-        self._wake.set()
         if self.scheduler.sessions:
             self._empty.clear()
         else:
@@ -159,3 +172,9 @@ def _failure(error: Exception) -> ForerunError:
     if isinstance(error, MemoryError):
         return CapacityError("the target had no memory for a step; try later")
     return LocalError(f"the target could not evaluate a step: {error}")
+
+
+def _let_others_run() -> None:
+    """Release Python's lock for a moment: the engine's thread, which was given a step, begins it now and not
+    when this thread is done with sending."""
+    time.sleep(0)

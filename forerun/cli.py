@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from common.errors import ForerunError, UserError
 from forerun import demo, edge, fit, link_command, models_command, record, simulate, verify
+from forerun.bench import command as bench
 
-COMMANDS = (demo, verify, edge, models_command, link_command, record, fit, simulate)
+COMMANDS = (demo, verify, edge, models_command, link_command, record, fit, simulate, bench)
 
 TALKATIVE = ("torchao", "torch.utils._pytree")
 """Loggers that warn whenever torchao is imported, of CUDA libraries that only other machines have."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloud_verifier.engine.attention_names import ATTENTIONS
 from common.errors import UserError
 from forerun.models_table import as_json, write_tables
 
@@ -41,6 +42,7 @@ def add_parser(commands: Any) -> None:
     option("--check", metavar="PATH", help="a model folder or hub id to load and probe")
     option("--device", default="cpu", help="of --check (%(default)s)")
     option("--dtype", help="float32, bfloat16 or float16 (a family: all; --check: as it would be served)")
+    option("--attention", default="auto", choices=ATTENTIONS, help="of --check (%(default)s)")
     option("--quantize", metavar="KIND", help="of --check, as `forerun verify` has it")
     option(
         "--windows",
@@ -129,14 +131,15 @@ def _line(finding: Finding) -> str:
 
 def _check_model(options: argparse.Namespace) -> None:
     """Raises `UserError` if it cannot be served."""
-    from cloud_verifier.engine.loading import default_dtype, load_checked
+    from cloud_verifier.engine.acceleration import backend_of
+    from cloud_verifier.engine.loading import check, default_dtype
     from cloud_verifier.engine.probe_script import REAL, SHRUNK
+    from cloud_verifier.engine.transformers_adapter import load_target
 
     dtype = default_dtype(options.dtype or "auto", options.device)
-    lengths = REAL if options.windows == "real" else SHRUNK
-    model, report = load_checked(
-        options.check, dtype=dtype, device=options.device, quantization=options.quantize, lengths=lengths
-    )
+    model = load_target(options.check, dtype=dtype, device=options.device, quantization=options.quantize)
+    backend = backend_of(options.attention, model.device)
+    report = check(model, backend, REAL if options.windows == "real" else SHRUNK)
     facts = {
         "model": model.name,
         "served": True,

@@ -7,8 +7,19 @@ import os
 import sys
 from pathlib import Path
 
+from common.acceptance import LOSSLESS, AcceptanceRule
 from common.errors import UserError
 from common.sampling import SamplingParams
+
+
+def _rules_in_words() -> str:
+    lossless = ", ".join(rule.title for rule in LOSSLESS)
+    lossy = ", ".join(rule.title for rule in AcceptanceRule if not rule.lossless)
+    return f"{lossless}; lossy, so that the text is not the target's: {lossy}"
+
+
+RULES_IN_WORDS = _rules_in_words()
+"""The acceptance rules for a person who has to choose one."""
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:

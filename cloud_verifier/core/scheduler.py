@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cloud_verifier.core.admission import (
     ANYBODY,
     Caller,
+    check_acceptance,
     check_deadline,
     check_need,
     check_open,
@@ -23,13 +24,14 @@ from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.credit import Credit
 from cloud_verifier.core.effects import Effect, End, Reply
+from cloud_verifier.core.margins import MarginCounter
 from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.relief import Relief
 from cloud_verifier.core.report import Counters, StepReport, count
 from cloud_verifier.core.room import Room
 from cloud_verifier.core.session import Progress, VerifySession
 from cloud_verifier.core.sharing import Outcome, Sharing
-from cloud_verifier.core.target import IntArray, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.target import FloatArray, IntArray, StepPlan, StepResult, TargetInfo
 from cloud_verifier.core.tenants import Tenants
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.estimators import IntervalEstimator
@@ -70,6 +72,7 @@ class VerifyScheduler:
         self.sharing = Sharing(self.config.max_slowdown, self.cost, info.rows_per_read)
         self.credit = Credit(self.config)
         self.counters = Counters()
+        self.margins = MarginCounter(info.near_tie)
         self.last_step: StepReport | None = None
         self.draining = False
         self.ngrams = NgramTable(self.config.shared_ngrams) if self.config.shared_ngrams else None
@@ -100,6 +103,7 @@ class VerifyScheduler:
         self._forget_stream(key)
         try:
             check_open(request, self.info, self.draining)
+            check_acceptance(request.acceptance, self.config.rules)
             check_deadline(caller, now)
             session = self._admit(key, request, caller, now)
         except ForerunError as error:
@@ -182,8 +186,10 @@ class VerifyScheduler:
         before = self.counters.num_committed
         queue_times = tuple(max(0.0, running.began_at - each.ready_at) for each in running.sessions.values())
         outcomes = [
-            self._apply(session, choices, running, now)
-            for session, choices in zip(running.sessions.values(), result.choices, strict=True)
+            self._apply(session, choices, margins, running, now)
+            for session, choices, margins in zip(
+                running.sessions.values(), result.choices, result.margins, strict=True
+            )
         ]
         duration = now - running.began_at
         predicted = self.cost.predict(running.num_rows, running.num_reads)
@@ -319,9 +325,11 @@ class VerifyScheduler:
     def _answers_running(self, result: StepResult) -> bool:
         sessions = self._running.sessions.values() if self._running else ()
         sizes = [len(session.rows.nodes) if session.rows else 0 for session in sessions]
-        return list(map(len, result.choices)) == sizes
+        return list(map(len, result.choices)) == list(map(len, result.margins)) == sizes
 
-    def _apply(self, session: VerifySession, choices: IntArray, running: _Running, now: float) -> Outcome:
+    def _apply(
+        self, session: VerifySession, choices: IntArray, margins: FloatArray, running: _Running, now: float
+    ) -> Outcome:
         """One session's part of the step that is done."""
         num_drafts = max(0, len(choices) - 1)
         if session.ended:
@@ -331,13 +339,16 @@ class VerifyScheduler:
         assert session.rows is not None, "it is in the step"
         num_rows, queue_time = len(session.rows.slots), running.began_at - session.ready_at
         progress = session.apply(choices, self.memory, now)
-        num_won = max(0, len(progress.tokens) - 1)
-        self.counters.num_evaluated += len(choices)
-        self.counters.num_committed += len(progress.tokens)
-        self.counters.num_drafts += num_drafts
-        self.counters.count_won(num_won)
+        self.margins.note(margins[progress.outputs], session.request.sampling.temperature)
+        num_tokens, counters = len(progress.tokens), self.counters
+        num_won = num_tokens - 1 if num_drafts and num_tokens else 0
+        counters.num_evaluated += len(choices)
+        counters.num_committed += num_tokens
+        if num_drafts:
+            counters.num_drafts += num_drafts
+            counters.count_won(num_won)
         self.tenants.charge(session.tenant, num_rows, num_drafts - num_won)
-        if progress.tokens:
+        if num_tokens:
             self._commit(session, progress, len(choices), queue_time, running.began_at, now)
         return Outcome(session, num_drafts, num_won)
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cloud_verifier.core.memory import KvMemory, Lease
+from cloud_verifier.core.offers import Offers
 from cloud_verifier.core.target import IntArray, StepItem
+from common.draft import Draft
 from common.errors import Code, PeerError
 from common.estimators import RatioEstimator
 from common.messages import FinishReason, Open, Propose, unpack_logprob
@@ -41,6 +43,7 @@ class Progress:
     tokens: list[int] = field(default_factory=list)
     server_made: int = 0  # bit i: tokens[i] was not among the edge's nodes
     finish: FinishReason | None = None
+    outputs: list[int] = field(default_factory=list)  # of the step's, those whose choices are the tokens
 
 
 class VerifySession:
@@ -98,6 +101,7 @@ class VerifySession:
         self._next_wire_id = 1
         self._seen = self.tree.tip_position
         self._bare_step_granted = False
+        self._offers = Offers.of(request.acceptance, request.sampling)
         self._recall = recall
         if recall is not None:
             for token in request.committed:
@@ -147,8 +151,9 @@ class VerifySession:
         self._forget_seen(message.seen_advance)
         self.lag = self.tree.tip_position - self._seen
         deltas = message.parent_deltas or _chain_deltas(message)
-        for token, byte, delta in zip(message.tokens, message.logprobs, deltas, strict=True):
-            self._place(token, unpack_logprob(byte), delta, message.anchor)
+        drafts = message.drafts or (None,) * len(message.tokens)
+        for token, byte, delta, draft in zip(message.tokens, message.logprobs, deltas, drafts, strict=True):
+            self._place(token, unpack_logprob(byte), delta, message.anchor, draft)
         if not message.tokens:
             self._bare_step_granted = True
         if not could_run and self.ready:
@@ -191,6 +196,7 @@ class VerifySession:
             sampling=self.request.sampling,
             prompt=self._prompt,
             generated=self._generated(start) if self._prompt is not None else None,
+            ask=self._offers.ask(self.tree, nodes) if self._offers is not None and nodes else None,
         )
 
     def apply(self, choices: IntArray, memory: KvMemory, now: float) -> Progress:
@@ -202,6 +208,8 @@ class VerifySession:
         progress = Progress()
         while self.tree.tip.choice is not None and progress.finish is None:
             self._commit_next(self.tree.tip.choice, progress)
+        on_path = [output for output, node in enumerate(rows.nodes) if node.committed]
+        progress.outputs = on_path[: len(progress.tokens)]  # the last one may be a tip that ends the text
         kept, freed = rows.slots[: rows.chunk], list[int]()
         for node, slot in zip(rows.nodes, rows.slots[rows.chunk :], strict=True):
             (kept if node.committed else freed).append(slot)
@@ -250,6 +258,8 @@ class VerifySession:
             raise PeerError(f"a Propose of {count} nodes has {len(message.logprobs)} log-probability bytes")
         if message.parent_deltas and len(message.parent_deltas) != count:
             raise PeerError(f"a Propose of {count} nodes has {len(message.parent_deltas)} parent deltas")
+        if message.drafts and len(message.drafts) != count:
+            raise PeerError(f"a Propose of {count} nodes has {len(message.drafts)} entries for distributions")
         if self._seen + message.seen_advance > self.tree.tip_position or message.seen_advance < 0:
             raise PeerError(
                 f"seen_advance {message.seen_advance} claims tokens beyond the committed position "
@@ -257,7 +267,7 @@ class VerifySession:
                 Code.OUT_OF_RANGE,
             )
 
-    def _place(self, token: int, logprob: float, delta: int, anchor: int | None) -> None:
+    def _place(self, token: int, logprob: float, delta: int, anchor: int | None, draft: Draft | None) -> None:
         if not 0 <= token < self._vocab_size:
             raise PeerError(
                 f"proposed token id {token} is outside the vocabulary of {self._vocab_size}",
@@ -274,10 +284,14 @@ class VerifySession:
             )
         if self.tree.num_speculative >= self._max_live and self._num_proposed() >= self._max_live:
             self.num_dropped += 1
+            if self._offers is not None:
+                self._offers.dropped(parent, self.tree)
             return
         place = self.tree.attach(parent, token, logprob)
         if isinstance(place, Node):
             place.wire_id = wire_id
+            if self._offers is not None:
+                self._offers.arrived(place, draft, self._vocab_size)
         if place is not DEAD:
             self._places[wire_id] = place
             if len(self._places) > MAX_PLACES:

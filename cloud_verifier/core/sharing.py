@@ -109,6 +109,10 @@ class Sharing:
 
     def settle(self, outcomes: Sequence[Outcome]) -> None:
         """A step is over and brought its sessions these outcomes."""
+        if not any(outcome.num_drafts for outcome in outcomes):
+            for session, _, _ in outcomes:
+                session.balance = min(MOST_SAVED, session.balance + self.max_slowdown)
+            return
         times = [outcome.num_drafts * self._row_time(outcome.session) for outcome in outcomes]
         total, bare = sum(times), self._bare([outcome.session for outcome in outcomes])
         for (session, _, num_won), own in zip(outcomes, times, strict=True):

@@ -103,6 +103,7 @@ class LeadingBackend:
 
     def __init__(self, inner: AttentionBackend) -> None:
         self._inner = inner
+        self.rows_per_read: int = getattr(inner, "rows_per_read", 1)  # as in `TargetInfo`
         self.tell: Callable[[Sequence[StepItem]], None] | None = None
 
     def prepare(self, step: PackedStep, device: torch.device) -> StepAttention:

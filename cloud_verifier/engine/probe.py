@@ -50,8 +50,9 @@ ROUTED_SHARE = 0.1
 """Of the rows of a mixture of experts, which may differ by more: where two experts are all but equally good,
 rounding decides which one a row is sent to. A mistake would move more rows than these."""
 
-COARSE_TOLERANCE = {torch.float16: 0.03, torch.bfloat16: 0.15}
-"""In half precision, for a model whose weights cannot be widened; for its median row if it has experts."""
+COARSE_TOLERANCE = {torch.float32: TOLERANCE, torch.float16: 0.03, torch.bfloat16: 0.15}
+"""Where logits of the precision that serves are compared, since a model's weights cannot be widened; for its
+median row if it has experts."""
 
 LESS_EXACT = 3.0
 """In half precision, how many times the median error of plain transformers that of the packed path may be; it

@@ -12,6 +12,7 @@ from cloud_verifier.core.admission import Caller
 from cloud_verifier.core.config import MAY_BE_NOTHING, SchedulerConfig
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.target import StepResult
+from common.acceptance import LOSSLESS, Acceptance, AcceptanceRule
 from common.errors import (
     CapacityError,
     Code,
@@ -36,6 +37,17 @@ def finished(key: int, reason: FinishReason, position: int) -> list[Effect]:
     return [Reply(key, Finish(reason, position)), End(key)]
 
 
+def test_what_the_operator_names_is_allowed_and_what_he_leaves_out_is_not() -> None:
+    typical, block = (Acceptance(rule) for rule in (AcceptanceRule.TYPICAL, AcceptanceRule.BLOCK))
+    open_to = Bench(rules=(*LOSSLESS, AcceptanceRule.TYPICAL))
+    assert isinstance(open_to.open(1, replace(ask(), acceptance=typical))[0], Reply)
+    assert isinstance(open_to.open(2, replace(ask(), acceptance=block))[0], Reply)
+    strict = Bench(rules=(AcceptanceRule.COUPLED,))
+    (end,) = strict.open(1, replace(ask(), acceptance=block))
+    assert isinstance(end, End)
+    assert "the acceptance rule block is not allowed on this verifier; it allows coupled" in str(end.error)
+
+
 # Admission --------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Open, type[ForerunError], Code, str]] = {
@@ -53,6 +65,12 @@ REFUSED: dict[str, tuple[Open, type[ForerunError], Code, str]] = {
     "bias": (ask(logit_bias=((12, 1.0),)), UserError, Code.OUT_OF_RANGE, "logit_bias holds token id 12"),
     "stop": (ask(stop_token_ids=(13,)), UserError, Code.OUT_OF_RANGE, "stop_token_ids holds token id 13"),
     "too long": (ask((1,) * 61), UserError, Code.OUT_OF_RANGE, "exceed the target's 100 positions"),
+    "rule": (
+        replace(ask(), acceptance=Acceptance(AcceptanceRule.TYPICAL)),
+        UserError,
+        Code.FAILED_PRECONDITION,
+        "the lossy acceptance rule typical is not allowed on this verifier; it allows coupled, rej",
+    ),
     "too much": (ask(committed=(1,) * 41), PeerError, Code.OUT_OF_RANGE, "41 committed tokens exceed"),
 }
 

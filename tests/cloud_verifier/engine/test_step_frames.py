@@ -30,7 +30,7 @@ def items(draw: Any) -> StepItem:
     """Any integers: what they mean is checked elsewhere."""
     prefix, rows, outputs = draw(st.tuples(*[st.integers(0, 6)] * 3))
     lengths = {"prefix_slots": prefix, "outputs": outputs}
-    arrays = {
+    arrays: dict[str, Any] = {
         name: np.array(draw(st.lists(numbers, min_size=count, max_size=count)), dtype=np.int32)
         for name, count in ((name, lengths.get(name, rows)) for name in ARRAYS)
     }
