@@ -108,7 +108,7 @@ class TorchEngine:
         """A step with sessions that asked for another rule than the coupled one; rules read the logits."""
         self.runner.counts.eager += 1
         rows = [row for item in plan.items for row in choice_rows(item)]
-        logits = self.forward(step)
+        logits = self._forward(step)
         choices, margins = choose(logits, rows)
         found = _by_item(plan, choices.cpu().numpy().astype(np.int32), margins.cpu().numpy())
         return decide_by_rules(plan, logits, rows, found)

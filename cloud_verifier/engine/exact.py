@@ -61,7 +61,7 @@ class ExactEngine(TorchEngine):
         if model.device.type == "cpu":
             activate_row_by_row(model.module)
 
-    def forward(self, step: PackedStep) -> Tensor:
+    def _forward(self, step: PackedStep) -> Tensor:
         """Write the rows' KV and return logits float32 [O, V], tile by tile."""
         if (
             torch.get_num_threads() != self.num_threads
