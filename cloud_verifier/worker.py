@@ -12,7 +12,7 @@ from cloud_verifier.core.admission import ANYBODY, Caller
 from cloud_verifier.core.effects import End, Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, TargetEngine
-from common.errors import CapacityError, ForerunError, LocalError
+from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
 from common.messages import Close, Open, Propose, ServerMessage
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class Worker:
 
 def _failure(error: Exception) -> ForerunError:
     """What an engine raised, as those are told whose step it was."""
-    if isinstance(error, CapacityError):
+    if isinstance(error, CapacityError | UnavailableError):
         return error
     if isinstance(error, MemoryError):
         return CapacityError("the target had no memory for a step; try later")

@@ -9,10 +9,13 @@ import sys
 from collections.abc import Sequence
 
 from common.errors import ForerunError, UserError
-from forerun import demo, edge, fit, link_command, record, simulate, verify
+from forerun import demo, edge, fit, link_command, models_command, record, simulate, verify
 from forerun.bench import command as bench
 
-COMMANDS = (demo, verify, edge, link_command, record, fit, simulate, bench)
+COMMANDS = (demo, verify, edge, models_command, link_command, record, fit, simulate, bench)
+
+TALKATIVE = ("torchao", "torch.utils._pytree")
+"""Loggers that warn whenever torchao is imported, of CUDA libraries that only other machines have."""
 
 DESCRIPTION = """\
 Forerun runs a small draft model on this device and lets a large target model on a server decide: the text is
@@ -42,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit code 0; 1 after an error, 2 after a user's (as argparse), 130 after Ctrl-C."""
     options = build_parser().parse_args(argv)
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname).1s %(name)s: %(message)s")
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         code: int = options.run(options)
     except ForerunError as error:

@@ -20,6 +20,7 @@ from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.errors import UserError
 from forerun.limits import add_limits, config_from
 from forerun.options import add_core, ms, pin_to_core
+from forerun.tensor_parallel import add_tensor_parallel, check_tensor_parallel, run_parallel
 
 if TYPE_CHECKING:
     from cloud_verifier.core.scheduler import VerifyScheduler
@@ -76,6 +77,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(
         "--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s: float32 on a CPU)"
     )
+    option(
+        "--quantize",
+        metavar="KIND",
+        help="int8: linear layers in 8 bits a weight (needs the extra `quantized`); none by default",
+    )
     option("--threads", type=int, default=0, metavar="N", help="torch's threads; 0 leaves torch's own choice")
     option(
         "--slots", type=int, default=16384, metavar="N", help="tokens of KV over all sessions (%(default)s)"
@@ -101,6 +107,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_acceleration(parser)
     _add_exact(parser)
     _add_rules(parser)
+    add_tensor_parallel(parser)
     add_core(parser)
 
 
@@ -169,6 +176,9 @@ def allowed_rules(options: argparse.Namespace) -> tuple[AcceptanceRule, ...]:
 def run(options: argparse.Namespace) -> int:
     check_options(options)
     pin_to_core(options.core)
+    if options.tensor_parallel:
+        use_torch(options)
+        return run_parallel(options, lambda *parts: asyncio.run(serve(options, *parts)))
     engine, table = load(options)  # before the event loop, so that Ctrl-C works meanwhile
     asyncio.run(serve(options, engine, table))
     return 0
@@ -189,6 +199,7 @@ def check_options(options: argparse.Namespace) -> None:
         )
     if options.deterministic and options.attention == "triton":
         raise UserError("--deterministic brings its own attention; leave --attention out")
+    check_tensor_parallel(options)
     host, colon, port = options.listen.rpartition(":")
     if not (host and colon and port.isdigit() and int(port) < 2**16):
         raise UserError(f"--listen is {options.listen!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
@@ -248,37 +259,50 @@ def _keep_what_is_loaded() -> None:
     gc.freeze()
 
 
-def load(options: argparse.Namespace) -> tuple[TargetEngine, TokenTable]:
-    """The engine that the options ask for, and its token table. Raises `UserError`."""
+def use_torch(options: argparse.Namespace) -> None:
+    """Raises `UserError` if what the engine needs is not installed."""
     if options.deterministic:  # read when CUDA starts; without it cuBLAS may sum in another order each time
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         import torch
 
-        from cloud_verifier.engine.floor import FlooredEngine
-        from cloud_verifier.engine.loading import load_engine
+        import cloud_verifier.engine.loading  # noqa: F401 - only to see whether all it needs is there
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; pip install 'forerun[verifier]'") from error
     if options.threads:
         torch.set_num_threads(options.threads)
-    on_cpu = options.dtype == "auto" and options.device == "cpu"
-    dtype = "float32" if on_cpu else options.dtype  # a CPU gains nothing from bfloat16 and loses exactness
+
+
+def load(options: argparse.Namespace) -> tuple[TargetEngine, TokenTable]:
+    """The engine that the options ask for, and its token table. Raises `UserError`."""
+    use_torch(options)
+    from cloud_verifier.engine.floor import FlooredEngine
+    from cloud_verifier.engine.loading import default_dtype, load_engine
+
     engine, table = load_engine(
         options.model,
         options.slots,
-        dtype=dtype,
+        dtype=default_dtype(options.dtype, options.device),
         device=options.device,
+        quantization=options.quantize,
         exact_rows=options.tile_rows if options.deterministic else 0,
         attention=options.attention,
         cuda_graphs=options.cuda_graphs,
         warm_rows=options.max_rows if options.warm_graphs else 0,
     )
+    if engine.model.shrinkage is not None and not options.json:
+        print(f"Quantized: {engine.model.shrinkage}.", flush=True)
     return (FlooredEngine(engine, options.step_floor) if options.step_floor else engine), table
 
 
 def _announce(options: argparse.Namespace, name: str, address: str) -> None:
     if options.json:
-        told = {"listening": address, "model": name, "deterministic": options.deterministic}
+        told = {
+            "listening": address,
+            "model": name,
+            "deterministic": options.deterministic,
+            "pid": os.getpid(),
+        }
         print(json.dumps(told), flush=True)
         return
     print(f"Serving {name} on {address}; stop with Ctrl-C.", flush=True)

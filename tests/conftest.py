@@ -20,6 +20,8 @@ NEEDED_MODULES = {
     "torch": (("torch", "transformers"), "pip install 'forerun[verifier]'"),
     "triton": (("torch", "transformers", "triton"), "pip install triton"),
     "llama": (("llama_cpp",), "pip install 'forerun[edge]'"),
+    "quantized": (("torchao",), "pip install 'forerun[verifier,quantized]'"),
+    "parallel": (("accelerate",), "pip install 'forerun[verifier,parallel]'"),
 }
 """Mark -> modules that its tests import, and how to get them."""
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from cloud_verifier.core.target import IntArray, StepItem, StepPlan
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.exact_attention import padded_length
-from cloud_verifier.engine.probe import TOLERANCE
+from cloud_verifier.engine.probe import COARSE_TOLERANCE
 from cloud_verifier.engine.transformers_adapter import TargetModel
 from common.errors import UserError
 from common.sampling import SamplingParams
@@ -103,7 +103,7 @@ def _compare(name: str, pair: _Pair) -> None:
 def _check_right(model: TargetModel, rows: Sequence[Tensor], plain: Tensor) -> None:
     """Equal bits could be equally wrong: the path must also be what plain transformers computes."""
     difference = (torch.stack(list(rows)) - plain).square().mean().sqrt() / plain.std()
-    if not float(difference) <= TOLERANCE.get(model.dtype, TOLERANCE[torch.bfloat16]):
+    if not float(difference) <= COARSE_TOLERANCE.get(model.dtype, COARSE_TOLERANCE[torch.bfloat16]):
         raise UserError(
             f"model '{model.name}' cannot be served with --deterministic: that path differs from plain "
             f"transformers by {float(difference):.2g} of the logits' spread, more than rounding explains."

@@ -10,12 +10,18 @@ from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.exact import ExactEngine
 from cloud_verifier.engine.exact_attention import ExactBackend
 from cloud_verifier.engine.exact_check import check_exact
-from cloud_verifier.engine.probe import probe
+from cloud_verifier.engine.probe import ProbeReport, probe
+from cloud_verifier.engine.probe_script import SHRUNK, ProbeLengths
 from cloud_verifier.engine.transformers_adapter import TargetModel, load_target
 from common.rpc.describe import TokenTable
 from common.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
+
+
+def default_dtype(dtype: str, device: str) -> str:
+    """What "auto" means on `device`: a CPU gains nothing from bfloat16 and loses exactness."""
+    return "float32" if dtype == "auto" and device == "cpu" else dtype
 
 
 def load_engine(
@@ -24,6 +30,8 @@ def load_engine(
     *,
     dtype: str = "auto",
     device: str = "cpu",
+    quantization: str | None = None,
+    num_processes: int = 1,
     backend: AttentionBackend | None = None,
     exact_rows: int = 0,
     attention: str = "auto",
@@ -32,22 +40,17 @@ def load_engine(
 ) -> tuple[TorchEngine, TokenTable]:
     """Load the target model `source`, check that its packed path is right, and give it `num_slots` KV slots.
 
-    Returns the engine and the target's token table, whose fingerprint the engine's `info` holds. `dtype` and
-    `device` as in `load_target`. With `exact_rows` above 0 the engine is the deterministic one, in tiles of
-    so many rows, and is checked to be so; it brings its own attention in place of `backend`. Without a
-    `backend`, `attention` names it, and the last two are as in `acceleration.accelerate`. Raises `UserError`
-    that says what to change.
+    Returns the engine and the target's token table, whose fingerprint the engine's `info` holds. `dtype`,
+    `device`, `quantization` and `num_processes` as in `load_target`. With `exact_rows` above 0 the engine is
+    the deterministic one, in tiles of so many rows, and is checked to be so; it brings its own attention in
+    place of `backend`. Without a `backend`, `attention` names it, and the last two are as in
+    `acceleration.accelerate`. Raises `UserError` that says what to change.
     """
-    model = load_target(source, dtype=dtype, device=device)
-    backend = ExactBackend() if exact_rows else backend or backend_of(attention, model.device)
-    report = probe(model, backend=backend)
-    logger.info(
-        "target %s: %d probe rows agree within %.1e of the logits' spread, %.1f s",
-        source,
-        report.num_rows,
-        report.worst,
-        report.probe_time,
+    model = load_target(
+        source, dtype=dtype, device=device, quantization=quantization, num_processes=num_processes
     )
+    backend = ExactBackend() if exact_rows else backend or backend_of(attention, model.device)
+    check(model, backend)
     table = tuple(model.token_table())
     fingerprint = Vocabulary(table).fingerprint
     if exact_rows:
@@ -55,6 +58,21 @@ def load_engine(
     engine = TorchEngine(model, num_slots, backend=backend, fingerprint=fingerprint)
     accelerate(engine, cuda_graphs=cuda_graphs, warm_rows=warm_rows)
     return engine, table
+
+
+def check(model: TargetModel, backend: AttentionBackend, lengths: ProbeLengths = SHRUNK) -> ProbeReport:
+    """Probe `model` and say in the log what was found. Raises as `probe`."""
+    if model.shrinkage is not None:
+        logger.info("target %s: %s", model.name, model.shrinkage)
+    report = probe(model, backend=backend, lengths=lengths)
+    logger.info(
+        "target %s: %d probe rows agree within %.1e of the logits' spread, %.1f s",
+        model.name,
+        report.num_rows,
+        report.worst,
+        report.probe_time,
+    )
+    return report
 
 
 def _exact_engine(model: TargetModel, num_slots: int, tile_rows: int, fingerprint: bytes) -> ExactEngine:

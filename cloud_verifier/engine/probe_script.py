@@ -26,13 +26,39 @@ SHORTEST = 24
 MARGIN = 11
 """Tokens by which the longest session passes the window."""
 
+CHAIN = (-1, 0, 1, 2)
+LONG = 1024
+"""A session longer than this ends in a chain: each leaf of a tree costs a plain forward of the whole session,
+and trees below long prefixes are what `attention_check.py` evaluates."""
+
+_TRUNK, _SECOND, _THIRD = 4, 13, 5  # tokens of chunks besides the longest session's prefill
+
 COMPARED_ROWS = 12
 """Rows of a prefill chunk whose logits are asked for, the last ones: they see most."""
 
 TokenPath = tuple[int, ...]
 """All tokens from position 0 up to a row: what its logits are a function of."""
 
+WARM_UP_SLOTS = 16
 _GREEDY = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeLengths:
+    """How long the probe's sessions are."""
+
+    window_limit: (
+        int | None
+    )  # longer sliding windows are shrunk to this while the probe runs; None = as they are
+    chunk: int  # prompt tokens in one step at most
+    shortest: int  # tokens of the longest session, if no window asks for more
+
+
+SHRUNK = ProbeLengths(window_limit=128, chunk=256, shortest=24)
+"""What a load can afford; and in a short window a token too many weighs more."""
+
+REAL = ProbeLengths(window_limit=None, chunk=256, shortest=600)
+"""Windows as they are, and the scheduler's own chunks; what `forerun models` runs on tiny models."""
 
 
 @dataclass(slots=True)
@@ -40,6 +66,11 @@ class _Session:
     key: int
     tokens: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
+
+
+def slots_for(longest: int) -> int:
+    """KV slots that `ProbeScript.run` writes, and some to spare so that they lie apart."""
+    return longest + _SECOND + _THIRD + 4 * len(TREE) + 16
 
 
 class ProbeScript:
@@ -55,22 +86,23 @@ class ProbeScript:
         """One small step, which shows what the layers ask for."""
         self._step([(_Session(0), self._chunk(_Session(0), 4))])
 
-    def run(self, window: int) -> dict[TokenPath, Tensor]:
-        """Run all steps with sessions longer than `window` positions; logits float32 [V] by token path.
+    def run(self, longest: int, chunk: int) -> dict[TokenPath, Tensor]:
+        """Run all steps, one session `longest` tokens long; logits float32 [V] by token path.
 
-        Raises `UserError` if the model's positions end before its window does.
+        Raises `UserError` if the model's positions end before that.
         """
-        longest = max(SHORTEST, window + MARGIN)
         room = self._engine.info.max_positions - longest - len(TREE)
         if room < 0:
             raise UserError(f"its last position is {-room} too early for the conformance probe")
         first, second, third = (_Session(key) for key in range(3))
-        cut = longest // 3
-        self._advance([(first, cut), (second, 13)])
-        self._advance([(third, 5), (first, longest - cut - 4)])
-        trunk, tree = self._chunk(first, 4), self._tree(second)
+        early, *later = _pieces(longest - _TRUNK, chunk)
+        self._advance([(first, early), (second, _SECOND)])
+        self._advance([(third, _THIRD), (first, later[0])])
+        for count in later[1:]:
+            self._advance([(first, count)])
+        trunk, tree = self._chunk(first, _TRUNK), self._tree(second)
         self._step([(second, tree), (first, trunk)])
-        self._commit(first, trunk, 3)
+        self._commit(first, trunk, _TRUNK - 1)
         self._commit(second, tree, BRANCH)
         sessions = (first, second, third)
         self._step([(session, self._tree(session)) for session in sessions])
@@ -87,7 +119,7 @@ class ProbeScript:
         return self._item(session, range(-1, count - 1), max(0, count - COMPARED_ROWS))
 
     def _tree(self, session: _Session) -> StepItem:
-        return self._item(session, TREE, 0)
+        return self._item(session, CHAIN if len(session.slots) > LONG else TREE, 0)
 
     def _item(self, session: _Session, parents: Sequence[int], first_output: int) -> StepItem:
         depths: list[int] = []
@@ -117,6 +149,14 @@ class ProbeScript:
         path = path_rows(item.parents, row)
         session.tokens.extend(item.tokens[path].tolist())
         session.slots.extend(item.slots[path].tolist())
+
+
+def _pieces(total: int, chunk: int) -> list[int]:
+    """`total` tokens in chunks, two at least: a third of them first, or a whole chunk, then whole ones."""
+    pieces = [min(total // 3, chunk)]
+    while (left := total - sum(pieces)) > 0:
+        pieces.append(min(left, chunk))
+    return pieces
 
 
 def _ints(values: Sequence[int]) -> IntArray:

@@ -1,4 +1,4 @@
-"""The only file that touches transformers: loads a causal LM and its tokenizer, and calls them.
+"""What touches transformers, beside `random_target.py`: loads a causal LM and its tokenizer, and calls them.
 
 The model's code is transformers' own, unmodified; only its attention function is ours, through
 `AttentionInterface`. No mask function is registered for it, so transformers builds no masks.
@@ -24,11 +24,14 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as hf_logging
 
 from cloud_verifier.engine.attention import attention_function
 from cloud_verifier.engine.fp32_head import install_fp32_head
-from cloud_verifier.engine.refusals import refusal, refuse_architecture, refuse_config
+from cloud_verifier.engine.quantize import Shrinkage, check_quantization, quantize, weight_bytes
+from cloud_verifier.engine.refusals import Refusal, refuse_architecture, refuse_config, refuse_division
+from cloud_verifier.engine.widening import HALF, can_widen, float32_inside
 from common.errors import UserError
 
 ATTENTION = "forerun"
@@ -53,9 +56,14 @@ class TargetModel:
     """A causal LM whose attention is ours, with its tokenizer. Raises `UserError` if it cannot be served."""
 
     def __init__(
-        self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+        self,
+        name: str,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        shrinkage: Shrinkage | None = None,
     ) -> None:
         self.name = name
+        self.shrinkage = shrinkage  # what quantizing did to it at its load
         self._model = model
         model.eval()
         self._tokenizer = tokenizer
@@ -82,6 +90,32 @@ class TargetModel:
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self._model.dtype
         return dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """As `--dtype` has it."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def computes_in_half(self) -> bool:
+        """Whether hidden states are rounded to bfloat16 or float16."""
+        return self.dtype in HALF
+
+    @property
+    def can_widen(self) -> bool:
+        """Whether `in_float32` can be entered: some quantizations do not tell their weights' values."""
+        return can_widen(self._model)
+
+    @property
+    def routes_tokens(self) -> bool:
+        """Whether rows are sent to a choice of experts."""
+        settings = self._text.to_dict().items()
+        return any("expert" in name and isinstance(value, int) and value > 1 for name, value in settings)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the weights take, on this process's device."""
+        return weight_bytes(self._model)
 
     @property
     def vocab_size(self) -> int:
@@ -139,8 +173,20 @@ class TargetModel:
             self._use_attention(ATTENTION)
 
     @contextmanager
-    def windows_at_most(self, limit: int) -> Iterator[None]:
-        """Shrink longer sliding windows to `limit` until the block ends, so that a probe stays short."""
+    def in_float32(self) -> Iterator[None]:
+        """Compute in float32 until the block ends, with the same weights."""
+        with float32_inside(self._model, self.num_layers):
+            yield
+
+    @contextmanager
+    def windows_at_most(self, limit: int | None) -> Iterator[None]:
+        """Shrink longer sliding windows to `limit` until the block ends, so that a probe stays short.
+
+        None leaves them as they are.
+        """
+        if limit is None:
+            yield
+            return
         holders: list[Any] = [self._text, *self._model.modules()]
         widths = [(holder, getattr(holder, "sliding_window", None)) for holder in holders]
         wide = [(holder, width) for holder, width in widths if isinstance(width, int) and width > limit]
@@ -191,7 +237,7 @@ class TargetModel:
         """transformers only logs a warning where it refuses, hence the look at what it did."""
         self._model.set_attn_implementation(kind)
         if self._text._attn_implementation != kind:
-            raise refusal(
+            raise Refusal(
                 self.name, f"{type(self._model).__name__} does not use transformers' attention interface"
             )
 
@@ -202,24 +248,38 @@ def load_target(
     dtype: str = "auto",
     device: str = "cpu",
     with_tokenizer: bool = True,
+    quantization: str | None = None,
+    num_processes: int = 1,
 ) -> TargetModel:
     """Load a model from a folder or a Hugging Face hub id; safetensors only, and never code from the model.
 
-    `dtype` is "auto" (as stored) or a key of `DTYPES`; `device` as torch names it ("cpu", "cuda:0").
+    `dtype` is "auto" (as stored) or a key of `DTYPES`; `device` as torch names it ("cpu", "cuda:0");
+    `quantization` is one of `quantize.QUANTIZATIONS`, applied before the weights go to the device. Of
+    `num_processes` that have met (`parallel.join`), each gets its part, on the device it was given there.
     Raises `UserError` that says what to change.
     """
     where = _device(device)
-    kind = _dtype(dtype)
+    kind = torch_dtype(dtype)
+    if quantization is not None:
+        check_quantization(quantization)
     path = Path(source).expanduser()
     if not path.is_dir() and _meant_as_folder(source):
         raise UserError(f"cannot load the target model '{source}': there is no such folder. {_WHAT_TO_GIVE}")
     place = str(path) if path.is_dir() else source
     config = _loading(source, lambda: AutoConfig.from_pretrained(place, trust_remote_code=False))
     refuse_config(source, config)
-    model = _loading(source, lambda: _load_weights(source, place, kind))
+    if quantization is not None and getattr(config, "quantization_config", None) is not None:
+        raise UserError(f"the weights of '{source}' are stored quantized; leave --quantize out")
+    if num_processes > 1:
+        refuse_division(source, config, num_processes)
+    model = _loading(source, lambda: _load_weights(source, place, kind, num_processes))
     words = _loading(source, lambda: _load_tokenizer(place)) if with_tokenizer else None
-    torch.nn.Module.to(model, where)
-    return TargetModel(source, model, words)
+    shrinkage = None
+    if quantization is not None:
+        shrinkage = quantize(source, model, model.get_output_embeddings(), quantization)
+    if num_processes == 1:
+        torch.nn.Module.to(model, where)
+    return TargetModel(source, model, words, shrinkage)
 
 
 def _meant_as_folder(source: str) -> bool:
@@ -228,7 +288,7 @@ def _meant_as_folder(source: str) -> bool:
     return source.startswith((".", "/", "~")) or (parent != Path() and parent.is_dir())
 
 
-def _load_weights(source: str, place: str, dtype: torch.dtype | str) -> PreTrainedModel:
+def _load_weights(source: str, place: str, dtype: torch.dtype | str, num_processes: int) -> PreTrainedModel:
     """Weights, all of them: transformers fills missing ones with random numbers and a warning."""
     if not sys.stderr.isatty():
         hf_logging.disable_progress_bar()  # a bar is for people who watch
@@ -239,6 +299,7 @@ def _load_weights(source: str, place: str, dtype: torch.dtype | str) -> PreTrain
         trust_remote_code=False,
         attn_implementation="eager",
         output_loading_info=True,
+        distributed_config=DistributedConfig(tp_size=num_processes) if num_processes > 1 else None,
     )
     model, report = loaded
     lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
@@ -264,7 +325,8 @@ def _loading(source: str, load: Callable[[], _T]) -> _T:
         ) from error
 
 
-def _dtype(name: str) -> torch.dtype | str:
+def torch_dtype(name: str) -> torch.dtype | str:
+    """What transformers is given for a name. Raises `UserError` for an unknown one."""
     if name == "auto":
         return name
     if name not in DTYPES:

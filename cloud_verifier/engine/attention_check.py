@@ -1,0 +1,212 @@
+"""An attention backend against the definition of attention, in the precision and at the shapes that serve.
+
+A whole model's logits hide what attention does wrong: in bfloat16 the rounding of many layers is larger than
+one token too many in a window. One call of attention does not hide it. Keys and values here are random, so
+that all tokens weigh about the same, and one of n too many or too few moves a row by about 1/sqrt(n) of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cloud_verifier.core.target import IntArray, StepItem, StepPlan
+from cloud_verifier.engine.attention import AttentionBackend, AttentionTerms
+from cloud_verifier.engine.kv import LayerKV
+from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
+from common.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One set of random numbers, and the error of a row that rounding explains with them."""
+
+    spread: float  # of the scores
+    tolerance: Mapping[torch.dtype, float]  # root mean square over a row's heads, relative to the row
+    softcap: float  # in place of the model's own, which such scores might never come near
+
+
+EVEN = Trial(0.25, {torch.float32: 2e-3, torch.float16: 3e-3, torch.bfloat16: 1.2e-2}, softcap=1.0)
+"""For masks. Rounding gives 1e-6, 6e-4 and 4e-3 on a CPU, 8e-3 in Triton's interpreter, which cuts bfloat16 off,
+and TF32 (float32 of 10 bits of mantissa, on tensor cores) would give about 5e-4. One token too many in a window
+of 4,096 gives 0.017 and more, one in 128 gives 0.1."""
+
+PEAKED = Trial(2.0, {torch.float32: 5e-3, torch.float16: 2e-2, torch.bfloat16: 0.12}, softcap=2.0)
+"""For scaling, softcap and the running maximum of kernels that read keys in tiles; mistakes give 0.3."""
+
+TREE = (-1, 0, 0, 1, 2, -1, 5, 3, 3, 0)
+"""Parents of a tree's rows: two roots, forks, four levels, branches interleaved."""
+
+CHUNK = 37
+"""Rows of the prefill chunk; no multiple of the tiles that kernels are made of."""
+
+NO_WINDOW = 150
+"""Tokens before the rows of a layer without a window."""
+
+_GREEDY = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What a layer's attention is called with, apart from its numbers."""
+
+    dtype: torch.dtype  # of keys and values
+    num_heads: int  # Hq
+    num_kv_heads: int  # Hkv
+    key_depth: int  # Dk
+    value_depth: int  # Dv
+    terms: AttentionTerms
+
+    @classmethod
+    def of(cls, query: Tensor, kv: LayerKV, terms: AttentionTerms) -> Self:
+        """The shape of one call of `StepAttention.attend`."""
+        heads, depth = kv.keys.shape[1:]
+        return cls(kv.rows.dtype, query.shape[1], heads, depth, kv.values.shape[2], terms)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Layers of one kind need to be checked once; which numbers the sinks hold makes no difference."""
+        terms = self.terms
+        sizes = (self.num_heads, self.num_kv_heads, self.key_depth, self.value_depth)
+        return self.dtype, *sizes, terms.scaling, terms.window, terms.softcap, terms.sinks is None
+
+    def describe(self) -> str:
+        """In words, for a message."""
+        window = f"a window of {self.terms.window}" if self.terms.window is not None else "no window"
+        terms = [name for name in ("softcap", "sinks") if getattr(self.terms, name) is not None]
+        heads = f"{self.num_heads} heads of {self.key_depth} over {self.num_kv_heads} KV heads"
+        return ", ".join((heads, window, *terms, str(self.dtype).removeprefix("torch.")))
+
+
+def attention_error(backend: AttentionBackend, shape: LayerShape, device: torch.device) -> float:
+    """The largest error of a row, as a share of what rounding explains: more than 1 is a mistake, or NaN.
+
+    Evaluates one layer's attention over steps of prefill chunks and trees, with `EVEN` and `PEAKED` numbers.
+    """
+    generator = torch.Generator().manual_seed(0)
+    return max(
+        (_trial_error(backend, shape, trial, generator, device) for trial in (EVEN, PEAKED)),
+        key=_badness,
+    )
+
+
+def _trial_error(
+    backend: AttentionBackend,
+    shape: LayerShape,
+    trial: Trial,
+    generator: torch.Generator,
+    device: torch.device,
+) -> float:
+    terms = shape.terms if shape.terms.softcap is None else replace(shape.terms, softcap=trial.softcap)
+    worst = 0.0
+    for step, num_slots in _steps(terms.window or NO_WINDOW):
+        rows, query = _random_numbers(shape, num_slots, step.num_rows, trial.spread, generator)
+        rows, query = rows.to(device, shape.dtype), query.to(device, shape.dtype).transpose(1, 2)
+        kv = LayerKV(rows, rows[..., : shape.key_depth], rows[..., shape.key_depth :])
+        result = backend.prepare(step, device).attend(query, kv, terms)[0].float()
+        expected = attention_by_definition(step, query, kv, terms)
+        errors = _lengths(result - expected) / _lengths(expected)
+        worst = max(worst, float(errors.max()), key=_badness)
+    return worst / trial.tolerance[shape.dtype]
+
+
+def attention_by_definition(step: PackedStep, query: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:
+    """Each row over its prefix, its ancestors and itself, in float32, session by session.
+
+    `query` is [1, Hq, T, Dk]; `kv` holds the step's own rows, too. Returns float32 [T, Hq, Dv].
+    """
+    ends = step.starts[1:]
+    queries = [query[0, :, start:end].float() for start, end in zip(step.starts, ends, strict=False)]
+    return torch.cat(
+        [_of_item(item, part, kv, terms) for item, part in zip(step.items, queries, strict=True)]
+    )
+
+
+def _of_item(item: StepItem, query: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:
+    """query float32 [Hq, R, Dk]; returns float32 [R, Hq, Dv]."""
+    share = query.shape[0] // kv.keys.shape[1]
+    slots = torch.from_numpy(np.concatenate((item.prefix_slots, item.slots)).astype(np.int64)).to(
+        query.device
+    )
+    keys = kv.keys[slots].float().repeat_interleave(share, dim=1)  # [L, Hq, Dk]
+    values = kv.values[slots].float().repeat_interleave(share, dim=1)
+    scores = torch.einsum("hrd,lhd->hrl", query, keys) * terms.scaling
+    if terms.softcap is not None:
+        scores = terms.softcap * torch.tanh(scores / terms.softcap)
+    visible = torch.from_numpy(_visible(item, terms.window)).to(query.device)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if terms.sinks is not None:
+        sinks = terms.sinks.float().view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : len(slots)]
+    return torch.einsum("hrl,lhd->rhd", weights, values)
+
+
+def _visible(item: StepItem, window: int | None) -> NDArray[np.bool_]:
+    """Which of prefix and rows each row sees: bool [R, C + R]."""
+    before = len(item.prefix_slots)
+    positions = np.concatenate((np.arange(before, dtype=np.int32), item.positions))
+    visible = np.zeros((len(item.tokens), len(positions)), dtype=np.bool_)
+    visible[:, :before] = True
+    for row in range(len(visible)):
+        visible[row, [before + above for above in path_rows(item.parents, row)]] = True
+    if window is not None:
+        visible &= positions > item.positions[:, None] - window
+    return visible
+
+
+def _steps(reach: int) -> Iterator[tuple[PackedStep, int]]:
+    """A prefill step and a step of trees, with sessions shorter and longer than `reach`; and their slots."""
+    chain, short = range(-1, CHUNK - 1), range(-1, 4)
+    for shapes in (
+        ((reach + 30, chain), (0, short)),
+        ((13, TREE), (reach + 17, TREE), (0, TREE), (reach // 2, short)),
+    ):
+        num_slots = sum(before + len(parents) for before, parents in shapes) + 3
+        free = np.random.default_rng(reach).permutation(num_slots).astype(np.int32)
+        items = []
+        for session, (before, parents) in enumerate(shapes):
+            items.append(_item(session, free[:before], free[before : before + len(parents)], parents))
+            free = free[before + len(parents) :]
+        yield pack(StepPlan(tuple(items)), StepLimits(1, 2**31 - 1, num_slots)), num_slots
+
+
+def _item(session: int, prefix: IntArray, slots: IntArray, parents: Sequence[int]) -> StepItem:
+    above: IntArray = np.array(parents, dtype=np.int32)
+    depths = [len(path_rows(above, row)) - 1 for row in range(len(above))]
+    return StepItem(
+        session=session,
+        prefix_slots=prefix,
+        tokens=np.zeros(len(above), dtype=np.int32),
+        positions=np.array(depths, dtype=np.int32) + np.int32(len(prefix)),
+        parents=above,
+        slots=slots,
+        outputs=np.zeros(0, dtype=np.int32),
+        sampling=_GREEDY,
+    )
+
+
+def _random_numbers(
+    shape: LayerShape, num_slots: int, num_rows: int, spread: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """KV [num_slots, Hkv, Dk + Dv] and queries [1, T, Hq, Dk] whose scores have this spread; float32."""
+    depth = shape.key_depth
+    kv = torch.randn((num_slots, shape.num_kv_heads, depth + shape.value_depth), generator=generator)
+    query = torch.randn((1, num_rows, shape.num_heads, depth), generator=generator)
+    return kv, query * (spread / (shape.terms.scaling * depth**0.5))
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """Root mean square over heads and depth: [T, Hq, Dv] to [T]."""
+    return rows.square().mean((1, 2)).sqrt()
+
+
+def _badness(error: float) -> float:
+    """NaN is worse than any number, and `max` would forget it."""
+    return float("inf") if error != error else error

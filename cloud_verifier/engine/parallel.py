@@ -1,0 +1,277 @@
+"""Tensor parallelism: one target over several processes, a part of each layer in each.
+
+torchrun starts the same command once a device. Each process is a rank, loads its part of the weights as
+transformers' own plan divides them, and probes it together with the others. Then rank 0 serves: it owns gRPC,
+the scheduler and the choices, and tells the others each step before it computes it; they compute their part
+of the same forward and wait for the next. Slots have the same numbers everywhere; each rank has its KV heads.
+
+A rank that fails leaves the others inside a collective, and there is no way back into step. So any failure
+ends the group: the failed process with its reason, the others as soon as they notice (a closed connection at
+once, silence after `patience` seconds), each with a sentence and a non-zero code, for a supervisor to start
+them anew. Sessions resume on any verifier, on that one too.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cloud_verifier.core.target import IntArray, StepItem, StepPlan, StepResult, TargetEngine, TargetInfo
+from cloud_verifier.engine.attention import AttentionBackend, StepAttention
+from cloud_verifier.engine.packing import PackedStep
+from cloud_verifier.engine.step_frames import (
+    HEAD_LENGTH,
+    Kind,
+    decode_items,
+    encode_items,
+    head_of,
+    read_head,
+)
+from cloud_verifier.engine.watchdog import Watchdog
+from common.errors import UnavailableError, UserError
+from common.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from cloud_verifier.engine.engine import TorchEngine
+
+LOAD_PATIENCE = timedelta(minutes=30)
+"""For what comes before serving: ranks read their weights at different speeds."""
+
+BEATS_PER_PATIENCE = 3
+"""While there is nothing to do, rank 0 says so this often within the others' patience."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those that serve one target."""
+
+    rank: int
+    size: int
+    patience: float  # seconds without a word after which the group is given up
+    control: dist.ProcessGroup | None = None  # gloo, whatever the model's collectives run on
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+
+def join(device: str, patience: float) -> Ranks:
+    """Meet the processes that torchrun started with this one; it tells each its rank in the environment.
+
+    Raises `UserError` if torchrun did not start this process, or on a device that transformers would not use.
+    """
+    if not dist.is_torchelastic_launched():
+        raise UserError(
+            "--tensor-parallel needs to be started by torchrun, for example: torchrun --nproc-per-node 2 "
+            "-m forerun verify --tensor-parallel --model ..."
+        )
+    kind = torch.device(device).type
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = "cpu" if found is None else found.type
+    if accelerator != kind:
+        raise UserError(
+            f"--device is {device}, and transformers divides a model over {accelerator} here; say --device "
+            f"{accelerator}, or hide the accelerators (CUDA_VISIBLE_DEVICES= )"
+        )
+    if kind != "cpu":
+        torch.accelerator.set_device_index(dist.get_node_local_rank())
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=LOAD_PATIENCE)
+    control = dist.new_group(backend="gloo", timeout=LOAD_PATIENCE)
+    return Ranks(dist.get_rank(), dist.get_world_size(), patience, control)
+
+
+def leave() -> None:
+    """Close the connections to the other ranks."""
+    dist.destroy_process_group()
+
+
+class LeadingBackend:
+    """The attention backend of a rank. On rank 0, once it leads, it tells the others what comes.
+
+    `prepare` is called once for every forward, right before it, with all that they need to know.
+    """
+
+    def __init__(self, inner: AttentionBackend) -> None:
+        self._inner = inner
+        self.rows_per_read: int = getattr(inner, "rows_per_read", 1)  # as in `TargetInfo`
+        self.tell: Callable[[Sequence[StepItem]], None] | None = None
+
+    def prepare(self, step: PackedStep, device: torch.device) -> StepAttention:
+        if self.tell is not None:
+            self.tell(step.items)
+        return self._inner.prepare(step, device)
+
+
+class Leader:
+    """Rank 0's end of the control group. Whoever calls `tell` or `lose` holds `lock`."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._on_lost: Callable[[], object] | None = None
+        self.lost: UnavailableError | None = None  # why the group can no longer compute
+        self.in_step = False  # the others were told of a step that is not done yet
+        self.lock = threading.Lock()
+        self._over = threading.Event()
+        self._spoken = False  # since the last beat
+        words = f"no answer from the other ranks within {ranks.patience:g} s; this group of {ranks.size} ends"
+        self.watchdog = Watchdog(ranks.patience, words)
+        self._pulse = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._pulse.start()
+
+    def when_lost(self, call: Callable[[], object]) -> None:
+        """Have `call` called once the group is lost, from whichever thread notices; now, if it is already."""
+        with self.lock:
+            self._on_lost = call
+            if self.lost is not None:
+                call()
+
+    def tell(self, items: Sequence[StepItem]) -> None:
+        """Have the other ranks compute this step."""
+        self.in_step = self._spoken = True
+        line = encode_items(items)
+        self._send(head_of(Kind.STEP, len(line)))
+        self._send(line)
+
+    def lose(self, error: BaseException) -> UnavailableError:
+        """The group is of no use any more. Returns what to raise."""
+        if self.lost is None:
+            self.lost = UnavailableError(f"the group of {self._ranks.size} ranks is lost: {_cause(error)}")
+            if self._on_lost is not None:
+                self._on_lost()
+        return self.lost
+
+    def end(self) -> None:
+        """Let the other ranks go, unless they are lost."""
+        self._over.set()
+        self._pulse.join()
+        with self.lock:
+            self._say(Kind.END)
+        self.watchdog.stop()
+
+    def _beat(self) -> None:
+        """Until `end`. A broken connection is noticed here when no step notices it."""
+        while not self._over.wait(self._ranks.patience / BEATS_PER_PATIENCE):
+            with self.lock:
+                if not self._spoken:
+                    self._say(Kind.BEAT)
+                self._spoken = False
+
+    def _say(self, word: Kind) -> None:
+        """A frame that is no step."""
+        if self.lost is not None:
+            return
+        self.watchdog.feed()
+        try:
+            self._send(head_of(word))
+        except RuntimeError as error:  # gloo's, when a connection is closed
+            self.lose(error)
+        self.watchdog.rest()
+
+    def _send(self, numbers: NDArray[Any]) -> None:
+        dist.broadcast(torch.from_numpy(numbers), src=0, group=self._ranks.control)
+
+
+class LeadingEngine:
+    """A `TargetEngine` on rank 0. Raises `UnavailableError` from the first failed step on."""
+
+    def __init__(self, engine: TargetEngine, leader: Leader) -> None:
+        self._engine = engine
+        self._leader = leader
+
+    @property
+    def info(self) -> TargetInfo:
+        return self._engine.info
+
+    def evaluate(self, plan: StepPlan) -> StepResult:
+        """Run one step. A plan that breaks a rule is refused before the others hear of it."""
+        leader = self._leader
+        with leader.lock:
+            if leader.lost is not None:
+                raise leader.lost
+            leader.watchdog.feed()
+            try:
+                return self._engine.evaluate(plan)
+            except Exception as error:
+                if leader.in_step:
+                    raise leader.lose(error) from error
+                raise
+            finally:
+                leader.in_step = False
+                leader.watchdog.rest()
+
+
+def take_memory(engine: TorchEngine) -> None:
+    """Run a step of one row, on every rank alike, so that all KV is there before anybody is served.
+
+    A rank that has no memory for its slots then fails while the group can still be started anew with fewer.
+    """
+    row = np.zeros(1, dtype=np.int32)
+    none: IntArray = np.zeros(0, dtype=np.int32)
+    item = StepItem(0, none, row, row, row - 1, row, none, SamplingParams())
+    engine.logits(StepPlan((item,)))
+
+
+def follow(compute: Callable[[StepPlan], Tensor], ranks: Ranks) -> None:
+    """Compute what rank 0 tells, until it says that it is over. `compute` is `TorchEngine.logits`.
+
+    Raises `UnavailableError` if rank 0 is gone, or if this rank cannot compute a step.
+    """
+    words = f"no word from rank 0 within {ranks.patience:g} s; rank {ranks.rank} ends"
+    watchdog = Watchdog(ranks.patience, words)
+    try:
+        while True:
+            watchdog.feed()
+            plan = _receive_step(ranks)
+            if plan is None:
+                return
+            watchdog.feed()
+            _compute(compute, plan, ranks)
+    finally:
+        watchdog.stop()
+
+
+def _receive_step(ranks: Ranks) -> StepPlan | None:
+    """The next step, None at the end; an empty one for a beat."""
+    try:
+        head = _receive(torch.empty(HEAD_LENGTH, dtype=torch.int64), ranks).tolist()
+        kind, length = read_head(head)
+        if kind is Kind.END:
+            return None
+        if kind is Kind.BEAT:
+            return StepPlan(())
+        line: IntArray = _receive(torch.empty(length, dtype=torch.int32), ranks).numpy()
+    except RuntimeError as error:  # gloo's, when a connection is closed
+        words = f"rank 0 is gone, and rank {ranks.rank} ends with it: {_cause(error)}"
+        raise UnavailableError(words) from error
+    return decode_items(line)
+
+
+def _compute(compute: Callable[[StepPlan], Tensor], plan: StepPlan, ranks: Ranks) -> None:
+    if not plan.items:
+        return
+    try:
+        compute(plan)
+    except Exception as error:
+        words = f"rank {ranks.rank} could not compute a step, and the group ends: {_cause(error)}"
+        raise UnavailableError(words) from error
+
+
+def _cause(error: BaseException) -> str:
+    """gloo's messages begin with a place in its sources and end with advice."""
+    words = str(error) or type(error).__name__
+    return re.sub(r"^\[[^]]*\] ", "", words).split(". ")[0]
+
+
+def _receive(buffer: Tensor, ranks: Ranks) -> Tensor:
+    dist.broadcast(buffer, src=0, group=ranks.control)
+    return buffer

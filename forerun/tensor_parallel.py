@@ -1,0 +1,117 @@
+"""`forerun verify --tensor-parallel`: what the processes of one target do, the first and the others."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from cloud_verifier.core.scheduler import VerifyScheduler
+    from cloud_verifier.core.target import TargetEngine
+    from cloud_verifier.engine.parallel import Leader, Ranks
+    from cloud_verifier.worker import Worker
+    from common.rpc.describe import TokenTable
+
+    Serve = Callable[[TargetEngine, TokenTable, "LossWatch"], None]
+    """Serve an engine with this token table until the service is stopped or the watch ends."""
+
+
+def add_tensor_parallel(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("one target over several processes (started by torchrun)")
+    option = group.add_argument
+    option("--tensor-parallel", action="store_true", help="share the target with torchrun's other processes")
+    option(
+        "--patience",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds without a word from the others after which a process ends (%(default)s)",
+    )
+
+
+def check_tensor_parallel(options: argparse.Namespace) -> None:
+    """Raise `UserError` for what does not go together."""
+    if not options.tensor_parallel:
+        return
+    if not 0.0 < options.patience < float("inf"):
+        raise UserError(f"--patience is {options.patience}; it must be above 0")
+    if options.quantize is not None:
+        raise UserError("--quantize and --tensor-parallel do not go together: a divided row has other scales")
+    if options.deterministic:
+        raise UserError(
+            "--deterministic and --tensor-parallel do not go together: sums over ranks round anew"
+        )
+
+
+class LossWatch:
+    """Ends a service whose leader has lost the other ranks. A `forerun.verify.Watch`."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+
+    def watched(self, scheduler: VerifyScheduler) -> VerifyScheduler:
+        """The scheduler itself."""
+        return scheduler
+
+    async def run(self, worker: Worker) -> None:
+        """Until the group is lost."""
+        lost = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._leader.when_lost(lambda: loop.call_soon_threadsafe(lost.set))
+        await lost.wait()
+
+
+def run_parallel(options: argparse.Namespace, serve: Serve) -> int:
+    """This process's part: rank 0 loads and serves, the others load and follow.
+
+    Raises `UnavailableError` if the group falls apart.
+    """
+    from cloud_verifier.engine.parallel import join, leave
+
+    ranks = join(options.device, options.patience)
+    if not ranks.leads:
+        _outlive_signals()
+    _load_and_run(options, ranks, serve)
+    leave()
+    return 0
+
+
+def _load_and_run(options: argparse.Namespace, ranks: Ranks, serve: Serve) -> None:
+    import torch
+
+    from cloud_verifier.engine.acceleration import backend_of
+    from cloud_verifier.engine.floor import FlooredEngine
+    from cloud_verifier.engine.loading import default_dtype, load_engine
+    from cloud_verifier.engine.parallel import Leader, LeadingBackend, LeadingEngine, follow, take_memory
+
+    backend = LeadingBackend(backend_of(options.attention, torch.device(options.device)))
+    engine, table = load_engine(
+        options.model,
+        options.slots,
+        dtype=default_dtype(options.dtype, options.device),
+        device=options.device,
+        num_processes=ranks.size,
+        backend=backend,
+    )
+    take_memory(engine)
+    if not ranks.leads:
+        follow(engine.logits, ranks)
+        return
+    leader = Leader(ranks)
+    backend.tell = leader.tell
+    led = LeadingEngine(engine, leader)
+    serve(FlooredEngine(led, options.step_floor) if options.step_floor else led, table, LossWatch(leader))
+    leader.end()
+    if leader.lost is not None:
+        raise leader.lost
+
+
+def _outlive_signals() -> None:
+    """A supervisor signals every process, and rank 0 needs the others until its sessions have gone."""
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, signal.SIG_IGN)

@@ -1,0 +1,102 @@
+"""Families divided among two processes; `python -m tests.cloud_verifier.engine.divided [NAME[@DTYPE] ...]`.
+
+Each tiny random model is saved, loaded by two ranks as `forerun verify --tensor-parallel` loads it, probed by
+both together, and its logits are compared with those of one process. torch and transformers are imported
+once, and each rank is forked from there. Prints a line of JSON per family.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from transformers.utils import logging as hf_logging
+
+from cloud_verifier.engine.families import SERVED_FAMILIES, Family
+from cloud_verifier.engine.parallel import join, leave
+from cloud_verifier.engine.probe import probe
+from cloud_verifier.engine.random_target import random_target
+from cloud_verifier.engine.refusals import Refusal
+from cloud_verifier.engine.transformers_adapter import TargetModel, load_target
+from tests.cloud_verifier.engine.ranks import SIZE, free_port, wait_for
+
+TOKENS = list(range(5, 30))
+
+
+def logits_of(model: TargetModel) -> Tensor:
+    with model.plain(), torch.inference_mode():
+        return model.plain_logits(TOKENS, len(TOKENS))
+
+
+def run_rank(rank: int, port: int, folder: Path, dtype: str, whole: TargetModel, out: Path) -> NoReturn:
+    """Load this rank's part, probe it with the other, and have rank 0 write what was found to `out`."""
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(SIZE), MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
+    )  # fmt: skip
+    code = 1
+    try:
+        found = probe_part(rank, folder, dtype, whole)
+        if rank == 0:
+            out.write_text(json.dumps(found))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def probe_part(rank: int, folder: Path, dtype: str, whole: TargetModel) -> dict[str, Any]:
+    ranks = join("cpu", 60.0)
+    try:
+        part = load_target(str(folder), dtype=dtype, with_tokenizer=False, num_processes=ranks.size)
+    except Refusal as refusal:
+        return {"served": False, "reason": refusal.reason}
+    report = probe(part)
+    logits, expected = logits_of(part), logits_of(whole)
+    leave()
+    return {
+        "served": True,
+        "worst": report.worst,
+        "exactness": report.exactness,
+        "from_one_process": float((logits - expected).square().mean().sqrt() / expected.std()),
+        "weights": part.weight_bytes / whole.weight_bytes,
+        "logits": str(logits.dtype),
+    }
+
+
+def divide(family: Family, dtype: str) -> dict[str, Any]:
+    """What two processes find of `family`."""
+    whole = random_target(family.name, family.model_type, family.settings, dtype=dtype)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        whole._model.save_pretrained(folder)
+        port, out, processes = free_port(), folder / "found.json", []
+        for rank in range(SIZE):
+            process = os.fork()
+            if process == 0:
+                run_rank(rank, port, folder, dtype, whole, out)
+            processes.append(process)
+        codes = wait_for(processes, None)
+        found = json.loads(out.read_text()) if out.exists() else {}
+    return {"family": family.name, "dtype": dtype, "codes": codes, **found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="families, `Llama 3@bfloat16` for one in another precision")
+    asked = dict(name.partition("@")[::2] for name in parser.parse_args().names)
+    torch.set_num_threads(1)
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    for family in SERVED_FAMILIES:
+        if not asked or family.name in asked:
+            print(json.dumps(divide(family, asked.get(family.name) or "float32")), flush=True)
+
+
+if __name__ == "__main__":
+    main()

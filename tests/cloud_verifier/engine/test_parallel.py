@@ -1,0 +1,119 @@
+"""Ranks that serve one target compute in step, and whatever happens to one ends the other with a reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import UserError
+
+pytestmark = [pytest.mark.torch, pytest.mark.parallel]
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Any]:
+    """Codes, last words and the follower's steps of every scenario of `ranks.py`, run side by side."""
+    words = [sys.executable, "-m", "tests.cloud_verifier.engine.ranks"]
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=180, check=True)
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+def test_the_other_ranks_compute_each_step_and_leave_at_the_end(outcomes: dict[str, Any]) -> None:
+    """They also outlive a silence longer than their patience: rank 0 says that it is alive."""
+    steps = outcomes["steps"]
+    assert steps["codes"] == [0, 0]
+    assert steps["words"] == ["", ""]
+    assert steps["steps"] == [[7, [1, 2, 3], [-1, 0, 1]], [7, [40], [-1]]]  # not the one that was refused
+
+
+KILLED = 9
+BY_SIGNAL = -9
+
+
+@pytest.mark.parametrize(
+    ("scenario", "codes", "leader_says", "follower_says"),
+    [
+        ("leader_dies", [KILLED, 1], "", "rank 0 is gone, and rank 1 ends with it: "),
+        ("leader_dies_in_a_step", [KILLED, 1], "", "rank 1 could not compute a step, and the group ends: "),
+        ("leader_hangs", [BY_SIGNAL, 1], "", "no word from rank 0 within 4 s; rank 1 ends"),
+        (
+            "leader_fails_in_a_step", [1, 1],
+            "the group of 2 ranks is lost: no memory for a step",
+            "rank 1 could not compute a step, and the group ends: ",
+        ),
+        ("follower_dies", [1, KILLED], "the group of 2 ranks is lost: ", ""),
+        (
+            "follower_fails_in_a_step", [1, 1],
+            "the group of 2 ranks is lost: ",
+            "rank 1 could not compute a step, and the group ends: no memory on this rank",
+        ),
+        (
+            "follower_hangs_in_a_step", [1, BY_SIGNAL],
+            "no answer from the other ranks within 4 s; this group of 2 ends", "",
+        ),
+    ],
+)  # fmt: skip
+def test_a_failure_ends_the_group_with_the_reason(
+    scenario: str, codes: list[int], leader_says: str, follower_says: str, outcomes: dict[str, Any]
+) -> None:
+    found = outcomes[scenario]
+    assert found["codes"] == codes
+    for words, expected in zip(found["words"], (leader_says, follower_says), strict=True):
+        assert words.startswith(f"forerun: {expected}" if expected else "")
+        assert bool(words) == bool(expected)
+        assert "GLHF" not in words
+
+
+IN_HALF = ("Llama 3@bfloat16", "Cohere Command R7B@bfloat16")
+
+
+@pytest.fixture(scope="module")
+def divided() -> dict[str, dict[str, Any]]:
+    """What two processes find of a few families."""
+    names = ["Gemma", "Gemma 2", "gpt-oss", "Qwen 3 MoE", "DeepSeek V2"]
+    words = [sys.executable, "-m", "tests.cloud_verifier.engine.divided", *names, *IN_HALF]
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    found = [json.loads(line) for line in run.stdout.splitlines()]
+    return {one["family"]: one for one in found}
+
+
+@pytest.mark.parametrize("name", ["Gemma 2", "Qwen 3 MoE", "DeepSeek V2", "Llama 3", "Cohere Command R7B"])
+def test_a_divided_family_passes_the_probe_and_computes_the_same(
+    name: str, divided: dict[str, dict[str, Any]]
+) -> None:
+    found = divided[name]
+    half = found["dtype"] == "bfloat16"
+    assert (found["served"], found["codes"]) == (True, [0, 0])
+    assert found["worst"] < 1e-5
+    assert found["from_one_process"] < (0.05 if half else 1e-5)
+    assert found["weights"] < 0.7
+    assert found["logits"] == "torch.float32"
+    assert (found["exactness"] is not None) == half
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Gemma", "2 processes cannot share its 1 KV heads evenly"),
+        ("gpt-oss", "transformers has no plan for dividing it among processes (--tensor-parallel)"),
+    ],
+)
+def test_a_family_that_cannot_be_divided_is_refused(
+    name: str, reason: str, divided: dict[str, dict[str, Any]]
+) -> None:
+    assert divided[name]["reason"] == reason
+
+
+def test_a_process_that_torchrun_did_not_start_is_told_how() -> None:
+    from cloud_verifier.engine.parallel import join
+
+    with pytest.raises(UserError, match="needs to be started by torchrun, for example: torchrun --nproc"):
+        join("cpu", 1.0)

@@ -1,0 +1,45 @@
+"""Texts of a real engine behind a real service on loopback, read by a session that drafts nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.core.scheduler import VerifyScheduler
+from cloud_verifier.core.target import TargetEngine
+from cloud_verifier.service import Server
+from cloud_verifier.worker import Worker
+from common.sampling import SamplingParams
+from edge_client.channel import VerifierChannel
+from edge_client.core.config import SessionConfig
+from edge_client.core.policies import TreePolicy
+from edge_client.core.session import EdgeSession
+from edge_client.generation import Generation
+
+
+async def written(
+    engine: TargetEngine,
+    table: tuple[bytes | None, ...],
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    guesses: bool,
+) -> tuple[list[int], int]:
+    """The text after `prompt`, and the rows it took; with `guesses`, what it repeats of itself is drafted."""
+    config = SchedulerConfig(recall=guesses, prefix_cache=False)
+    worker = Worker(engine, VerifyScheduler(engine.info, config))
+    async with Server(worker, engine.info, table, "127.0.0.1:0") as server:
+        text = await text_from(f"127.0.0.1:{server.port}", prompt, sampling, engine.info.fingerprint)
+    return text, worker.scheduler.counters.num_evaluated
+
+
+async def text_from(
+    address: str, prompt: Sequence[int], sampling: SamplingParams, fingerprint: bytes
+) -> list[int]:
+    """What the verifier at `address` writes after `prompt`."""
+    config = SessionConfig(tuple(prompt), sampling, fingerprint, patience=None)
+    async with VerifierChannel(address) as channel:
+        run = Generation(EdgeSession(config, TreePolicy()), channel, None)
+        async for _ in run:
+            pass
+    return list(run.session.text)
