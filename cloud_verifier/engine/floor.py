@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cloud_verifier.core.target import StepPlan, StepResult, TargetEngine, TargetInfo
+from cloud_verifier.engine.stats import stats_of
 from common.errors import UserError
 
 
@@ -30,6 +31,10 @@ class FlooredEngine:
     @property
     def info(self) -> TargetInfo:
         return self._engine.info
+
+    def stats(self) -> Mapping[str, float]:
+        """See `ReportsStats`: those of the engine below."""
+        return stats_of(self._engine)
 
     def evaluate(self, plan: StepPlan) -> StepResult:
         """See `TargetEngine.evaluate`."""

@@ -16,6 +16,15 @@ TokenTable = tuple[bytes | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a verifier is."""
+
+    num_sessions: int
+    max_sessions: int  # 0: not told
+    draining: bool = False  # no new session is admitted
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """One verifier's answer to `Describe`."""
 
@@ -25,6 +34,8 @@ class Description:
     fingerprint: bytes  # of the token table, `common.vocabulary`
     eos_token_ids: tuple[int, ...] = ()
     vocabulary: TokenTable | None = None  # vocab_size entries; None if it was not asked for
+    version: str = ""  # of the program, for people
+    load: Load | None = None  # None if it was not told
     protocol_version: int = PROTOCOL_VERSION
 
 
@@ -44,6 +55,8 @@ def encode_description(description: Description) -> pb.DescribeResponse:
         eos_token_ids=description.eos_token_ids,
         fingerprint=description.fingerprint,
         vocabulary=None if table is None else _encode_table(table),
+        version=description.version,
+        load=None if description.load is None else _encode_load(description.load),
     )
 
 
@@ -62,7 +75,17 @@ def decode_description(response: pb.DescribeResponse) -> Description:
         fingerprint=bounds.blob("describe.fingerprint", response.fingerprint, bounds.MAX_FINGERPRINT_BYTES),
         eos_token_ids=eos,
         vocabulary=_decode_table(response.vocabulary, size) if response.HasField("vocabulary") else None,
+        version=bounds.text("describe.version", response.version, bounds.MAX_VERSION_CHARS),
+        load=_decode_load(response.load) if response.HasField("load") else None,
     )
+
+
+def _encode_load(load: Load) -> pb.Load:
+    return pb.Load(sessions=load.num_sessions, max_sessions=load.max_sessions, draining=load.draining)
+
+
+def _decode_load(message: pb.Load) -> Load:
+    return Load(message.sessions, message.max_sessions, message.draining)
 
 
 def _encode_table(table: TokenTable) -> pb.Vocabulary:

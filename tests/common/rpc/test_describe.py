@@ -13,6 +13,7 @@ from common.rpc import bounds
 from common.rpc.describe import (
     PROTOCOL_VERSION,
     Description,
+    Load,
     decode_description,
     encode_describe_request,
     encode_description,
@@ -31,6 +32,8 @@ def descriptions(draw: st.DrawFn) -> Description:
         fingerprint=draw(st.binary(max_size=bounds.MAX_FINGERPRINT_BYTES)),
         eos_token_ids=tuple(draw(st.lists(st.integers(0, bounds.MAX_TOKEN_ID), max_size=4))),
         vocabulary=draw(st.sampled_from([table, None])),
+        version=draw(st.sampled_from(["", "0.1.0"])),
+        load=draw(st.none() | st.builds(Load, st.integers(0, 2**32 - 1), st.integers(0, 9), st.booleans())),
     )
 
 
@@ -68,6 +71,11 @@ CASES: list[tuple[str, dict[str, object], dict[str, object]]] = [
     ("max_positions", {"max_positions": bounds.MAX_POSITION}, {"max_positions": bounds.MAX_POSITION + 1}),
     ("max_positions", {"max_positions": 1}, {"max_positions": 0}),
     ("model", {"model": "m" * bounds.MAX_MODEL_CHARS}, {"model": "m" * (bounds.MAX_MODEL_CHARS + 1)}),
+    (
+        "version",
+        {"version": "v" * bounds.MAX_VERSION_CHARS},
+        {"version": "v" * (bounds.MAX_VERSION_CHARS + 1)},
+    ),
     ("fingerprint", {"fingerprint": bytes(64)}, {"fingerprint": bytes(65)}),
     ("eos_token_ids", {"eos_token_ids": [1] * 128}, {"eos_token_ids": [1] * 129}),
     ("vocabulary.pieces", {**table([b"a", b"b"], [])}, {**table([b"a"], [])}),
