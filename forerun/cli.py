@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from common.errors import ForerunError, UserError
-from forerun import demo, edge, fit, link_command, record, simulate, verify
+from forerun import demo, edge, fit, link_command, record, simulate, top, verify
 
-COMMANDS = (demo, verify, edge, link_command, record, fit, simulate)
+COMMANDS = (demo, verify, top, edge, link_command, record, fit, simulate)
 
 DESCRIPTION = """\
 Forerun runs a small draft model on this device and lets a large target model on a server decide: the text is
@@ -27,9 +27,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--log-level",
-        default="warning",
         choices=("debug", "info", "warning", "error"),
-        help="how much is logged to standard error; stands before the command (%(default)s)",
+        help="how much is logged to standard error; stands before the command (warning; info for verify)",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
@@ -40,7 +39,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit code 0; 1 after an error, 2 after a user's (as argparse), 130 after Ctrl-C."""
     options = build_parser().parse_args(argv)
-    logging.basicConfig(level=options.log_level.upper(), format="%(levelname).1s %(name)s: %(message)s")
+    level = (options.log_level or "warning").upper()
+    logging.basicConfig(level=level, format="%(levelname).1s %(name)s: %(message)s")
     try:
         code: int = options.run(options)
     except ForerunError as error:

@@ -9,6 +9,7 @@ import signal
 from typing import Any
 
 from common.errors import UserError
+from forerun.operations import add_operations, check_operations, logged, watched
 from forerun.options import add_core, ms, pin_to_core
 
 DESCRIPTION = """\
@@ -55,6 +56,7 @@ def add_parser(commands: Any) -> None:
     option("--json", action="store_true", help="say that it listens as a line of JSON")
     _add_limits(parser)
     _add_recall(parser)
+    add_operations(parser)
     add_core(parser)
     parser.set_defaults(run=run)
 
@@ -121,8 +123,9 @@ def _add_recall(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     _check_options(options)
     pin_to_core(options.core)
-    engine, table = _load(options)  # before the event loop, so that Ctrl-C works meanwhile
-    asyncio.run(_serve(options, engine, table))
+    with logged(options):
+        engine, table = _load(options)  # before the event loop, so that Ctrl-C works meanwhile
+        asyncio.run(_serve(options, engine, table))
     return 0
 
 
@@ -135,6 +138,7 @@ def _check_options(options: argparse.Namespace) -> None:
     host, colon, port = options.listen.rpartition(":")
     if not (host and colon and port.isdigit() and int(port) < 2**16):
         raise UserError(f"--listen is {options.listen!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
+    check_operations(options)
 
 
 async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | None, ...]) -> None:
@@ -142,14 +146,17 @@ async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | 
     from cloud_verifier.service import Server
     from cloud_verifier.worker import Worker
 
-    worker = Worker(engine, _scheduler(engine.info, options))
+    worker = Worker(engine, _scheduler(engine.info, options), max_tenants=options.metrics_tenants)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    async with Server(worker, engine.info, table, options.listen, options.tenant_header) as server:
+    async with (
+        Server(worker, engine.info, table, options.listen, options.tenant_header) as server,
+        watched(worker, options) as seen,
+    ):
         host = options.listen.rpartition(":")[0]
-        _announce(options, engine.info.name, f"{host}:{server.port}")
+        _announce(options, engine.info.name, f"{host}:{server.port}", seen)
         await server.run_until(stop)
         await server.drain(options.grace)
 
@@ -187,11 +194,16 @@ def _scheduler(info: Any, options: argparse.Namespace) -> Any:
     return VerifyScheduler(info, config)
 
 
-def _announce(options: argparse.Namespace, name: str, address: str) -> None:
+def _announce(options: argparse.Namespace, name: str, address: str, seen: dict[str, str]) -> None:
+    """`seen`: where else it listens, by what."""
     if options.json:
-        print(json.dumps({"listening": address, "model": name}), flush=True)
+        print(json.dumps({"listening": address, "model": name, **seen}), flush=True)
         return
     print(f"Serving {name} on {address}; stop with Ctrl-C.", flush=True)
+    if "metrics" in seen:
+        print(f"Metrics at http://{seen['metrics']}/metrics.", flush=True)
+    if "admin" in seen:
+        print(f"Live sessions: forerun top --admin {seen['admin']}", flush=True)
     if options.step_floor:
         print(
             f"Every step takes at least {options.step_floor * 1e3:g} ms, to stand for a larger target.",
