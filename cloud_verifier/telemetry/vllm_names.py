@@ -163,37 +163,37 @@ METRICS = (
     Metric(
         "vllm:e2e_request_latency_seconds",
         "histogram",
-        "From Open to Finish, of sessions that came to the end of their text.",
+        "From Open to Finish, of sessions that came to their text's end.",
         lambda s: s.instruments.whole_time,
     ),
     Metric(
         "vllm:request_queue_time_seconds",
         "histogram",
-        "From Open to the beginning of the first step, of sessions that came to the end of their text.",
+        "From Open to the first step's beginning, of sessions that came to their text's end.",
         lambda s: s.instruments.first_queue_time,
     ),
     Metric(
         "vllm:request_prefill_time_seconds",
         "histogram",
-        "From the beginning of the first step to the first commit, likewise.",
+        "From the first step's beginning to the first commit, of sessions that came to their text's end.",
         lambda s: s.instruments.prefill_time,
     ),
     Metric(
         "vllm:request_decode_time_seconds",
         "histogram",
-        "From the first commit to Finish, likewise.",
+        "From the first commit to Finish, of sessions that came to their text's end.",
         lambda s: s.instruments.decode_time,
     ),
     Metric(
         "vllm:request_prompt_tokens",
         "histogram",
-        "Tokens of the prompt, likewise.",
+        "Tokens of the prompt, of sessions that came to their text's end.",
         lambda s: s.instruments.prompt_tokens,
     ),
     Metric(
         "vllm:request_generation_tokens",
         "histogram",
-        "Tokens of the text, over all its streams, likewise.",
+        "Tokens of the text, over all its streams, of sessions that came to its end.",
         lambda s: s.instruments.text_tokens,
     ),
 )
