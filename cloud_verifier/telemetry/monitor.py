@@ -52,6 +52,7 @@ class Stream:
     max_tokens: int = 0
     session: VerifySession | None = None  # while it is open
     over: bool = False  # the reason of its end is known
+    account: dict[str, object] | None = None  # of its session that is over, for the log
     num_received: int = 0  # bytes of messages
     num_sent: int = 0
 
@@ -162,6 +163,9 @@ class Monitor:
         stream = self.streams.pop(key)
         if stream.session is not None:
             self._close(stream, LOST, stream.session.tally, self._clock())
+        if stream.account is not None:  # by now its last messages have left, or never will
+            sizes = {"bytes_received": stream.num_received, "bytes_sent": stream.num_sent}
+            self._log(stream, "session ended", **stream.account, **sizes)
 
     # The wire ---------------------------------------------------------------------------------------------
 
@@ -212,7 +216,7 @@ class Monitor:
         if self.max_tenants:
             name = self.series_of(stream.tenant)
             self._ended.setdefault(name, TenantTotals()).add(stream.num_prompt_tokens, tally)
-        self._log(stream, "session ended", reason=reason, **fields, **_account(stream, tally, now))
+        stream.account = {"reason": reason, **fields, **_account(tally, now)}
 
     def _log(self, stream: Stream, event: str, **fields: object) -> None:
         if not logger.isEnabledFor(logging.INFO):
@@ -239,7 +243,7 @@ def _fault_of(error: ForerunError) -> str:
     return next(kinds, "server")
 
 
-def _account(stream: Stream, tally: Tally, now: float) -> dict[str, object]:
+def _account(tally: Tally, now: float) -> dict[str, object]:
     """What a session has had. Times in seconds."""
     account: dict[str, object] = {
         "cached_tokens": tally.num_cached,
@@ -249,8 +253,6 @@ def _account(stream: Stream, tally: Tally, now: float) -> dict[str, object]:
         "draft_rows": tally.num_drafts,
         "steps": tally.num_steps,
         "seconds": round(now - tally.opened_at, 6),
-        "bytes_received": stream.num_received,
-        "bytes_sent": stream.num_sent,
     }
     if tally.first_commit_at is not None:
         account["first_token_seconds"] = round(tally.first_commit_at - tally.opened_at, 6)

@@ -212,6 +212,18 @@ async def test_the_log_tells_who_came_and_what_became_of_them() -> None:
     assert failed["exception"].endswith("RuntimeError: the engine is broken")
 
 
+async def test_the_bytes_of_a_session_are_logged_to_the_last() -> None:
+    log = io.StringIO()
+    with writing("info", "json", log):
+        async with telling() as (worker, stub):
+            await talk(stub, STREAMS[0])
+            await worker.wait_until_gone()
+            seen = worker.snapshot()
+    (ended,) = [json.loads(line) for line in log.getvalue().splitlines() if "session ended" in line]
+    assert ended["bytes_sent"] == sum(seen.sent.num_bytes.values())
+    assert ended["bytes_received"] == sum(seen.received.num_bytes.values())
+
+
 @pytest.mark.parametrize("max_tenants", [0, 1])
 async def test_names_of_tenants_are_in_metrics_only_if_asked_for(max_tenants: int) -> None:
     """Those of sessions never: there is no end of them."""

@@ -10,7 +10,7 @@ import pytest
 from forerun.cli import main
 from forerun.paint import Painter
 
-COMMANDS = (["demo"], ["verify"], ["edge"], ["edge", "complete"], ["edge", "pipe"])
+COMMANDS = (["demo"], ["verify"], ["top"], ["edge"], ["edge", "complete"], ["edge", "pipe"])
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

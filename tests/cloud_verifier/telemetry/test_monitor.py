@@ -150,4 +150,5 @@ def test_an_error_of_a_special_kind_is_whose_its_kind_is(lines: pytest.LogCaptur
     worker = make()
     key, _ = begin(worker, ask())
     worker.violate(key, Odd("odd"))
+    worker.disconnect(key)
     assert told(lines)[-1][1]["fault"] == "user"
