@@ -28,7 +28,7 @@ demo: setup ## run the demonstration
 	$(BIN)/forerun demo $(ARGS)
 
 test: setup ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 static: setup ## check format, lint and types
 	$(BIN)/ruff format --check .

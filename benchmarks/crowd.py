@@ -91,7 +91,8 @@ def run(world: World, policy: str, every: int) -> list[tuple[str, SessionResult]
 
 def compared(make: Callable[[int], World], policy: str, every: int, seeds: int) -> dict[str, Any]:
     """One crowd, over all seeds, beside the same where all stream."""
-    baseline, drafting, streaming, slower, rows, tokens, steps = [], [], [], [], 0, 0, 0
+    baseline, drafting, streaming, slower = [], [], [], []
+    rows = tokens = steps = sent = 0
     for seed in range(1, seeds + 1):
         alone = [pace(result) for _, result in run(make(seed), policy, 0)]
         baseline += alone
@@ -104,12 +105,14 @@ def compared(make: Callable[[int], World], policy: str, every: int, seeds: int) 
                 rows += result.stats.evaluated
                 steps += result.stats.target_steps
                 tokens += len(result.tokens)
+                sent += result.stats.proposed
     found = {
         "all_streaming_ms": round(fmean(baseline), 2),
         "drafting_ms": round(fmean(drafting), 2),
         "drafting_worst_ms": round(max(drafting), 2),
         "drafting_rows_per_step": round(rows / steps, 2),
         "drafting_tokens_per_step": round(tokens / steps, 2),
+        "drafting_sent_per_token": round(sent / tokens, 2),
     }
     if streaming:
         found |= {
@@ -139,7 +142,7 @@ def line(row: dict[str, Any]) -> str:
     """For people."""
     text = (
         f"{row['clients']} devices, a row {row['row_ms']:g} ms, {row['drafting']:.0%} of them "
-        f"{row['policy']}: {row['drafting_ms']:.1f} ms per token"
+        f"{row['policy']}: {row['drafting_ms']:.1f} ms, {row['drafting_sent_per_token']:.1f} nodes a token"
     )
     if "slower_by" in row:
         text += f", the others {row['slower_by']:+.1%} (at worst {row['slower_by_at_worst']:+.1%})"

@@ -115,7 +115,7 @@ def _step(worker: Worker, now: float) -> tuple[float, float]:
     for tally in tallies:
         tally.count_step(now, 1, 0, 1)
         waits.add(tally, now)
-        tally.count_commit(1, 1, now)
+        tally.count_commit(1, 0, 1, now)
     worker.monitor.stepped(scheduler.last_step)
     for effect in effects:
         if isinstance(effect, Reply):

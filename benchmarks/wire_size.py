@@ -12,6 +12,7 @@ import argparse
 import json
 from dataclasses import asdict, dataclass
 
+from common.draft import TOTAL, Draft
 from common.messages import (
     ClientMessage,
     Close,
@@ -39,6 +40,7 @@ DATA_HEADER = 9
 """Of an HTTP/2 frame (RFC 9113, 4.1)."""
 
 CHAIN_LENGTHS = (1, 2, 4, 8, 16)
+DRAFT_SIZES = (8, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,16 @@ def tree(num_nodes: int) -> Propose:
     return Propose((TOKEN,) * num_nodes, bytes([255]) * num_nodes, deltas, POSITION, 5)
 
 
+def drawn(num_nodes: int, num_tokens: int) -> Propose:
+    """A chain of the steady state whose nodes were each drawn from a distribution of so many tokens, spread
+    over the vocabulary."""
+    step = TOKEN // num_tokens
+    counts = (TOTAL - num_tokens + 1, *(1,) * (num_tokens - 1))
+    draft = Draft(tuple(range(step, TOKEN + 1, step))[:num_tokens], counts)
+    tokens = (draft.tokens[-1],) * num_nodes
+    return Propose(tokens, bytes([255]) * num_nodes, seen_advance=5, drafts=(draft,) * num_nodes)
+
+
 def commit(num_tokens: int, *, plain: bool = False) -> Commit:
     """A Commit of one step: the last token is the verifier's. `plain` has no news of any Propose."""
     mask = 1 << (num_tokens - 1)
@@ -86,6 +98,7 @@ def measure() -> list[Row]:
     return [
         *(_request(f"Propose, chain of {length}", length, chain(length)) for length in CHAIN_LENGTHS),
         *(_request(f"Propose, anchored tree of {size}", size, tree(size)) for size in (4, 8, 16)),
+        *(_request(f"Propose, chain of 8 drawn from {size}", 8, drawn(8, size)) for size in DRAFT_SIZES),
         _request("Propose, empty", 0, Propose()),
         _request("Open, prompt of 1000", 1000, opening),
         _request("Close", 0, Close()),

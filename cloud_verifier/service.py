@@ -67,6 +67,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                 max_positions=info.max_positions,
                 fingerprint=info.fingerprint,
                 eos_token_ids=info.eos_token_ids,
+                acceptance_rules=self._worker.scheduler.config.rules,
                 vocabulary=self._table if request.include_vocabulary else None,
                 version=self._worker.version,
                 load=self._load(),
@@ -122,6 +123,8 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                     raise PeerError(words, Code.FAILED_PRECONDITION)
                 opened = True
                 self._worker.receive(key, message)
+                if isinstance(message, Open) and not message.acceptance.rule.lossless:
+                    logger.info("= stream %d asks for the lossy rule %s", key, message.acceptance.title)
         except ForerunError as error:
             self._worker.violate(key, error)
         except Exception as error:  # outermost frame of this task: the edge must learn of a defect

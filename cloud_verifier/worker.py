@@ -15,7 +15,7 @@ from cloud_verifier.core.target import StepPlan, TargetEngine
 from cloud_verifier.engine.stats import stats_of
 from cloud_verifier.telemetry.monitor import Monitor
 from cloud_verifier.telemetry.snapshot import Snapshot, take
-from common.errors import ForerunError, LocalError
+from common.errors import CapacityError, ForerunError, LocalError
 from common.messages import Close, Finish, Open, Propose, ServerMessage
 from common.rpc.version import version
 
@@ -53,6 +53,7 @@ class Worker:
         self._gone = asyncio.Event()  # set while no stream is connected
         self._gone.set()
         self._next_key = 1
+        self._checked_step = 0  # steps there had been when the slots were last counted
 
     # Streams ----------------------------------------------------------------------------------------------
 
@@ -124,6 +125,7 @@ class Worker:
                 self._check_timer()
                 plan = self.scheduler.next_step(self._clock())
                 if plan is None:
+                    self._deliver()
                     await self._rest()
                     continue
                 await self._step(loop, plan)
@@ -131,22 +133,27 @@ class Worker:
             self._executor.shutdown(wait=True)
 
     async def _step(self, loop: asyncio.AbstractEventLoop, plan: StepPlan) -> None:
+        """What the step before brought is sent while this one runs: nobody waits for the sending."""
+        evaluated = loop.run_in_executor(self._executor, self._engine.evaluate, plan)
+        _let_others_run()
+        self._deliver()
         try:
-            result = await loop.run_in_executor(self._executor, self._engine.evaluate, plan)
+            result = await evaluated
         except (
             Exception
         ) as error:  # an engine may raise anything; its step's sessions end, the service does not
             fields = {"rows": plan.num_rows, "sessions": len(plan.items)}
             logger.exception("a step failed", extra={"fields": fields})
-            failure = LocalError(f"the target could not evaluate a step: {error}")
-            self.scheduler.on_step_failed(failure, self._clock())
+            self.scheduler.on_step_failed(_failure(error), self._clock())
         else:
             self.scheduler.on_step_done(result, self._clock())
-        self._apply()
-        self.monitor.stepped(self.scheduler.last_step)  # when its tokens are on their way
 
     async def _rest(self) -> None:
-        """Until an input comes or the timer is due."""
+        """Until an input comes or the timer is due. Raises `LocalError` if a slot was lost: a verifier that
+        does not know whose KV is where must not go on."""
+        if self.scheduler.idle and self._checked_step != self.scheduler.counters.num_steps:
+            self._checked_step = self.scheduler.counters.num_steps
+            self.scheduler.check_integrity()
         timer = self.scheduler.next_timer_at
         timeout = None if timer is None else max(0.0, timer - self._clock())
         try:
@@ -168,6 +175,11 @@ class Worker:
             self.monitor.admitted(key, session)
 
     def _apply(self) -> None:
+        """An input was taken: tell what came of it, and look whether a step can run now."""
+        self._deliver()
+        self._wake.set()
+
+    def _deliver(self) -> None:
         for effect in self.scheduler.effects():
             if isinstance(effect, End):
                 if effect.error is not None:
@@ -177,8 +189,23 @@ class Worker:
             queue = self._queues.get(effect.session)
             if queue is not None:
                 queue.put_nowait(effect.message if isinstance(effect, Reply) else effect)
-        self._wake.set()
+        self.monitor.stepped(self.scheduler.last_step)
         if self.scheduler.sessions:
             self._empty.clear()
         else:
             self._empty.set()
+
+
+def _failure(error: Exception) -> ForerunError:
+    """What an engine raised, as those are told whose step it was."""
+    if isinstance(error, CapacityError):
+        return error
+    if isinstance(error, MemoryError):
+        return CapacityError("the target had no memory for a step; try later")
+    return LocalError(f"the target could not evaluate a step: {error}")
+
+
+def _let_others_run() -> None:
+    """Release Python's lock for a moment: the engine's thread, which was given a step, begins it now and not
+    when this thread is done with sending."""
+    time.sleep(0)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from common.acceptance import COUPLED, Acceptance
+from common.draft import Draft
 from common.sampling import SamplingParams
 
 INITIAL_CREDIT = 32
@@ -52,6 +54,7 @@ class Open:
     committed: tuple[int, ...] = ()  # tokens generated and committed on earlier streams of this session
     fill: bool = True  # evaluate the bare tip when no draft is there
     session_id: str = ""  # chosen by the edge, for logs
+    acceptance: Acceptance = COUPLED  # how nodes are decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Propose:
     parent_deltas: tuple[int, ...] = ()
     anchor: int | None = None  # position of a committed token, counted from the prompt's first
     seen_advance: int = 0  # committed tokens the edge has learned of since its last Propose
+    drafts: tuple[Draft | None, ...] = ()  # none, or one entry a node: what it was drawn from (rule 18)
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class SpeculationTree:
         self.committed.append(token)
         del self.live[old.id]
         if child is None:
-            dead = self._kill_all()
+            dead = self._kill_all() if self.live else ()
             self.tip = self._make_tip(token, self.tip_position)
         else:
             self.tip = self.live[child]

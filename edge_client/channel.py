@@ -16,13 +16,16 @@ from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.rpc.codec import decode_response, encode_request
 from common.rpc.describe import Description, decode_description, encode_describe_request
-from common.rpc.options import channel_options
+from common.rpc.options import Options, channel_options
 from common.rpc.status import to_error
 
 logger = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT = 10.0
 """Seconds; a token table of 128k entries takes a slow link a few of them."""
+
+OWN_CONNECTION: Options = (("grpc.use_local_subchannel_pool", 1),)
+"""Channels of one process to one address share a connection otherwise; those of two devices cannot."""
 
 
 class Stream:
@@ -88,11 +91,14 @@ class Stream:
 
 
 class VerifierChannel:
-    """A channel to the verifier at `address` (HOST:PORT), without TLS. An async context manager."""
+    """A channel to the verifier at `address` (HOST:PORT), without TLS. An async context manager.
 
-    def __init__(self, address: str) -> None:
+    `more` are options of gRPC's beside ours; with `OWN_CONNECTION` it shares none with other channels.
+    """
+
+    def __init__(self, address: str, more: Options = ()) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options())
+        self._channel = grpc.aio.insecure_channel(address, options=(*channel_options(), *more))
         self._stub = pb_grpc.VerifierServiceStub(self._channel)
 
     async def __aenter__(self) -> VerifierChannel:

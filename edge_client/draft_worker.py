@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import Protocol
 
 from common.errors import ForerunError, LocalError
 from edge_client.core.drafter import Drafter, Expansion
@@ -16,6 +17,19 @@ logger = logging.getLogger(__name__)
 
 Drafted = Callable[[Sequence[Expansion] | ForerunError], None]
 Job = tuple[StartDrafter | Expand | MoveTip, Drafted | None]
+
+
+class Drafts(Protocol):
+    """Where a generation's draft steps run."""
+
+    def submit(self, effect: StartDrafter | MoveTip) -> None:
+        """Carry it out before what is asked for later."""
+        ...
+
+    def expand(self, effect: Expand, on_drafted: Drafted) -> None:
+        """Run a draft step. `on_drafted` is called later, in the thread of the event loop that runs now, with
+        the expansions or the failure."""
+        ...
 
 
 class DraftWorker:
@@ -71,7 +85,7 @@ class DraftWorker:
     def _do(self, effect: StartDrafter | Expand | MoveTip) -> Sequence[Expansion]:
         match effect:
             case StartDrafter():
-                self._drafter.start(effect.tokens, effect.tip, effect.sampling)
+                self._drafter.start(effect.tokens, effect.tip, effect.sampling, effect.plain)
             case MoveTip():
                 self._drafter.reroot(effect.change)
             case Expand():

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from common.acceptance import COUPLED, Acceptance, AcceptanceRule
 from common.errors import Code, UnavailableError, UserError
 from common.messages import FinishReason
 from common.recall import NgramTable
@@ -34,6 +35,7 @@ class Request:
     policy: GrowthPolicy
     recall: bool = False  # also propose what the text repeats, of itself and of this edge's texts before
     drafting: bool = True  # run the draft model
+    acceptance: Acceptance = COUPLED  # how the verifier decides
 
 
 class TextDecoder:
@@ -91,6 +93,7 @@ class Edge:
         self.greeting = ""  # what a user should know before the first generation
         self._preview = preview
         self._eos = model.eos_ids  # the target's own, once it has told them
+        self._rules: tuple[AcceptanceRule, ...] = ()  # that the verifier allows; not known before it says so
 
     async def __aenter__(self) -> Edge:
         try:
@@ -110,8 +113,10 @@ class Edge:
     def generation(self, request: Request) -> Generation:
         """A new generation; iterate over it. One at a time: the draft model serves one session.
 
-        Raises `UserError` if it is to draft and the draft model is not loaded.
+        Raises `UserError` if it is to draft and the draft model is not loaded, or if the verifier has said
+        that it does not allow the acceptance rule.
         """
+        self._check_rule(request.acceptance)
         drafts = self._drafter() if request.drafting and request.policy.name != "off" else None
         if self._session is not None:
             self._beliefs.learn(self._session.config.sampling, self._session.calibration)
@@ -123,6 +128,7 @@ class Edge:
             recall=request.recall,
             eos_token_ids=self._eos,
             prior=self._beliefs.before(request.sampling),
+            acceptance=request.acceptance,
         )
         if drafts is None or not self._preview:
             config = replace(config, patience=None)
@@ -145,6 +151,11 @@ class Edge:
             raise UserError("no draft model is loaded here; start the edge without --no-drafting")
         return self._drafts
 
+    def _check_rule(self, wanted: Acceptance) -> None:
+        if self._rules and wanted.rule not in self._rules:
+            allowed = ", ".join(rule.title for rule in self._rules)
+            raise UserError(f"the verifier does not allow the acceptance rule {wanted.title}, only {allowed}")
+
     async def _handshake(self) -> None:
         try:
             description = await self._channel.describe()
@@ -154,6 +165,7 @@ class Edge:
             self.greeting = f"{error}; the draft begins alone"
             return
         self.max_positions = description.max_positions
+        self._rules = description.acceptance_rules
         self._eos = description.eos_token_ids
         if not self._check or description.fingerprint == self.vocabulary.fingerprint:
             return

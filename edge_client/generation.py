@@ -28,7 +28,7 @@ from edge_client.core.effects import (
 )
 from edge_client.core.policies import Standing
 from edge_client.core.session import EdgeSession
-from edge_client.draft_worker import DraftWorker
+from edge_client.draft_worker import Drafts
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Generation:
     """Runs one session. Iterate over it for committed text, over `shown()` for previews and modes, too; after
     the loop `reason` says why it ended.
 
-    Args: session, new; channel, where its verifier is; drafts, the drafter's thread, or None to leave the
+    Args: session, new; channel, where its verifier is; drafts, who runs its draft steps, or None to leave the
     verifier alone. Raises, from the iteration, the `ForerunError` that ended the session.
     """
 
@@ -72,7 +72,7 @@ class Generation:
         self,
         session: EdgeSession,
         channel: VerifierChannel,
-        drafts: DraftWorker | None,
+        drafts: Drafts | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.session = session

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from common.errors import ForerunError, UserError
 from forerun import demo, edge, fit, link_command, record, simulate, top, verify
+from forerun.bench import command as bench
 
-COMMANDS = (demo, verify, top, edge, link_command, record, fit, simulate)
+COMMANDS = (demo, verify, top, edge, link_command, record, fit, simulate, bench)
 
 DESCRIPTION = """\
 Forerun runs a small draft model on this device and lets a large target model on a server decide: the text is

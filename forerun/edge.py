@@ -12,11 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.acceptance import make_acceptance
 from common.errors import ForerunError, PeerError, UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from edge_client.prior_file import read_priors
-from forerun.options import add_core, add_sampling, pin_to_core, read_prompt, sampling_from
+from forerun.options import RULES_IN_WORDS, add_core, add_sampling, pin_to_core, read_prompt, sampling_from
 from forerun.paint import Painter, note
 from forerun.showing import Events, Listener, Teller, event, on_standard_output
 
@@ -34,7 +35,7 @@ Writes one completion: drafts on this device, lets the verifier decide, shows th
 PIPE = """\
 Serves requests one after the other: one JSON object a line on standard input, JSON events on standard output.
 
-  request: {"prompt": "text", "policy": "adaptive", "recall": true,
+  request: {"prompt": "text", "policy": "adaptive", "recall": true, "acceptance": "coupled",
             "sampling": {"max_tokens": 64, "temperature": 0.8, "seed": 1}}
   events:  {"event": "ready"}, then for each request {"event": "text", "text": ..., "drafted": true}, ... and
            {"event": "done", "tokens": [...], "arrivals_ms": [...], ...}, or {"event": "error", ...}
@@ -51,6 +52,13 @@ DEVICE = "device"
 """Asked for as a policy, it is none: nothing is sent anywhere."""
 
 
+DRAWN_AHEAD = (
+    "drafts drawn for this acceptance rule count only if they come in time, and most that are sent ahead do "
+    "not. Give --policy sync:K to wait for them, or leave the rule at coupled (docs/acceptance.md)"
+)
+"""Said to whoever asks for a rule that draws with a policy that runs ahead."""
+
+
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("edge", help="draft on this device for a verifier (the edge side)")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -60,6 +68,12 @@ def add_parser(commands: Any) -> None:
     prompt.add_argument("--prompt-file", metavar="FILE", help="a UTF-8 file with the prompt")
     complete.add_argument(
         "--policy", default="adaptive", help="adaptive, tree, chain, sync:K or off (%(default)s)"
+    )
+    complete.add_argument(
+        "--acceptance",
+        default="coupled",
+        metavar="RULE",
+        help=f"how the verifier decides: {RULES_IN_WORDS} (%(default)s; docs/acceptance.md)",
     )
     complete.add_argument("--json", action="store_true", help="one JSON object at the end instead of text")
     add_sampling(complete, max_tokens=128)
@@ -119,7 +133,10 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
 
 async def _complete(options: argparse.Namespace) -> int:
     sampling, policy = sampling_from(options), make_policy(options.policy)
+    acceptance = make_acceptance(options.acceptance)
     prompt = read_prompt(options)
+    if acceptance.draws(sampling.greedy) and policy.fill and policy.name != "off":
+        note(DRAWN_AHEAD)
     painter = Painter(sys.stdout)
     async with _open_edge(options) as edge:
         from edge_client.edge import Request
@@ -127,7 +144,7 @@ async def _complete(options: argparse.Namespace) -> int:
         if edge.greeting:
             note(edge.greeting)
         generation = edge.generation(
-            Request(edge.tokenize(prompt), sampling, policy, options.recall, options.drafting)
+            Request(edge.tokenize(prompt), sampling, policy, options.recall, options.drafting, acceptance)
         )
         if not options.json:
             print(painter.dim(painter.legend + painter.guess_legend), file=sys.stderr)
@@ -197,13 +214,14 @@ async def _serve_line(edge: Edge, line: str, options: argparse.Namespace) -> Non
         prompt = edge.tokenize(asked["prompt"])
         name = asked.get("policy", "adaptive")
         policy = None if name == DEVICE else make_policy(name)
+        acceptance = make_acceptance(asked.get("acceptance", "coupled"))
         recall, drafting = (bool(asked.get(key, getattr(options, key))) for key in ("recall", "drafting"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"this request is not understood ({error}): {line.strip()[:200]}") from error
     if policy is None:
         event("done", **await run_alone(edge, edge.alone(prompt, sampling), Events()))
         return
-    generation = edge.generation(Request(prompt, sampling, policy, recall, drafting))
+    generation = edge.generation(Request(prompt, sampling, policy, recall, drafting, acceptance))
     record, failure = await run_generation(edge, generation, Events())
     if failure is None:
         event("done", **record)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import UserError
 from forerun.logs import FORMATS, writing
+from forerun.options import check_free
 
 if TYPE_CHECKING:
     from cloud_verifier.worker import Worker
@@ -52,7 +53,8 @@ def add_operations(parser: argparse.ArgumentParser) -> None:
 def check_operations(options: argparse.Namespace) -> None:
     """Raise `UserError` for what cannot be served, before seconds are spent on loading."""
     if options.metrics:
-        split_address("--metrics", options.metrics)
+        host, port = split_address("--metrics", options.metrics)
+        check_free("--metrics", host.strip("[]"), port)
         if find_spec("prometheus_client") is None:
             raise UserError("prometheus_client is not installed; pip install 'forerun[verifier]'")
     if options.admin:

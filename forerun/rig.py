@@ -45,10 +45,10 @@ class Child:
         self._process = process
 
     @classmethod
-    async def start(cls, name: str, *arguments: str) -> Self:
+    async def start(cls, name: str, *arguments: str, module: str = "forerun") -> Self:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "forerun", *arguments,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**24,
+            sys.executable, "-m", module, *arguments,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**26,
         )  # fmt: skip
         return cls(name, process)
 

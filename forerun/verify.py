@@ -5,12 +5,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
-from typing import Any
+import sys
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
+from cloud_verifier.engine.attention_names import ATTENTIONS
+from cloud_verifier.engine.exact_tiles import TILE_ROWS
+from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.errors import UserError
+from forerun.limits import add_limits, config_from
 from forerun.operations import add_operations, check_operations, logged, watched
-from forerun.options import add_core, ms, pin_to_core
+from forerun.options import add_core, check_free, ms, pin_to_core
+
+if TYPE_CHECKING:
+    from cloud_verifier.core.scheduler import VerifyScheduler
+    from cloud_verifier.core.target import TargetEngine
+    from cloud_verifier.worker import Worker
+    from common.rpc.describe import TokenTable
+
+SWITCH_INTERVAL = 0.0002
+"""Seconds after which Python's threads yield to one that waits (its default is 5 ms): an engine whose device
+is done waits so long for an event loop that is busy with messages, and so does each of its launches."""
 
 DESCRIPTION = """\
 Loads a causal language model (a local folder in Hugging Face format, or a hub id), checks that Forerun's
@@ -20,6 +38,18 @@ tells every session to go elsewhere, waits for at most --grace seconds and ends.
   forerun verify --model demo_models/target --listen 127.0.0.1:50051"""
 
 
+class Watch(Protocol):
+    """Somebody who measures a verifier from inside its process; `forerun bench` does."""
+
+    def watched(self, scheduler: VerifyScheduler) -> VerifyScheduler:
+        """What the worker gets in the scheduler's place."""
+        ...
+
+    def run(self, worker: Worker) -> Awaitable[None]:
+        """Beside the server; when it returns the verifier stops."""
+        ...
+
+
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "verify",
@@ -27,6 +57,12 @@ def add_parser(commands: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All that a verifier can be told."""
     option = parser.add_argument
     option(
         "--model",
@@ -35,7 +71,7 @@ def add_parser(commands: Any) -> None:
         help="folder with config, tokenizer and safetensors, or hub id",
     )
     option("--listen", default="127.0.0.1:50051", metavar="HOST:PORT", help="port 0 picks one (%(default)s)")
-    option("--device", default="cpu", help="cpu, or cuda once its attention kernel is there (%(default)s)")
+    option("--device", default="cpu", help="cpu, cuda or cuda:N (%(default)s)")
     option(
         "--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s: float32 on a CPU)"
     )
@@ -54,114 +90,151 @@ def add_parser(commands: Any) -> None:
         "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
     )
     option("--json", action="store_true", help="say that it listens as a line of JSON")
-    _add_limits(parser)
-    _add_recall(parser)
-    add_operations(parser)
-    add_core(parser)
-    parser.set_defaults(run=run)
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    option = parser.add_argument
-    option("--max-sessions", type=int, default=64, metavar="N", help="sessions open at once (%(default)s)")
-    option(
-        "--max-nodes",
-        type=int,
-        default=16,
-        metavar="N",
-        help="nodes a session may have in one step (%(default)s)",
-    )
-    option(
-        "--max-slowdown",
-        type=float,
-        default=0.02,
-        metavar="SHARE",
-        help="of its rate that a session may lose by the drafts of others (%(default)s)",
-    )
-    option(
-        "--prefill-chunk", type=int, default=256, metavar="N", help="prompt tokens in one step (%(default)s)"
-    )
     option(
         "--tenant-header",
         default="",
         metavar="KEY",
         help="metadata entry that says whose a call is; only behind a proxy that sets it for every client",
     )
-    option(
-        "--max-tenant-share",
-        type=float,
-        default=1.0,
-        metavar="SHARE",
-        help="of sessions and slots that one tenant may hold (%(default)s)",
-    )
-    option(
-        "--prefix-cache",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="keep the KV of what was read for a tenant's next session that begins alike (%(default)s)",
-    )
+    add_limits(parser)
+    _add_acceleration(parser)
+    _add_exact(parser)
+    _add_rules(parser)
+    add_operations(parser)
+    add_core(parser)
 
 
-def _add_recall(parser: argparse.ArgumentParser) -> None:
+def _add_acceleration(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option(
-        "--recall",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="guess what a text repeats of itself and evaluate that, too (%(default)s)",
+        "--attention",
+        default="auto",
+        choices=ATTENTIONS,
+        help="how attention is computed; auto is triton on a CUDA device, else torch_ref (docs/gpu.md)",
     )
     option(
-        "--shared-ngrams",
-        type=int,
-        default=0,
-        metavar="N",
-        help="guess also from a table of N entries of all sessions' texts; only among users who may know of "
-        "each other's texts: the pace tells (%(default)s)",
+        "--cuda-graphs",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="replay whole steps, on a CUDA device with triton (%(default)s)",
     )
+    option(
+        "--warm-graphs",
+        action="store_true",
+        help="make the graphs of all step sizes before serving, instead of each when it first comes",
+    )
+
+
+def _add_exact(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option(
+        "--deterministic",
+        action="store_true",
+        help="compute every text bit for bit alike, whoever else is served; slower (docs/determinism.md)",
+    )
+    option(
+        "--tile-rows",
+        type=int,
+        default=TILE_ROWS,
+        metavar="N",
+        help="rows of every forward under --deterministic; another number, other bits (%(default)s)",
+    )
+
+
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    lossy = ", ".join(rule.title for rule in AcceptanceRule if not rule.lossless)
+    option = parser.add_argument
+    option(
+        "--allow-rule",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="a lossy acceptance rule that sessions may ask for, under which a text is not the target's: "
+        f"{lossy}. May be given several times (none; docs/acceptance.md)",
+    )
+    option(
+        "--coupled-only",
+        action="store_true",
+        help="allow no acceptance rule but the default one, which costs the server least",
+    )
+
+
+def allowed_rules(options: argparse.Namespace) -> tuple[AcceptanceRule, ...]:
+    """What sessions may ask for. Raises `UserError` for an unknown name."""
+    named = [rule_named(name) for name in options.allow_rule]
+    allowed = (*(LOSSLESS[:1] if options.coupled_only else LOSSLESS), *named)
+    return tuple(dict.fromkeys(allowed))
 
 
 def run(options: argparse.Namespace) -> int:
-    _check_options(options)
+    check_options(options)
     pin_to_core(options.core)
     with logged(options):
-        engine, table = _load(options)  # before the event loop, so that Ctrl-C works meanwhile
-        asyncio.run(_serve(options, engine, table))
+        engine, table = load(options)  # before the event loop, so that Ctrl-C works meanwhile
+        asyncio.run(serve(options, engine, table))
     return 0
 
 
-def _check_options(options: argparse.Namespace) -> None:
+def check_options(options: argparse.Namespace) -> None:
     """Before seconds are spent on loading."""
-    for name, least in (("threads", 0), ("slots", 1), ("step_floor", 0), ("grace", 0)):
+    config_from(options)
+    for name, least in (("threads", 0), ("slots", 1), ("tile_rows", 1), ("step_floor", 0), ("grace", 0)):
         value = getattr(options, name)
         if not least <= value < float("inf"):
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be {least} or more")
+    allowed_rules(options)
+    if options.deterministic and options.device == "cpu" and not options.threads:
+        raise UserError(
+            "--deterministic on a CPU needs --threads N: the bits depend on the number of threads, so a "
+            "verifier on a machine with more cores would write other texts"
+        )
+    if options.deterministic and options.attention == "triton":
+        raise UserError("--deterministic brings its own attention; leave --attention out")
     host, colon, port = options.listen.rpartition(":")
     if not (host and colon and port.isdigit() and int(port) < 2**16):
         raise UserError(f"--listen is {options.listen!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
+    check_free("--listen", host.strip("[]"), int(port))
     check_operations(options)
 
 
-async def _serve(options: argparse.Namespace, engine: Any, table: tuple[bytes | None, ...]) -> None:
+async def serve(
+    options: argparse.Namespace, engine: TargetEngine, table: TokenTable, watch: Watch | None = None
+) -> None:
+    """Until it is told to stop, or `watch` has seen enough. Raises `UserError` for an address or a limit."""
     # Imported here: torch and transformers take seconds, and an edge has neither.
+    from cloud_verifier.core.scheduler import VerifyScheduler
     from cloud_verifier.service import Server
     from cloud_verifier.worker import Worker
 
-    worker = Worker(engine, _scheduler(engine.info, options), max_tenants=options.metrics_tenants)
+    config = replace(config_from(options), rules=allowed_rules(options))
+    scheduler = VerifyScheduler(engine.info, config)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    seen = scheduler if watch is None else watch.watched(scheduler)
+    worker = Worker(engine, seen, max_tenants=options.metrics_tenants)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     async with (
         Server(worker, engine.info, table, options.listen, options.tenant_header) as server,
-        watched(worker, options) as seen,
+        watched(worker, options) as besides,
     ):
         host = options.listen.rpartition(":")[0]
-        _announce(options, engine.info.name, f"{host}:{server.port}", seen)
+        _announce(options, engine.info.name, f"{host}:{server.port}", besides)
+        watching = None if watch is None else asyncio.ensure_future(watch.run(worker))
+        if watching is not None:
+            watching.add_done_callback(lambda _: stop.set())
         await server.run_until(stop)
         await server.drain(options.grace)
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
-def _load(options: argparse.Namespace) -> tuple[Any, tuple[bytes | None, ...]]:
+def load(options: argparse.Namespace) -> tuple[TargetEngine, TokenTable]:
+    """The engine that the options ask for, and its token table. Raises `UserError`."""
+    if options.deterministic:  # read when CUDA starts; without it cuBLAS may sum in another order each time
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         import torch
 
@@ -173,37 +246,35 @@ def _load(options: argparse.Namespace) -> tuple[Any, tuple[bytes | None, ...]]:
         torch.set_num_threads(options.threads)
     on_cpu = options.dtype == "auto" and options.device == "cpu"
     dtype = "float32" if on_cpu else options.dtype  # a CPU gains nothing from bfloat16 and loses exactness
-    engine, table = load_engine(options.model, options.slots, dtype=dtype, device=options.device)
+    engine, table = load_engine(
+        options.model,
+        options.slots,
+        dtype=dtype,
+        device=options.device,
+        exact_rows=options.tile_rows if options.deterministic else 0,
+        attention=options.attention,
+        cuda_graphs=options.cuda_graphs,
+        warm_rows=options.max_rows if options.warm_graphs else 0,
+    )
     return (FlooredEngine(engine, options.step_floor) if options.step_floor else engine), table
 
 
-def _scheduler(info: Any, options: argparse.Namespace) -> Any:
-    from cloud_verifier.core.config import SchedulerConfig
-    from cloud_verifier.core.scheduler import VerifyScheduler
-
-    config = SchedulerConfig(
-        max_sessions=options.max_sessions,
-        max_nodes_per_session=options.max_nodes,
-        max_slowdown=options.max_slowdown,
-        prefill_chunk=options.prefill_chunk,
-        max_tenant_share=options.max_tenant_share,
-        prefix_cache=options.prefix_cache,
-        recall=options.recall,
-        shared_ngrams=options.shared_ngrams,
-    )
-    return VerifyScheduler(info, config)
-
-
-def _announce(options: argparse.Namespace, name: str, address: str, seen: dict[str, str]) -> None:
-    """`seen`: where else it listens, by what."""
+def _announce(options: argparse.Namespace, name: str, address: str, besides: dict[str, str]) -> None:
+    """`besides`: where else it listens, by what."""
     if options.json:
-        print(json.dumps({"listening": address, "model": name, **seen}), flush=True)
+        told = {"listening": address, "model": name, "deterministic": options.deterministic, **besides}
+        print(json.dumps(told), flush=True)
         return
     print(f"Serving {name} on {address}; stop with Ctrl-C.", flush=True)
-    if "metrics" in seen:
-        print(f"Metrics at http://{seen['metrics']}/metrics.", flush=True)
-    if "admin" in seen:
-        print(f"Live sessions: forerun top --admin {seen['admin']}", flush=True)
+    if "metrics" in besides:
+        print(f"Metrics at http://{besides['metrics']}/metrics.", flush=True)
+    if "admin" in besides:
+        print(f"Live sessions: forerun top --admin {besides['admin']}", flush=True)
+    if options.deterministic:
+        print("Texts are the same bit for bit, whoever else is served (docs/determinism.md).", flush=True)
+    lossy = [rule.title for rule in allowed_rules(options) if not rule.lossless]
+    if lossy:
+        print(f"Sessions may ask for lossy acceptance rules: {', '.join(lossy)}.", flush=True)
     if options.step_floor:
         print(
             f"Every step takes at least {options.step_floor * 1e3:g} ms, to stand for a larger target.",

@@ -8,6 +8,7 @@ that nobody runs protects nothing.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from functools import cache
 from importlib.util import find_spec
@@ -17,9 +18,24 @@ from hypothesis import settings
 
 NEEDED_MODULES = {
     "torch": (("torch", "transformers"), "pip install 'forerun[verifier]'"),
+    "triton": (("torch", "transformers", "triton"), "pip install triton"),
     "llama": (("llama_cpp",), "pip install 'forerun[edge]'"),
 }
 """Mark -> modules that its tests import, and how to get them."""
+
+
+def has_driver() -> bool:
+    """Whether there is an NVIDIA driver: what torch and triton ask first, and costs no import of them."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+# Triton decides when it is imported, so this must come before any test: numpy runs its kernels without a GPU.
+if not has_driver():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # The same examples in every run: a failure can be repeated, and a passing change stays passing.
 settings.register_profile("forerun", derandomize=True, deadline=None)

@@ -37,12 +37,23 @@ LINKED = ("demo_models",)  # megabytes of weights
 SETTINGS = ("pyproject.toml", "tools/fast.py")  # mypy's, and what is compiled and compared
 
 COMPILED = (
+    "cloud_verifier/core/admission.py",
+    "cloud_verifier/core/alarms.py",
+    "cloud_verifier/core/batching.py",
+    "cloud_verifier/core/cost.py",
+    "cloud_verifier/core/credit.py",
     "cloud_verifier/core/effects.py",
+    "cloud_verifier/core/memory.py",
+    "cloud_verifier/core/prefix_cache.py",
+    "cloud_verifier/core/relief.py",
+    "cloud_verifier/core/report.py",
+    "cloud_verifier/core/room.py",
     "cloud_verifier/core/scheduler.py",
     "cloud_verifier/core/session.py",
     "cloud_verifier/core/sharing.py",
     "cloud_verifier/core/slots.py",
     "cloud_verifier/core/target.py",
+    "cloud_verifier/core/tenants.py",
     "common/estimators.py",
     "common/messages.py",
     "common/noise.py",

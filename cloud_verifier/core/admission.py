@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.target import TargetInfo
 from cloud_verifier.core.tenants import Tenant
+from common.acceptance import Acceptance, AcceptanceRule
 from common.errors import CapacityError, Code, PeerError, UnavailableError, UserError
 from common.messages import Open
 
@@ -91,6 +92,18 @@ def check_open(request: Open, info: TargetInfo, draining: bool) -> None:
         )
     _check_length(request, info.max_positions)
     _check_tokens(request, info.vocab_size)
+
+
+def check_acceptance(wanted: Acceptance, allowed: Sequence[AcceptanceRule]) -> None:
+    """Raise `UserError` unless the operator allows the rule that a session asks for."""
+    if wanted.rule in allowed:
+        return
+    kind = "" if wanted.rule.lossless else "lossy "
+    raise UserError(
+        f"the {kind}acceptance rule {wanted.rule.title} is not allowed on this verifier; it allows "
+        f"{', '.join(rule.title for rule in allowed)}",
+        Code.FAILED_PRECONDITION,
+    )
 
 
 def _check_length(request: Open, limit: int) -> None:

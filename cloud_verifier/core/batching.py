@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.cost import StepCost
+from cloud_verifier.core.relief import Relief
 from cloud_verifier.core.session import VerifySession
 from cloud_verifier.core.target import StepPlan
 from cloud_verifier.core.tenants import Tenants
 
-LEAST_PREFILL = 16
+LEAST_PREFILL = 1
 """Prompt tokens in a step at least, however short it should be: a prompt is read in the end."""
 
 
@@ -27,20 +28,30 @@ class Batch:
 class Batcher:
     """Tips first, as each commits for certain; then as much of the prompts as leaves the step short enough.
 
-    Args: config; cost, of steps; rows_per_read, `TargetInfo`'s; tenants, who has had how much.
+    Args: config; rows, how many a step may have; cost, of steps; rows_per_read, `TargetInfo`'s; tenants, who
+    has had how much.
     """
 
-    def __init__(self, config: SchedulerConfig, cost: StepCost, rows_per_read: int, tenants: Tenants) -> None:
+    def __init__(
+        self, config: SchedulerConfig, rows: Relief, cost: StepCost, rows_per_read: int, tenants: Tenants
+    ) -> None:
         self._config = config
+        self._rows = rows
         self._cost = cost
         self._rows_per_read = rows_per_read
         self._tenants = tenants
 
     def batch(self, ready: Sequence[VerifySession]) -> Batch:
         """`ready` are those that a step could take, the least recently served first."""
-        tips = self._tips([session for session in ready if not session.num_prefill])
-        chunks = self._prefill_chunks([session for session in ready if session.num_prefill], tips)
-        room = self._config.max_rows - len(tips)
+        tips, reading = list[VerifySession](), list[VerifySession]()
+        for session in ready:
+            (reading if session.num_prefill else tips).append(session)
+        tips = self._tips(tips)
+        if len(tips) == len(ready):
+            return Batch(tuple(ready), tuple(ready), {})
+        chunks = self._prefill_chunks(reading, tips)
+        taken = len(tips) + sum(chunks.values())
+        room = self._rows.left(self._config.max_rows - len(tips), taken)
         read = [each for each in ready if chunks.get(each.key) == each.num_prefill and each.may_evaluate_tip]
         keys = {session.key for session in (*tips, *read[:room])}
         decoding = tuple(session for session in ready if session.key in keys)
@@ -54,14 +65,13 @@ class Batcher:
 
     def _tips(self, sessions: list[VerifySession]) -> list[VerifySession]:
         """As many as fit; if not all do, of the tenants that have had the least."""
-        config = self._config
-        context = sum(len(session.lease.slots) for session in sessions)
-        if len(sessions) <= config.max_rows and context <= config.max_context:
+        most, left = self._rows.left(self._config.max_rows, 0), self._config.max_context
+        if len(sessions) <= most and sum(len(session.lease.slots) for session in sessions) <= left:
             return sessions
-        fitting, left = list[VerifySession](), config.max_context
+        fitting = list[VerifySession]()
         for session in sorted(sessions, key=self._service):
             left -= len(session.lease.slots)
-            if fitting and (left < 0 or len(fitting) == config.max_rows):
+            if fitting and (left < 0 or len(fitting) == most):
                 break
             fitting.append(session)
         return fitting
@@ -72,15 +82,16 @@ class Batcher:
         end."""
         if not reading:
             return {}
-        left = _Allowance(self._config.prefill_chunk, self._prefill_time(tips))
+        chunk = self._rows.left(self._config.prefill_chunk, len(tips))
+        left = _Allowance(chunk, self._prefill_time(tips))
         first, *others = sorted(reading, key=lambda s: (self._service(s), s.opened_at, s.key))
         others.sort(key=lambda s: (self._service(s), s.num_prefill, s.opened_at, s.key))
         chunks = dict[int, int]()
         rivals = any(self._service(other) == self._service(first) for other in others)
-        half = -(-self._config.prefill_chunk // 2) if rivals else self._config.prefill_chunk
+        half = -(-chunk // 2) if rivals else chunk
         self._read(first, half, left, chunks)
         for session in (*others, first):
-            self._read(session, self._config.prefill_chunk, left, chunks)
+            self._read(session, chunk, left, chunks)
         return chunks
 
     def _read(self, session: VerifySession, most: int, left: _Allowance, chunks: dict[int, int]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from common.acceptance import LOSSLESS, AcceptanceRule
 from common.errors import UserError
 from common.messages import INITIAL_CREDIT
 
-MAY_BE_NOTHING = ("recall", "shared_ngrams", "prefix_cache")
+MAY_BE_NOTHING = ("recall", "shared_ngrams", "prefix_cache", "rules")
 """The settings of a verifier that are no limits."""
 
 
@@ -36,6 +37,9 @@ class SchedulerConfig:
     # Keys of a table of all sessions' texts to guess from, too. 0 = none: by the pace of guessed tokens one
     # user would learn what another has written.
     shared_ngrams: int = 0
+    rules: tuple[AcceptanceRule, ...] = (
+        LOSSLESS  # that a session may ask for; lossy ones are named on purpose
+    )
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

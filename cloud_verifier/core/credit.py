@@ -6,6 +6,7 @@ from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.session import VerifySession
 
 GAIN = 1 / 8  # of RFC 9002's smoothed RTT: a change is followed within a dozen steps
+NO_PRESSURE = 0.01  # nearly every row that is wanted is taken
 AHEAD = 2.0  # turns for which nodes may lie here: the one that comes, and the one after
 
 
@@ -28,6 +29,8 @@ class Credit:
         """Its credit now, of so many sessions."""
         config = self._config
         share = min(config.max_live_nodes, config.live_node_budget // max(1, num_sessions))
+        if self.pressure < NO_PRESSURE:
+            return max(config.min_credit, share)
         used = AHEAD * (session.rows_taken + session.lag)
         wanted = share + self.pressure * (min(share, used) - share)
         return max(config.min_credit, round(wanted))

@@ -87,9 +87,9 @@ class KvMemory:
         self.num_reserved += count
         return True
 
-    def take(self, lease: Lease, count: int) -> IntArray:
-        """`count` slots as int32 [count]. Raises `LocalError` if the lease is not for so many."""
-        if count > lease.spare:
+    def take(self, lease: Lease, count: int) -> list[int]:
+        """`count` slots. Raises `LocalError` if the lease is not for so many."""
+        if count > lease.reserved - lease.num_taken:
             raise LocalError(f"{count} slots asked for and {lease.spare} of the lease left")
         short = count - self.pool.num_free
         if short > 0:
@@ -97,11 +97,12 @@ class KvMemory:
         lease.num_taken += count
         return self.pool.take(count)
 
-    def settle(self, lease: Lease, kept: Sequence[int], freed: Sequence[int] | IntArray) -> None:
+    def settle(self, lease: Lease, kept: Sequence[int], freed: Sequence[int]) -> None:
         """Of the slots taken, `kept` hold the next positions and `freed` nothing any more."""
         lease.slots.extend(kept)
-        lease.num_taken -= len(freed)
-        self.pool.give_back(freed)
+        if freed:
+            lease.num_taken -= len(freed)
+            self.pool.give_back(freed)
 
     def publish(self, lease: Lease, tokens: Sequence[int]) -> None:
         """Move the slots of all evaluated positions, whose tokens are `tokens` [C], into the cache. The
@@ -115,7 +116,7 @@ class KvMemory:
         num_own = len(lease.slots) - lease.num_shared
         lease.entry, lease.num_shared = stored.entry, len(lease.slots)
         lease.slots.replace(stored.slots)
-        self.pool.give_back(stored.surplus)
+        self.pool.give_back(stored.surplus.tolist())
         lease.num_taken -= num_own
         self._release(lease, num_own)
 
@@ -125,7 +126,7 @@ class KvMemory:
         if keep:
             self.publish(lease, tokens)
         self._unlock(lease)
-        self.pool.give_back(lease.slots.view[lease.num_shared :])
+        self.pool.give_back(lease.slots.view[lease.num_shared :].tolist())
         self._release(lease, lease.reserved)
         lease.slots, lease.entry = SlotList(0), None
         lease.num_shared = lease.num_taken = 0

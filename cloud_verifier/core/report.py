@@ -63,13 +63,13 @@ class Tally:
         self.num_rows += num_rows
         self.num_drafts += num_drafts
 
-    def count_commit(self, num_tokens: int, num_server_made: int, now: float) -> None:
-        """A step brought it so many tokens, at least one; all but one were drafts that were right."""
+    def count_commit(self, num_tokens: int, num_won: int, num_server_made: int, now: float) -> None:
+        """A step brought it so many tokens, at least one; `num_won` of its drafts were right."""
         if self.first_commit_at is None:
             self.first_commit_at = now
         self.committed_at = now
         self.num_committed += num_tokens
-        self.num_won += num_tokens - 1
+        self.num_won += num_won
         self.num_server_made += num_server_made
 
 

@@ -52,16 +52,20 @@ class Room:
         session.abandon(self._memory, keep)
         self._tenants.leave(session.tenant, session.num_promised)
 
-    def secure(self, ready: Sequence[VerifySession], everybody: Iterable[VerifySession]) -> None:
-        """See to it that each of `ready` has slots for its next step, or is preempted; the oldest first."""
-        short = sorted((session for session in ready if self._lacks(session)), key=_age)
+    def secure(self, ready: Sequence[VerifySession], everybody: Iterable[VerifySession]) -> bool:
+        """See to it that each of `ready` has slots for its next step, or is preempted; the oldest first.
+        Whether somebody had to give way."""
+        short = [session for session in ready if self._lacks(session)]
         if not short:
-            return
+            return False
+        before = self.num_preempted
+        short.sort(key=_age)
         victims = sorted((each for each in everybody if not each.preempted), key=_age)
         for session in short:
             while not session.preempted and self._lacks(session):
                 if not self._grow(session):
                     self._preempt(victims.pop() if _age(victims[-1]) > _age(session) else session)
+        return self.num_preempted > before
 
     def readmit(self, now: float) -> None:
         """Let those come back for whom there is room again, the oldest first."""

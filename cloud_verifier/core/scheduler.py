@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from cloud_verifier.core.admission import (
     ANYBODY,
     Caller,
+    check_acceptance,
     check_deadline,
     check_need,
     check_open,
@@ -23,12 +24,14 @@ from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.credit import Credit
 from cloud_verifier.core.effects import Effect, End, Reply
+from cloud_verifier.core.margins import MarginCounter
 from cloud_verifier.core.memory import KvMemory
+from cloud_verifier.core.relief import Relief
 from cloud_verifier.core.report import Counters, StepReport, Waits, count
 from cloud_verifier.core.room import Room
 from cloud_verifier.core.session import Progress, VerifySession
 from cloud_verifier.core.sharing import Outcome, Sharing
-from cloud_verifier.core.target import IntArray, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.target import FloatArray, IntArray, StepPlan, StepResult, TargetInfo
 from cloud_verifier.core.tenants import Tenants
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.estimators import IntervalEstimator
@@ -70,11 +73,13 @@ class VerifyScheduler:
         self.sharing = Sharing(self.config.max_slowdown, self.cost, info.rows_per_read)
         self.credit = Credit(self.config)
         self.counters = Counters()
+        self.margins = MarginCounter(info.near_tie)
         self.last_step: StepReport | None = None
         self.draining = False
         self.ngrams = NgramTable(self.config.shared_ngrams) if self.config.shared_ngrams else None
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
-        self._batcher = Batcher(self.config, self.cost, info.rows_per_read, self.tenants)
+        self.rows = Relief(self.config.max_rows + self.config.prefill_chunk)
+        self._batcher = Batcher(self.config, self.rows, self.cost, info.rows_per_read, self.tenants)
         self._effects: list[Effect] = []
         self._running: _Running | None = None
         self._suspects: deque[int] = deque()  # sessions of a failed step, to be tried one by one
@@ -99,6 +104,7 @@ class VerifyScheduler:
         self._forget_stream(key)
         try:
             check_open(request, self.info, self.draining)
+            check_acceptance(request.acceptance, self.config.rules)
             check_deadline(caller, now)
             session = self._admit(key, request, caller, now)
         except ForerunError as error:
@@ -150,14 +156,15 @@ class VerifyScheduler:
         if self._running is not None:
             return None
         self.room.readmit(now)
-        self.room.secure([each for each in self.sessions.values() if each.ready], self.sessions.values())
         ready = self._ready(now)
         batch = self._batcher.batch(ready)
         if not batch.members:
             return None
-        for session in batch.decoding:
-            session.guess(self.config.max_nodes_per_session - 1)
-        limits = self.config.max_rows, self.config.max_nodes_per_session
+        if self.config.recall:
+            for session in batch.decoding:
+                session.guess(self.config.max_nodes_per_session - 1)
+        max_rows = self.rows.left(self.config.max_rows, sum(batch.chunks.values()))
+        limits = max_rows, self.config.max_nodes_per_session
         nodes, num_wanted = self.sharing.pick(batch.decoding, ready, *limits)
         self.credit.note(num_wanted, sum(map(len, nodes.values())) - len(nodes))
         items = [s.plan(batch.chunks.get(s.key, 0), nodes.get(s.key, ()), self.memory) for s in batch.members]
@@ -182,13 +189,16 @@ class VerifyScheduler:
         before = self.counters.num_committed
         queue_times = tuple(max(0.0, running.began_at - each.ready_at) for each in running.sessions.values())
         outcomes = [
-            self._apply(session, choices, running, now)
-            for session, choices in zip(running.sessions.values(), result.choices, strict=True)
+            self._apply(session, choices, margins, running, now)
+            for session, choices, margins in zip(
+                running.sessions.values(), result.choices, result.margins, strict=True
+            )
         ]
         duration = now - running.began_at
         predicted = self.cost.predict(running.num_rows, running.num_reads)
         self.cost.sample(running.num_rows, running.num_reads, duration)
         self.sharing.settle(outcomes)
+        self.rows.on_success()
         self.counters.num_steps += 1
         self.counters.num_prefilled += running.num_prefilled
         num_tips = sum(1 for choices in result.choices if len(choices))
@@ -207,14 +217,18 @@ class VerifyScheduler:
 
     def on_step_failed(self, error: ForerunError, now: float) -> None:
         """The engine could not run the step. A session that was alone in it ends with the error; several are
-        tried again one by one, so that one bad request ends only itself."""
-        running = list(self._take_running().sessions.values())
+        tried again one by one, so that one bad request ends only itself. If memory was short, all are tried
+        again in smaller steps."""
+        running = self._take_running()
         self.counters.num_failed_steps += 1
-        for session in running:
+        smaller = isinstance(error, CapacityError) and self.rows.on_failure(running.num_rows)
+        for session in running.sessions.values():
             session.abort_step(self.memory)
             if session.ended:
                 self.room.leave(session, keep=False)
-            elif len(running) == 1:
+            elif smaller:
+                continue
+            elif len(running.sessions) == 1:
                 self._end(session.key, error, now, keep=False)
             else:
                 self._suspects.append(session.key)
@@ -262,7 +276,7 @@ class VerifyScheduler:
         kept and every tree is whole."""
         running = list(self._running.sessions.values()) if self._running else []
         owners = [*self.sessions.values(), *(each for each in running if each.key not in self.sessions)]
-        in_step = [slot for each in running if each.rows for slot in each.rows.slots.tolist()]
+        in_step = [slot for each in running if each.rows for slot in each.rows.slots]
         self.memory.check_integrity([each.lease for each in owners], in_step)
         for session in self.sessions.values():
             session.tree.check_integrity()
@@ -303,21 +317,25 @@ class VerifyScheduler:
     # The step ---------------------------------------------------------------------------------------------
 
     def _ready(self, now: float) -> list[VerifySession]:
-        """Who could be in the next step. After a failed one its sessions run alone, to find who broke it. For
-        a caller that waits no longer nothing is evaluated."""
+        """Who could be in the next step, and has slots for it. After a failed one its sessions run alone, to
+        find who broke it. For a caller that waits no longer nothing is evaluated."""
+        ready = [session for session in self.sessions.values() if session.ready_by(now)]
+        if self.room.secure(ready, self.sessions.values()):
+            ready = [session for session in ready if not session.preempted]
         while self._suspects:
             suspect = self.sessions.get(self._suspects.popleft())
-            if suspect is not None and suspect.ready:
+            if suspect in ready:
                 return [suspect]
-        ready = [session for session in self.sessions.values() if session.ready]
-        return [each for each in ready if each.deadline_at is None or each.deadline_at > now]
+        return ready
 
     def _answers_running(self, result: StepResult) -> bool:
-        sessions = list(self._running.sessions.values()) if self._running else []
+        sessions = self._running.sessions.values() if self._running else ()
         sizes = [len(session.rows.nodes) if session.rows else 0 for session in sessions]
-        return [len(choices) for choices in result.choices] == sizes
+        return list(map(len, result.choices)) == list(map(len, result.margins)) == sizes
 
-    def _apply(self, session: VerifySession, choices: IntArray, running: _Running, now: float) -> Outcome:
+    def _apply(
+        self, session: VerifySession, choices: IntArray, margins: FloatArray, running: _Running, now: float
+    ) -> Outcome:
         """One session's part of the step that is done."""
         num_drafts = max(0, len(choices) - 1)
         if session.ended:
@@ -327,24 +345,29 @@ class VerifyScheduler:
         assert session.rows is not None, "it is in the step"
         num_rows, queue_time = len(session.rows.slots), running.began_at - session.ready_at
         progress = session.apply(choices, self.memory, now)
-        num_won = max(0, len(progress.tokens) - 1)
+        self.margins.note(margins[progress.outputs], session.request.sampling.temperature)
+        num_tokens, counters = len(progress.tokens), self.counters
+        num_won = num_tokens - 1 if num_drafts and num_tokens else 0
         session.tally.count_step(running.began_at, num_rows, num_drafts, len(choices) - num_drafts)
-        self.counters.num_bare += len(choices) == 1
-        self.counters.num_evaluated += len(choices)
-        self.counters.num_committed += len(progress.tokens)
-        self.counters.num_drafts += num_drafts
-        self.counters.count_won(num_won)
+        counters.num_bare += len(choices) == 1
+        counters.num_evaluated += len(choices)
+        counters.num_committed += num_tokens
+        if num_drafts:
+            counters.num_drafts += num_drafts
+            counters.count_won(num_won)
         self.tenants.charge(session.tenant, num_rows, num_drafts - num_won)
-        if progress.tokens:
-            self._count_commit(session, progress, running.waits, now)
+        if num_tokens:
+            self._count_commit(session, progress, num_won, running.waits, now)
             self._commit(session, progress, len(choices), queue_time, running.began_at, now)
         return Outcome(session, num_drafts, num_won)
 
-    def _count_commit(self, session: VerifySession, progress: Progress, waits: Waits, now: float) -> None:
+    def _count_commit(
+        self, session: VerifySession, progress: Progress, num_won: int, waits: Waits, now: float
+    ) -> None:
         num_server_made = progress.server_made.bit_count()
         self.counters.num_server_made += num_server_made
         waits.add(session.tally, now)
-        session.tally.count_commit(len(progress.tokens), num_server_made, now)
+        session.tally.count_commit(len(progress.tokens), num_won, num_server_made, now)
 
     def _take_running(self) -> _Running:
         if self._running is None:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cloud_verifier.core.memory import KvMemory, Lease
+from cloud_verifier.core.offers import Offers
 from cloud_verifier.core.report import Tally
 from cloud_verifier.core.target import IntArray, StepItem
+from common.draft import Draft
 from common.errors import Code, PeerError
 from common.estimators import RatioEstimator
 from common.messages import FinishReason, Open, Propose, unpack_logprob
@@ -21,13 +23,17 @@ MAX_PLACES = 4096
 makes late children of those nodes count as dead."""
 
 
+_FROM_NOTHING: IntArray = np.arange(64, dtype=np.int32)
+_FROM_NOTHING.flags.writeable = False
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """A session's part of the running step: `chunk` prefill rows, then the nodes (tip first, if any)."""
 
     chunk: int
     nodes: tuple[Node, ...]
-    slots: IntArray
+    slots: list[int]
     bare: bool  # an empty Propose had allowed its tip
 
 
@@ -38,6 +44,7 @@ class Progress:
     tokens: list[int] = field(default_factory=list)
     server_made: int = 0  # bit i: tokens[i] was not among the edge's nodes
     finish: FinishReason | None = None
+    outputs: list[int] = field(default_factory=list)  # of the step's, those whose choices are the tokens
 
 
 class VerifySession:
@@ -96,6 +103,7 @@ class VerifySession:
         self._next_wire_id = 1
         self._seen = self.tree.tip_position
         self._bare_step_granted = False
+        self._offers = Offers.of(request.acceptance, request.sampling)
         self._recall = recall
         if recall is not None:
             for token in request.committed:
@@ -118,7 +126,11 @@ class VerifySession:
         """Whether a step has something to evaluate for it."""
         if self.ended or self.preempted or self.rows is not None:
             return False
-        return self.num_prefill > 0 or self.may_evaluate_tip
+        return self.may_evaluate_tip or self.num_prefill > 0
+
+    def ready_by(self, now: float) -> bool:
+        """`ready`, and somebody still waits for it."""
+        return self.ready and (self.deadline_at is None or self.deadline_at > now)
 
     @property
     def waits_since(self) -> float:
@@ -141,8 +153,9 @@ class VerifySession:
         self._forget_seen(message.seen_advance)
         self.lag = self.tree.tip_position - self._seen
         deltas = message.parent_deltas or _chain_deltas(message)
-        for token, byte, delta in zip(message.tokens, message.logprobs, deltas, strict=True):
-            self._place(token, unpack_logprob(byte), delta, message.anchor)
+        drafts = message.drafts or (None,) * len(message.tokens)
+        for token, byte, delta, draft in zip(message.tokens, message.logprobs, deltas, drafts, strict=True):
+            self._place(token, unpack_logprob(byte), delta, message.anchor, draft)
         if not message.tokens:
             self._bare_step_granted = True
         if not could_run and self.ready:
@@ -169,21 +182,23 @@ class VerifySession:
         self.rows = Rows(chunk, tuple(nodes), slots, self._bare_step_granted)
         self._bare_step_granted = self._bare_step_granted and not nodes  # a prefill chunk leaves it
         row_of = {node.id: chunk + row for row, node in enumerate(nodes)}
-        parents = list(range(-1, chunk - 1))
-        parents += [chunk - 1 if i == 0 else row_of[_parent(node)] for i, node in enumerate(nodes)]
+        parents = list(range(-1, chunk - 1 + bool(nodes)))  # the tip follows the chunk
+        parents += [row_of[_parent(node)] for node in nodes[1:]]
         tokens = self.tree.committed[start : start + chunk] + [node.token for node in nodes]
         positions = list(range(start, start + chunk)) + [node.position for node in nodes]
+        rows = np.array((tokens, positions, parents, slots), dtype=np.int32)
         return StepItem(
             session=self.key,
             prefix_slots=self.lease.slots.view,
-            tokens=np.array(tokens, dtype=np.int32),
-            positions=np.array(positions, dtype=np.int32),
-            parents=np.array(parents, dtype=np.int32),
-            slots=slots,
-            outputs=np.arange(chunk, chunk + len(nodes), dtype=np.int32),
+            tokens=rows[0],
+            positions=rows[1],
+            parents=rows[2],
+            slots=rows[3],
+            outputs=_counting(chunk, len(nodes)),
             sampling=self.request.sampling,
             prompt=self._prompt,
             generated=self._generated(start) if self._prompt is not None else None,
+            ask=self._offers.ask(self.tree, nodes) if self._offers is not None and nodes else None,
         )
 
     def apply(self, choices: IntArray, memory: KvMemory, now: float) -> Progress:
@@ -195,9 +210,10 @@ class VerifySession:
         progress = Progress()
         while self.tree.tip.choice is not None and progress.finish is None:
             self._commit_next(self.tree.tip.choice, progress)
-        slots = rows.slots.tolist()
-        kept, freed = slots[: rows.chunk], list[int]()
-        for node, slot in zip(rows.nodes, slots[rows.chunk :], strict=True):
+        on_path = [output for output, node in enumerate(rows.nodes) if node.committed]
+        progress.outputs = on_path[: len(progress.tokens)]  # the last one may be a tip that ends the text
+        kept, freed = rows.slots[: rows.chunk], list[int]()
+        for node, slot in zip(rows.nodes, rows.slots[rows.chunk :], strict=True):
             (kept if node.committed else freed).append(slot)
         memory.settle(self.lease, kept, freed)
         if rows.chunk and rows.nodes:
@@ -245,6 +261,8 @@ class VerifySession:
             raise PeerError(f"a Propose of {count} nodes has {len(message.logprobs)} log-probability bytes")
         if message.parent_deltas and len(message.parent_deltas) != count:
             raise PeerError(f"a Propose of {count} nodes has {len(message.parent_deltas)} parent deltas")
+        if message.drafts and len(message.drafts) != count:
+            raise PeerError(f"a Propose of {count} nodes has {len(message.drafts)} entries for distributions")
         if self._seen + message.seen_advance > self.tree.tip_position or message.seen_advance < 0:
             raise PeerError(
                 f"seen_advance {message.seen_advance} claims tokens beyond the committed position "
@@ -252,7 +270,7 @@ class VerifySession:
                 Code.OUT_OF_RANGE,
             )
 
-    def _place(self, token: int, logprob: float, delta: int, anchor: int | None) -> None:
+    def _place(self, token: int, logprob: float, delta: int, anchor: int | None, draft: Draft | None) -> None:
         if not 0 <= token < self._vocab_size:
             raise PeerError(
                 f"proposed token id {token} is outside the vocabulary of {self._vocab_size}",
@@ -269,10 +287,14 @@ class VerifySession:
             )
         if self.tree.num_speculative >= self._max_live and self._num_proposed() >= self._max_live:
             self.num_dropped += 1
+            if self._offers is not None:
+                self._offers.dropped(parent, self.tree)
             return
         place = self.tree.attach(parent, token, logprob)
         if isinstance(place, Node):
             place.wire_id = wire_id
+            if self._offers is not None:
+                self._offers.arrived(place, draft, self._vocab_size)
         if place is not DEAD:
             self._places[wire_id] = place
             if len(self._places) > MAX_PLACES:
@@ -337,6 +359,13 @@ def _chain_deltas(message: Propose) -> tuple[int, ...]:
     """What the parent deltas would be if they had been sent: each node hangs below the one before it."""
     count = len(message.tokens)
     return (1,) * count if message.anchor is None else (0, *(1,) * (count - 1))[:count]
+
+
+def _counting(start: int, count: int) -> IntArray:
+    """int32 [count] from `start` on; of most steps, one that was made before."""
+    if not start and count < len(_FROM_NOTHING):
+        return _FROM_NOTHING[:count]
+    return np.arange(start, start + count, dtype=np.int32)
 
 
 def _parent(node: Node) -> int:

@@ -76,19 +76,22 @@ class Sharing:
         one session. A parent is at least as likely as its child and has a smaller id, so it comes first.
         """
         nodes = {session.key: [session.tree.tip] for session in decoding}
-        for session in decoding:
-            session.promised = 0.0
         bare = self._bare(ready)
         offers, num_wanted = list[Offer](), 0
         for session in decoding:
-            found, wanted = self._offers(session, bare, len(ready))
-            offers += found
-            num_wanted += min(wanted, share - 1)
-        if offers:
-            payers = _Payers({each.key: max(each.balance, 0.0) * bare for each in ready})
-            self._take(sorted(offers), nodes, payers, max_rows - len(nodes), share)
+            session.promised = 0.0
+            if session.tree.num_speculative:
+                found, wanted = self._offers(session, bare, len(ready))
+                offers += found
+                num_wanted += min(wanted, share - 1)
+        if not offers:
+            return Picked(nodes, num_wanted)
+        payers = _Payers({each.key: max(each.balance, 0.0) * bare for each in ready})
+        self._take(sorted(offers), nodes, payers, max_rows - len(nodes), share)
         for session in decoding:
-            session.promised = sum(math.exp(session.tree.worth(node)) for node in nodes[session.key][1:])
+            taken = nodes[session.key]
+            if len(taken) > 1:
+                session.promised = sum(math.exp(session.tree.worth(node)) for node in taken[1:])
         return Picked(nodes, num_wanted)
 
     def _take(
@@ -106,10 +109,15 @@ class Sharing:
 
     def settle(self, outcomes: Sequence[Outcome]) -> None:
         """A step is over and brought its sessions these outcomes."""
+        if not any(outcome.num_drafts for outcome in outcomes):
+            for session, _, _ in outcomes:
+                session.balance = min(MOST_SAVED, session.balance + self.max_slowdown)
+            return
         times = [outcome.num_drafts * self._row_time(outcome.session) for outcome in outcomes]
         total, bare = sum(times), self._bare([outcome.session for outcome in outcomes])
         for (session, _, num_won), own in zip(outcomes, times, strict=True):
-            session.kept.add(num_won, session.promised)
+            if session.promised or num_won:
+                session.kept.add(num_won, session.promised)
             lost = (total - own) / bare if bare else 0.0
             session.balance = min(MOST_SAVED, session.balance + num_won + self.max_slowdown - lost)
 

@@ -25,8 +25,8 @@ class SlotPool:
         """Those that nobody owns, in no order."""
         return tuple(self._free)
 
-    def take(self, count: int) -> IntArray:
-        """`count` slots as int32 [count]. Raises `LocalError` if there are not so many."""
+    def take(self, count: int) -> list[int]:
+        """`count` slots. Raises `LocalError` if there are not so many."""
         if count > len(self._free):
             raise LocalError(
                 f"{count} slots asked for and {len(self._free)} free: reservations were not kept"
@@ -34,19 +34,20 @@ class SlotPool:
         cut = len(self._free) - count
         taken = self._free[cut:]
         del self._free[cut:]
-        return np.array(taken[::-1], dtype=np.int32)
+        taken.reverse()
+        return taken
 
-    def give_back(self, slots: Sequence[int] | IntArray) -> None:
+    def give_back(self, slots: Sequence[int]) -> None:
         """Free slots that nothing refers to any more."""
-        self._free.extend(slots.tolist() if isinstance(slots, np.ndarray) else slots)
+        self._free.extend(slots)
 
 
 class SlotList:
     """The slots of one session's evaluated positions, as an int32 array that grows in place."""
 
     def __init__(self, capacity: int) -> None:
-        self._slots: IntArray = np.empty(max(capacity, 16), dtype=np.int32)
         self._length = 0
+        self._hold(np.empty(max(capacity, 16), dtype=np.int32))
 
     def __len__(self) -> int:
         return self._length
@@ -54,19 +55,25 @@ class SlotList:
     @property
     def view(self) -> IntArray:
         """int32 [C], read-only: later appends go behind it and never change it."""
-        view = self._slots[: self._length]
-        view.flags.writeable = False
-        return view
+        return self._shown[: self._length]
 
     def extend(self, slots: Sequence[int] | IntArray) -> None:
         end = self._length + len(slots)
         if end > len(self._slots):
             grown: IntArray = np.empty(max(end, 2 * len(self._slots)), dtype=np.int32)
             grown[: self._length] = self._slots[: self._length]
-            self._slots = grown
-        self._slots[self._length : end] = slots
+            self._hold(grown)
+        if len(slots) == 1:
+            self._slots[self._length] = slots[0]
+        else:
+            self._slots[self._length : end] = slots
         self._length = end
 
     def replace(self, slots: IntArray) -> None:
         """Other slots for the same positions, int32 [C]. Views handed out before keep the old ones."""
-        self._slots = np.concatenate((slots, self._slots[self._length :]))
+        self._hold(np.concatenate((slots, self._slots[self._length :])))
+
+    def _hold(self, slots: IntArray) -> None:
+        self._slots = slots
+        self._shown = slots.view()
+        self._shown.flags.writeable = False

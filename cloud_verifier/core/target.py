@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cloud_verifier.core.offers import Ask
 from common.sampling import SamplingParams
 
 IntArray = NDArray[np.int32]
@@ -34,6 +35,7 @@ class StepItem:
     prompt: IntArray | None = None  # [P] the whole prompt, wherever the rows begin
     generated: IntArray | None = None  # [G] committed tokens after the prompt, at positions before row 0's.
     # A row's choice counts as generated: `generated`, then its path's rows from position P on, itself too.
+    ask: Ask | None = None  # how choices are made where not by the coupled rule (`core.rules.decide`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class StepResult:
     """The choices, item by item and row by row as in `StepItem.outputs`.
 
     The choice at a row of position p is the token the target writes at position p + 1: the argmax of
-    the processed logits plus the noise of (seed, p + 1), lowest id on a tie.
+    the processed logits plus the noise of (seed, p + 1), lowest id on a tie; or, of an item with an `ask`,
+    what its rule decides.
     """
 
     choices: tuple[IntArray, ...]  # each [O]
@@ -74,6 +77,7 @@ class TargetInfo:
     eos_token_ids: tuple[int, ...]
     fingerprint: bytes  # of the token table, `common.vocabulary`
     rows_per_read: int = 1  # rows of one session that share one reading of its context; 1 = none does
+    near_tie: float = 0.0  # logits; a choice with a smaller margin might be another after other rounding
 
 
 class TargetEngine(Protocol):

@@ -6,7 +6,7 @@ noise only for tokens that can still win; on an accelerator evaluating it everyw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +58,7 @@ def choose_dense(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Ten
     choices, margins = [logits.new_empty(0, dtype=torch.int64)], [logits.new_empty(0)]
     for at in range(0, len(rows), size):
         part = rows[at : at + size]
-        chosen, ahead = _choose_adjusted(_adjusted(logits[at : at + size], part), part)
+        chosen, ahead = _choose_adjusted(adjusted_rows(logits[at : at + size], part), part)
         choices.append(chosen)
         margins.append(ahead)
     return torch.cat(choices), torch.cat(margins)
@@ -152,15 +152,29 @@ def _kept(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 def _last_kept(
     scaled: Tensor, params: Sequence[SamplingParams], front: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Value and id of the last token kept in each row, and whether `front` tokens were enough; each [R, 1].
-
-    They were enough if the last one kept stands above the front's end: which of several equal tokens at
-    the end are in the front is up to `topk`.
-    """
+    """`last_of_front` of the `front` best tokens of each row; of all, if it is None."""
     values, tokens = _sorted_front(scaled, front)
     whole = values.shape[1] == scaled.shape[1]
+    return last_of_front(values, tokens, whole, params, lambda: _weights(scaled).sum(dim=1, keepdim=True))
+
+
+def last_of_front(
+    values: Tensor,
+    tokens: Tensor,
+    whole: bool,
+    params: Sequence[SamplingParams],
+    everything: Callable[[], Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Value and id of the last token that the filters keep in each row, and whether that is sure; each [R,
+    1].
+
+    `values` [R, K] and `tokens` are each row's best, best first and equal ones by id; `whole` says that
+    they are all there are. `everything` gives the integer weight of all tokens, int64 [R, 1]. It is sure if
+    the last one kept stands above the front's end: which of several equal tokens at the end are in it is up
+    to `topk`.
+    """
     top_k = _column([one.top_k or UNBOUNDED for one in params], tokens)
-    count = torch.minimum(top_k, _num_nucleus(scaled, values, top_k, params))
+    count = torch.minimum(top_k, _num_nucleus(values, top_k, params, everything))
     least = _column([reference.log_min_p(one) for one in params], values)
     count = torch.minimum(count, (values >= least).sum(dim=1, keepdim=True)).clamp_(1, values.shape[1])
     value, token = values.gather(1, count - 1), tokens.gather(1, count - 1)
@@ -178,7 +192,9 @@ def _sorted_front(scaled: Tensor, front: int | None) -> tuple[Tensor, Tensor]:
     return values, tokens.gather(1, best_first)
 
 
-def _num_nucleus(scaled: Tensor, values: Tensor, top_k: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+def _num_nucleus(
+    values: Tensor, top_k: Tensor, params: Sequence[SamplingParams], everything: Callable[[], Tensor]
+) -> Tensor:
     """How many of `values` [R, K], best first, top-p keeps of those that top-k left; int64 [R, 1]."""
     if all(one.top_p >= 1.0 for one in params):
         return torch.full_like(top_k, UNBOUNDED)
@@ -186,8 +202,7 @@ def _num_nucleus(scaled: Tensor, values: Tensor, top_k: Tensor, params: Sequence
     sums = _weights(values).masked_fill_(columns >= top_k, 0).cumsum(dim=1)
     total = sums[:, -1:]
     if any(not one.top_k and one.top_p < 1.0 for one in params):
-        everything = _weights(scaled).sum(dim=1, keepdim=True)
-        total = torch.where(top_k == UNBOUNDED, everything, total)
+        total = torch.where(top_k == UNBOUNDED, everything(), total)
     top_p = _column([one.top_p for one in params], values)
     goal = torch.minimum(total, (total.double() * top_p).ceil_().long())
     count = (sums < goal).sum(dim=1, keepdim=True) + 1
@@ -199,7 +214,7 @@ def _weights(scaled: Tensor) -> Tensor:
     return scaled.exp().mul_(reference.WEIGHT_UNIT).round_().long()
 
 
-def _adjusted(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
+def adjusted_rows(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
     """Logits after bias and penalties: a copy with the changed ones written in, or the input."""
     vocab_size = logits.shape[1]
     changes = [reference.adjustments(row.params, row.prompt, row.generated, vocab_size) for row in rows]

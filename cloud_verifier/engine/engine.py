@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -11,16 +14,36 @@ from torch import Tensor
 from cloud_verifier.core.target import FloatArray, IntArray, StepItem, StepPlan, StepResult, TargetInfo
 from cloud_verifier.engine.attention import AttentionBackend, StepContext, current_step
 from cloud_verifier.engine.choice import ChoiceRow, choose
+from cloud_verifier.engine.counts import StepCounts
 from cloud_verifier.engine.kv import KVStore
+from cloud_verifier.engine.near_tie import near_tie
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
+from cloud_verifier.engine.rules import decide_by_rules, has_rules
 from cloud_verifier.engine.torch_ref import TorchRefBackend
+from common.errors import CapacityError
 
 if TYPE_CHECKING:
     from cloud_verifier.engine.transformers_adapter import TargetModel
 
 
+class StepRunner(Protocol):
+    """A way to get from a packed step to its choices."""
+
+    @property
+    def counts(self) -> StepCounts:
+        """How its steps ran so far."""
+        ...
+
+    def run(self, step: PackedStep) -> tuple[IntArray, FloatArray]:
+        """Choices int32 [O] and margins float32 [O] of `step.outputs`, on the host."""
+        ...
+
+
 class TorchEngine:
-    """A `TargetEngine` on torch. Not safe for several threads at a time; one thread calls it."""
+    """A `TargetEngine` on torch. Not safe for several threads at a time; one thread calls it.
+
+    Steps run eagerly and are chosen from row by row, unless another `runner` is set.
+    """
 
     def __init__(
         self,
@@ -32,7 +55,7 @@ class TorchEngine:
     ) -> None:
         self._model = model
         self._backend = backend or TorchRefBackend()
-        self._kv = KVStore(num_slots)
+        self._kv = KVStore(num_slots + 1)  # one that no plan names, for rows that pad a replayed step
         self._info = TargetInfo(
             name=model.name,
             vocab_size=model.vocab_size,
@@ -40,12 +63,25 @@ class TorchEngine:
             num_slots=num_slots,
             eos_token_ids=model.eos_token_ids,
             fingerprint=fingerprint,
+            rows_per_read=getattr(self._backend, "rows_per_read", 1),
+            near_tie=near_tie(model.dtype),
         )
         self._limits = StepLimits(model.vocab_size, model.max_positions, num_slots)
+        self.runner: StepRunner = RowByRow(self._forward)
 
     @property
     def info(self) -> TargetInfo:
         return self._info
+
+    @property
+    def model(self) -> TargetModel:
+        """The target."""
+        return self._model
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """How its attention is computed."""
+        return self._backend
 
     @property
     def kv(self) -> KVStore:
@@ -54,21 +90,32 @@ class TorchEngine:
 
     @torch.inference_mode()
     def evaluate(self, plan: StepPlan) -> StepResult:
-        """Run one step. Raises `LocalError` for a plan that breaks a rule of `StepItem`."""
-        step = pack(plan, self._limits)
-        if not len(step.outputs):
-            if step.num_rows:
-                self._forward(step)
-            empty = tuple(np.zeros(0, np.int32) for _ in plan.items)
-            return StepResult(empty, tuple(np.zeros(0, np.float32) for _ in plan.items))
-        rows = [row for item in plan.items for row in choice_rows(item)]
-        choices, margins = choose(self._forward(step), rows)
-        return _by_item(plan, choices, margins)
+        """Run one step. Raises `LocalError` for a plan that breaks a rule of `StepItem`, and `CapacityError`
+        if the device has no memory for it."""
+        with out_of_memory_told(plan):
+            step = pack(plan, self._limits)
+            if has_rules(plan) and len(step.outputs):
+                return self._by_rules(plan, step)
+            return _by_item(plan, *self.runner.run(step))
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
         """Run one step for its raw logits: float32 [O, V], on the model's device. Raises as `evaluate`."""
-        return self._forward(pack(plan, self._limits))
+        with out_of_memory_told(plan):
+            return self._forward(pack(plan, self._limits))
+
+    def _by_rules(self, plan: StepPlan, step: PackedStep) -> StepResult:
+        """A step with sessions that asked for another rule than the coupled one; rules read the logits."""
+        self.runner.counts.eager += 1
+        rows = [row for item in plan.items for row in choice_rows(item)]
+        logits = self.forward(step)
+        choices, margins = choose(logits, rows)
+        found = _by_item(plan, choices.cpu().numpy().astype(np.int32), margins.cpu().numpy())
+        return decide_by_rules(plan, logits, rows, found)
+
+    def forward(self, step: PackedStep) -> Tensor:
+        """`logits` of a step that is packed: what runners build on."""
+        return self._forward(step)
 
     def _forward(self, step: PackedStep) -> Tensor:
         """Write the rows' KV and return logits float32 [O, V]."""
@@ -79,6 +126,47 @@ class TorchEngine:
         attention = self._backend.prepare(step, self._model.device)
         with current_step(StepContext(self._kv, slots, attention)):
             return self._model.forward(tokens[None], positions[None], on_device[3 * num_rows :])
+
+
+class RowByRow:
+    """Eager steps, and `choice.choose` on their rows. A `StepRunner`."""
+
+    def __init__(self, forward: Callable[[PackedStep], Tensor]) -> None:
+        self.counts = StepCounts()
+        self._forward = forward
+
+    def run(self, step: PackedStep) -> tuple[IntArray, FloatArray]:
+        """See `StepRunner.run`."""
+        if step.num_rows:
+            self.counts.eager += 1
+        if not len(step.outputs):
+            if step.num_rows:
+                self._forward(step)
+            return no_choices()
+        rows = [row for item in step.items for row in choice_rows(item)]
+        choices, margins = choose(self._forward(step), rows)
+        return choices.cpu().numpy().astype(np.int32), margins.cpu().numpy()
+
+
+@contextmanager
+def out_of_memory_told(plan: StepPlan) -> Iterator[None]:
+    """Make torch's lack of memory a `CapacityError`, and free its cache, so that a smaller step can run."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        told = str(error).strip().splitlines()[0]
+    else:
+        return
+    torch.cuda.empty_cache()  # outside the handler: the error's traceback holds the step's tensors
+    raise CapacityError(
+        f"no memory for a step of {plan.num_rows} rows in {len(plan.items)} sessions ({told}); take fewer at "
+        "a time (--max-rows, --prefill-chunk), or keep fewer KV slots (--slots)"
+    )
+
+
+def no_choices() -> tuple[IntArray, FloatArray]:
+    """The choices of a step without outputs."""
+    return np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
 def choice_rows(item: StepItem) -> list[ChoiceRow]:
@@ -100,9 +188,8 @@ def _generated(item: StepItem, row: int) -> IntArray:
     return np.concatenate((earlier, item.tokens[path]))
 
 
-def _by_item(plan: StepPlan, choices: Tensor, margins: Tensor) -> StepResult:
-    """Split choices int64 [O] and margins float32 [O] by item."""
-    ends = np.cumsum([len(item.outputs) for item in plan.items])[:-1]
-    tokens: IntArray = choices.cpu().numpy().astype(np.int32)
-    scores: FloatArray = margins.cpu().numpy()
-    return StepResult(tuple(np.split(tokens, ends)), tuple(np.split(scores, ends)))
+def _by_item(plan: StepPlan, choices: IntArray, margins: FloatArray) -> StepResult:
+    """Split choices int32 [O] and margins float32 [O] by item."""
+    ends = [0, *accumulate(len(item.outputs) for item in plan.items)]
+    parts = [slice(*ends[at : at + 2]) for at in range(len(plan.items))]
+    return StepResult(tuple(choices[part] for part in parts), tuple(margins[part] for part in parts))

@@ -42,23 +42,26 @@ class StepLimits:
 
 def pack(plan: StepPlan, limits: StepLimits) -> PackedStep:
     """Lay `plan` end to end. Raises `LocalError` that names the rule it breaks (`StepItem`'s docstring)."""
-    starts = [0]
-    for item in plan.items:
-        _check_shapes(item)
-        starts.append(starts[-1] + len(item.tokens))
-    firsts = np.repeat(starts[:-1], np.diff(starts))
-    parents = _join([item.parents for item in plan.items])
+    counts = np.array([_num_rows(item) for item in plan.items], dtype=np.int64)
+    ends = counts.cumsum()
+    # All four at once: a call of numpy costs more than the few numbers in it.
+    fields = [item.tokens for item in plan.items]
+    fields += [item.positions for item in plan.items]
+    fields += [item.parents for item in plan.items]
+    fields += [item.slots for item in plan.items]
+    tokens, positions, parents, slots = _join(fields).reshape(4, -1)
+    firsts = (ends - counts).repeat(counts)
     step = PackedStep(
         items=plan.items,
-        starts=tuple(starts),
-        tokens=_join([item.tokens for item in plan.items]),
-        positions=_join([item.positions for item in plan.items]),
-        slots=_join([item.slots for item in plan.items]),
+        starts=(0, *ends.tolist()),
+        tokens=tokens,
+        positions=positions,
+        slots=slots,
         parents=np.where(parents < 0, -1, parents + firsts),
-        outputs=_join([item.outputs + start for item, start in zip(plan.items, starts, strict=False)]),
+        outputs=_outputs(plan.items, ends - counts, counts),
     )
     if step.num_rows:
-        _check_rows(step, parents, limits)
+        _check_rows(step, parents, firsts, counts, limits)
         _check_slots(step, limits.num_slots)
     return step
 
@@ -87,52 +90,63 @@ def path_rows(parents: IntArray, row: int) -> list[int]:
 def _join(arrays: Sequence[IntArray]) -> IndexArray:
     if not arrays:
         return np.zeros(0, dtype=np.int64)
-    return np.concatenate(arrays, dtype=np.int64)
+    return np.concatenate(arrays).astype(np.int64)
 
 
-def _check_shapes(item: StepItem) -> None:
+def _num_rows(item: StepItem) -> int:
     num_rows = len(item.tokens)
     if not num_rows == len(item.positions) == len(item.parents) == len(item.slots):
         raise _broken(
             f"session {item.session} has {num_rows} tokens, {len(item.positions)} positions, "
             f"{len(item.parents)} parents and {len(item.slots)} slots; the four must be equal"
         )
-    outputs = item.outputs
-    if len(outputs) and not (
-        outputs[0] >= 0 and outputs[-1] < num_rows and bool((np.diff(outputs) > 0).all())
-    ):
+    return num_rows
+
+
+def _outputs(items: Sequence[StepItem], starts: IndexArray, counts: IndexArray) -> IndexArray:
+    """Packed rows of all outputs, checked: rows of their items, increasing."""
+    local = _join([item.outputs for item in items])
+    wanted = [len(item.outputs) for item in items]
+    outputs = local + starts.repeat(wanted)
+    wrong = (local < 0) | (local >= counts.repeat(wanted))
+    wrong[1:] |= outputs[1:] <= outputs[:-1]  # rows of different items increase if they are rows of them
+    if bool(wrong.any()):
+        item = items[int(np.arange(len(items)).repeat(wanted)[wrong.argmax()])]
         raise _broken(
-            f"session {item.session} wants outputs {outputs.tolist()} of {num_rows} rows; "
+            f"session {item.session} wants outputs {item.outputs.tolist()} of {len(item.tokens)} rows; "
             "they must be rows of it, increasing"
         )
+    return outputs
 
 
-def _check_rows(step: PackedStep, parents: IndexArray, limits: StepLimits) -> None:
+def _check_rows(
+    step: PackedStep, parents: IndexArray, firsts: IndexArray, counts: IndexArray, limits: StepLimits
+) -> None:
     """Parents precede their rows, positions follow the parent or the prefix, tokens are in range."""
-    counts = np.diff(step.starts)
-    local = np.arange(step.num_rows) - np.repeat(step.starts[:-1], counts)
-    if bool(((parents < -1) | (parents >= local)).any()):
+    if bool(((parents < -1) | (parents >= np.arange(len(firsts)) - firsts)).any()):
         raise _broken("a row's parent must be -1 or a row before it of the same item")
-    prefixes = np.repeat([len(item.prefix_slots) for item in step.items], counts)
+    prefixes = np.array([len(item.prefix_slots) for item in step.items]).repeat(counts)
     expected = np.where(parents < 0, prefixes, step.positions[step.parents] + 1)
     if bool((step.positions != expected).any()):
         raise _broken("a row's position must be one after its parent's, or the prefix's length")
     if int(step.positions.max()) >= limits.max_positions:
         raise _broken(f"a row lies beyond the model's last position, {limits.max_positions - 1}")
-    if int(step.tokens.min()) < 0 or int(step.tokens.max()) >= limits.vocab_size:
+    if int(step.tokens.view(np.uint64).max()) >= limits.vocab_size:  # negative ones are then too large
         raise _broken(f"a token id lies outside the vocabulary of {limits.vocab_size}")
 
 
 def _check_slots(step: PackedStep, num_slots: int) -> None:
     """Every row has a slot of its own, which no prefix of this step reads."""
-    prefixes = _join([item.prefix_slots for item in step.items])
-    both = np.concatenate((step.slots, prefixes))
-    if int(both.min()) < 0 or int(both.max()) >= num_slots:
-        raise _broken(f"a slot lies outside the KV store of {num_slots}")
-    written = np.bincount(step.slots, minlength=num_slots)
-    if int(written.max()) > 1:
+    prefixes = np.concatenate([item.prefix_slots for item in step.items])
+    for slots in (step.slots.view(np.uint64), prefixes.view(np.uint32)):
+        if len(slots) and int(slots.max()) >= num_slots:
+            raise _broken(f"a slot lies outside the KV store of {num_slots}")
+    ordered = np.sort(step.slots)
+    if bool((ordered[1:] == ordered[:-1]).any()):
         raise _broken("two rows are to be written to one slot")
-    if bool(written[prefixes].any()):
+    written = np.zeros(num_slots, dtype=np.bool_)
+    written[step.slots] = True
+    if bool(written.take(prefixes).any()):  # twice as fast as written[prefixes]
         raise _broken("a row is to be written to a slot that a prefix of this step reads")
 
 

@@ -114,15 +114,18 @@ def _attend_group(group: _Group, rows: Tensor, kv: LayerKV, terms: AttentionTerm
     kv_heads = kv.keys.shape[1]
     grouped = rows.view(size, num_rows, kv_heads, heads // kv_heads, depth).permute(0, 2, 3, 1, 4)
     query = grouped.reshape(size, kv_heads, -1, depth)
-    keys, values = group.gather(kv)
-    if terms.softcap is None and terms.sinks is None:
-        result = functional.scaled_dot_product_attention(
-            query, keys, values, attn_mask=group.mask, scale=terms.scaling
-        )
-    else:
-        result = _explicit_attention(query, keys, values, group.mask, terms)
+    result = attend_masked(query, *group.gather(kv), group.mask, terms)
     result = result.view(size, kv_heads, heads // kv_heads, num_rows, -1).permute(0, 3, 1, 2, 4)
     return result.reshape(size * num_rows, heads, -1)
+
+
+def attend_masked(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, terms: AttentionTerms
+) -> Tensor:
+    """query [B, Hkv, G * R, Dk], keys and values [B, Hkv, L, D], mask added; returns [B, Hkv, G * R, Dv]."""
+    if terms.softcap is not None or terms.sinks is not None:
+        return _explicit_attention(query, keys, values, mask, terms)
+    return functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=terms.scaling)
 
 
 def _explicit_attention(

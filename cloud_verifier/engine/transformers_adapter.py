@@ -36,6 +36,8 @@ ATTENTION = "forerun"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNBOUNDED_POSITIONS = 2**31 - 1
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""How configurations name the number of a layer's experts."""
 
 _T = TypeVar("_T")
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
@@ -64,6 +66,12 @@ class TargetModel:
         install_fp32_head(model.get_output_embeddings())
         AttentionInterface.register(ATTENTION, cast(Callable[..., Any], attention_function))
         self._use_attention(ATTENTION)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The model itself, for what changes its parts."""
+        module: torch.nn.Module = self._model
+        return module
 
     @property
     def device(self) -> torch.device:
@@ -143,6 +151,20 @@ class TargetModel:
         finally:
             for holder, width in wide:
                 holder.sliding_window = width
+
+    def compute_experts_row_by_row(self) -> None:
+        """Give each row its experts' weights instead of each expert its rows, whose number the step decides.
+
+        Nothing changes for a model without experts. Raises `UserError` if transformers cannot do so.
+        """
+        if not any(getattr(self._text, name, 0) for name in NUM_EXPERTS):
+            return
+        self._model.set_experts_implementation("batched_mm")
+        if self._text._experts_implementation != "batched_mm":
+            raise UserError(
+                f"model '{self.name}' cannot be served with --deterministic: its experts compute together "
+                "the rows that a step has for them, so the bits of a row depend on the step."
+            )
 
     def token_table(self) -> list[bytes | None]:
         """Token texts as the tokenizer stores them (byte-level unicode, UTF-8), by id; None without one."""

@@ -7,6 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACCEPTANCE_RULE_UNSPECIFIED: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_COUPLED: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_REJECTION: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_BLOCK: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_SPECINFER: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_LOSSY_LENIENCE: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_LOSSY_TYPICAL: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_LOSSY_TOPK_GAP: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_LOSSY_BILD: _ClassVar[AcceptanceRule]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -22,6 +34,15 @@ class Fault(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAULT_SERVER: _ClassVar[Fault]
     FAULT_CAPACITY: _ClassVar[Fault]
     FAULT_UNAVAILABLE: _ClassVar[Fault]
+ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule
+ACCEPTANCE_RULE_COUPLED: AcceptanceRule
+ACCEPTANCE_RULE_REJECTION: AcceptanceRule
+ACCEPTANCE_RULE_BLOCK: AcceptanceRule
+ACCEPTANCE_RULE_SPECINFER: AcceptanceRule
+ACCEPTANCE_RULE_LOSSY_LENIENCE: AcceptanceRule
+ACCEPTANCE_RULE_LOSSY_TYPICAL: AcceptanceRule
+ACCEPTANCE_RULE_LOSSY_TOPK_GAP: AcceptanceRule
+ACCEPTANCE_RULE_LOSSY_BILD: AcceptanceRule
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -44,7 +65,7 @@ class SessionRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("prompt", "sampling", "fingerprint", "model", "committed", "fill", "session_id")
+    __slots__ = ("prompt", "sampling", "fingerprint", "model", "committed", "fill", "session_id", "acceptance")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +73,7 @@ class Open(_message.Message):
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     FILL_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     fingerprint: bytes
@@ -59,7 +81,26 @@ class Open(_message.Message):
     committed: _containers.RepeatedScalarFieldContainer[int]
     fill: bool
     session_id: str
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[str] = ..., committed: _Optional[_Iterable[int]] = ..., fill: _Optional[bool] = ..., session_id: _Optional[str] = ...) -> None: ...
+    acceptance: Acceptance
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[str] = ..., committed: _Optional[_Iterable[int]] = ..., fill: _Optional[bool] = ..., session_id: _Optional[str] = ..., acceptance: _Optional[_Union[Acceptance, _Mapping]] = ...) -> None: ...
+
+class Acceptance(_message.Message):
+    __slots__ = ("rule", "lenience", "epsilon", "delta", "top", "gap", "rollback")
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    LENIENCE_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    GAP_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    rule: AcceptanceRule
+    lenience: float
+    epsilon: float
+    delta: float
+    top: int
+    gap: float
+    rollback: float
+    def __init__(self, rule: _Optional[_Union[AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., top: _Optional[int] = ..., gap: _Optional[float] = ..., rollback: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop_token_ids", "ignore_eos", "max_tokens", "seed")
@@ -98,18 +139,24 @@ class LogitBias(_message.Message):
     def __init__(self, token: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Propose(_message.Message):
-    __slots__ = ("tokens", "logprobs", "parent_deltas", "anchor", "seen_advance")
+    __slots__ = ("tokens", "logprobs", "parent_deltas", "anchor", "seen_advance", "draft_sizes", "draft_tokens", "draft_counts")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PARENT_DELTAS_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
     SEEN_ADVANCE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_SIZES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_COUNTS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     logprobs: bytes
     parent_deltas: _containers.RepeatedScalarFieldContainer[int]
     anchor: int
     seen_advance: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bytes] = ..., parent_deltas: _Optional[_Iterable[int]] = ..., anchor: _Optional[int] = ..., seen_advance: _Optional[int] = ...) -> None: ...
+    draft_sizes: _containers.RepeatedScalarFieldContainer[int]
+    draft_tokens: _containers.RepeatedScalarFieldContainer[int]
+    draft_counts: bytes
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bytes] = ..., parent_deltas: _Optional[_Iterable[int]] = ..., anchor: _Optional[int] = ..., seen_advance: _Optional[int] = ..., draft_sizes: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., draft_counts: _Optional[bytes] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()
@@ -180,7 +227,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, include_vocabulary: _Optional[bool] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("protocol_version", "model", "vocab_size", "max_positions", "eos_token_ids", "fingerprint", "vocabulary", "version", "load")
+    __slots__ = ("protocol_version", "model", "vocab_size", "max_positions", "eos_token_ids", "fingerprint", "vocabulary", "acceptance_rules", "version", "load")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +235,7 @@ class DescribeResponse(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_RULES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
@@ -197,9 +245,10 @@ class DescribeResponse(_message.Message):
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     fingerprint: bytes
     vocabulary: Vocabulary
+    acceptance_rules: _containers.RepeatedScalarFieldContainer[AcceptanceRule]
     version: str
     load: Load
-    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., fingerprint: _Optional[bytes] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., version: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., fingerprint: _Optional[bytes] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., acceptance_rules: _Optional[_Iterable[_Union[AcceptanceRule, str]]] = ..., version: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("sessions", "max_sessions", "draining")

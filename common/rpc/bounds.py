@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from common.draft import MAX_TOKENS as MAX_TOKENS_OF_A_DRAFT
 from common.errors import PeerError
 from common.messages import MAX_NODES as MAX_NODES_PER_PROPOSE
 
@@ -29,6 +30,9 @@ MAX_NODES = MAX_NODES_PER_PROPOSE
 
 MAX_PARENT_DELTA = 65_535
 """Ids back to a parent: 256 messages of 256 nodes. What lies further back is committed or dead (rule 3)."""
+
+MAX_DRAFT_TOKENS = MAX_TOKENS_OF_A_DRAFT
+"""Of one distribution; with `MAX_NODES` of them a Propose has 16,384 tokens, some 70 kB."""
 
 MAX_COMMIT_TOKENS = 4096
 """Tokens of one Commit. A step commits one path of the tree; an edge slow to read may get several."""
@@ -53,6 +57,9 @@ MAX_VOCAB_SIZE = 2**22
 
 MAX_PIECE_BYTES = 4096
 """One token's text; the longest known are runs of a thousand spaces."""
+
+MAX_ACCEPTANCE_RULES = 64
+"""There are eight, and later versions may have more."""
 
 MAX_EOS_TOKENS = 128
 """As `common.sampling.MAX_STOP_TOKENS`; models have one to five."""

@@ -6,6 +6,11 @@ range raise the `UserError` of `SamplingParams`. Nothing else is raised, whateve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
+from common.acceptance import COUPLED, PARAMETERS, Acceptance, AcceptanceRule
+from common.draft import Draft
 from common.errors import PeerError, UserError
 from common.messages import (
     ClientMessage,
@@ -76,6 +81,21 @@ def decode_sampling(message: pb.Sampling) -> SamplingParams:
     )
 
 
+def decode_rule(number: int) -> AcceptanceRule | None:
+    """The rule of a number on the wire; None for one that is not known here."""
+    return next((rule for rule in AcceptanceRule if rule.value == number), None)
+
+
+def decode_acceptance(message: pb.Acceptance) -> Acceptance:
+    """A rule with its settings, absent ones at their default. Raises `UserError`."""
+    rule = decode_rule(message.rule)
+    if rule is None:
+        known = ", ".join(f"{each.value} ({each.title})" for each in AcceptanceRule)
+        raise UserError(f"acceptance.rule is {message.rule}; this verifier knows {known}")
+    names = PARAMETERS.get(rule, ())
+    return Acceptance(rule, **{name: getattr(message, name) for name in names if message.HasField(name)})
+
+
 def _open(message: pb.Open) -> Open:
     return Open(
         prompt=bounds.tokens("open.prompt", message.prompt, 1, bounds.MAX_PROMPT_TOKENS),
@@ -85,6 +105,7 @@ def _open(message: pb.Open) -> Open:
         committed=bounds.tokens("open.committed", message.committed, 0, bounds.MAX_COMMITTED_TOKENS),
         fill=message.fill if message.HasField("fill") else True,
         session_id=bounds.text("open.session_id", message.session_id, bounds.MAX_SESSION_ID_CHARS),
+        acceptance=decode_acceptance(message.acceptance) if message.HasField("acceptance") else COUPLED,
     )
 
 
@@ -98,7 +119,38 @@ def _propose(message: pb.Propose) -> Propose:
         bounds.in_range("propose.anchor", anchor, 0, bounds.MAX_POSITION)
     deltas = _deltas(message, len(tokens), anchor) if message.parent_deltas else ()
     seen = bounds.in_range("propose.seen_advance", message.seen_advance, 0, bounds.MAX_POSITION)
-    return Propose(tokens, logprobs, deltas, anchor, seen)
+    told = message.draft_sizes or message.draft_tokens or message.draft_counts
+    drafts = _drafts(message, len(tokens)) if told else ()
+    return Propose(tokens, logprobs, deltas, anchor, seen, drafts)
+
+
+def _drafts(message: pb.Propose, num_nodes: int) -> tuple[Draft | None, ...]:
+    """One entry a node. What is told of them is looked at before anything is copied."""
+    sizes, differences, counts = message.draft_sizes, message.draft_tokens, message.draft_counts
+    if len(sizes) != num_nodes:
+        raise PeerError(
+            f"propose.draft_sizes has {len(sizes)} entries; "
+            f"there must be none or one for each of {num_nodes} tokens"
+        )
+    bounds.in_range("propose.draft_sizes", max(sizes, default=0), 0, bounds.MAX_DRAFT_TOKENS)
+    for name, found in (("draft_tokens", len(differences)), ("draft_counts", len(counts))):
+        if found != sum(sizes):
+            raise PeerError(f"propose.{name} has {found} entries; propose.draft_sizes sum to {sum(sizes)}")
+    drafts, end = list[Draft | None](), 0
+    for size in sizes:
+        start, end = end, end + size
+        drafts.append(_draft(differences[start:end], counts[start:end]) if size else None)
+    return tuple(drafts)
+
+
+def _draft(differences: Sequence[int], counts: bytes) -> Draft:
+    tokens = tuple(accumulate(differences))
+    bounds.in_range("propose.draft_tokens token id", tokens[-1], 0, bounds.MAX_TOKEN_ID)
+    draft = Draft(tokens, tuple(count + 1 for count in counts))
+    problem = draft.problem()
+    if problem is not None:
+        raise PeerError(f"a distribution in propose.draft_tokens {problem}")
+    return draft
 
 
 def _deltas(message: pb.Propose, num_nodes: int, anchor: int | None) -> tuple[int, ...]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from common.acceptance import AcceptanceRule
 from common.errors import PeerError
 from common.pb import verifier_pb2 as pb
 from common.rpc import bounds
+from common.rpc.decode import decode_rule
+from common.rpc.encode import encode_rule
 
 PROTOCOL_VERSION = 1
 """Of docs/protocol.md. Raised when an old client would go wrong; what it may ignore does not raise it."""
@@ -34,6 +38,7 @@ class Description:
     fingerprint: bytes  # of the token table, `common.vocabulary`
     eos_token_ids: tuple[int, ...] = ()
     vocabulary: TokenTable | None = None  # vocab_size entries; None if it was not asked for
+    acceptance_rules: tuple[AcceptanceRule, ...] = (AcceptanceRule.COUPLED,)  # that a session may ask for
     version: str = ""  # of the program, for people
     load: Load | None = None  # None if it was not told
     protocol_version: int = PROTOCOL_VERSION
@@ -55,6 +60,7 @@ def encode_description(description: Description) -> pb.DescribeResponse:
         eos_token_ids=description.eos_token_ids,
         fingerprint=description.fingerprint,
         vocabulary=None if table is None else _encode_table(table),
+        acceptance_rules=[encode_rule(rule) for rule in description.acceptance_rules],
         version=description.version,
         load=None if description.load is None else _encode_load(description.load),
     )
@@ -75,9 +81,17 @@ def decode_description(response: pb.DescribeResponse) -> Description:
         fingerprint=bounds.blob("describe.fingerprint", response.fingerprint, bounds.MAX_FINGERPRINT_BYTES),
         eos_token_ids=eos,
         vocabulary=_decode_table(response.vocabulary, size) if response.HasField("vocabulary") else None,
+        acceptance_rules=_decode_rules(response.acceptance_rules),
         version=bounds.text("describe.version", response.version, bounds.MAX_VERSION_CHARS),
         load=_decode_load(response.load) if response.HasField("load") else None,
     )
+
+
+def _decode_rules(numbers: Sequence[int]) -> tuple[AcceptanceRule, ...]:
+    """Those that are known here; a verifier that names none has the coupled rule."""
+    bounds.count("describe.acceptance_rules", len(numbers), 0, bounds.MAX_ACCEPTANCE_RULES)
+    found = (decode_rule(number) for number in numbers)
+    return tuple(rule for rule in found if rule is not None) or (AcceptanceRule.COUPLED,)
 
 
 def _encode_load(load: Load) -> pb.Load:

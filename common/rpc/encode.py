@@ -6,8 +6,11 @@ by itself for all but the `optional` ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
+from common.acceptance import COUPLED, PARAMETERS, Acceptance, AcceptanceRule
+from common.draft import Draft
 from common.messages import (
     ClientMessage,
     Close,
@@ -32,7 +35,9 @@ def encode_request(message: ClientMessage) -> pb.SessionRequest:
     """What the edge sends."""
     match message:
         case Propose():
-            return pb.SessionRequest(propose=_propose(message))
+            request = pb.SessionRequest()
+            _fill_propose(request.propose, message)
+            return request
         case Open():
             return pb.SessionRequest(open=_open(message))
         case Close():
@@ -45,7 +50,9 @@ def encode_response(message: ServerMessage) -> pb.SessionResponse:
     """What the verifier sends."""
     match message:
         case Commit():
-            return pb.SessionResponse(commit=_commit(message))
+            response = pb.SessionResponse()
+            _fill_commit(response.commit, message)
+            return response
         case Opened():
             return pb.SessionResponse(opened=_opened(message))
         case Drain():
@@ -74,6 +81,18 @@ def encode_sampling(sampling: SamplingParams) -> pb.Sampling:
     )
 
 
+def encode_rule(rule: AcceptanceRule) -> str:
+    """A rule's name on the wire."""
+    return pb.AcceptanceRule.Name(rule.value)
+
+
+def encode_acceptance(acceptance: Acceptance) -> pb.Acceptance:
+    """A rule, with what can be set about it."""
+    names = PARAMETERS.get(acceptance.rule, ())
+    settings = {name: getattr(acceptance, name) for name in names}
+    return pb.Acceptance(rule=encode_rule(acceptance.rule), **settings)
+
+
 def _open(message: Open) -> pb.Open:
     return pb.Open(
         prompt=message.prompt,
@@ -83,35 +102,58 @@ def _open(message: Open) -> pb.Open:
         committed=message.committed,
         fill=None if message.fill else False,
         session_id=message.session_id,
+        acceptance=None if message.acceptance == COUPLED else encode_acceptance(message.acceptance),
     )
 
 
-def _propose(message: Propose) -> pb.Propose:
-    return pb.Propose(
-        tokens=message.tokens,
-        logprobs=message.logprobs,
-        parent_deltas=message.parent_deltas,
-        anchor=message.anchor,
-        seen_advance=message.seen_advance,
-    )
+# The two messages of which there are thousands a second are filled in place: a nested message that is built
+# first is copied into its envelope, and keywords cost protobuf twice what attributes do.
+
+
+def _fill_propose(out: pb.Propose, message: Propose) -> None:
+    out.tokens.extend(message.tokens)
+    out.logprobs = message.logprobs  # also without nodes: an assignment is what makes an empty Propose one
+    if message.parent_deltas:
+        out.parent_deltas.extend(message.parent_deltas)
+    if message.anchor is not None:
+        out.anchor = message.anchor
+    if message.seen_advance:
+        out.seen_advance = message.seen_advance
+    if message.drafts:
+        out.draft_sizes.extend(0 if draft is None else len(draft.tokens) for draft in message.drafts)
+        out.draft_tokens.extend(draft_tokens(message.drafts))
+        out.draft_counts = bytes(count - 1 for draft in message.drafts if draft for count in draft.counts)
+
+
+def draft_tokens(drafts: Sequence[Draft | None]) -> list[int]:
+    """All drafts' tokens as they travel: the first of each, then differences."""
+    return [
+        token - before
+        for draft in drafts
+        if draft is not None
+        for before, token in zip((0, *draft.tokens), draft.tokens, strict=False)
+    ]
 
 
 def _opened(message: Opened) -> pb.Opened:
     return pb.Opened(position=message.position, credit=message.credit, hold_us=_us(message.hold_us))
 
 
-def _commit(message: Commit) -> pb.Commit:
-    return pb.Commit(
-        start=message.start,
-        tokens=message.tokens,
-        server_made=_bits(message.server_made),
-        echo=message.echo,
-        hold_us=_us(message.hold_us),
-        queue_us=_us(message.queue_us),
-        compute_us=_us(message.compute_us),
-        credit=message.credit,
-        evaluated=message.evaluated,
-    )
+def _fill_commit(out: pb.Commit, message: Commit) -> None:
+    out.start = message.start
+    out.tokens.extend(message.tokens)
+    if message.server_made:
+        out.server_made = _bits(message.server_made)
+    if message.echo:
+        out.echo = message.echo
+    if message.hold_us:
+        out.hold_us = min(message.hold_us, MAX_US)
+    out.queue_us = min(message.queue_us, MAX_US)
+    out.compute_us = min(message.compute_us, MAX_US)
+    if message.credit is not None:
+        out.credit = message.credit
+    if message.evaluated:
+        out.evaluated = message.evaluated
 
 
 def _finish(message: Finish) -> pb.Finish:

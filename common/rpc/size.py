@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from common.draft import Draft
 from common.messages import ClientMessage, Commit, Propose, ServerMessage
-from common.rpc.encode import MAX_US, encode_request, encode_response
+from common.rpc.encode import MAX_US, draft_tokens, encode_request, encode_response
 
 ONE_BYTE = 0x80
 """Below it a varint takes one byte."""
@@ -34,7 +35,14 @@ def _propose(message: Propose) -> int:
     size = _packed(message.tokens) + _bytes(len(message.logprobs)) + _packed(message.parent_deltas)
     if message.anchor is not None:
         size += 1 + _varint(message.anchor)
-    return size + _number(message.seen_advance)
+    size += _number(message.seen_advance)
+    return size + _drafts(message.drafts) if message.drafts else size
+
+
+def _drafts(drafts: Sequence[Draft | None]) -> int:
+    tokens = draft_tokens(drafts)
+    sizes = [0 if draft is None else len(draft.tokens) for draft in drafts]
+    return _packed(sizes) + _packed(tokens) + _bytes(len(tokens))
 
 
 def _commit(message: Commit) -> int:

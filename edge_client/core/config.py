@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from common.acceptance import COUPLED, Acceptance
+from common.draft import MAX_TOKENS
 from common.errors import UserError
 from common.sampling import SamplingParams
 from edge_client.core.confidence import Prior
@@ -26,6 +28,8 @@ class SessionConfig:
     patience: float | None = 1.0  # seconds without a server until the draft's guess is shown; None = never
     max_preview: int = 256  # tokens of that guess; bounds the work that a wrong guess wastes
     eos_token_ids: tuple[int, ...] = ()  # the target's own end tokens, where known: a guess ends there
+    acceptance: Acceptance = COUPLED  # how the verifier decides
+    draft_top: int = MAX_TOKENS  # that a drawn draft may have; those of hardly any chance are left out anyway
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -38,6 +42,14 @@ class SessionConfig:
             raise UserError(f"patience is {self.patience} s; it must be above 0, or None for no preview")
         if self.max_preview < 1:
             raise UserError(f"max_preview is {self.max_preview}; it must be at least 1")
+
+        if not 1 <= self.draft_top <= MAX_TOKENS:
+            raise UserError(f"draft_top is {self.draft_top}; it must lie in [1, {MAX_TOKENS}]")
+
+    @property
+    def draws(self) -> bool:
+        """Whether drafts are drawn at random and told with what they were drawn from."""
+        return self.acceptance.draws(self.sampling.greedy)
 
     @property
     def ends(self) -> frozenset[int]:

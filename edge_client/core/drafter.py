@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from common.draft import Draft
 from common.sampling import SamplingParams
 
 
@@ -28,12 +29,14 @@ class Expansion:
     """What may follow a node: candidate tokens, best first.
 
     `scores` are the draft's processed logits plus the shared noise at position + 1 (nats; no noise when
-    greedy), the very quantity whose argmax the target will choose by; equal length, decreasing.
+    greedy), the very quantity whose argmax the target will choose by; equal length, decreasing. After a
+    `start` for `plain` candidates they are the processed logits alone.
     """
 
     id: int
     tokens: tuple[int, ...]
     scores: tuple[float, ...]
+    draft: Draft | None = None  # set by the session where `tokens` were drawn from it; see `drawing`
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +51,10 @@ class Reroot:
 class Drafter(Protocol):
     """Runs the draft model for one session at a time. One thread calls it."""
 
-    def start(self, tokens: Sequence[int], tip: int, sampling: SamplingParams) -> None:
+    def start(self, tokens: Sequence[int], tip: int, sampling: SamplingParams, plain: int = 0) -> None:
         """Begin anew on a prompt's token ids; the last of them is the tip, node id `tip`. What `reroot` adds
-        later is generated text, as the penalties count it."""
+        later is generated text, as the penalties count it. Above 0, `plain` asks for so many candidates after
+        each node, ranked without the noise; 0 for the drafter's own number, ranked under it."""
         ...
 
     def expand(self, rows: Sequence[DraftRow]) -> list[Expansion]:

@@ -18,6 +18,7 @@ class StartDrafter:
     tokens: tuple[int, ...]
     tip: int
     sampling: SamplingParams
+    plain: int = 0  # candidates after each node, ranked without the noise; 0: under it, as the drafter likes
 
 
 @dataclass(frozen=True, slots=True)

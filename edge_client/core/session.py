@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from enum import Enum
 
+from common.chances import Chances, SeededChances
 from common.errors import (
     CapacityError,
     Code,
@@ -33,6 +34,7 @@ from common.tree import Node, SpeculationTree
 from edge_client.core.calibration import Calibration, promised
 from edge_client.core.config import SessionConfig
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from edge_client.core.drawing import Drawing
 from edge_client.core.effects import (
     ChangeMode,
     Connect,
@@ -83,7 +85,14 @@ class EdgeSession:
     committed positions with a sent candidate at which one of those was right.
     """
 
-    def __init__(self, config: SessionConfig, policy: GrowthPolicy, ngrams: NgramTable | None = None) -> None:
+    def __init__(
+        self,
+        config: SessionConfig,
+        policy: GrowthPolicy,
+        ngrams: NgramTable | None = None,
+        chances: Chances | None = None,
+    ) -> None:
+        """`ngrams`, to guess from; `chances`, to draw drafts by: the seed's, unless a test has others."""
         self.config = config
         self.policy = policy
         self.state = State.NEW
@@ -108,6 +117,11 @@ class EdgeSession:
         chain = OfflineChain(config.max_preview, len(config.prompt), config.ends, governor)
         self._offline = Offline(config.patience, chain)
         drafts = policy.fill and policy.name != "off"  # the classic scheme, and none, stay what they are
+        self._drawing: Drawing | None = None
+        if config.draws:
+            self._drawing = Drawing(chances or SeededChances(config.sampling.seed))
+            self.view.drawn = True
+            drafts = False  # a guess that is also drawn would be no draw any more
         self._recall = Recall(config.prompt, ngrams) if config.recall and drafts else None
 
     # Inputs -----------------------------------------------------------------------------------------------
@@ -117,7 +131,9 @@ class EdgeSession:
         self._expect(State.NEW)
         self._offline.left_alone(now)
         self._guess()
-        self._effects.append(StartDrafter(self.config.prompt, self.tree.tip.id, self.config.sampling))
+        plain = self.config.draft_top if self._drawing is not None else 0
+        start = StartDrafter(self.config.prompt, self.tree.tip.id, self.config.sampling, plain)
+        self._effects.append(start)
         self._connect(now)
 
     def on_message(self, message: Opened | Commit | Drain | Finish, now: float) -> None:
@@ -257,6 +273,7 @@ class EdgeSession:
             committed=self.text,
             fill=self.policy.fill,
             session_id=config.session_id,
+            acceptance=config.acceptance,
         )
 
     def _check_order(self, message: Opened | Commit | Drain | Finish) -> None:
@@ -338,7 +355,9 @@ class EdgeSession:
     def _observe(self, token: int) -> None:
         """Hold what the draft said after the tip against the target's choice."""
         said = self._expansions.pop(self.tree.tip.id, None)
-        if said is not None:
+        if said is not None and self._drawing is not None:
+            self._drawing.observe(said, token)
+        elif said is not None:
             chosen = said.tokens.index(token) if token in said.tokens else None
             self.calibration.observe(said.scores, chosen)
 
@@ -358,8 +377,12 @@ class EdgeSession:
         node.evaluated, node.busy = True, False
         if not math.isfinite(sum(expansion.scores)):
             return  # a draft that overflows knows nothing here
+        if self._drawing is not None:
+            expansion = self._drawing.draw(expansion)
+            logprobs: Sequence[float] = expansion.scores
+        else:
+            logprobs = promised(self.calibration.confidence, expansion.scores)
         self._expansions[node.id] = expansion
-        logprobs = promised(self.calibration.confidence, expansion.scores)
         candidates = Candidates(expansion.tokens, logprobs)
         for child in self.policy.branch(self.view, node, candidates):
             self.tree.grow(node, child.token, child.logprob)
@@ -403,7 +426,8 @@ class EdgeSession:
         return quiet and self.view.stream_up and not self.policy.fill
 
     def _propose(self, nodes: Sequence[Node], now: float) -> None:
-        message = self._outgoing.propose(self.tree, nodes, now)
+        drawn = self._expansions if self._drawing is not None else None
+        message = self._outgoing.propose(self.tree, nodes, now, drawn)
         self.view.num_sent += len(nodes)
         self.stats.proposed += len(nodes)
         self._effects.append(Send(message))

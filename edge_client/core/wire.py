@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from common.draft import Draft
 from common.errors import LocalError
 from common.messages import Propose, pack_logprob
 from common.tree import Node, SpeculationTree
+from edge_client.core.drafter import Expansion
 
 
 class Outgoing:
@@ -34,20 +36,33 @@ class Outgoing:
             sent_at = at if number == echo else None
         return sent_at
 
-    def propose(self, tree: SpeculationTree, nodes: Sequence[Node], now: float) -> Propose:
-        """Number `nodes` (unsent, parents first or sent before) and pack them in a message; it leaves now."""
+    def propose(
+        self,
+        tree: SpeculationTree,
+        nodes: Sequence[Node],
+        now: float,
+        drawn: Mapping[int, Expansion] | None = None,
+    ) -> Propose:
+        """Number `nodes` (unsent, parents first or sent before) and pack them in a message; it leaves now.
+
+        Where drafts are drawn, `drawn` has by node id what was drawn below it, and elder children come first.
+        """
         self._num_proposes += 1
         self._sent_at.append((self._num_proposes, now))
         seen, self._unseen = self._unseen, 0
         tokens, logprobs, deltas = list[int](), bytearray(), list[int]()
+        drafts = list[Draft | None]()
         for node in nodes:
+            if drawn is not None:
+                drafts.append(_untold(tree, node, drawn))
             tokens.append(node.token)
             logprobs.append(pack_logprob(node.logprob))
             deltas.append(self._take(tree, node))
         anchored = 0 in deltas
         chain = deltas.count(1) == len(deltas) - (anchored and deltas[0] == 0)  # as `parent_deltas` tells
         anchor = tree.tip_position if anchored else None
-        return Propose(tuple(tokens), bytes(logprobs), () if chain else tuple(deltas), anchor, seen)
+        told = tuple(drafts) if any(drafts) else ()
+        return Propose(tuple(tokens), bytes(logprobs), () if chain else tuple(deltas), anchor, seen, told)
 
     def _take(self, tree: SpeculationTree, node: Node) -> int:
         """Give the node its number; how many ids before it its parent is, 0 for the tip."""
@@ -59,3 +74,15 @@ class Outgoing:
         if parent is None or not 0 < parent.wire_id < number:
             raise LocalError(f"node {node.id} is to be sent before its parent {node.parent}")
         return number - parent.wire_id
+
+
+def _untold(tree: SpeculationTree, node: Node, drawn: Mapping[int, Expansion]) -> Draft | None:
+    """What the node was drawn from, if it is the first to be sent of those drawn there."""
+    assert node.parent is not None, "the tip is nobody's to send"
+    found = drawn.get(node.parent)
+    if found is None or found.draft is None:
+        raise LocalError(f"node {node.id} is to be sent, and it is not known what it was drawn from")
+    sent = sum(1 for child in tree.live[node.parent].children.values() if tree.live[child].wire_id)
+    if found.tokens[sent] != node.token:
+        raise LocalError(f"node {node.id} is to be sent before one that was drawn before it")
+    return None if sent else found.draft

@@ -48,7 +48,7 @@ class LlamaDrafter:
 
     # --- the protocol -----------------------------------------------------------------------------------
 
-    def start(self, tokens: Sequence[int], tip: int, sampling: SamplingParams) -> None:
+    def start(self, tokens: Sequence[int], tip: int, sampling: SamplingParams, plain: int = 0) -> None:
         """Begin anew; what the KV shares with `tokens` is kept, the rest up to the tip is evaluated now.
 
         Penalties that look at generated text only count from here: the split of `tokens` is not known.
@@ -65,7 +65,7 @@ class LlamaDrafter:
         self._tokens = list(tokens)
         self._tip = DraftNode(tip, None, self._tokens[-1], len(tokens) - 1)
         self._num_prompt = len(tokens)
-        self._ranker.start(sampling, self._tokens[:])
+        self._ranker.start(sampling, self._tokens[:], plain)
         self._cut_back(shared)
         self._insist(lambda: self._prefill(len(self._tokens) - 1))
 

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from common.choice import has_filters, rank
+from common.choice import adjusted_logits, has_filters, rank
 from common.noise import bits_under, gumbel, gumbel_of_bits, noise_key
 from common.sampling import SamplingParams
 from edge_client.core.drafter import Expansion
@@ -57,9 +57,11 @@ class Ranker:
     """Ranks the rows of one draft step. `num_candidates` per row at most, fewer where filters leave fewer."""
 
     def __init__(self, num_vocab: int, num_candidates: int = 8, num_noisy: int = NUM_NOISY) -> None:
+        self._num_vocab = num_vocab
         self._num_candidates = min(num_candidates, num_vocab)
         self._best = TopTokens(num_vocab, self._num_candidates)
         self._likely = TopTokens(num_vocab, min(max(num_noisy, num_candidates), num_vocab))
+        self._plain: TopTokens | None = None  # finds the candidates where no noise is added
         self._params = SamplingParams()
         self._temperature = 1.0
         self._coldness = 1.0
@@ -69,8 +71,10 @@ class Ranker:
         self._all_tokens: Tokens = np.arange(num_vocab if self._is_dense else 0, dtype=np.int64)
         self._prompt: Tokens = np.empty(0, np.int64)
 
-    def start(self, params: SamplingParams, prompt: Sequence[int]) -> None:
-        """Rank by these parameters from now on; `prompt` is what a repetition penalty looks back at."""
+    def start(self, params: SamplingParams, prompt: Sequence[int], plain: int = 0) -> None:
+        """Rank by these parameters from now on; `prompt` is what a repetition penalty looks back at. Above 0,
+        `plain` is how many candidates are wanted without the noise."""
+        self._plain = TopTokens(self._num_vocab, min(plain, self._num_vocab)) if plain else None
         self._params = params
         self._temperature = max(params.temperature, COLDEST)
         self._coldness = 1.0 / self._temperature
@@ -87,6 +91,8 @@ class Ranker:
         Scores are exact up to a constant of their row. Raises `LocalError` if penalties meet logits of NaN.
         """
         params = self._params
+        if self._plain is not None:
+            return self._rank_plain(logits, nodes, generated, self._plain)
         if params.has_penalties or params.logit_bias:
             return [self._rank_row(*row, generated) for row in zip(logits, nodes, strict=True)]
         if self._is_dense and not self._has_filters:
@@ -97,6 +103,23 @@ class Ranker:
         scores = self._filtered(values / np.float64(self._temperature), logits)
         scores += self._noise(nodes, tokens)
         return _expansions(nodes, *_largest(tokens, scores, self._num_candidates))
+
+    def _rank_plain(
+        self,
+        logits: Logits,
+        nodes: Sequence[Node],
+        generated: Callable[[Node], Sequence[int]],
+        best: TopTokens,
+    ) -> list[Expansion]:
+        """Without the noise: what a distribution to draw from is made of."""
+        if self._params.has_penalties or self._params.logit_bias:
+            for node, row in zip(nodes, logits, strict=True):
+                row[:] = adjusted_logits(
+                    row, self._params, self._prompt, np.asarray(generated(node), np.int64)
+                )
+        tokens, values = best(logits)
+        scores = self._filtered(values / np.float64(self._temperature), logits)
+        return _expansions(nodes, tokens, scores)
 
     def _rank_dense(self, logits: Logits, nodes: Sequence[Node]) -> list[Expansion]:
         """Greedy, or with noise on every token.

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from cloud_verifier.core.config import SchedulerConfig
+from common.acceptance import AcceptanceRule, make_acceptance
 from common.errors import CapacityError, LocalError, UnavailableError, UserError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
@@ -30,6 +32,34 @@ async def test_the_text_is_the_targets(policy: str) -> None:
         run = await complete(system.address, LONG, make_policy(policy))
     assert run.session.text == target_alone((1, 2, 3), LONG, EOS)
     assert run.reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "specinfer"])
+async def test_drawn_drafts_travel_and_are_accepted(rule: str) -> None:
+    async with running(step_time=0.01) as system:
+        with DraftWorker(TinyDrafter(blend=0.0)) as drafts:
+            async with VerifierChannel(system.address) as channel:
+                run = generation(
+                    channel, drafts, LONG, make_policy("sync:4"), acceptance=make_acceptance(rule)
+                )
+                tokens = [token async for emit in run for token in emit.tokens]
+    assert len(tokens) == LONG.max_tokens
+    assert run.session.stats.accepted > 60
+    assert run.session.stats.target_steps < 60
+
+
+async def test_a_lossy_rule_must_be_allowed_by_the_verifier() -> None:
+    typical = make_acceptance("typical")
+    async with running() as system, VerifierChannel(system.address) as channel:
+        run = generation(channel, None, LONG, make_policy("off"), acceptance=typical)
+        with pytest.raises(UserError, match="the lossy acceptance rule typical is not allowed"):
+            async for _ in run:
+                pass
+    allowed = SchedulerConfig(rules=(AcceptanceRule.TYPICAL,))
+    async with running(allowed) as system, VerifierChannel(system.address) as channel:
+        run = generation(channel, None, LONG, make_policy("off"), acceptance=typical)
+        tokens = [token async for emit in run for token in emit.tokens]
+    assert tuple(tokens) == target_alone((1, 2, 3), LONG, EOS), "without drafts nothing is let pass"
 
 
 async def test_sixteen_edges_share_one_verifier() -> None:

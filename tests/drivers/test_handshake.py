@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import TargetInfo
 from cloud_verifier.service import Server
 from cloud_verifier.worker import Worker
+from common.acceptance import make_acceptance
 from common.errors import Code, UserError
+from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
+from edge_client.core.policies import make_policy
 from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
 from tests.worlds.models import TinyTarget
 
@@ -22,7 +26,7 @@ Table = tuple[bytes | None, ...]
 
 async def handshake(tmp_path: Path, change: dict[int, bytes | None], padding: int = 0) -> None:
     """An edge with a tiny draft meets a target whose table is the draft's with `change` and more padding."""
-    from edge_client.edge import Edge
+    from edge_client.edge import Edge, Request
     from edge_client.llama.runtime import LlamaRuntime
     from edge_client.llama.settings import LlamaSettings
 
@@ -39,6 +43,12 @@ async def handshake(tmp_path: Path, change: dict[int, bytes | None], padding: in
             Edge(runtime, f"127.0.0.1:{server.port}") as edge,
         ):
             assert edge.max_positions == 512
+            lossy = Request((1, 2), SamplingParams(), make_policy("off"), acceptance=make_acceptance("bild"))
+            with pytest.raises(
+                UserError, match="does not allow the acceptance rule bild:rollback=5, only coupled"
+            ):
+                edge.generation(lossy)
+            edge.generation(replace(lossy, acceptance=make_acceptance("block")))
 
 
 async def test_the_first_differing_token_is_named(tmp_path: Path) -> None:

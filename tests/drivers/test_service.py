@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -17,6 +18,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.service import SERVICE_NAME
+from common.acceptance import LOSSLESS, make_acceptance
+from common.draft import Draft
 from common.errors import LocalError
 from common.messages import ClientMessage, Close, Open, Propose
 from common.pb import verifier_pb2 as pb
@@ -33,6 +36,7 @@ pytestmark = pytest.mark.grpc
 
 SAMPLING = SamplingParams(max_tokens=50, ignore_eos=True)
 GOOD = Open((1, 2, 3), SAMPLING, VOCABULARY.fingerprint)
+DRAWN = replace(GOOD, sampling=replace(SAMPLING, temperature=1.0), acceptance=make_acceptance("rejection"))
 Status = grpc.StatusCode
 
 
@@ -57,6 +61,12 @@ CASES: dict[str, tuple[Sequence[ClientMessage], Status, str]] = {
     "anchor ahead": ([GOOD, propose(anchor=300)], Status.OUT_OF_RANGE, "anchor 300"),
     "anchor in the prompt": ([GOOD, propose(anchor=0)], Status.OUT_OF_RANGE, "anchor 0"),
     "token outside": ([GOOD, propose(tokens=(7,))], Status.OUT_OF_RANGE, "token id 7"),
+    "never drawn": (
+        [DRAWN, propose(drafts=(Draft((2, 3), (128, 128)),))], Status.INVALID_ARGUMENT, "holds token 1",
+    ),
+    "lossy rule": (
+        [replace(GOOD, acceptance=make_acceptance("bild"))], Status.FAILED_PRECONDITION, "bild is not",
+    ),
     "sees the future": ([GOOD, propose(seen_advance=400)], Status.OUT_OF_RANGE, "seen_advance 400"),
 }  # fmt: skip
 
@@ -146,6 +156,7 @@ async def test_describe_health_and_reflection_answer() -> None:
     async with running() as system:
         async with VerifierChannel(system.address) as channel:
             description = await channel.describe(include_vocabulary=True)
+            assert description.acceptance_rules == LOSSLESS
         async with grpc.aio.insecure_channel(system.address) as raw:
             health = await health_pb2_grpc.HealthStub(raw).Check(
                 health_pb2.HealthCheckRequest(service=SERVICE_NAME)

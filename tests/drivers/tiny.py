@@ -13,6 +13,7 @@ from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
 from cloud_verifier.service import Server
 from cloud_verifier.worker import Worker
+from common.acceptance import Acceptance
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
 from edge_client.channel import VerifierChannel
@@ -76,11 +77,11 @@ def generation(
     sampling: SamplingParams,
     policy: GrowthPolicy | None = None,
     prompt: tuple[int, ...] = (1, 2, 3),
-    **config: float,
+    **config: float | Acceptance,
 ) -> Generation:
     """Without guesses, which take the one processor from the verifier, unless `patience` is given."""
     session = SessionConfig(prompt, sampling, VOCABULARY.fingerprint, first_backoff=0.01, patience=None)
-    session = replace(session, **config)  # type: ignore[arg-type]  # numbers
+    session = replace(session, **config)  # type: ignore[arg-type]  # fields vary by case
     return Generation(EdgeSession(session, policy or TreePolicy()), channel, drafts)
 
 

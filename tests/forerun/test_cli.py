@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import socket
 from pathlib import Path
 
 import pytest
 
-from forerun.cli import main
+from forerun.cli import build_parser, main
 from forerun.paint import Painter
+from forerun.verify import allowed_rules
 
 COMMANDS = (["demo"], ["verify"], ["top"], ["edge"], ["edge", "complete"], ["edge", "pipe"])
 
@@ -38,6 +40,8 @@ def edge_words(draft: str) -> list[str]:
         (["--temperature", "-1"], "temperature is -1.0; it must lie in [0.0, 100.0]"),
         (["--policy", "magic"], "growth policy 'magic' is unknown; choose one of"),
         (["--top-p", "0"], "top_p is 0.0"),
+        (["--acceptance", "magic"], "acceptance rule 'magic' is unknown; choose one of coupled, rejection"),
+        (["--acceptance", "lenience:2"], "lenience is 2.0; it must lie in (0, 1]"),
     ],
 )
 def test_a_nonsense_setting_is_named(
@@ -53,7 +57,11 @@ def test_a_nonsense_setting_is_named(
         (["--threads", "-1"], "--threads is -1"),
         (["--slots", "0"], "--slots is 0"),
         (["--step-floor", "nan"], "--step-floor is nan"),
+        (["--tile-rows", "0"], "--tile-rows is 0"),
+        (["--deterministic"], "--deterministic on a CPU needs --threads N"),
+        (["--deterministic", "--threads", "1", "--attention", "triton"], "brings its own attention"),
         (["--listen", "50051"], "it must be HOST:PORT"),
+        (["--allow-rule", "magic"], "acceptance rule 'magic' is unknown; choose one of coupled"),
         (["--listen", "localhost:none"], "it must be HOST:PORT"),
     ],
 )
@@ -62,6 +70,30 @@ def test_a_verifier_refuses_nonsense_before_it_loads(
 ) -> None:
     assert main(["verify", "--model", "none", *options]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "rules"),
+    [
+        ([], "coupled rejection block specinfer"),
+        (
+            ["--allow-rule", "bild", "--allow-rule", "typical"],
+            "coupled rejection block specinfer bild typical",
+        ),
+        (["--coupled-only"], "coupled"),
+        (["--coupled-only", "--allow-rule", "block"], "coupled block"),
+    ],
+)
+def test_lossy_rules_are_allowed_by_name_only(options: list[str], rules: str) -> None:
+    parsed = build_parser().parse_args(["verify", "--model", "none", *options])
+    assert " ".join(rule.title for rule in allowed_rules(parsed)) == rules
+
+
+def test_help_says_which_rules_are_lossy(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["edge", "complete", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "lossy, so that the text is not the target's: lenience, typical, topk-gap, bild" in words
 
 
 @pytest.mark.parametrize(
@@ -112,3 +144,12 @@ def test_a_terminal_gets_colours_unless_no_color_is_set(monkeypatch: pytest.Monk
     assert Painter(Terminal()).drafted("a") == "\x1b[32ma\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
     assert Painter(Terminal()).drafted("a") == "a"
+
+
+def test_an_address_in_use_is_told_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["verify", "--model", str(tmp_path), "--listen", f"127.0.0.1:{port}"]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cloud_verifier.core.rules import decide
 from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
+from common.chances import Chances
 from common.choice import choose, process_logits
 from common.noise import gumbel, noise_bits
 from common.sampling import SamplingParams
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 
 FloatArray = NDArray[np.float32]
+TokenArray = NDArray[np.int32]
 VOCAB = 7
 FINGERPRINT = b"tiny"
 
@@ -38,6 +41,7 @@ class TinyTarget:
     info: TargetInfo
     salt: int = 1
     memory: int = 3
+    chances: Chances | None = None  # of acceptance rules, if a test has its own
 
     def __post_init__(self) -> None:
         self.kv: dict[int, tuple[int, int]] = {}  # slot -> (position, token)
@@ -60,7 +64,17 @@ class TinyTarget:
             self.kv[int(item.slots[row])] = (len(path) - 1, token)
             paths.append(path)
         chosen = [self._choose(item, paths[row]) for row in item.outputs.tolist()]
-        return np.array([c[0] for c in chosen], np.int32), np.array([c[1] for c in chosen], np.float32)
+        choices = np.array([c[0] for c in chosen], np.int32)
+        if item.ask is not None:
+            outputs = item.outputs.tolist()
+            choices = decide(item, choices, lambda row: self._law(item, paths[outputs[row]]), self.chances)
+        return choices, np.array([c[1] for c in chosen], np.float32)
+
+    def _law(self, item: StepItem, path: list[int]) -> NDArray[np.float64]:
+        prompt, generated = self._history(item, path)
+        logits = tiny_logits(self.salt, path, self.memory)
+        weights = np.exp(process_logits(logits, item.sampling, prompt, generated))
+        return np.asarray(weights / weights.sum())
 
     def _read(self, item: StepItem) -> list[int]:
         entries = [self.kv[slot] for slot in item.prefix_slots.tolist()]
@@ -68,15 +82,21 @@ class TinyTarget:
         return [token for _, token in entries]
 
     def _choose(self, item: StepItem, path: list[int]) -> tuple[int, float]:
-        prompt = generated = None
-        if item.sampling.has_penalties:
-            assert item.prompt is not None
-            assert item.generated is not None
-            prompt, generated = item.prompt, np.array(path[len(item.prompt) :], np.int32)
-            assert generated.tolist()[: len(item.generated)] == item.generated.tolist()
+        prompt, generated = self._history(item, path)
         logits = tiny_logits(self.salt, path, self.memory)
         choice = choose(logits, item.sampling, len(path) - 1, prompt, generated)
         return choice.token, choice.margin
+
+    @staticmethod
+    def _history(item: StepItem, path: list[int]) -> tuple[TokenArray | None, TokenArray | None]:
+        """The prompt and what comes after it, where penalties ask."""
+        if not item.sampling.has_penalties:
+            return None, None
+        assert item.prompt is not None
+        assert item.generated is not None
+        generated = np.array(path[len(item.prompt) :], np.int32)
+        assert generated.tolist()[: len(item.generated)] == item.generated.tolist()
+        return item.prompt, generated
 
 
 def target_alone(
@@ -108,8 +128,8 @@ class TinyDrafter:
         self.tokens: list[int] = []
         self.nodes: dict[int, tuple[int | None, int]] = {}  # id -> (parent, token)
 
-    def start(self, tokens: Sequence[int], tip: int, sampling: SamplingParams) -> None:
-        self.tokens, self.sampling, self.tip, self.nodes = list(tokens), sampling, tip, {}
+    def start(self, tokens: Sequence[int], tip: int, sampling: SamplingParams, plain: int = 0) -> None:
+        self.tokens, self.sampling, self.tip, self.nodes, self.plain = list(tokens), sampling, tip, {}, plain
         self.prompt_length = len(tokens)
 
     def reroot(self, change: Reroot) -> None:
@@ -154,8 +174,8 @@ class TinyDrafter:
             return Expansion(row.id, tuple(order.tolist()), (9.0, 1.0, 0.0))
         prompt, generated = np.split(np.array(path, np.int32), [self.prompt_length])
         scores = process_logits(logits, self.sampling, prompt, generated).astype(np.float64)
-        if not self.sampling.greedy:
+        if not self.sampling.greedy and not self.plain:
             scores = scores + gumbel(self.sampling.seed, len(path), np.arange(VOCAB, dtype=np.int64))
-        order = np.argsort(-scores, kind="stable")[:4]
+        order = np.argsort(-scores, kind="stable")[: self.plain or 4]
         kept = [int(token) for token in order if np.isfinite(scores[token])]
         return Expansion(row.id, tuple(kept), tuple(float(scores[token]) for token in kept))

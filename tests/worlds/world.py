@@ -15,6 +15,8 @@ from cloud_verifier.core import effects as server_effects
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, TargetInfo
+from common.acceptance import COUPLED, Acceptance
+from common.chances import Chances
 from common.errors import ForerunError, LocalError, UnavailableError
 from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
 from common.recall import NgramTable
@@ -41,6 +43,8 @@ class EdgeSpec:
     recall: bool = False
     patience: float | None = 1.0
     eos: tuple[int, ...] = ()  # what it knows of the target's end tokens
+    acceptance: Acceptance = COUPLED
+    draft_top: int = 32
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,14 @@ class WorldSpec:
 class Edge:
     """One edge's driver: a session, a drafter and its current stream."""
 
-    def __init__(self, index: int, spec: EdgeSpec, memory: int, ngrams: NgramTable | None) -> None:
+    def __init__(
+        self,
+        index: int,
+        spec: EdgeSpec,
+        memory: int,
+        ngrams: NgramTable | None,
+        chances: Chances | None = None,
+    ) -> None:
         self.index = index
         self.spec = spec
         config = SessionConfig(
@@ -75,9 +86,12 @@ class Edge:
             session_id=f"edge-{index}",
             recall=spec.recall,
             patience=spec.patience,
+            max_attempts=100,  # with few slots it may be refused for as long as others write
             eos_token_ids=spec.eos,
+            acceptance=spec.acceptance,
+            draft_top=spec.draft_top,
         )
-        self.session = EdgeSession(config, spec.policy(), ngrams)
+        self.session = EdgeSession(config, spec.policy(), ngrams, chances)
         self.drafter = spec.drafter()
         self.drafter.memory = memory
         self.pending: list[edge_effects.MoveTip] = []  # tip moves during a draft step
@@ -92,18 +106,19 @@ class Edge:
 
 
 class World:
-    """Runs a `WorldSpec` to its end; `trace` is everything that happened."""
+    """Runs a `WorldSpec` to its end; `trace` is everything that happened. `chances`, of its one edge's drafts
+    and of its acceptance rule, are those of the seed unless a test has others."""
 
-    def __init__(self, spec: WorldSpec) -> None:
+    def __init__(self, spec: WorldSpec, chances: Chances | None = None) -> None:
         self.spec = spec
         self.random = random.Random(spec.seed)
         self.now = 0.0
         self.trace: list[str] = []
         info = TargetInfo("tiny", VOCAB, 512, spec.num_slots, spec.eos, FINGERPRINT)
-        self.engine = TinyTarget(info, memory=spec.memory)
+        self.engine = TinyTarget(info, memory=spec.memory, chances=chances)
         self.scheduler = VerifyScheduler(info, spec.config)
         ngrams = NgramTable(spec.ngrams) if spec.ngrams else None
-        self.edges = [Edge(i, e, spec.memory, ngrams) for i, e in enumerate(spec.edges)]
+        self.edges = [Edge(i, e, spec.memory, ngrams, chances) for i, e in enumerate(spec.edges)]
         self.streams: dict[int, Edge] = {}  # alive
         self.arrival: dict[tuple[int, str], float] = {}  # last arrival per stream and direction
         self._next_stream = 0
@@ -157,7 +172,7 @@ class World:
         assert edge.end is None, f"{effect} after the end"
         match effect:
             case edge_effects.StartDrafter():
-                edge.drafter.start(effect.tokens, effect.tip, effect.sampling)
+                edge.drafter.start(effect.tokens, effect.tip, effect.sampling, effect.plain)
             case edge_effects.Expand():
                 self._expand(edge, effect)
             case edge_effects.MoveTip():

@@ -106,7 +106,7 @@ class AdaptivePolicy(Governed):
             return nodes
         self._outlook.update(view)
         self._traffic.update(view.tree.tip_position)
-        chosen = self._worth_sending(view, nodes)
+        chosen = list(nodes) if view.drawn else self._worth_sending(view, nodes)
         if not chosen and view.now - self._sent_at >= LOOK_AGAIN:
             chosen = nodes[:1]  # the round trip is measured by what is sent, and by nothing else
         sort_likeliest_first(chosen)

@@ -69,6 +69,9 @@ class GrowthView:
     news_at: float | None = None  # when the stream's newest Commit came: it tells of half a round trip before
     num_sent: int = 0  # live nodes below the tip that were sent on this stream
     stream_up: bool = False
+    # Drafts are drawn: which nodes are sent may depend on nothing that hangs below an unsent one, nor may an
+    # elder child be sent after a younger one. Promises in the tree tell nothing of the tokens, by themselves.
+    drawn: bool = False
 
     @property
     def credit_left(self) -> int:

@@ -6,8 +6,11 @@ import numpy as np
 
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.effects import Effect, End, Reply
+from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.scheduler import VerifyScheduler
+from cloud_verifier.core.session import VerifySession
 from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
+from common.acceptance import LOSSLESS, AcceptanceRule
 from common.messages import Commit, Open, Propose, pack_logprob
 from common.sampling import SamplingParams
 
@@ -35,6 +38,13 @@ def siblings(anchor: int, **logprobs: float) -> Propose:
     return Propose(tokens, packed, (0,) * len(tokens), anchor)
 
 
+def leased(session: VerifySession, num_slots: int = 50) -> tuple[VerifySession, KvMemory]:
+    """The session with all slots of a memory that caches nothing."""
+    memory = KvMemory(num_slots, caches=False)
+    session.lease = memory.open("", session.tree.committed[:-1], num_slots)
+    return session, memory
+
+
 def count(item: StepItem) -> np.ndarray:
     """The choices of one item: each output row's token + 1."""
     return ((item.tokens[item.outputs] + 1) % VOCAB).astype(np.int32)
@@ -51,6 +61,7 @@ class Bench:
         idle: float = 300.0,
         recall: bool = False,
         shared_ngrams: int = 0,
+        rules: tuple[AcceptanceRule, ...] = LOSSLESS,
         **limits: float,
     ) -> None:
         info = TargetInfo("counter", VOCAB, 100, num_slots, eos, PRINT)
@@ -58,6 +69,7 @@ class Bench:
             idle_timeout=idle,
             recall=recall,
             shared_ngrams=shared_ngrams,
+            rules=rules,
             **limits,  # type: ignore[arg-type]  # as the fields are
         )
         self.scheduler = VerifyScheduler(info, config)

@@ -8,6 +8,7 @@ from cloud_verifier.core.batching import LEAST_PREFILL, Batcher
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.memory import KvMemory
+from cloud_verifier.core.relief import Relief
 from cloud_verifier.core.session import VerifySession
 from cloud_verifier.core.target import StepPlan
 from cloud_verifier.core.tenants import Tenants
@@ -21,7 +22,8 @@ class Yard:
         self.memory = KvMemory(100_000, caches=False)
         self.tenants = Tenants()
         config = SchedulerConfig(**limits)  # type: ignore[arg-type]  # as the fields are
-        self.batcher = Batcher(config, StepCost(0.010, per_row, per_read), per, self.tenants)
+        self.rows = rows = Relief(1000)
+        self.batcher = Batcher(config, rows, StepCost(0.010, per_row, per_read), per, self.tenants)
         self.ready: list[VerifySession] = []
 
     def session(self, prompt: int, read: int = 0, tenant: str = "", opened_at: float = 0.0) -> VerifySession:
@@ -29,7 +31,7 @@ class Yard:
         request = ask((1,) * prompt)
         found = VerifySession(key, request, VOCAB, frozenset(), 128, opened_at, None, tenant)
         found.lease = self.memory.open(tenant, (), prompt + 50)
-        self.memory.settle(found.lease, self.memory.take(found.lease, read).tolist(), ())
+        self.memory.settle(found.lease, self.memory.take(found.lease, read), ())
         self.tenants.enter(tenant, 1)
         self.ready.append(found)
         return found

@@ -13,7 +13,7 @@ from common.errors import CapacityError, Code, LocalError
 def read(memory: KvMemory, lease: Lease, tokens: list[int]) -> None:
     """Evaluate what of `tokens` the lease has not, and share it."""
     new = len(tokens) - len(lease.slots)
-    memory.settle(lease, memory.take(lease, new).tolist(), ())
+    memory.settle(lease, memory.take(lease, new), ())
     memory.publish(lease, tokens)
 
 
@@ -55,7 +55,7 @@ def test_two_that_read_the_same_at_the_same_time_keep_it_once() -> None:
     memory = KvMemory(20)
     leases = [memory.open("a", (), 10) for _ in range(2)]
     for lease in leases:
-        memory.settle(lease, memory.take(lease, 3).tolist(), ())
+        memory.settle(lease, memory.take(lease, 3), ())
     for lease in leases:
         memory.publish(lease, [1, 2, 3])
         check(memory, *leases)
@@ -78,7 +78,7 @@ def test_what_ended_is_cached_until_somebody_needs_the_slots() -> None:
 def test_what_a_failed_step_may_have_spoilt_is_not_cached() -> None:
     memory = KvMemory(10)
     lease = memory.open("a", (), 8)
-    memory.settle(lease, memory.take(lease, 5).tolist(), ())
+    memory.settle(lease, memory.take(lease, 5), ())
     memory.close(lease, [1, 2, 3, 4, 5], keep=False)
     assert (memory.cache.num_slots, memory.pool.num_free) == (0, 10)
 
@@ -98,10 +98,10 @@ def test_slots_with_two_owners_or_none_are_found() -> None:
     slots = memory.take(lease, 2)
     with pytest.raises(LocalError, match="0 slots are owned by sessions, 0 by the step"):
         memory.check_integrity([lease], ())
-    memory.check_integrity([lease], slots.tolist())
+    memory.check_integrity([lease], slots)
     memory.pool.give_back(slots)
     with pytest.raises(LocalError, match="of 10"):
-        memory.check_integrity([lease], slots.tolist())
+        memory.check_integrity([lease], slots)
 
 
 ACTION = st.tuples(
@@ -141,7 +141,7 @@ def test_every_slot_has_one_owner_whatever_happens(
 def _act(memory: KvMemory, kind: str, lease: Lease, tokens: list[int], count: int, text: list[int]) -> None:
     match kind:
         case "step":
-            slots = memory.take(lease, min(count, lease.spare)).tolist()
+            slots = memory.take(lease, min(count, lease.spare))
             kept = slots[: len(text)]
             memory.settle(lease, kept, slots[len(kept) :])
             tokens += text[: len(kept)]

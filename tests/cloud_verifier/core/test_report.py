@@ -111,7 +111,7 @@ def test_every_token_is_won_or_one_of_its_step(lengths: list[int]) -> None:
     tally = Tally(0.0, resumed=False)
     for length in lengths:
         tally.count_step(1.0, 5, 4, 1)
-        tally.count_commit(length, 1, 2.0)
+        tally.count_commit(length, length - 1, 1, 2.0)
     assert tally.num_committed == tally.num_won + tally.num_steps == sum(lengths)
 
 

@@ -12,6 +12,7 @@ from cloud_verifier.core.admission import Caller
 from cloud_verifier.core.config import MAY_BE_NOTHING, SchedulerConfig
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.target import StepResult
+from common.acceptance import LOSSLESS, Acceptance, AcceptanceRule
 from common.errors import (
     CapacityError,
     Code,
@@ -36,6 +37,17 @@ def finished(key: int, reason: FinishReason, position: int) -> list[Effect]:
     return [Reply(key, Finish(reason, position)), End(key)]
 
 
+def test_what_the_operator_names_is_allowed_and_what_he_leaves_out_is_not() -> None:
+    typical, block = (Acceptance(rule) for rule in (AcceptanceRule.TYPICAL, AcceptanceRule.BLOCK))
+    open_to = Bench(rules=(*LOSSLESS, AcceptanceRule.TYPICAL))
+    assert isinstance(open_to.open(1, replace(ask(), acceptance=typical))[0], Reply)
+    assert isinstance(open_to.open(2, replace(ask(), acceptance=block))[0], Reply)
+    strict = Bench(rules=(AcceptanceRule.COUPLED,))
+    (end,) = strict.open(1, replace(ask(), acceptance=block))
+    assert isinstance(end, End)
+    assert "the acceptance rule block is not allowed on this verifier; it allows coupled" in str(end.error)
+
+
 # Admission --------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Open, type[ForerunError], Code, str]] = {
@@ -53,6 +65,12 @@ REFUSED: dict[str, tuple[Open, type[ForerunError], Code, str]] = {
     "bias": (ask(logit_bias=((12, 1.0),)), UserError, Code.OUT_OF_RANGE, "logit_bias holds token id 12"),
     "stop": (ask(stop_token_ids=(13,)), UserError, Code.OUT_OF_RANGE, "stop_token_ids holds token id 13"),
     "too long": (ask((1,) * 61), UserError, Code.OUT_OF_RANGE, "exceed the target's 100 positions"),
+    "rule": (
+        replace(ask(), acceptance=Acceptance(AcceptanceRule.TYPICAL)),
+        UserError,
+        Code.FAILED_PRECONDITION,
+        "the lossy acceptance rule typical is not allowed on this verifier; it allows coupled, rej",
+    ),
     "too much": (ask(committed=(1,) * 41), PeerError, Code.OUT_OF_RANGE, "41 committed tokens exceed"),
 }
 
@@ -929,3 +947,35 @@ def test_refusals_and_ends_are_counted_by_reason() -> None:
     bench.propose(4, chain(2))
     assert bench.scheduler.counters.num_refused == {"NOT_FOUND": 1}
     assert bench.scheduler.counters.num_finished == {"CANCELLED": 1, "LOST": 1, "INVALID_ARGUMENT": 1}
+
+
+# Memory of the engine ---------------------------------------------------------------------------------
+
+
+def test_a_step_without_memory_is_tried_again_in_smaller_ones_and_nobody_is_lost() -> None:
+    """An engine that has memory for three rows."""
+    bench = Bench()
+    for key in range(1, 7):
+        bench.open(key, ask((key, key + 1)))
+    sizes, now = list[int](), 0.0
+    while bench.scheduler.sessions:
+        plan, now = bench.begin(now), now + 1.0
+        sizes.append(plan.num_rows)
+        if plan.num_rows > 3:
+            bench.scheduler.on_step_failed(CapacityError("no memory"), now)
+            assert ends(bench.effects()) == []
+        else:
+            assert all(end.error is None for end in ends(bench.end(plan, now)))
+    assert sizes[:3] == [12, 6, 3]
+    assert bench.scheduler.counters.num_finished == {"LENGTH": 6}
+    check_free(bench)
+
+
+def test_a_row_that_never_fits_ends_its_session() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.begin()
+    bench.scheduler.on_step_failed(CapacityError("no memory"), 0.0)
+    (end,) = ends(bench.effects())
+    assert isinstance(end.error, CapacityError)
+    check_free(bench)

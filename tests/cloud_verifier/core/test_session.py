@@ -10,18 +10,11 @@ from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.session import MAX_PLACES, VerifySession
 from common.errors import Code, PeerError
 from common.messages import FinishReason, Open, Propose
-from tests.cloud_verifier.core.bench import VOCAB, ask, chain, count, siblings
+from tests.cloud_verifier.core.bench import VOCAB, ask, chain, count, leased, siblings
 
 
 def make(request: Open | None = None, stop: tuple[int, ...] = (), max_live: int = 32) -> VerifySession:
     return VerifySession(5, request or ask(), VOCAB, frozenset(stop), max_live, now=0.0)
-
-
-def leased(session: VerifySession, num_slots: int = 50) -> tuple[VerifySession, KvMemory]:
-    """The session with all slots of a memory that caches nothing."""
-    memory = KvMemory(num_slots, caches=False)
-    session.lease = memory.open("", session.tree.committed[:-1], num_slots)
-    return session, memory
 
 
 def tokens(session: VerifySession) -> list[int]:

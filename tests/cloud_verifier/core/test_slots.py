@@ -14,10 +14,9 @@ from common.errors import LocalError
 def test_slots_are_handed_out_lowest_first_and_the_last_freed_before_others() -> None:
     pool = SlotPool(6)
     first = pool.take(3)
-    assert first.tolist() == [0, 1, 2]
-    assert first.dtype == np.int32
+    assert first == [0, 1, 2]
     pool.give_back(first[1:2])
-    assert pool.take(2).tolist() == [1, 3]
+    assert pool.take(2) == [1, 3]
     assert pool.num_free == 2
 
 
@@ -26,9 +25,9 @@ def test_a_slot_is_free_or_taken_once(size: int, moves: list[tuple[bool, int]]) 
     pool, taken = SlotPool(size), list[int]()
     for take, number in moves:
         if take and number <= pool.num_free:
-            taken += pool.take(number).tolist()
+            taken += pool.take(number)
         elif not take:
-            pool.give_back(np.array(taken[:number], np.int32))
+            pool.give_back(taken[:number])
             taken = taken[number:]
         assert len(set(taken)) == len(taken) == size - pool.num_free
         assert all(0 <= slot < size for slot in taken)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cloud_verifier.core.target import StepPlan
-from common.errors import LocalError
+from common.errors import CapacityError, LocalError
 from common.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -214,3 +214,36 @@ def test_freed_slots_may_be_written_anew(llama: TargetModel) -> None:
     again = engine.evaluate(StepPlan((Session(2, slots).chunk([8, 7, 6], [2]),)))
     assert again.choices[0].tolist() == fresh.choices[0].tolist()
     np.testing.assert_allclose(again.margins[0], fresh.margins[0], rtol=1e-5)
+
+
+def test_a_lack_of_memory_costs_the_step_and_no_more(llama: TargetModel) -> None:
+    import torch
+
+    from cloud_verifier.engine.engine import TorchEngine
+    from cloud_verifier.engine.packing import PackedStep
+    from cloud_verifier.engine.torch_ref import TorchRefBackend, TorchRefStep
+
+    class Narrow(TorchRefBackend):
+        """Has room for steps of few rows, as a GPU would."""
+
+        def prepare(self, step: PackedStep, device: torch.device) -> TorchRefStep:
+            if step.num_rows > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore of it")
+            return super().prepare(step, device)
+
+    engine, session = TorchEngine(llama, 128, backend=Narrow()), new_session(1)
+    large = StepPlan((session.chunk([1, 2, 3, 4], [3]),))
+    for run in (engine.evaluate, engine.logits):
+        with pytest.raises(
+            CapacityError, match=r"4 rows in 1 sessions \(CUDA out of memory. Tried to allocate 2 GiB\)"
+        ):
+            run(large)
+    assert len(engine.evaluate(StepPlan((session.chunk([1, 2, 3], [2]),))).choices[0]) == 1
+
+
+def test_steps_are_counted(llama: TargetModel) -> None:
+    engine, session = engine_of(llama), new_session(1)
+    engine.evaluate(StepPlan(()))
+    engine.evaluate(StepPlan((session.chunk([1, 2]),)))
+    engine.evaluate(StepPlan((session.chunk([3], [0]),)))
+    assert (engine.runner.counts.eager, engine.runner.counts.graph) == (2, 0)

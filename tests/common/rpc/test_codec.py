@@ -7,6 +7,8 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.acceptance import LOSSLESS, Acceptance, AcceptanceRule
+from common.draft import quantised
 from common.errors import PeerError, UserError
 from common.messages import (
     ClientMessage,
@@ -57,6 +59,25 @@ SAMPLING = st.builds(
     seed=st.integers(0, MAX_SEED),
 )
 
+ACCEPTANCE = st.one_of(
+    st.builds(Acceptance, st.sampled_from(LOSSLESS)),
+    st.floats(0, 1, exclude_min=True).map(lambda x: Acceptance(AcceptanceRule.LENIENCE, lenience=x)),
+    st.builds(
+        lambda epsilon, delta: Acceptance(AcceptanceRule.TYPICAL, epsilon=epsilon, delta=delta),
+        st.floats(0, 1, exclude_min=True),
+        st.floats(0, 9),
+    ),
+    st.builds(
+        lambda top, gap: Acceptance(AcceptanceRule.TOPK_GAP, top=top, gap=gap),
+        st.integers(1, 2**31 - 1),
+        st.floats(0, 99),
+    ),
+    st.floats(0, 99).map(lambda x: Acceptance(AcceptanceRule.BILD, rollback=x)),
+)
+DRAFT = st.lists(TOKEN, min_size=1, max_size=5, unique=True).map(
+    lambda tokens: quantised(tokens, [-float(place) for place in range(len(tokens))])
+)
+
 OPEN = st.builds(
     Open,
     prompt=st.lists(TOKEN, min_size=1, max_size=20).map(tuple),
@@ -66,6 +87,7 @@ OPEN = st.builds(
     committed=TOKENS,
     fill=st.booleans(),
     session_id=NAME,
+    acceptance=ACCEPTANCE,
 )
 
 
@@ -76,7 +98,9 @@ def proposes(draw: st.DrawFn) -> Propose:
     anchor = draw(st.none() | POSITION)
     delta = st.integers(0 if anchor is not None else 1, bounds.MAX_PARENT_DELTA)
     deltas = draw(st.just(()) | st.lists(delta, min_size=size, max_size=size).map(tuple))
-    return Propose(tokens, draw(st.binary(min_size=size, max_size=size)), deltas, anchor, draw(POSITION))
+    logprobs = draw(st.binary(min_size=size, max_size=size))
+    told = draw(st.just(()) | st.lists(st.none() | DRAFT, min_size=size, max_size=size).map(tuple))
+    return Propose(tokens, logprobs, deltas, anchor, draw(POSITION), told)
 
 
 @st.composite

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from common.acceptance import COUPLED, Acceptance, AcceptanceRule
+from common.draft import Draft
 from common.errors import Code, PeerError, UserError
 from common.messages import Commit, Finish, FinishReason, Open, Opened, Propose
 from common.pb import verifier_pb2 as pb
@@ -95,6 +97,15 @@ def deltas(*values: int, anchor: int | None = 0) -> dict[str, object]:
     return {**nodes(2), "parent_deltas": values, "anchor": anchor}
 
 
+def drafts(tokens: list[int], counts: bytes, sizes: tuple[int, ...] = (2, 0)) -> dict[str, object]:
+    """Two nodes, the first of which brings a distribution."""
+    return {**nodes(2), "draft_sizes": sizes, "draft_tokens": tokens, "draft_counts": counts}
+
+
+HALVES = bytes([127, 127])
+MANY = bounds.MAX_DRAFT_TOKENS
+EVEN = bytes([256 // MANY - 1] * MANY)
+
 PROPOSE_CASES = [
     ("tokens", nodes(bounds.MAX_NODES), nodes(bounds.MAX_NODES + 1)),
     ("tokens", nodes(1), {"tokens": [bounds.MAX_TOKEN_ID + 1], "logprobs": b"\0"}),
@@ -106,7 +117,36 @@ PROPOSE_CASES = [
     ("parent_deltas", deltas(1, 1, anchor=None), deltas(0, 1, anchor=None)),
     ("anchor", {"anchor": bounds.MAX_POSITION}, {"anchor": bounds.MAX_POSITION + 1}),
     ("seen_advance", {"seen_advance": bounds.MAX_POSITION}, {"seen_advance": bounds.MAX_POSITION + 1}),
+    ("draft_sizes", drafts([9, 1], HALVES), drafts([9, 1], HALVES, (2,))),
+    (
+        "draft_sizes",
+        drafts([1] * MANY, EVEN, (MANY, 0)),
+        drafts([1] * (MANY + 1), EVEN + b"\0", (MANY + 1, 0)),
+    ),
+    ("draft_sizes", drafts([], b"", (0, 0)), drafts([9], b"\xff", ())),
+    ("draft_tokens", drafts([9, 1], HALVES), drafts([9, 1, 1], HALVES)),
+    ("draft_counts", drafts([9, 1], HALVES), drafts([9, 1], HALVES + b"\0")),
+    ("draft_tokens token id", drafts([2**31 - 2, 1], HALVES), drafts([2**31 - 1, 1], HALVES)),
 ]
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        (drafts([9, 0], HALVES), "tokens that do not increase"),
+        (drafts([9, 1], bytes([127, 126])), "sum to 255, not to 256"),
+        (drafts([9, 1], bytes([255, 0])), "sum to 257, not to 256"),
+    ],
+)
+def test_a_distribution_is_one(refused: dict[str, object], words: str) -> None:
+    with pytest.raises(PeerError, match=f"^a distribution in propose.draft_tokens has .*{words}"):
+        take_propose(**refused)
+
+
+def test_a_distribution_is_told_in_differences() -> None:
+    taken = take_propose(**drafts([9, 1], HALVES)).drafts
+    assert taken == (Draft((9, 10), (128, 128)), None)
+    assert take_propose(**drafts([0], b"\xff", (0, 1))).drafts == (None, Draft((0,), (256,)))
 
 
 @pytest.mark.parametrize(("field", "allowed", "refused"), PROPOSE_CASES, ids=names(PROPOSE_CASES))
@@ -192,6 +232,36 @@ def test_bad_sampling_is_the_users_error(field: str, sampling: pb.Sampling) -> N
     with pytest.raises(UserError, match=f"^{field} ") as caught:
         take_open(sampling=sampling)
     assert caught.value.code is Code.INVALID_ARGUMENT
+
+
+ACCEPTANCE_CASES = [
+    ("acceptance.rule", pb.Acceptance()),
+    ("lenience", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_LENIENCE", lenience=0.0)),
+    ("epsilon", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_TYPICAL", epsilon=2.0)),
+    ("delta", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_TYPICAL", delta=float("nan"))),
+    ("top", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_TOPK_GAP", top=0)),
+    ("top", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_TOPK_GAP", top=BIG)),
+    ("gap", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_TOPK_GAP", gap=-1.0)),
+    ("rollback", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_BILD", rollback=float("inf"))),
+]
+
+
+@pytest.mark.parametrize(("field", "acceptance"), ACCEPTANCE_CASES, ids=names(ACCEPTANCE_CASES))
+def test_a_bad_acceptance_rule_is_the_users_error(field: str, acceptance: pb.Acceptance) -> None:
+    with pytest.raises(UserError, match=f"^{field} is"):
+        take_open(acceptance=acceptance)
+
+
+def test_a_rule_of_a_later_version_is_refused_with_those_that_are_known() -> None:
+    later = pb.Acceptance.FromString(b"\x08\x63")
+    with pytest.raises(UserError, match=r"^acceptance.rule is 99; this verifier knows 1 \(coupled\), 2"):
+        take_open(acceptance=later)
+
+
+def test_settings_of_other_rules_count_for_nothing() -> None:
+    message = pb.Acceptance(rule="ACCEPTANCE_RULE_REJECTION", lenience=0.3)
+    assert take_open(acceptance=message).acceptance == Acceptance(AcceptanceRule.REJECTION)
+    assert take_open().acceptance == COUPLED
 
 
 def test_sampling_lists_are_taken_up_to_their_limit() -> None:

@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.acceptance import AcceptanceRule
 from common.errors import PeerError
 from common.pb import verifier_pb2 as pb
 from common.rpc import bounds
@@ -32,6 +33,7 @@ def descriptions(draw: st.DrawFn) -> Description:
         fingerprint=draw(st.binary(max_size=bounds.MAX_FINGERPRINT_BYTES)),
         eos_token_ids=tuple(draw(st.lists(st.integers(0, bounds.MAX_TOKEN_ID), max_size=4))),
         vocabulary=draw(st.sampled_from([table, None])),
+        acceptance_rules=tuple(draw(st.lists(st.sampled_from(AcceptanceRule), min_size=1, max_size=8))),
         version=draw(st.sampled_from(["", "0.1.0"])),
         load=draw(st.none() | st.builds(Load, st.integers(0, 2**32 - 1), st.integers(0, 9), st.booleans())),
     )
@@ -63,6 +65,13 @@ def test_the_table_is_asked_for(asked: bool) -> None:
     assert encode_describe_request(asked).include_vocabulary is asked
 
 
+def test_a_verifier_that_names_no_rule_has_the_coupled_one_and_unknown_ones_are_left_out() -> None:
+    assert decode_description(answer()).acceptance_rules == (AcceptanceRule.COUPLED,)
+    later = answer(acceptance_rules=[2]).SerializeToString() + b"\x40\x63"  # rule 99
+    found = decode_description(pb.DescribeResponse.FromString(later))
+    assert found.acceptance_rules == (AcceptanceRule.REJECTION,)
+
+
 LONG = bytes(bounds.MAX_PIECE_BYTES)
 CASES: list[tuple[str, dict[str, object], dict[str, object]]] = [
     ("protocol_version", {}, {"protocol_version": PROTOCOL_VERSION + 1}),
@@ -78,6 +87,7 @@ CASES: list[tuple[str, dict[str, object], dict[str, object]]] = [
     ),
     ("fingerprint", {"fingerprint": bytes(64)}, {"fingerprint": bytes(65)}),
     ("eos_token_ids", {"eos_token_ids": [1] * 128}, {"eos_token_ids": [1] * 129}),
+    ("acceptance_rules", {"acceptance_rules": [1] * 64}, {"acceptance_rules": [1] * 65}),
     ("vocabulary.pieces", {**table([b"a", b"b"], [])}, {**table([b"a"], [])}),
     ("vocabulary.pieces' longest", {**table([LONG, b""], [])}, {**table([LONG + b"x", b""], [])}),
     ("vocabulary.absent", {**table([b"", b""], [0, 1])}, {**table([b"", b""], [0, 1, 1])}),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.wire_size import measure
+from common.draft import Draft
 from common.messages import Commit, Drain, Opened, Propose
 from common.pb import verifier_pb2 as pb
 from common.rpc.codec import decode_response, encode_request, encode_response
@@ -31,6 +34,23 @@ def test_a_drafted_token_costs_at_most_8_bytes_in_company_and_12_alone(message: 
     size = encode_request(message).ByteSize()
     per_token = size / len(message.tokens)
     assert per_token <= (8 if len(message.tokens) >= 4 else 12)
+
+
+@st.composite
+def drawn_chains(draw: st.DrawFn) -> tuple[Propose, int]:
+    """A steady chain of four or more whose nodes each bring a distribution, and the tokens of all these."""
+    message = draw(steady_chains().filter(lambda message: len(message.tokens) >= 4))
+    count = draw(st.integers(1, 64))
+    step = draw(st.integers(1, VOCAB_SIZE // count))
+    told = Draft(tuple(range(0, step * count, step)), (256 - count + 1, *(1,) * (count - 1)))
+    return replace(message, drafts=(told,) * len(message.tokens)), count * len(message.tokens)
+
+
+@given(drawn_chains())
+def test_a_distribution_costs_at_most_4_bytes_a_token_and_2_beside(case: tuple[Propose, int]) -> None:
+    message, num_tokens = case
+    plain = encode_request(replace(message, drafts=())).ByteSize()
+    assert encode_request(message).ByteSize() - plain <= 4 * num_tokens + 2 * len(message.tokens) + 12
 
 
 def test_the_benchmark_keeps_the_law_and_counts_the_framing() -> None:

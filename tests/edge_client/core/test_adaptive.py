@@ -49,6 +49,17 @@ def grow_chain(view: GrowthView, length: int, chance: float = 0.9) -> list[Node]
     return chain
 
 
+def test_where_drafts_are_drawn_all_are_sent_whatever_they_promise() -> None:
+    """What hangs below a node tells of its token, so it must not help it."""
+    view = make_view(rtt=0.2)
+    hopeless = [view.tree.grow(view.tree.tip, token, math.log(0.001)) for token in range(3)]
+    policy = AdaptivePolicy()
+    policy.send(view)  # it looks after its round trip
+    assert not policy.send(view)
+    view.drawn = True
+    assert policy.send(view) == hopeless
+
+
 def note_sent(foresight: Foresight, nodes: list[Node], now: float) -> None:
     for node in nodes:
         node.wire_id = node.id

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from common.acceptance import COUPLED, make_acceptance
+from common.chances import SeededChances
+from common.draft import draw, quantised
 from common.errors import (
     CapacityError,
     Code,
@@ -21,6 +25,7 @@ from common.recall import NgramTable
 from common.sampling import SamplingParams
 from edge_client.core.config import SessionConfig
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from edge_client.core.drawing import FIRST
 from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
 from edge_client.core.policies import (
     AdaptivePolicy,
@@ -31,6 +36,7 @@ from edge_client.core.policies import (
     SyncPolicy,
     TreePolicy,
     TreeSettings,
+    make_policy,
 )
 from edge_client.core.session import EdgeSession, State
 
@@ -735,3 +741,102 @@ def test_beside_a_draft_model_only_likely_guesses_count() -> None:
     session.on_drafter_failed(OUT_OF_PAPER, 0.2)
     session.on_message(Commit(7, (3,)), 0.3)
     assert [node.token for node in session.tree.speculative()][:1] == [4]
+
+
+# Drawn drafts -----------------------------------------------------------------------------------------
+
+DRAWN = {
+    "sampling": SamplingParams(temperature=1.0, max_tokens=20),
+    "acceptance": make_acceptance("specinfer"),
+}
+
+
+def drawing(policy: GrowthPolicy | None = None, **config: object) -> EdgeSession:
+    """Started, its first effects not taken."""
+    session = make(policy or chain(), **{**DRAWN, **config})  # type: ignore[arg-type]  # fields vary by case
+    session.start(0.0)
+    return session
+
+
+def test_a_rule_that_draws_asks_the_drafter_for_plain_candidates_and_the_verifier_for_the_rule() -> None:
+    drafter, _, opening, _ = drawing(draft_top=7).effects()
+    assert isinstance(drafter, StartDrafter)
+    assert drafter.plain == 7
+    assert isinstance(opening, Send)
+    assert isinstance(opening.message, Open)
+    assert opening.message.acceptance == make_acceptance("specinfer")
+
+
+@pytest.mark.parametrize("config", [{"acceptance": COUPLED}, {"sampling": SamplingParams(max_tokens=20)}])
+def test_without_chance_or_such_a_rule_nothing_is_drawn(config: dict[str, object]) -> None:
+    session = drawing(None, **config)
+    assert session.effects()[0] == StartDrafter(PROMPT, 1, session.config.sampling, 0)
+    (message,) = proposals(draft(session, (5, 6), 0.1))
+    assert (message.tokens, message.drafts) == ((5,), ())
+
+
+def test_drawn_drafts_travel_with_what_they_were_drawn_from() -> None:
+    session = drawing(TreePolicy(TreeSettings(width=1, max_children=2, cut=1e-5)))
+    session.effects()
+    (message,) = proposals(draft(session, (5, 6, 4), 0.1))
+    told = quantised((5, 6, 4), (0.0, -1.0, -2.0))
+    assert message.drafts == (told, None)
+    assert message.tokens == draw(told, 1, 2, SeededChances(0))
+    assert len(set(message.logprobs)) == 2, "promises, first and second"
+
+
+def test_live_drafts_are_sent_again_on_a_new_stream_as_they_were_drawn() -> None:
+    session = drawing(TreePolicy(TreeSettings(width=1, max_children=2, cut=1e-5)))
+    session.effects()
+    (first,) = proposals(draft(session, (5, 6, 4), 0.1))
+    session.on_stream_lost(GONE, 0.2)
+    session.on_timer(session.next_timer_at or 0.0)
+    again = proposals(session.effects())[0]
+    assert (again.tokens[:2], again.drafts[:2]) == (first.tokens, first.drafts)
+
+
+def test_guesses_are_left_out_where_drafts_are_drawn() -> None:
+    """One that a draw finds again would be no draw any more."""
+    session = drawing(prompt=(7, 8, 9, 7, 8, 9, 7, 8, 9, 7, 8), recall=True)
+    assert session.tree.num_speculative == 0
+
+
+def test_a_commit_teaches_what_draws_are_worth() -> None:
+    session = drawing()
+    session.effects()
+    (message,) = proposals(draft(session, (5, 6, 4), 0.1))
+    session.on_message(Opened(1, 32), 0.2)
+    for turn in range(8):
+        token = message.tokens[-1]
+        session.on_message(Commit(2 + turn, (token,)), 0.3 + turn)
+        sent = [
+            each
+            for each in proposals([*session.effects(), *draft(session, (5, 6, 4), 0.4 + turn)])
+            if each.tokens
+        ]
+        message = sent[-1]
+    promises = [node.logprob for node in session.tree.speculative()]
+    assert promises[-1] > math.log(FIRST[2])
+
+
+def test_a_distribution_must_have_a_size_that_travels() -> None:
+    with pytest.raises(UserError, match="draft_top is 65"):
+        make(draft_top=65)
+
+
+@pytest.mark.parametrize("policy", ["tree", "chain", "adaptive", "sync:3"])
+def test_the_order_of_sending_is_the_order_of_drawing_under_every_policy(policy: str) -> None:
+    """`Outgoing` would raise; here credit lets one node at a time pass."""
+    session = drawing(make_policy(policy))
+    session.on_message(Opened(1, 2), 0.1)
+    session.effects()
+    for turn in range(12):
+        if any(node.busy for node in session.tree.live.values()):
+            draft(session, (5, 6, 4, 3), 0.2 + turn)
+        if turn % 3 == 2:
+            tip = session.tree.tip
+            child = next((session.tree.live[each] for each in tip.children.values()), None)
+            token = child.token if child else 1
+            session.on_message(Commit(tip.position + 1, (token,), credit=2 + turn % 4), 0.5 + turn)
+            session.effects()
+        session.check_integrity()

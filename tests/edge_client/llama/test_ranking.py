@@ -65,6 +65,41 @@ def test_top_tokens_are_the_largest_of_each_row(num_rows: int, num_vocab: int, c
     assert all(len(set(row)) == count for row in tokens.tolist())
 
 
+@pytest.mark.parametrize("num_vocab", [50, 4096, 9001])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.7, top_k=10),
+        SamplingParams(temperature=1.2, top_p=0.6, min_p=0.02),
+        SamplingParams(temperature=0.9, presence_penalty=0.7, logit_bias=((3, 4.0), (7, -90.0))),
+    ],
+)
+def test_plain_candidates_are_the_likeliest_without_noise(num_vocab: int, params: SamplingParams) -> None:
+    logits, count = random_logits(3, num_vocab), 24
+    ranker = Ranker(num_vocab, 5)
+    ranker.start(params, PROMPT, plain=count)
+    rows = [Row(place, 40 + place) for place in range(3)]
+    found = ranker.rank(logits.copy(), rows, generated_by)
+    for row, expansion, own in zip(rows, found, logits, strict=True):
+        history = np.array(generated_by(row), np.int64)
+        scores = process_logits(own, params, np.array(PROMPT), history)
+        best = [token for token in np.argsort(-scores, kind="stable")[:count] if np.isfinite(scores[token])]
+        assert list(expansion.tokens) == best
+        differences = np.array(expansion.scores) - expansion.scores[0]
+        np.testing.assert_allclose(differences, scores[best] - scores[best[0]], atol=1e-5)
+
+
+def test_the_noise_is_back_for_the_next_text() -> None:
+    ranker, row = Ranker(64, 5), [Row(0, 40)]
+    logits, params = random_logits(1, 64), SamplingParams(temperature=1.0, seed=3)
+    ranker.start(params, PROMPT, plain=9)
+    assert len(ranker.rank(logits.copy(), row, generated_by)[0].tokens) == 9
+    ranker.start(params, PROMPT)
+    again = ranker.rank(logits.copy(), row, generated_by)
+    assert again == ranked(logits, params, num_candidates=5)
+
+
 def test_greedy_scores_are_the_logits() -> None:
     logits = random_logits(3, 4096)
     for row, expansion in enumerate(ranked(logits, SamplingParams())):

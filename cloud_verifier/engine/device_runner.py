@@ -1,0 +1,55 @@
+"""Steps on a GPU: replayed where that is possible, else eager, and chosen from where the logits are."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from cloud_verifier.core.target import FloatArray, IntArray
+from cloud_verifier.engine.counts import StepCounts
+from cloud_verifier.engine.device_choice import choice_table, choose_plain, finish
+from cloud_verifier.engine.engine import TorchEngine, choice_rows, no_choices
+from cloud_verifier.engine.graphs import Capture, GraphRunner
+from cloud_verifier.engine.packing import PackedStep
+from cloud_verifier.engine.triton_attention import TritonBackend
+from common.errors import LocalError
+
+
+class DeviceRunner:
+    """A `StepRunner` for an engine whose attention is `TritonBackend`; `capture` None means no replays."""
+
+    def __init__(self, engine: TorchEngine, capture: Capture | None = None) -> None:
+        if not isinstance(engine.backend, TritonBackend):
+            raise LocalError("steps can only be replayed with the attention of TritonBackend")
+        self._engine = engine
+        self._counts = StepCounts()
+        self.graphs: GraphRunner | None = None
+        if capture is not None:
+            self.graphs = GraphRunner(
+                engine.model.forward, engine.kv, engine.backend, engine.model.device, choice_rows, capture
+            )
+            self._counts = self.graphs.counts
+
+    @property
+    def counts(self) -> StepCounts:
+        """See `StepRunner.counts`."""
+        return self._counts
+
+    def run(self, step: PackedStep) -> tuple[IntArray, FloatArray]:
+        """See `StepRunner.run`."""
+        if not step.num_rows:
+            return no_choices()
+        found = self.graphs.run(step) if self.graphs is not None else None
+        return self._run_eagerly(step) if found is None else found
+
+    def _run_eagerly(self, step: PackedStep) -> tuple[IntArray, FloatArray]:
+        if self.graphs is None:
+            self._counts.eager += 1
+        logits = self._engine.forward(step)
+        if not len(step.outputs):
+            return no_choices()
+        table = choice_table(step, choice_rows)
+        packed = torch.from_numpy(np.stack((table.temperatures.view(np.int64), table.keys))).to(logits.device)
+        result = torch.empty((2, table.num_rows), dtype=torch.int32, device=logits.device)
+        choose_plain(logits, packed[0].view(torch.float64), packed[1], result)
+        return finish(logits, result, table)

@@ -1,0 +1,81 @@
+"""The limits of `forerun verify` as options: one for each field of `SchedulerConfig` that an operator may
+set."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from typing import NamedTuple
+
+from cloud_verifier.core.config import SchedulerConfig
+
+
+class Limit(NamedTuple):
+    """An option that sets a field. Its default is the field's."""
+
+    flag: str
+    metavar: str
+    help: str
+
+
+LIMITS = {
+    "max_sessions": Limit("--max-sessions", "N", "sessions open at once"),
+    "max_tenant_share": Limit("--max-tenant-share", "SHARE", "of sessions and slots that a tenant may hold"),
+    "max_rows": Limit("--max-rows", "N", "nodes in one step, all sessions"),
+    "max_context": Limit("--max-context", "N", "KV slots of the sessions that write in one step"),
+    "max_nodes_per_session": Limit("--max-nodes", "N", "nodes a session may have in one step"),
+    "prefill_chunk": Limit("--prefill-chunk", "N", "prompt tokens in one step"),
+    "max_prefill_slowdown": Limit(
+        "--max-prefill-slowdown", "TIMES", "how much longer prompts may make a step that others wait for"
+    ),
+    "max_live_nodes": Limit("--max-live-nodes", "N", "proposed nodes a session may have waiting here"),
+    "max_slowdown": Limit(
+        "--max-slowdown", "SHARE", "of its rate that a session may lose by the drafts of others"
+    ),
+    "promised_text": Limit(
+        "--promised-text", "N", "tokens of a session's text whose slots are reserved when it is admitted"
+    ),
+    "open_timeout": Limit("--open-timeout", "S", "seconds a stream may stand without its first message"),
+    "idle_timeout": Limit("--idle-timeout", "S", "seconds a session without fill may wait for a proposal"),
+    "shared_ngrams": Limit(
+        "--shared-ngrams",
+        "N",
+        "guess also from a table of N entries of all sessions' texts; only among users who may know of each "
+        "other's texts: the pace tells",
+    ),
+}
+SWITCHES = {
+    "prefix_cache": Limit(
+        "--prefix-cache", "", "keep the KV of what was read for a tenant's next session that begins alike"
+    ),
+    "recall": Limit("--recall", "", "guess what a text repeats of itself and evaluate that, too"),
+}
+RECALL_BY_DEFAULT = True
+"""The one default that is not the field's: guessing is the product's way, and not what a simulation begins
+with."""
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """One option for each limit and switch."""
+    defaults = {field.name: field.default for field in fields(SchedulerConfig)}
+    defaults["recall"] = RECALL_BY_DEFAULT
+    group = parser.add_argument_group("limits")
+    for name, limit in LIMITS.items():
+        default = defaults[name]
+        words = f"{limit.help} (%(default)s)"
+        group.add_argument(
+            limit.flag, dest=name, type=type(default), default=default, metavar=limit.metavar, help=words
+        )
+    for name, switch in SWITCHES.items():
+        group.add_argument(
+            switch.flag,
+            dest=name,
+            action=argparse.BooleanOptionalAction,
+            default=defaults[name],
+            help=f"{switch.help} (%(default)s)",
+        )
+
+
+def config_from(options: argparse.Namespace) -> SchedulerConfig:
+    """The limits of parsed options. Raises `UserError` that names one that cannot be."""
+    return SchedulerConfig(**{name: getattr(options, name) for name in (*LIMITS, *SWITCHES)})

@@ -1,0 +1,160 @@
+"""Laws of offers: which children a rule may look at, and what of an edge's word is believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cloud_verifier.core.memory import KvMemory
+from cloud_verifier.core.offers import Ask, Offer, Offers
+from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.target import StepItem
+from common.acceptance import Acceptance, AcceptanceRule
+from common.draft import Draft
+from common.errors import Code, PeerError
+from common.messages import Open, Propose
+from common.recall import Recall
+from common.sampling import SamplingParams
+from tests.cloud_verifier.core.bench import VOCAB, ask, leased
+
+REJECTION = Acceptance(AcceptanceRule.REJECTION)
+HALVES = Draft((2, 7), (128, 128))
+THIRDS = Draft((3, 4, 5), (86, 85, 85))
+
+
+def opening(acceptance: Acceptance = REJECTION) -> Open:
+    return replace(ask(temperature=1.0), acceptance=acceptance)
+
+
+def make(request: Open | None = None, max_live: int = 32, recall: Recall | None = None) -> VerifySession:
+    return VerifySession(5, request or opening(), VOCAB, frozenset(), max_live, 0.0, recall)
+
+
+def siblings(*tokens: int, draft: Draft | None = None, anchor: int = 0) -> Propose:
+    """Children of a committed token, the first with what they were drawn from."""
+    count = len(tokens)
+    told = (draft, *(None,) * (count - 1)) if draft else ()
+    return Propose(tokens, bytes(count), (0,) * count, anchor, drafts=told)
+
+
+def plan(session: VerifySession, memory: KvMemory) -> StepItem:
+    nodes = [session.tree.tip, *session.step_nodes()]
+    return session.plan(session.num_prefill, nodes, memory)
+
+
+def offers(session: VerifySession) -> tuple[Offer, ...]:
+    item = plan(*leased(session))
+    assert item.ask is not None
+    return item.ask.offers
+
+
+def test_children_are_offered_in_the_order_of_sending_with_what_they_were_drawn_from() -> None:
+    session = make()
+    session.receive(siblings(7, 2, draft=HALVES), 0.0)
+    session.receive(Propose((4,), b"\0", (2,), drafts=(THIRDS,)), 0.0)  # below node 1
+    assert offers(session) == (Offer((7, 2), HALVES), Offer((4,), THIRDS), Offer(), Offer())
+
+
+def test_a_younger_child_needs_no_distribution_of_its_own() -> None:
+    session = make()
+    session.receive(siblings(7, draft=HALVES), 0.0)
+    session.receive(siblings(2), 0.0)
+    assert offers(session)[0] == Offer((7, 2), HALVES)
+
+
+def test_what_comes_without_a_distribution_is_not_offered() -> None:
+    session = make()
+    session.receive(siblings(7, 2), 0.0)
+    assert offers(session) == (Offer(), Offer(), Offer())
+
+
+def test_a_rule_that_draws_nothing_is_offered_all_children() -> None:
+    session = make(opening(Acceptance(AcceptanceRule.TYPICAL)))
+    session.receive(siblings(7, 2), 0.0)
+    session.receive(siblings(5, draft=HALVES), 0.0)
+    assert offers(session)[0] == Offer((7, 2, 5))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_coupled_rule_asks_for_nothing_and_costs_nothing(temperature: float) -> None:
+    session = make(ask(temperature=temperature))
+    session.receive(siblings(7, 2, draft=HALVES), 0.0)
+    assert plan(*leased(session)).ask is None
+
+
+def test_greedy_text_is_decided_by_the_coupled_rule_unless_a_rule_is_made_for_it() -> None:
+    greedy = SamplingParams()
+    assert Offers.of(REJECTION, greedy) is None
+    assert Offers.of(Acceptance(AcceptanceRule.TYPICAL), greedy) is None
+    assert Offers.of(Acceptance(AcceptanceRule.BILD), greedy) is not None
+
+
+def test_guesses_of_the_verifier_are_not_offered_until_the_edge_draws_them() -> None:
+    request = replace(opening(), prompt=(2, 7, 3, 2, 7, 3, 2, 7, 3, 2))
+    session = make(request, recall=Recall(request.prompt))
+    session.guess(4)
+    (guess, *_) = session.tree.speculative()
+    assert guess.token == 7
+    assert offers(session)[0] == Offer()
+    session.abort_step(KvMemory(50))
+    session.receive(siblings(2, 7, draft=HALVES, anchor=9), 0.0)
+    assert offers(session)[0] == Offer((2, 7), HALVES), "the guess is older, the draw counts"
+
+
+def test_nodes_that_come_during_a_step_are_offered_only_to_the_next_one() -> None:
+    session, memory = leased(make())
+    item = plan(session, memory)
+    session.receive(siblings(7, draft=HALVES), 0.0)
+    assert item.ask == Ask(REJECTION, (Offer(),))
+    session.abort_step(memory)
+    assert offers(session)[0] == Offer((7,), HALVES)
+
+
+def test_what_was_told_of_nodes_that_are_gone_is_forgotten() -> None:
+    session, memory = leased(make(), 200)
+    for position in range(30):
+        session.receive(siblings(7, draft=HALVES, anchor=position), 0.0)
+        item = plan(session, memory)
+        session.apply(np.full(len(item.outputs), 1, np.int32), memory, 0.0)
+    assert session._offers is not None
+    assert len(session._offers._drafts) <= 2
+
+
+def test_after_a_dropped_child_none_of_its_siblings_is_offered() -> None:
+    """They were drawn from what it had left over."""
+    session = make(max_live=2)
+    session.receive(siblings(3, 4, 5, draft=THIRDS), 0.0)
+    assert session.num_dropped == 1
+    assert offers(session)[0] == Offer()
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "words"),
+    [
+        (
+            siblings(5, draft=HALVES),
+            Code.INVALID_ARGUMENT,
+            "node 1 holds token 5, which its distribution does",
+        ),
+        (siblings(2, 5, draft=HALVES), Code.INVALID_ARGUMENT, "node 2 holds token 5"),
+        (siblings(2, draft=Draft((2, VOCAB), (128, 128))), Code.OUT_OF_RANGE, "names token id 10, outside"),
+        (
+            Propose((2,), b"\0", (0,), 0, drafts=(HALVES, None)),
+            Code.INVALID_ARGUMENT,
+            "2 entries for distrib",
+        ),
+    ],
+)
+def test_what_cannot_have_been_drawn_ends_the_stream(message: Propose, code: Code, words: str) -> None:
+    with pytest.raises(PeerError, match=words) as caught:
+        make().receive(message, 0.0)
+    assert caught.value.code is code
+
+
+def test_a_second_distribution_for_the_same_parent_counts_for_nothing() -> None:
+    session = make()
+    session.receive(siblings(7, draft=HALVES), 0.0)
+    session.receive(siblings(2, draft=Draft((2,), (256,))), 0.0)
+    assert offers(session)[0] == Offer((7, 2), HALVES)

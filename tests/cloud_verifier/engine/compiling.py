@@ -1,0 +1,158 @@
+"""Compiles the Triton kernels ahead of time and says what they take; needs no GPU, and no interpreter.
+
+Run by `test_triton_compiles` in a process of its own: `python -m tests.cloud_verifier.engine.compiling`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from cloud_verifier.engine.attention_plan import CUTS, Cut
+from cloud_verifier.engine.triton_attention import HeadShape, launch_of
+from cloud_verifier.engine.triton_choice import NUM_TOKENS
+from cloud_verifier.engine.triton_choice_kernel import find_best, find_winner, merge, weigh
+from cloud_verifier.engine.triton_kernel import add_splits, attend_units
+
+ROOM = {80: 166_912, 89: 101_376, 90: 232_448}
+"""Bytes of shared memory that a program may have, by compute capability (A100, L4, H100 and H200)."""
+
+POINTERS = {
+    "query": "bf16",
+    "kv": "bf16",
+    "sinks": "bf16",
+    "out": "bf16",
+    "bits": "i64",
+    "keys": "i32",
+    "units": "i32",
+    "rows": "i32",
+    "positions": "i32",
+    "partial": "fp32",
+    "stats": "fp32",
+    "logits": "fp32",
+    "block_best": "fp32",
+    "block_token": "i32",
+    "block_second": "fp32",
+    "temperatures": "fp64",
+    "last_values": "fp64",
+    "last_tokens": "i64",
+    "winner_best": "fp64",
+    "winner_token": "i32",
+    "winner_second": "fp64",
+    "weights": "i64",
+    "choices": "i32",
+    "margins": "fp32",
+}
+FLOATS = ("factor", "cap")
+ALIGNED_NUMBERS = ("query_row", "query_head", "kv_slot", "kv_head", "logits_row")
+LLAMA = HeadShape(32, 8, 128, 128, torch.bfloat16)
+GEMMA = HeadShape(8, 4, 256, 256, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One kernel for one device."""
+
+    kernel: Any
+    constants: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+    capability: int = 90
+    longs: tuple[str, ...] = ()  # pointers to int64 that are int32 elsewhere
+
+
+def attention(shape: HeadShape, cut: Cut, capability: int, *, terms: bool = False) -> Job:
+    launch = launch_of(shape, cut, ROOM[capability])
+    constants = {
+        "NUM_HEADS": shape.num_heads,
+        "SHARE": shape.share,
+        "HEADS": launch.heads,
+        "LANES": launch.lanes,
+        "BLOCK": launch.block,
+        "KEY_DEPTH": shape.key_depth,
+        "VALUE_DEPTH": shape.value_depth,
+        "DEPTH_1": launch.depth_1,
+        "DEPTH_2": launch.depth_2,
+        "VALUE_BLOCK": launch.value_block,
+        "WINDOWED": terms,
+        "CAPPED": terms,
+        "SINKS": terms,
+        "WIDEN": False,
+    }
+    return Job(attend_units, constants, launch.num_warps, launch.num_stages, capability)
+
+
+BLOCKS = {"BLOCK": NUM_TOKENS, "BLOCKS": 64}
+JOBS = {
+    "a tree of an 8B Llama on an H200": attention(LLAMA, CUTS.narrow, 90),
+    "a chunk of an 8B Llama on an H200": attention(LLAMA, CUTS.wide, 90),
+    "a tree of Gemma 2 on an A100": attention(GEMMA, CUTS.narrow, 80, terms=True),
+    "adding splits": Job(
+        add_splits, {"NUM_HEADS": 32, "VALUE_DEPTH": 128, "VALUE_BLOCK": 128, "SINKS": True}, num_warps=2
+    ),
+    "the best logits": Job(find_best, {"BLOCK": NUM_TOKENS}, num_warps=8),
+    "the best scores": Job(find_winner, {**BLOCKS, "BOUNDED": True}, num_warps=8, longs=("keys",)),
+    "weights": Job(weigh, BLOCKS, num_warps=8),
+    "choices": Job(merge, {"BLOCKS": 64}),
+}
+
+
+def compiled(job: Job) -> dict[str, Any]:
+    """What the kernel takes on the device: bytes of shared memory, of spilled registers, and wide copies."""
+    names: list[str] = job.kernel.arg_names
+    types = {name: _type(name, job) for name in names}
+    constants = {(names.index(name),): value for name, value in job.constants.items()}
+    aligned = [name for name in names if types[name].startswith("*") or name in ALIGNED_NUMBERS]
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    binary = triton.compile(
+        ASTSource(job.kernel, types, constants, attributes),
+        target=GPUTarget("cuda", job.capability, 32),
+        options={"num_warps": job.num_warps, "num_stages": job.num_stages, "enable_fp_fusion": True},
+    )
+    return {
+        "shared": binary.metadata.shared,
+        "room": ROOM[job.capability],
+        "spilled": _spilled(binary.asm["cubin"]),
+        "wide_copies": len(
+            re.findall(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", binary.asm["ptx"])
+        ),
+    }
+
+
+def _type(name: str, job: Job) -> str:
+    if name in job.constants:
+        return "constexpr"
+    if name in job.longs:
+        return "*i64"
+    if name in POINTERS:
+        return f"*{POINTERS[name]}"
+    return "fp32" if name in FLOATS else "i32"
+
+
+def _spilled(cubin: bytes) -> int:
+    """Bytes of stack of a kernel, by the tool that Triton brings."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"STACK:(\d+)", text)
+    assert found is not None, text
+    return int(found[1])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({name: compiled(job) for name, job in JOBS.items()}) + "\n")

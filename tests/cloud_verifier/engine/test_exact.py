@@ -1,0 +1,236 @@
+"""Level L2: a row's logits are a function of its path alone, bit for bit, whatever else is in the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloud_verifier.core.target import StepItem, StepPlan
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from cloud_verifier.engine.engine import TorchEngine
+    from tests.cloud_verifier.engine.exact_world import Notes
+    from tests.cloud_verifier.engine.tiny import Session
+
+pytestmark = pytest.mark.torch
+
+SLOTS = 1024
+TEXTS = np.random.default_rng(5).integers(97, size=(2, 44)).tolist()
+WRONG = 96
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one session asks of the engine."""
+
+    text: int
+    length: int  # tokens evaluated before the tree; the longest paths pass a padded length
+    chunk: int  # of so many at a time
+    tree: list[tuple[int, bool]]  # rows as (parent, whether its token is the text's); the first is the tip
+
+
+def mix(seed: int) -> list[Part]:
+    """One to sixteen sessions, from a seed: drawn one by one they would take Hypothesis longer than torch."""
+    random = np.random.default_rng(seed)
+    return [some_part(random) for _ in range(int(random.integers(1, 17)))]
+
+
+def some_part(random: np.random.Generator) -> Part:
+    parents = [int(random.integers(-1, row)) if row else -1 for row in range(int(random.integers(1, 10)))]
+    tree = [
+        (parent if parent >= 0 or row == 0 else 0, row == 0 or bool(random.integers(3)))
+        for row, parent in enumerate(parents)
+    ]
+    return Part(
+        int(random.integers(len(TEXTS))), int(random.integers(36)), int(random.choice([5, 7, 33])), tree
+    )
+
+
+def evaluate(engine: TorchEngine, sessions: list[Part]) -> None:
+    """Prompts in chunks of all sessions together, then a tree of each in one step, all on shuffled slots."""
+    from tests.cloud_verifier.engine.tiny import Session, Slots
+
+    slots = Slots(SLOTS)
+    held = [Session(key, slots) for key in range(len(sessions))]
+    while True:
+        chunks = [
+            (session, TEXTS[part.text][len(session.held) : min(part.length, len(session.held) + part.chunk)])
+            for session, part in zip(held, sessions, strict=True)
+        ]
+        items = [(session, session.chunk(part, range(len(part)))) for session, part in chunks if part]
+        if not items:
+            break
+        engine.logits(StepPlan(tuple(item for _, item in items)))
+        for session, item in items:
+            session.keep(item, range(len(item.tokens)))
+    trees = [tree_item(*both) for both in zip(held, sessions, strict=True)]
+    engine.logits(StepPlan(tuple(trees)))
+
+
+def tree_item(session: Session, part: Part) -> StepItem:
+    depths = list[int]()
+    for parent, _ in part.tree:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    text = TEXTS[part.text][len(session.held) :]
+    tokens = [text[depth] if right else WRONG for depth, (_, right) in zip(depths, part.tree, strict=True)]
+    return session.item(tokens, [parent for parent, _ in part.tree], range(len(part.tree)))
+
+
+def references(engine: TorchEngine, depth: int = 44) -> None:
+    """Every text decoded plainly."""
+    from tests.cloud_verifier.engine.exact_world import alone
+
+    for text in TEXTS:
+        alone(engine, tuple(text[:depth]))
+
+
+def test_a_row_has_the_bits_of_plain_decoding_in_any_step() -> None:
+    from tests.cloud_verifier.engine.exact_world import Notes, noted
+    from tests.cloud_verifier.engine.tiny import target
+
+    notes = Notes()
+    engine = noted(target("llama"), SLOTS, notes)
+    references(engine)
+
+    @settings(max_examples=12)
+    @given(st.integers(0, 2**32 - 1))
+    def in_any_step(seed: int) -> None:
+        evaluate(engine, mix(seed))
+        assert not notes.unlike
+
+    in_any_step()
+    assert notes.num_again > 300
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "gpt2"])
+def test_windows_soft_caps_sinks_and_experts_keep_their_bits(family: str) -> None:
+    from tests.cloud_verifier.engine.exact_world import Notes, noted
+    from tests.cloud_verifier.engine.tiny import target
+
+    notes = Notes()
+    engine = noted(target(family), SLOTS, notes)
+    evaluate_some(engine, notes)
+    assert not notes.unlike
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_keeps_its_bits_too(dtype: str) -> None:
+    import torch
+
+    from tests.cloud_verifier.engine.exact_world import Notes, noted
+    from tests.cloud_verifier.engine.tiny import target
+
+    notes = Notes()
+    engine = noted(target("llama", getattr(torch, dtype)), SLOTS, notes)
+    evaluate_some(engine, notes)
+    assert not notes.unlike
+
+
+@pytest.mark.parametrize("tile_rows", [1, 5, 64])
+def test_any_size_of_tile_will_do(tile_rows: int) -> None:
+    from tests.cloud_verifier.engine.exact_world import Notes, noted
+    from tests.cloud_verifier.engine.tiny import target
+
+    notes = Notes()
+    evaluate_some(noted(target("llama"), SLOTS, notes, tile_rows=tile_rows), notes)
+    assert not notes.unlike
+
+
+def test_the_default_engine_does_not_promise_this() -> None:
+    """The test above can fail: without tiles and lone attention most rows have several kinds of bits."""
+    from tests.cloud_verifier.engine.exact_world import Notes, noted
+    from tests.cloud_verifier.engine.tiny import target
+
+    notes = Notes()
+    evaluate_some(noted(target("llama"), SLOTS, notes, exact=False), notes)
+    assert len(notes.unlike) > notes.num_again / 2
+
+
+def evaluate_some(engine: TorchEngine, notes: Notes) -> None:
+    """A few mixes that cover chunks, trees, company and places."""
+    references(engine, 24)
+    tree = [(-1, True), (0, False), (0, True), (1, True), (2, True)]
+    sessions = [Part(key % 2, (11 * key) % 21, (5, 7, 64)[key % 3], tree) for key in range(16)]
+    evaluate(engine, sessions)
+    assert notes.num_again > 150
+
+
+def test_the_bits_do_not_depend_on_the_thread_that_steps() -> None:
+    """A fresh thread would take torch's own number of threads for its first product."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tests.cloud_verifier.engine.exact_world import Notes, noted
+    from tests.cloud_verifier.engine.tiny import target
+
+    notes = Notes()
+    engine = noted(target("llama"), SLOTS, notes)
+    references(engine, 10)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(references, engine, 10).result()
+    assert notes.num_again == 20
+    assert not notes.unlike
+
+
+def test_several_threads_keep_the_promise() -> None:
+    import torch
+
+    from tests.cloud_verifier.engine.exact_world import Notes, noted
+    from tests.cloud_verifier.engine.tiny import target
+
+    torch.set_num_threads(2)
+    notes = Notes()
+    engine = noted(target("llama"), SLOTS, notes)
+    references(engine, 8)
+    evaluate(engine, [Part(key % 2, 3, 7, [(-1, True), (0, True), (0, False)]) for key in range(16)])
+    assert notes.num_again > 60
+    assert not notes.unlike
+
+
+@pytest.mark.parametrize("tile_rows", [0, 1025])
+def test_a_tile_of_no_or_too_many_rows_is_refused(tile_rows: int) -> None:
+    from cloud_verifier.engine.exact import ExactEngine
+    from tests.cloud_verifier.engine.tiny import target
+
+    with pytest.raises(UserError, match=f"tile_rows is {tile_rows}"):
+        ExactEngine(target("llama"), 8, tile_rows=tile_rows)
+
+
+def test_the_trash_slot_is_nobodys() -> None:
+    """Sessions can have every slot that the engine's info names, and padding writes beside them."""
+    from cloud_verifier.engine.exact import ExactEngine
+    from tests.cloud_verifier.engine.tiny import Session, Slots, target
+
+    engine = ExactEngine(target("llama"), 6)
+    session = Session(0, Slots(6))
+    item = session.chunk([5, 6, 7, 8, 9, 10], [5])
+    engine.logits(StepPlan((item,)))
+    assert engine.info.num_slots == 6
+    assert engine.kv.num_slots == 7
+
+
+def test_steps_without_rows_or_outputs_are_allowed() -> None:
+    from cloud_verifier.engine.exact import ExactEngine
+    from tests.cloud_verifier.engine.tiny import Session, Slots, target
+
+    engine = ExactEngine(target("llama"), 64)
+    assert engine.evaluate(StepPlan(())).choices == ()
+    item = Session(0, Slots(64)).chunk(list(range(40)))
+    assert engine.evaluate(StepPlan((item,))).choices[0].tolist() == []
+    assert engine.logits(StepPlan((item,))).shape == (0, 97)

@@ -1,0 +1,129 @@
+"""The check at load time lets through what keeps its bits, and refuses what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from cloud_verifier.engine.engine import TorchEngine
+    from cloud_verifier.engine.exact_check import ExactReport
+    from cloud_verifier.engine.transformers_adapter import TargetModel
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def check(model: TargetModel, **settings: Any) -> ExactReport:
+    from cloud_verifier.engine.exact import ExactEngine
+    from cloud_verifier.engine.exact_check import check_exact
+
+    def make(target: TargetModel, num_slots: int) -> TorchEngine:
+        return ExactEngine(target, num_slots, **settings)
+
+    return check_exact(model, make, tile_rows=settings.get("tile_rows", 32), longest=400)
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "mistral", "gemma3", "phi3", "opt", "stablelm", "qwen3_moe"]
+)
+def test_every_family_passes(family: str) -> None:
+    from tests.cloud_verifier.engine.tiny import target
+
+    report = check(target(family))
+    assert report.num_rows > 140
+
+
+def test_the_default_engine_is_refused() -> None:
+    from cloud_verifier.engine.engine import TorchEngine
+    from cloud_verifier.engine.exact_check import check_exact
+    from tests.cloud_verifier.engine.tiny import target
+
+    with pytest.raises(UserError, match=r"cannot be served with --deterministic here: a row of 1 keys"):
+        check_exact(target("llama"), TorchEngine, tile_rows=32, longest=400)
+
+
+def test_attention_padded_by_the_group_is_refused() -> None:
+    from cloud_verifier.engine.torch_ref import TorchRefBackend
+    from tests.cloud_verifier.engine.tiny import target
+
+    with pytest.raises(UserError, match="has other bits"):
+        check(target("llama"), backend=TorchRefBackend())
+
+
+@pytest.mark.parametrize("fault", ["place", "company"])
+def test_a_kernel_that_minds_place_or_company_is_refused(fault: str) -> None:
+    """One layer adds the last bit of something that a row's path does not tell."""
+    import torch
+    from torch import Tensor
+
+    from tests.cloud_verifier.engine.tiny import target
+
+    model = target("llama")
+    mlp: Any = model.module.get_submodule("model.layers.0.mlp")
+    right = mlp.forward
+
+    def forward(states: Tensor) -> Tensor:
+        result: Tensor = right(states)
+        if fault == "place":
+            result[0, -1] = torch.nextafter(result[0, -1], result[0, -1] + 1)  # the last row of a tile
+        elif bool((states[0, :, 0] > 0).sum() % 2):
+            result = torch.nextafter(result, result + 1)
+        return result
+
+    mlp.forward = forward
+    with pytest.raises(UserError, match="some kernel of this machine depends on a row's place or company"):
+        check(model)
+
+
+def test_equally_wrong_is_wrong() -> None:
+    """A tile whose rows never see their prefix keeps its bits, and they are not the model's."""
+    from dataclasses import replace
+
+    import numpy as np
+    import torch
+
+    from cloud_verifier.engine.exact_attention import ExactBackend
+    from cloud_verifier.engine.packing import PackedStep
+    from tests.cloud_verifier.engine.tiny import target
+
+    class Blind(ExactBackend):
+        def prepare(self, step: PackedStep, device: torch.device) -> Any:
+            items = tuple(replace(item, prefix_slots=np.zeros(0, np.int32)) for item in step.items)
+            return super().prepare(replace(step, items=items), device)
+
+    with pytest.raises(UserError, match="differs from plain transformers by"):
+        check(target("llama"), backend=Blind())
+
+
+def test_experts_that_cannot_be_computed_row_by_row_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.cloud_verifier.engine.tiny import target
+
+    model = target("qwen3_moe")
+    monkeypatch.setattr(type(model._model), "_can_set_experts_implementation", classmethod(lambda cls: False))
+    with pytest.raises(UserError, match="its experts compute together"):
+        check(model)
+
+
+def test_the_engine_that_loads_is_checked_and_deterministic() -> None:
+    import demo_models
+    from cloud_verifier.engine.exact import ExactEngine
+    from cloud_verifier.engine.loading import load_engine
+
+    engine, table = load_engine(str(demo_models.TARGET_DIR), 64, dtype="float32", exact_rows=16)
+    assert isinstance(engine, ExactEngine)
+    assert engine.tile_rows == 16
+    assert len(table) == engine.info.vocab_size

@@ -1,0 +1,254 @@
+"""A replay of fixed places gives what an eager step gives, whatever was replayed before; else steps are
+eager.
+
+Where there is no GPU a recording is a call: the body runs again on the same places, and knows nothing of
+any step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from cloud_verifier.core.target import StepPlan, StepResult
+from common.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from cloud_verifier.engine.engine import TorchEngine
+    from cloud_verifier.engine.graphs import Capture, GraphRunner
+    from cloud_verifier.engine.packing import PackedStep
+    from tests.cloud_verifier.engine.tiny import Session
+
+pytestmark = pytest.mark.triton
+
+NUM_SLOTS = 160
+SAMPLED = SamplingParams(temperature=1.5, seed=5)
+FILTERED = SamplingParams(temperature=1.2, top_p=0.8, seed=7)
+
+
+def call_again(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A `Capture` that needs no GPU."""
+    return body
+
+
+def captures() -> Capture:
+    """CUDA graphs where there is CUDA, else calls."""
+    from cloud_verifier.engine.graphs import CudaCapture
+    from tests.cloud_verifier.engine.triton_rig import device_for_kernels
+
+    return CudaCapture() if device_for_kernels().type == "cuda" else call_again
+
+
+def engine_of(capture: Capture | None, family: str = "llama", num_layers: int = 1) -> TorchEngine:
+    """A tinier model with Triton's attention, as numpy computes it; without `capture` it runs eagerly."""
+    import torch
+
+    from cloud_verifier.engine.attention_plan import Cut, Cuts
+    from cloud_verifier.engine.device_runner import DeviceRunner
+    from cloud_verifier.engine.engine import TorchEngine
+    from cloud_verifier.engine.transformers_adapter import TargetModel
+    from cloud_verifier.engine.triton_attention import TritonBackend
+    from tests.cloud_verifier.engine.tiny import from_config, plain_model
+    from tests.cloud_verifier.engine.triton_rig import device_for_kernels
+
+    config = plain_model(family).config.to_dict()
+    config |= {"num_hidden_layers": num_layers, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config.pop("layer_types", None)
+    torch.manual_seed(0)
+    plain = from_config(type(plain_model(family).config)(**config))
+    model = TargetModel(family, plain.to(device_for_kernels()))
+    cuts = Cuts(narrow=Cut(rows=4, split=16), wide=Cut(rows=16, split=32), most_narrow=12)
+    engine = TorchEngine(model, NUM_SLOTS, backend=TritonBackend(cuts))
+    if capture is not None:
+        engine.runner = DeviceRunner(engine, capture)
+    return engine
+
+
+def plans() -> list[StepPlan]:
+    """Steps of one bucket and of others: trees and tips, greedy and sampled, one with filters."""
+    from tests.cloud_verifier.engine.tiny import Session, Slots
+
+    slots = Slots(NUM_SLOTS)
+    samplings = (SAMPLED, SamplingParams(), FILTERED)
+    first, second, third = (Session(key, slots, sampling) for key, sampling in enumerate(samplings))
+    made = [StepPlan((chunk(first, 30), chunk(second, 6)))]
+    for trees in ([first], [second, first], [first, third]):
+        items = [session.item([5, 9, 6, 9], [-1, 0, 0, 2], range(4)) for session in trees]
+        made.append(StepPlan(tuple(items)))
+        for session, item in zip(trees, items, strict=True):
+            session.keep(item, [0, 2])
+    return made
+
+
+def chunk(session: Session, count: int) -> Any:
+    item = session.chunk([token % 97 for token in range(3, 3 + count)], [count - 1])
+    session.keep(item, range(count))
+    return item
+
+
+def assert_equal(found: StepResult, expected: StepResult) -> None:
+    for ours, theirs in zip(found.choices, expected.choices, strict=True):
+        assert ours.tolist() == theirs.tolist()
+        assert ours.dtype == np.int32
+    for margins, others in zip(found.margins, expected.margins, strict=True):
+        np.testing.assert_allclose(margins, others, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("family", "num_layers"), [("llama", 1), ("gemma2", 2)])
+def test_replayed_steps_equal_eager_ones(family: str, num_layers: int) -> None:
+    replayed, eager = engine_of(captures(), family, num_layers), engine_of(None, family, num_layers)
+    for plan in plans():
+        assert_equal(replayed.evaluate(plan), eager.evaluate(plan))
+    counts = replayed.runner.counts
+    assert counts.captures == 1
+    assert counts.graph == 2
+    assert (counts.eager, counts.reasons) == (2, {"a prefill chunk": 1, "the first of its size": 1})
+    assert eager.runner.counts.eager == 4
+
+
+# What is recorded, refused and counted, with a model that is a table of logits by token and position.
+
+
+def graphs_of(capture: Capture) -> GraphRunner:
+    from cloud_verifier.engine.engine import choice_rows
+    from cloud_verifier.engine.graphs import GraphRunner
+    from cloud_verifier.engine.kv import KVStore
+    from cloud_verifier.engine.triton_attention import TritonBackend
+    from tests.cloud_verifier.engine.triton_rig import device_for_kernels
+
+    device = device_for_kernels()
+
+    def forward(tokens: Tensor, positions: Tensor, outputs: Tensor) -> Tensor:
+        return table(device)[tokens[0, outputs], positions[0, outputs]]
+
+    return GraphRunner(forward, KVStore(64), TritonBackend(), device, choice_rows, capture)
+
+
+def table(device: torch.device) -> Tensor:
+    """Logits of 20 tokens at 30 positions, float32 [20, 30, 20]."""
+    import torch
+
+    return torch.randn(20, 30, 20, generator=torch.Generator().manual_seed(3)).to(device)
+
+
+def tips(*tokens: int) -> PackedStep:
+    """One session for each token, each with the token as its first, whose choice is wanted."""
+    from cloud_verifier.engine.packing import StepLimits, pack
+    from tests.cloud_verifier.engine.tiny import Session, Slots
+
+    slots = Slots(63)
+    items = [Session(key, slots).chunk([token], [0]) for key, token in enumerate(tokens)]
+    return pack(StepPlan(tuple(items)), StepLimits(20, 30, 63))
+
+
+def expected(*tokens: int) -> list[int]:
+    import torch
+
+    return [int(table(torch.device("cpu"))[token, 0].argmax()) for token in tokens]
+
+
+def test_buckets_are_recorded_ahead_largest_first() -> None:
+    recorded: list[int] = []
+
+    def noting(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        recorded.append(len(body()))
+        return captures()(body)
+
+    graphs = graphs_of(noting)
+    graphs.warm(10)
+    assert recorded == [16, 8]
+    for tokens in ((3, 4), (5,)):
+        found = graphs.run(tips(*tokens))
+        assert found is not None
+        assert found[0].tolist() == expected(*tokens)
+    assert (graphs.counts.captures, graphs.counts.graph, len(recorded)) == (2, 2, 2)
+
+
+def test_a_model_that_cannot_be_recorded_runs_eagerly_and_says_why_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def impossible(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+
+    graphs = graphs_of(impossible)
+    with caplog.at_level(logging.WARNING):
+        first = graphs.run(tips(3))  # its bucket's first step is eager in any case, and its result counts
+        assert first is not None
+        assert first[0].tolist() == expected(3)
+        assert graphs.run(tips(4)) is None
+        assert graphs.run(tips(*range(10))) is None
+    reason = "the model cannot be recorded: operation not permitted when stream is capturing"
+    assert (graphs.counts.graph, graphs.counts.captures, graphs.counts.eager) == (0, 0, 3)
+    assert graphs.counts.reasons == {"the first of its size": 1, reason: 2}
+    assert [record.getMessage() for record in caplog.records] == [f"no CUDA graphs any more: {reason}"]
+
+
+def test_a_recording_for_which_there_is_no_memory_costs_only_its_bucket() -> None:
+    import torch
+
+    def narrow(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        if len(body()) > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return captures()(body)
+
+    graphs, many = graphs_of(narrow), tips(*range(9))
+    assert graphs.run(many) is not None
+    assert graphs.run(many) is None
+    assert graphs.run(tips(3)) is not None
+    assert graphs.run(tips(4)) is not None
+    assert (graphs.counts.captures, graphs.counts.graph) == (1, 1)
+    assert graphs.counts.reasons["larger than the largest graph"] == 1
+
+
+def test_a_replay_that_differs_is_found_at_its_first_use(caplog: pytest.LogCaptureFixture) -> None:
+    """A recording that holds on to the step it was made with: the classic mistake."""
+
+    def stale(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        remembered = body().clone()
+        return lambda: remembered
+
+    graphs = graphs_of(stale)
+    assert graphs.run(tips(3)) is not None
+    assert graphs.run(tips(4)) is None
+    assert graphs.counts.graph == 0
+    assert graphs.counts.reasons["a replay differed"] == 1
+    assert "of the logits' spread" in caplog.text
+
+
+def test_what_was_compared_once_is_trusted() -> None:
+    calls: list[int] = []
+
+    def counting(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        repeat = captures()(body)
+
+        def replay() -> Tensor:
+            calls.append(1)
+            return repeat()
+
+        return replay
+
+    graphs = graphs_of(counting)
+    replays = []
+    for token in (3, 4, 5, 6):
+        assert graphs.run(tips(token)) is not None
+        replays.append(len(calls))
+    assert replays == [0, 2, 3, 4]  # eager; compared, then replayed for its choices; replayed
+
+
+def test_chunks_and_steps_without_outputs_are_left_to_others() -> None:
+    from cloud_verifier.engine.packing import StepLimits, pack
+    from tests.cloud_verifier.engine.tiny import Session, Slots
+
+    graphs, limits = graphs_of(call_again), StepLimits(20, 1000, 63)
+    few = pack(StepPlan((Session(0, Slots(63)).chunk([1, 2]),)), limits)
+    assert graphs.run(few) is None
+    wide = pack(StepPlan((Session(0, Slots(800)).chunk([1] * 65, [64]),)), StepLimits(20, 1000, 800))
+    assert graphs.run(wide) is None
+    assert graphs.counts.reasons == {"a prefill chunk": 2}

@@ -1,0 +1,91 @@
+"""The engine hands a rule the law of the very logits that its own choices are made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from cloud_verifier.core.offers import Ask, Offer
+from cloud_verifier.core.rules import decide
+from cloud_verifier.core.target import StepItem, StepPlan
+from common.acceptance import Acceptance, AcceptanceRule
+from common.draft import quantised
+from common.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from cloud_verifier.engine.engine import TorchEngine
+    from tests.cloud_verifier.engine.tiny import Session
+
+pytestmark = pytest.mark.torch
+
+HOT = SamplingParams(temperature=1.3, top_p=0.9, seed=5)
+
+
+@pytest.fixture(scope="module")
+def engine() -> TorchEngine:
+    from cloud_verifier.engine.engine import TorchEngine
+    from tests.cloud_verifier.engine.tiny import target
+
+    return TorchEngine(target("llama"), 128)
+
+
+def session(key: int, sampling: SamplingParams = HOT) -> Session:
+    from tests.cloud_verifier.engine.tiny import Session, Slots
+
+    return Session(key, Slots(64), sampling)
+
+
+def tree(acceptance: Acceptance, sampling: SamplingParams = HOT) -> StepItem:
+    """A tip with two children, the first of which has one."""
+    item = session(1, sampling).item([5, 9, 6, 7], [-1, 0, 0, 1], range(4))
+    draft = quantised([6, 7, 9], [0.0, 0.5, 1.0])
+    offers = (Offer((9, 6), draft), Offer((7,), draft), Offer(), Offer())
+    return replace(item, ask=Ask(acceptance, offers))
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in AcceptanceRule if rule.value > 1], ids=lambda rule: rule.title
+)
+@pytest.mark.parametrize("sampling", [HOT, replace(HOT, presence_penalty=1.0, top_k=40), SamplingParams()])
+def test_choices_are_those_of_the_rule_on_the_engines_own_logits(
+    engine: TorchEngine, rule: AcceptanceRule, sampling: SamplingParams
+) -> None:
+    from cloud_verifier.engine.engine import choice_rows
+    from cloud_verifier.engine.rules import probabilities
+    from tests.cloud_verifier.engine.tiny import ints
+
+    item = tree(Acceptance(rule), sampling)
+    if sampling.has_penalties:
+        item = replace(item, prompt=ints([]), generated=ints([]))
+    coupled = engine.evaluate(StepPlan((replace(item, ask=None),))).choices[0]
+    logits = engine.logits(StepPlan((item,))).numpy()
+    rows = choice_rows(item)
+    expected = decide(item, coupled, lambda row: probabilities(logits[row], rows[row]))
+    result = engine.evaluate(StepPlan((item,)))
+    assert result.choices[0].tolist() == expected.tolist()
+    assert result.choices[0].dtype == np.int32
+    assert np.isinf(result.margins[0]).all()
+
+
+def test_sessions_beside_one_with_a_rule_choose_as_ever(engine: TorchEngine) -> None:
+    plain, other = session(2).chunk([1, 2, 3], [0, 2]), session(3).chunk([4, 5])
+    alone = engine.evaluate(StepPlan((plain,)))
+    asking = replace(tree(Acceptance(AcceptanceRule.BLOCK)), slots=np.array([60, 61, 62, 63], np.int32))
+    plain = replace(plain, slots=np.array([70, 71, 72], np.int32))
+    other = replace(other, slots=np.array([80, 81], np.int32))
+    mixed = engine.evaluate(StepPlan((other, plain, asking)))
+    assert mixed.choices[1].tolist() == alone.choices[0].tolist()
+    np.testing.assert_allclose(mixed.margins[1], alone.margins[0], rtol=1e-5)
+    assert len(mixed.choices[0]) == 0
+
+
+def test_probabilities_are_those_that_the_parameters_leave() -> None:
+    from cloud_verifier.engine.choice import ChoiceRow
+    from cloud_verifier.engine.rules import probabilities
+
+    logits = np.array([2.0, 1.0, 0.0], np.float32)
+    law = probabilities(logits, ChoiceRow(SamplingParams(temperature=2.0, top_k=2), 4))
+    assert law == pytest.approx([1 / (1 + np.exp(-0.5)), 1 / (1 + np.exp(0.5)), 0.0])

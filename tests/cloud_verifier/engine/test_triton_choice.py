@@ -1,0 +1,168 @@
+"""The choice kernels choose what the dense torch way chooses, which equals the reference (`test_choice`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from common.errors import LocalError
+from common.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cloud_verifier.core.target import FloatArray, IntArray
+    from cloud_verifier.engine.choice import ChoiceRow
+
+pytestmark = pytest.mark.triton
+
+PROMPT = np.array([1, 2, 2, 5], np.int32)
+GENERATED = np.array([5, 6, 6, 6, 0], np.int32)
+
+PLAIN = [SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(temperature=0.3)]
+LATE = [
+    SamplingParams(repetition_penalty=1.4),
+    SamplingParams(logit_bias=((3, 4.0), (0, -9.0), (3, 1.0))),
+    SamplingParams(temperature=0.4, top_k=3),
+    SamplingParams(temperature=1.0, top_k=1000),
+    SamplingParams(temperature=1.0, top_p=0.9),
+    SamplingParams(temperature=2.0, top_p=0.999),
+    SamplingParams(temperature=1.0, min_p=0.2),
+    SamplingParams(temperature=1.3, top_k=40, top_p=0.7, min_p=0.01),
+    SamplingParams(temperature=0.9, top_p=0.8, presence_penalty=0.6, frequency_penalty=0.2),
+    SamplingParams(temperature=1.0, repetition_penalty=0.8, logit_bias=((1, 2.0),)),
+]
+
+
+def rows_of(params: list[SamplingParams]) -> list[ChoiceRow]:
+    """One row of each, with a seed and a position of its own."""
+    from cloud_verifier.engine.choice import ChoiceRow
+
+    rows = []
+    for index, one in enumerate(params):
+        history = (PROMPT, GENERATED) if one.has_penalties else (None, None)
+        rows.append(ChoiceRow(dataclasses.replace(one, seed=2**63 + 7 * index), 100 * index, *history))
+    return rows
+
+
+def logits_of(num_rows: int, size: int, spread: float) -> Tensor:
+    import torch
+
+    generator = torch.Generator().manual_seed(num_rows * size)
+    return torch.randn(num_rows, size, generator=generator) * spread
+
+
+def chosen(logits: Tensor, rows: list[ChoiceRow]) -> tuple[IntArray, FloatArray]:
+    """Choices and margins as an engine makes them where the logits are."""
+    import torch
+
+    from cloud_verifier.engine.device_choice import ChoiceTable, choose_plain, finish, needs_more
+    from common.noise import noise_keys
+    from tests.cloud_verifier.engine.triton_rig import device_for_kernels
+
+    device = device_for_kernels()
+    late = tuple(index for index, row in enumerate(rows) if needs_more(row.params))
+    temperatures = np.array([0.0 if i in late else row.params.temperature for i, row in enumerate(rows)])
+    seeds = np.array([row.params.seed for row in rows], np.uint64)
+    keys = noise_keys(seeds, np.array([row.position + 1 for row in rows])).view(np.int64)
+    table = ChoiceTable(temperatures, keys, late, tuple(rows[index] for index in late))
+    out = torch.empty((2, len(rows)), dtype=torch.int32, device=device)
+    on_device = logits.to(device)
+    choose_plain(on_device, torch.from_numpy(temperatures).to(device), torch.from_numpy(keys).to(device), out)
+    return finish(on_device, out, table)
+
+
+def assert_like_torch(logits: Tensor, rows: list[ChoiceRow]) -> None:
+    from cloud_verifier.engine.choice import choose_dense
+
+    before = logits.clone()
+    tokens, margins = chosen(logits, rows)
+    assert [tokens.dtype, margins.dtype] == [np.dtype(np.int32), np.dtype(np.float32)]
+    assert logits.equal(before)
+    expected_tokens, expected_margins = choose_dense(logits, rows)
+    assert tokens.tolist() == expected_tokens.tolist()
+    np.testing.assert_allclose(margins, expected_margins.numpy(), rtol=1e-6, atol=1e-11)
+
+
+@pytest.mark.parametrize(("size", "spread"), [(8, 1.0), (300, 0.0), (2049, 8.0), (5000, 0.2)])
+def test_choices_equal_those_of_torch(size: int, spread: float) -> None:
+    """Vocabularies within one block and over several, flat and peaked."""
+    rows = rows_of([*PLAIN, *LATE])
+    assert_like_torch(logits_of(len(rows), size, spread), rows)
+
+
+@pytest.mark.parametrize("front", [1, 7])
+def test_filters_beyond_the_front_are_settled(front: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cloud_verifier.engine import choice
+
+    monkeypatch.setattr(choice, "FRONT", front)
+    rows = rows_of([*LATE, *PLAIN])
+    assert_like_torch((logits_of(len(rows), 90, 4.0) * 2).round() / 2, rows)
+
+
+def test_a_whole_vocabulary() -> None:
+    rows = rows_of([SamplingParams(temperature=0.7), SamplingParams(temperature=1.0, top_p=0.95)])
+    assert_like_torch(logits_of(2, 40_000, 3.0), rows)
+
+
+@pytest.mark.parametrize("places", [[0, 4999], [2047, 2048], [4998, 4999], [4999]])
+def test_greedy_takes_the_lowest_of_equals(places: list[int]) -> None:
+    import torch
+
+    logits = torch.zeros(1, 5000)
+    logits[0, places] = 1.0
+    tokens, margins = chosen(logits, rows_of([SamplingParams()]))
+    assert tokens.tolist() == [places[0]]
+    assert margins.tolist() == [0.0 if len(places) > 1 else 1.0]
+
+
+def test_a_vocabulary_of_one_is_ahead_by_infinity() -> None:
+    import torch
+
+    rows = rows_of([*PLAIN, SamplingParams(temperature=1.0, top_p=0.5)])
+    tokens, margins = chosen(torch.zeros(len(rows), 1), rows)
+    assert tokens.tolist() == [0] * len(rows)
+    assert margins.tolist() == [math.inf] * len(rows)
+
+
+def test_forbidden_tokens_are_never_chosen() -> None:
+    import torch
+
+    rows = rows_of([SamplingParams(), SamplingParams(temperature=3.0)] * 3)
+    logits = torch.full((len(rows), 2500), -torch.inf)
+    logits[:, 2400:2402] = torch.tensor([0.5, -0.5])
+    assert_like_torch(logits, rows)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's on inf - inf and nan; a GPU has none
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_broken_logits_are_an_error_that_says_so(bad: float) -> None:
+    import torch
+
+    for params in (SamplingParams(), SamplingParams(temperature=1.0), LATE[1], LATE[4]):
+        logits = torch.zeros(2, 9)
+        logits[1, 4:5] = bad
+        logits[1] = logits[1] if bad != -math.inf else torch.full((9,), bad)
+        with pytest.raises(LocalError, match="weights or its arithmetic"):
+            chosen(logits, rows_of([SamplingParams(), params]))
+
+
+def test_weights_sum_to_the_same_integer_in_any_order() -> None:
+    import torch
+
+    from cloud_verifier.engine.triton_choice import best_of, total_weights
+    from common.choice import WEIGHT_UNIT
+    from tests.cloud_verifier.engine.triton_rig import device_for_kernels
+
+    device = device_for_kernels()
+    logits = logits_of(3, 5000, 2.0)
+    temperatures = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
+    scaled = (logits.double() - logits.double().amax(1, keepdim=True)) / temperatures[:, None]
+    expected = (scaled.exp() * WEIGHT_UNIT).round().long().sum(1)
+    on_device = logits.to(device)
+    found = total_weights(on_device, temperatures.to(device), best_of(on_device)).cpu()
+    assert (found - expected).abs().max() <= (0 if device.type == "cpu" else 5000)  # exp may differ by a bit

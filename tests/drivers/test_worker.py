@@ -1,0 +1,116 @@
+"""Laws of the heartbeat: what an engine raises ends as little as it can, and slots are counted when all is
+quiet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from cloud_verifier.core.effects import End
+from cloud_verifier.core.scheduler import VerifyScheduler
+from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
+from cloud_verifier.worker import Outgoing, Worker
+from common.errors import CapacityError, ForerunError, LocalError
+from common.messages import Commit, Finish, Open
+from common.sampling import SamplingParams
+from tests.drivers.tiny import EOS, VOCABULARY
+from tests.worlds.models import VOCAB, TinyTarget, target_alone
+
+SAMPLING = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+class Faulty(TinyTarget):
+    """Raises what it is told to for a plan, if anything."""
+
+    fault: Callable[[StepPlan], Exception | None] = staticmethod(lambda plan: None)
+
+    def evaluate(self, plan: StepPlan) -> StepResult:
+        error = self.fault(plan)
+        if error is not None:
+            raise error
+        return super().evaluate(plan)
+
+
+def worker_with(fault: Callable[[StepPlan], Exception | None]) -> Worker:
+    info = TargetInfo("tiny", VOCAB, 512, 400, EOS, VOCABULARY.fingerprint)
+    engine = Faulty(info)
+    engine.fault = fault
+    return Worker(engine, VerifyScheduler(info))
+
+
+async def ended(worker: Worker, prompt: tuple[int, ...]) -> tuple[list[int], ForerunError | None]:
+    """The text of a session, and the error that ended it, if one did."""
+    key, queue = worker.connect()
+    worker.receive(key, Open(prompt, SAMPLING, VOCABULARY.fingerprint))
+    text = list[int]()
+    item: Outgoing = await queue.get()
+    while not isinstance(item, End):
+        if isinstance(item, Commit):
+            text += item.tokens
+        item = await queue.get()
+    worker.disconnect(key)
+    return text, item.error
+
+
+async def run(worker: Worker, *prompts: tuple[int, ...]) -> list[tuple[list[int], ForerunError | None]]:
+    """All at once, until each has ended."""
+    heartbeat = asyncio.create_task(worker.run())
+    found = await asyncio.wait_for(asyncio.gather(*(ended(worker, prompt) for prompt in prompts)), 20)
+    heartbeat.cancel()
+    await asyncio.gather(heartbeat, return_exceptions=True)
+    return found
+
+
+PROMPTS = ((1, 2), (3, 4, 5), (6, 1), (2, 2))
+
+
+@pytest.mark.parametrize("shortage", [CapacityError("no memory on the device"), MemoryError()])
+async def test_memory_that_is_short_for_a_step_costs_nobody_a_token(shortage: Exception) -> None:
+    worker = worker_with(lambda plan: shortage if plan.num_rows > 2 else None)
+    found = await run(worker, *PROMPTS)
+    assert [tuple(text) for text, _ in found] == [target_alone(each, SAMPLING, EOS) for each in PROMPTS]
+    assert worker.scheduler.counters.num_failed_steps > 0
+
+
+async def test_a_session_that_breaks_the_engine_ends_alone() -> None:
+    def breaks(plan: StepPlan) -> Exception | None:
+        bad = any(len(item.prefix_slots) == 0 and item.tokens[0] == 6 for item in plan.items)
+        return ValueError("not a number") if bad else None
+
+    found = await run(worker_with(breaks), *PROMPTS)
+    errors = [error for _, error in found]
+    assert [error is None for error in errors] == [True, True, False, True]
+    assert isinstance(errors[2], LocalError)
+    assert "the target could not evaluate a step" in str(errors[2])
+
+
+async def test_a_lost_slot_stops_a_verifier_that_rests() -> None:
+    worker = worker_with(lambda plan: None)
+    key, _ = worker.connect()
+    heartbeat = asyncio.create_task(worker.run())
+    worker.receive(key, Open((1, 2), SAMPLING, VOCABULARY.fingerprint))
+    worker.scheduler.memory.pool.take(1)  # and nobody has it
+    with pytest.raises(LocalError, match="by nobody, of 400"):
+        await asyncio.wait_for(heartbeat, 20)
+
+
+async def test_who_goes_within_a_step_is_in_no_later_one() -> None:
+    """A cancelled call costs the rest of one step."""
+    plans = list[list[int]]()
+    worker = worker_with(lambda plan: plans.append([item.session for item in plan.items]))
+    heartbeat = asyncio.create_task(worker.run())
+    (gone, _), (stays, queue) = worker.connect(), worker.connect()
+    for key in (gone, stays):
+        worker.receive(key, Open((1, 2), SAMPLING, VOCABULARY.fingerprint))
+    for _ in range(3):  # Opened and two commits
+        await queue.get()
+    worker.disconnect(gone)
+    seen = len(plans) + 1  # the step that runs now, if it has not said so yet
+    while not isinstance(await queue.get(), Finish):
+        pass
+    heartbeat.cancel()
+    await asyncio.gather(heartbeat, return_exceptions=True)
+    assert all(gone not in keys for keys in plans[seen:])
+    assert len(plans) > seen

@@ -1,0 +1,90 @@
+"""Laws of drawing: promises know nothing of the tokens, and follow what came true."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.chances import SeededChances
+from common.draft import quantised
+from edge_client.core.drafter import Expansion
+from edge_client.core.drawing import FIRST, MOST_DRAWN, Drawing
+
+SCORES = st.lists(st.floats(-8, 0), min_size=1, max_size=12)
+FOUND = Expansion(4, (7, 3, 9, 1), (0.0, -0.4, -1.0, -1.5))
+
+
+def drawing(seed: int = 1) -> Drawing:
+    return Drawing(SeededChances(seed))
+
+
+@given(SCORES, st.integers(0, 2**32), st.integers(1, 99))
+def test_children_are_drawn_from_the_distribution_that_comes_with_them(
+    scores: list[float], seed: int, node: int
+) -> None:
+    tokens = tuple(range(10, 10 + len(scores)))
+    drawn = drawing(seed).draw(Expansion(node, tokens, tuple(scores)))
+    assert drawn.draft == quantised(tokens, scores)
+    assert len(drawn.tokens) == min(MOST_DRAWN, len(drawn.draft.tokens))
+    assert set(drawn.tokens) <= set(drawn.draft.tokens)
+    assert drawn.id == node
+
+
+@given(SCORES, st.integers(0, 2**32))
+def test_promises_do_not_rise_from_an_elder_child_to_a_younger(scores: list[float], seed: int) -> None:
+    made = drawing(seed)
+    for turn in range(30):
+        drawn = made.draw(Expansion(turn, tuple(range(len(scores))), tuple(scores)))
+        assert list(drawn.scores) == sorted(drawn.scores, reverse=True)
+        assert sum(map(math.exp, drawn.scores)) <= 1.0 + 1e-9
+        made.observe(drawn, drawn.tokens[-1])  # the last is always the right one: it must not overtake
+
+
+def test_a_promise_knows_nothing_of_the_token_that_was_drawn() -> None:
+    """Whichever tokens are drawn, and however the draft calls them."""
+    promises = {drawing(seed).draw(FOUND).scores for seed in range(50)}
+    renamed = Expansion(4, (1, 9, 3, 7), FOUND.scores)
+    assert promises == {drawing().draw(renamed).scores}
+    assert len({drawing(seed).draw(FOUND).tokens for seed in range(50)}) > 5
+
+
+def test_what_comes_true_is_promised_more_and_what_does_not_less() -> None:
+    made = drawing()
+    before = made.draw(FOUND)
+    for _ in range(100):
+        made.observe(before, before.tokens[0])
+    surer = made.draw(FOUND)
+    for _ in range(300):
+        made.observe(before, 999)
+    doubtful = made.draw(FOUND)
+    assert doubtful.scores[0] < before.scores[0] < surer.scores[0]
+
+
+def test_draws_from_sharp_and_from_flat_distributions_are_told_apart() -> None:
+    made = drawing()
+    flat, sharp = FOUND, Expansion(5, (7, 3), (0.0, -6.0))
+    told = made.draw(flat)
+    for _ in range(100):
+        made.observe(told, 999)
+    assert math.exp(made.draw(sharp).scores[0]) == pytest.approx(FIRST[-1])
+
+
+def test_a_younger_child_is_judged_only_where_its_elders_were_wrong() -> None:
+    made = drawing()
+    drawn = made.draw(FOUND)
+    for _ in range(100):
+        made.observe(drawn, drawn.tokens[0])
+    second_if_first_is_wrong = [
+        math.exp(each.scores[1]) / (1 - math.exp(each.scores[0])) for each in (drawn, made.draw(FOUND))
+    ]
+    assert second_if_first_is_wrong[1] == pytest.approx(second_if_first_is_wrong[0], rel=0.01)
+
+
+def test_a_drafter_that_finds_nothing_draws_nothing_and_teaches_nothing() -> None:
+    made, nothing = drawing(), Expansion(4, (), ())
+    assert made.draw(nothing) == nothing
+    made.observe(nothing, 3)
+    assert made.draw(FOUND) == drawing().draw(FOUND)

@@ -1,0 +1,275 @@
+"""The law of the text under every lossless rule, added up exactly, whatever the drafts and their timing.
+
+The scheduler, the session, the rules and the drawing are the real ones; the vocabulary has three tokens. Each
+scenario is run down every branch of chance, and what it leaves is compared with the target alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.core.offers import Ask, Offer
+from cloud_verifier.core.rules import block as block_module
+from cloud_verifier.core.rules import decide
+from cloud_verifier.core.target import StepItem
+from common.acceptance import AcceptanceRule
+from common.chances import Chances, SeededChances
+from tests.worlds.enumeration import distance
+from tests.worlds.honest import PLAIN, Bench, Scenario, Spec, target_law, text_law
+
+EXACT = 1e-12
+BIASED = 1e-3
+
+REJECTION, BLOCK, SPECINFER = AcceptanceRule.REJECTION, AcceptanceRule.BLOCK, AcceptanceRule.SPECINFER
+LOSSLESS = (REJECTION, BLOCK, SPECINFER)
+
+NARROW = SchedulerConfig(max_nodes_per_session=2)
+RECALL = SchedulerConfig(recall=True)
+
+
+def error_of(scenario: Scenario, spec: Spec) -> float:
+    """The largest error of a text's chance; of 1 if the scenario loses or invents chance."""
+    law = text_law(scenario, spec)
+    assert sum(law.values()) == pytest.approx(1.0, abs=1e-9)
+    return distance(law, target_law(spec))
+
+
+def of(rule: AcceptanceRule, spec: Spec, **fields: object) -> Spec:
+    return dataclasses.replace(spec, rule=rule, **fields)  # type: ignore[arg-type]  # fields vary by case
+
+
+# The scenarios ----------------------------------------------------------------------------------------------
+
+
+def a_chain(bench: Bench) -> None:
+    bench.send(bench.chain(2))
+    bench.step()
+
+
+def two_chains(bench: Bench) -> None:
+    """The second step finds what the first one left, or a new chain."""
+    a_chain(bench)
+    bench.hear()
+    bench.send(bench.chain(2))
+    bench.step()
+
+
+def a_tree(bench: Bench) -> None:
+    """Two children below the tip, if there are two, and one below each of them."""
+    children = bench.grow(bench.tree.tip, 2)
+    bench.send([*children, *(below for child in children for below in bench.grow(child))])
+    bench.step()
+
+
+def a_broom(bench: Bench) -> None:
+    """One child below the tip, and two below that."""
+    (child,) = bench.grow(bench.tree.tip)
+    bench.send([child, *bench.grow(child, 2)])
+    bench.step()
+
+
+def siblings_come_during_the_step(bench: Bench) -> None:
+    """What comes while a step runs is met by equality, and so is what hangs below it."""
+    bench.send(bench.grow(bench.tree.tip))
+    (late,) = bench.grow(bench.tree.tip)
+    bench.step(meanwhile=lambda: bench.send([late, *bench.grow(late)]))
+    bench.step()
+
+
+def a_chain_goes_on_during_the_step(bench: Bench) -> None:
+    nodes = bench.chain(1)
+    bench.send(nodes)
+    bench.step(meanwhile=lambda: bench.send(bench.chain(2)))
+    bench.step()
+
+
+def a_chain_comes_after_its_text(bench: Bench) -> None:
+    """The verifier goes on alone; what comes then is folded as far as it agrees."""
+    nodes = bench.chain(2)
+    bench.step()
+    bench.send(nodes)
+    bench.step()
+
+
+def the_edge_hears_late(bench: Bench) -> None:
+    """It grows below nodes that are committed or dead by now."""
+    nodes = bench.chain(1)
+    bench.send(nodes)
+    bench.step()
+    bench.send(bench.chain(2))
+    bench.step()
+
+
+def a_step_fails(bench: Bench) -> None:
+    """And is tried again with more children than before."""
+    bench.send(bench.grow(bench.tree.tip))
+    bench.step(fails=True)
+    bench.send(bench.grow(bench.tree.tip))
+    bench.step()
+
+
+def a_commit_is_lost(bench: Bench) -> None:
+    """The stream breaks after the verifier decided; the next one decides anew, of fewer drafts."""
+    children = bench.grow(bench.tree.tip, 2)
+    bench.send(children)
+    bench.lost = 1
+    bench.step()
+    bench.connect()
+    bench.send(children[:1])
+    bench.step()
+
+
+def the_stream_changes(bench: Bench) -> None:
+    """What is live is sent again."""
+    nodes = bench.chain(2)
+    bench.send(nodes[:1])
+    bench.step()
+    bench.hear()
+    bench.connect()
+    bench.send(bench.unsent())
+    bench.step()
+
+
+def without_fill(bench: Bench) -> None:
+    """Two round trips of the classic scheme, an empty one between them."""
+    a_chain(bench)
+    bench.hear()
+    bench.nudge()
+    bench.step()
+    bench.hear()
+    a_chain(bench)
+
+
+def beside_guesses(bench: Bench) -> None:
+    """The verifier guesses what the prompt repeats, and finds some of it among the drafts."""
+    children = bench.grow(bench.tree.tip, 2)
+    bench.send([*children, *bench.grow(children[0])])
+    bench.step()
+    bench.hear()
+    bench.send(bench.chain(1))
+    bench.step()
+
+
+SCENARIOS: dict[str, tuple[Scenario, Spec]] = {
+    "a chain": (a_chain, Spec()),
+    "two chains": (two_chains, Spec()),
+    "a tree": (a_tree, Spec()),
+    "a broom": (a_broom, Spec()),
+    "a tree whose likely nodes alone are evaluated": (a_tree, of(REJECTION, Spec(), config=NARROW)),
+    "siblings come during the step": (siblings_come_during_the_step, Spec()),
+    "a chain goes on during the step": (a_chain_goes_on_during_the_step, Spec()),
+    "a chain comes after its text": (a_chain_comes_after_its_text, Spec()),
+    "the edge hears late": (the_edge_hears_late, Spec()),
+    "a step fails": (a_step_fails, Spec()),
+    "a commit is lost": (a_commit_is_lost, Spec()),
+    "the stream changes": (the_stream_changes, Spec()),
+    "without fill": (without_fill, of(REJECTION, Spec(), fill=False)),
+    "beside guesses": (beside_guesses, of(REJECTION, Spec(), config=RECALL)),
+}
+
+
+@pytest.mark.parametrize("rule", LOSSLESS, ids=lambda rule: rule.title)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_law_of_the_text_is_the_targets(name: str, rule: AcceptanceRule) -> None:
+    scenario, spec = SCENARIOS[name]
+    assert error_of(scenario, of(rule, spec)) < EXACT
+
+
+def test_guesses_stand_beside_the_drafts() -> None:
+    bench = Bench(of(REJECTION, Spec(), config=RECALL), SeededChances(3))
+    beside_guesses(bench)
+    assert bench.num_rows > 5, "two tips, four drafts at most, and guesses"
+
+
+KINDS: dict[str, dict[str, object]] = {
+    "the target has few tokens": {"sampling": dataclasses.replace(PLAIN, top_k=2)},
+    "the draft has one token": {"kept": 1},
+    "the draft has two tokens": {"kept": 2},
+    "draft and target are one": {"draft_salt": 1},
+    "the text may end": {"sampling": dataclasses.replace(PLAIN, stop_token_ids=(0,))},
+    "penalties": {"sampling": dataclasses.replace(PLAIN, repetition_penalty=1.4, presence_penalty=0.5)},
+    "other models": {"salt": 2, "draft_salt": 97},
+    "cold": {"sampling": dataclasses.replace(PLAIN, temperature=0.3), "salt": 2},
+    "hot": {"sampling": dataclasses.replace(PLAIN, temperature=3.0, min_p=0.1), "salt": 3, "draft_salt": 4},
+}
+
+
+@pytest.mark.parametrize("rule", LOSSLESS, ids=lambda rule: rule.title)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_law_is_the_targets_for_models_of_every_kind(kind: str, rule: AcceptanceRule) -> None:
+    scenario = a_tree if rule is SPECINFER else two_chains
+    assert error_of(scenario, of(rule, Spec(), **KINDS[kind])) < EXACT
+
+
+# Why the conditions of docs/acceptance.md are conditions ----------------------------------------------------
+
+
+def left_out_by_value(bench: Bench) -> None:
+    """An edge that keeps back what it does not like."""
+    bench.send([node for node in bench.chain(1) if node.token != 0])
+    bench.step()
+
+
+def test_an_edge_that_picks_winners_changes_the_law() -> None:
+    for rule in LOSSLESS:
+        assert error_of(left_out_by_value, of(rule, Spec())) > BIASED
+
+
+def left_out_and_not_told(bench: Bench) -> None:
+    """The same, of nodes that come without a distribution."""
+    bench.send([node for node in bench.chain(2) if node.token != 0 or node.children], told=False)
+    bench.step()
+
+
+def test_what_comes_without_a_distribution_may_be_picked_in_any_way() -> None:
+    for rule in LOSSLESS:
+        assert error_of(left_out_and_not_told, of(rule, Spec())) < EXACT
+
+
+def only_evaluated(
+    item: StepItem, coupled: NDArray[np.int32], law: Callable[[int], NDArray[np.float64]], chances: Chances
+) -> NDArray[np.int32]:
+    """A rule that looks at the children that the step evaluates, and at no others."""
+    assert item.ask is not None
+    below: dict[int, set[int]] = {}
+    for token, parent in zip(item.tokens.tolist(), item.parents.tolist(), strict=True):
+        below.setdefault(parent, set()).add(token)
+    chunk = len(item.tokens) - len(item.outputs)
+    offers = tuple(
+        Offer(tuple(token for token in offer.tokens if token in below.get(chunk + row, set())), offer.draft)
+        for row, offer in enumerate(item.ask.offers)
+    )
+    ask = Ask(item.ask.acceptance, offers)
+    return decide(dataclasses.replace(item, ask=ask), coupled, law, chances)
+
+
+def test_looking_only_at_evaluated_children_would_change_the_law() -> None:
+    """Likely nodes are evaluated first, so which are depends on what they are."""
+    spec = of(SPECINFER, Spec(), config=SchedulerConfig(max_nodes_per_session=2))
+    assert error_of(a_tree, spec) < EXACT
+    assert error_of(a_tree, dataclasses.replace(spec, decide=only_evaluated)) > BIASED
+
+
+def test_a_blocks_numbers_must_not_be_those_of_their_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that helped to cut a block says something; the next block needs a new one."""
+
+    class ByPosition:
+        def __init__(self, chances: Chances) -> None:
+            self.pick = chances.pick
+            self._chances = chances
+
+        def below(self, name: tuple[int, ...], bound: float) -> bool:
+            kind, begin, length = name
+            return self._chances.below((kind, begin + length, 0), bound)
+
+    real = block_module._accepted
+    monkeypatch.setattr(
+        block_module, "_accepted", lambda rows, chain, chances: real(rows, chain, ByPosition(chances))
+    )
+    assert error_of(two_chains, of(BLOCK, Spec(salt=2, draft_salt=97))) > BIASED
