@@ -123,8 +123,6 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                     raise PeerError(words, Code.FAILED_PRECONDITION)
                 opened = True
                 self._worker.receive(key, message)
-                if isinstance(message, Open) and not message.acceptance.rule.lossless:
-                    logger.info("= stream %d asks for the lossy rule %s", key, message.acceptance.title)
         except ForerunError as error:
             self._worker.violate(key, error)
         except Exception as error:  # outermost frame of this task: the edge must learn of a defect

@@ -19,6 +19,7 @@ from cloud_verifier.engine.kv import KVStore
 from cloud_verifier.engine.near_tie import near_tie
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
 from cloud_verifier.engine.rules import decide_by_rules, has_rules
+from cloud_verifier.engine.stats import Stats
 from cloud_verifier.engine.torch_ref import TorchRefBackend
 from common.errors import CapacityError
 
@@ -87,6 +88,16 @@ class TorchEngine:
     def kv(self) -> KVStore:
         """The KV store, for its measures."""
         return self._kv
+
+    def stats(self) -> Stats:
+        """See `ReportsStats`: how its steps ran, and why they were eager if graphs were asked for."""
+        counts = self.runner.counts
+        return {
+            "graph_steps_total": counts.graph,
+            "eager_steps_total": counts.eager,
+            "graphs_made_total": counts.captures,
+            "eager_reasons_total": dict(counts.reasons),
+        }
 
     @torch.inference_mode()
     def evaluate(self, plan: StepPlan) -> StepResult:

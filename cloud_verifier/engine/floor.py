@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from cloud_verifier.core.target import StepPlan, StepResult, TargetEngine, TargetInfo
-from cloud_verifier.engine.stats import stats_of
+from cloud_verifier.engine.stats import Stats, stats_of
 from common.errors import UserError
 
 
@@ -32,7 +32,7 @@ class FlooredEngine:
     def info(self) -> TargetInfo:
         return self._engine.info
 
-    def stats(self) -> Mapping[str, float]:
+    def stats(self) -> Stats:
         """See `ReportsStats`: those of the engine below."""
         return stats_of(self._engine)
 

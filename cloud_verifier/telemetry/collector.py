@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import assert_never, cast
@@ -43,7 +44,7 @@ class VerifierCollector(Collector):
             yield family(metric, metric.value(snapshot), labels)
         for name, value in snapshot.engine.items():
             if ENGINE_NAME.fullmatch(name):  # one that is not would spoil the whole page
-                yield family(engine_metric(name), value, {})
+                yield family(engine_metric(name, isinstance(value, Mapping)), value, {})
 
 
 def registry(take: Callable[[], Snapshot]) -> CollectorRegistry:
@@ -54,7 +55,7 @@ def registry(take: Callable[[], Snapshot]) -> CollectorRegistry:
     return found
 
 
-def engine_metric(name: str) -> Metric:
+def engine_metric(name: str, by_reason: bool = False) -> Metric:
     """How a figure of `ReportsStats` is told."""
     kind, stem = ("counter", name.removesuffix("_total")) if name.endswith("_total") else ("gauge", name)
     return Metric(
@@ -62,6 +63,7 @@ def engine_metric(name: str) -> Metric:
         "counter" if kind == "counter" else "gauge",
         "Told by the engine.",
         lambda snapshot: snapshot.engine[name],
+        "reason" if by_reason else "",
     )
 
 
@@ -71,7 +73,8 @@ def family(metric: Metric, value: Value, constant: Labels) -> Family:
     text = metric.meaning
     if isinstance(value, Histogram):
         distribution = HistogramMetricFamily(metric.name, text, labels=names)
-        distribution.add_metric(values, value.buckets(), value.total)
+        total = value.total if math.isfinite(value.total) else None  # one that nobody keeps
+        distribution.add_metric(values, value.buckets(), total)
         return distribution
     if metric.kind == "info":
         info = InfoMetricFamily(metric.name, text, labels=names)

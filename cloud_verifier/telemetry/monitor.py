@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from cloud_verifier.core.report import StepReport, Tally
 from cloud_verifier.core.session import VerifySession
 from cloud_verifier.telemetry.instruments import Instruments, Wire
+from common.acceptance import AcceptanceRule
 from common.errors import CapacityError, ForerunError, LocalError, PeerError, UnavailableError, UserError
 from common.messages import FinishReason, Open
 from common.rpc.admin import MAX_NAME_CHARS
@@ -121,13 +122,14 @@ class Monitor:
             self._ended.setdefault(
                 self.series_of(stream.tenant), TenantTotals()
             )  # it has its name from now on
-        self._log(
-            stream,
-            "session opened",
-            max_tokens=stream.max_tokens,
-            cached_tokens=session.tally.num_cached,
-            fill=session.request.fill,
-        )
+        fields: dict[str, object] = {
+            "max_tokens": stream.max_tokens,
+            "cached_tokens": session.tally.num_cached,
+            "fill": session.request.fill,
+        }
+        if session.request.acceptance.rule is not AcceptanceRule.COUPLED:
+            fields["rule"] = session.request.acceptance.title
+        self._log(stream, "session opened", **fields)
 
     def finished(self, key: int, reason: FinishReason) -> None:
         """Its `Finish` is on its way."""

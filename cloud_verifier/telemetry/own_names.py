@@ -199,6 +199,33 @@ STEPS = (
     ),
 )
 
+CHOICES = (
+    Metric(
+        "forerun_near_ties",
+        "counter",
+        "Committed tokens whose margin was so small that other rounding might have chosen another.",
+        lambda s: s.margins.num_near_ties,
+    ),
+    Metric(
+        "forerun_near_tie_margin",
+        "gauge",
+        "Logits below which a margin is a near tie.",
+        lambda s: s.margins.near_tie,
+    ),
+    Metric(
+        "forerun_smallest_margin",
+        "gauge",
+        "The smallest margin of a committed token, in logits; infinite before the first.",
+        lambda s: s.margins.smallest,
+    ),
+    Metric(
+        "forerun_choice_margin",
+        "histogram",
+        "Margins of committed tokens over the runner-up, in logits. Without their sum.",
+        lambda s: s.margins.counts,
+    ),
+)
+
 COSTS = (
     Metric(
         "forerun_step_cost_fixed_seconds",
@@ -246,6 +273,12 @@ MEMORY = (
         "gauge",
         "KV slots that could still be promised: the room for new sessions.",
         lambda s: s.slots.num_available,
+    ),
+    Metric(
+        "forerun_memory_short",
+        "gauge",
+        "1 while steps are smaller than they could be, because the engine ran out of memory.",
+        lambda s: s.memory_short,
     ),
     Metric(
         "forerun_evicted_slots",
@@ -339,4 +372,4 @@ TENANTS = (
     ),
 )
 
-METRICS = (*SESSIONS, *STEPS, *COSTS, *MEMORY, *WIRE, *TENANTS)
+METRICS = (*SESSIONS, *STEPS, *CHOICES, *COSTS, *MEMORY, *WIRE, *TENANTS)

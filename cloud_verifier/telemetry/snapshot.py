@@ -3,14 +3,18 @@ the event loop's thread, read in any other."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.core.margins import BOUNDS
 from cloud_verifier.core.report import Counters, Tally
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.session import VerifySession
 from cloud_verifier.core.target import TargetInfo
+from cloud_verifier.engine.stats import Stats
+from cloud_verifier.telemetry.histogram import Histogram
 from cloud_verifier.telemetry.instruments import Instruments, Wire
 from cloud_verifier.telemetry.monitor import Monitor, Stream, TenantTotals, shortened
 from common.rpc.admin import Mode
@@ -71,6 +75,16 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
+class Margins:
+    """How narrowly committed tokens were chosen, in logits."""
+
+    near_tie: float  # below which rounding could turn a choice
+    num_near_ties: int
+    smallest: float  # infinite before the first
+    counts: Histogram  # nobody keeps their sum: it is not a number
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything that is told of a verifier. Nothing in it changes any more."""
 
@@ -84,7 +98,9 @@ class Snapshot:
     num_preempted: int
     sessions: tuple[SessionState, ...]  # the oldest stream first
     slots: Slots
+    memory_short: bool  # steps are smaller than they could be, as the engine ran out of memory
     costs: Costs
+    margins: Margins
     pressure: float  # share of the draft rows wanted that stay out for others
     num_tenants: int
     tenants: Mapping[str, TenantTotals]
@@ -93,12 +109,10 @@ class Snapshot:
     received: Wire
     sent: Wire
     instruments: Instruments
-    engine: Mapping[str, float]
+    engine: Stats
 
 
-def take(
-    scheduler: VerifyScheduler, monitor: Monitor, now: float, engine: Mapping[str, float], version: str
-) -> Snapshot:
+def take(scheduler: VerifyScheduler, monitor: Monitor, now: float, engine: Stats, version: str) -> Snapshot:
     """Look at everything once. `now` is the scheduler's time; `engine`, its own figures."""
     counters = scheduler.counters
     return Snapshot(
@@ -121,6 +135,8 @@ def take(
             if stream.session is not None
         ),
         slots=_slots(scheduler),
+        memory_short=scheduler.rows.active,
+        margins=_margins(scheduler),
         costs=Costs(scheduler.cost.fixed, scheduler.cost.per_row, scheduler.cost.per_read),
         pressure=scheduler.credit.pressure,
         num_tenants=len(scheduler.tenants),
@@ -163,6 +179,12 @@ def _state(stream: Stream, session: VerifySession, monitor: Monitor, now: float)
         num_received=stream.num_received,
         num_sent=stream.num_sent,
     )
+
+
+def _margins(scheduler: VerifyScheduler) -> Margins:
+    kept, counts = scheduler.margins, Histogram(BOUNDS)
+    counts.counts, counts.total = kept.counts.copy(), math.nan
+    return Margins(kept.near_tie, kept.num_near_ties, kept.smallest, counts)
 
 
 def _slots(scheduler: VerifyScheduler) -> Slots:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from cloud_verifier.core.target import TargetInfo
 from cloud_verifier.engine.floor import FlooredEngine
-from cloud_verifier.engine.stats import stats_of
+from cloud_verifier.engine.stats import Stats, stats_of
 from tests.worlds.models import FINGERPRINT, VOCAB, TinyTarget
 
 INFO = TargetInfo("tiny", VOCAB, 64, 64, (), FINGERPRINT)
 
 
 class Counting(TinyTarget):
-    def stats(self) -> Mapping[str, float]:
+    def stats(self) -> Stats:
         return {"graph_steps_total": 2.0}
 
 

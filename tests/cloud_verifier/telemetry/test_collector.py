@@ -10,12 +10,15 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from cloud_verifier.core.scheduler import VerifyScheduler
+from cloud_verifier.engine.stats import Stats
 from cloud_verifier.telemetry.collector import METRICS, engine_metric, family, registry
 from cloud_verifier.telemetry.metric import Metric
 from cloud_verifier.telemetry.snapshot import Snapshot
 from cloud_verifier.worker import Worker
 from common.messages import Close
 from tests.cloud_verifier.telemetry.desk import INFO, ask, begin, make, running, whole
+from tests.worlds.models import TinyTarget
 
 Page = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -98,7 +101,7 @@ def test_a_page_of_a_verifier_that_has_done_nothing_has_every_series() -> None:
     names = {name for name, _ in page}
     for metric in METRICS:
         if metric.label != "tenant":
-            series = f"{metric.exposed}_count" if metric.kind == "histogram" else metric.exposed
+            series = f"{metric.exposed}_bucket" if metric.kind == "histogram" else metric.exposed
             assert series in names, metric
     assert value(page, "vllm:spec_decode_num_accepted_tokens_per_pos_total", position="14") == 0
 
@@ -112,10 +115,13 @@ def test_every_vllm_metric_has_vllms_labels() -> None:
 
 
 def test_engines_tell_what_they_like_under_good_names_only() -> None:
-    figures = {"graph_steps_total": 7.0, "graphs": 2.0, "Bad name": 1.0, "": 1.0}
+    reasons = {"a prefill chunk": 3.0, 'an "odd" one': 1.0}
+    figures: Stats = {"graph_steps_total": 7.0, "graphs": 2.0, "why_total": reasons, "Bad name": 1.0, "": 1.0}
     page = page_of(replace(make().snapshot(), engine=figures))
     assert value(page, "forerun_engine_graph_steps_total") == 7
     assert value(page, "forerun_engine_graphs") == 2
+    assert value(page, "forerun_engine_why_total", reason="a prefill chunk") == 3
+    assert value(page, "forerun_engine_why_total", reason='an "odd" one') == 1
     assert not [name for name, _ in page if "ad" in name and name.startswith("forerun_engine")]
     assert engine_metric("graphs").kind == "gauge"
 
@@ -126,6 +132,22 @@ def test_a_verifier_without_a_prefix_cache_queries_none() -> None:
     page = page_of(worker.snapshot())
     assert value(page, "vllm:prompt_tokens_total") == 3
     assert value(page, "vllm:prefix_cache_queries_total") == 0
+
+
+async def test_near_ties_and_the_smallest_margin_are_told() -> None:
+    """Those of the tiny target lie between 0 and 6 logits."""
+    info = replace(INFO, near_tie=1.0)
+    worker = Worker(TinyTarget(info), VerifyScheduler(info))
+    assert value(page_of(worker.snapshot()), "forerun_smallest_margin") == float("inf")
+    async with running(worker):
+        await whole(worker, ask(max_tokens=60))
+    page = page_of(worker.snapshot())
+    num_near = value(page, "forerun_near_ties_total")
+    assert 0 < num_near < 60
+    assert value(page, "forerun_choice_margin_bucket", le="1.0") == num_near
+    assert value(page, "forerun_choice_margin_bucket", le="+Inf") == 60
+    assert 0 <= value(page, "forerun_smallest_margin") < 1
+    assert ("forerun_choice_margin_sum", ()) not in page
 
 
 def test_two_verifiers_in_one_process_share_nothing() -> None:

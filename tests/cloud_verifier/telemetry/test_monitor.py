@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cloud_verifier.telemetry.monitor import NOBODY, OTHERS, shortened
+from common.acceptance import Acceptance, AcceptanceRule
 from common.errors import PeerError, UserError
 from common.messages import Close, Propose
 from tests.cloud_verifier.telemetry.desk import ask, begin, make, running, whole
@@ -152,3 +154,10 @@ def test_an_error_of_a_special_kind_is_whose_its_kind_is(lines: pytest.LogCaptur
     worker.violate(key, Odd("odd"))
     worker.disconnect(key)
     assert told(lines)[-1][1]["fault"] == "user"
+
+
+def test_a_session_under_another_rule_says_so(lines: pytest.LogCaptureFixture) -> None:
+    worker = make()
+    begin(worker, ask())
+    begin(worker, replace(ask(), acceptance=Acceptance(AcceptanceRule.REJECTION)))
+    assert [fields.get("rule") for _, fields in told(lines)] == [None, "rejection"]

@@ -12,6 +12,7 @@ from cloud_verifier.telemetry.metric import Metric
 PROMISED = """
 forerun_accepted_tokens_total counter
 forerun_bare_tips_total counter
+forerun_choice_margin histogram
 forerun_credit_pressure gauge
 forerun_draining gauge
 forerun_dropped_nodes_total counter
@@ -22,6 +23,9 @@ forerun_kv_slots_available gauge
 forerun_kv_slots_reserved gauge
 forerun_live_nodes gauge
 forerun_max_sessions gauge
+forerun_memory_short gauge
+forerun_near_tie_margin gauge
+forerun_near_ties_total counter
 forerun_open_streams gauge
 forerun_proposed_nodes_total counter
 forerun_queue_time_seconds histogram
@@ -37,6 +41,7 @@ forerun_sessions gauge mode
 forerun_sessions_ended_total counter reason
 forerun_sessions_opened_total counter
 forerun_sessions_resumed_total counter
+forerun_smallest_margin gauge
 forerun_start_time_seconds gauge
 forerun_step_cost_fixed_seconds gauge
 forerun_step_cost_read_seconds gauge

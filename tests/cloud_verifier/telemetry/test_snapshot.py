@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
 from cloud_verifier.core.scheduler import VerifyScheduler
+from cloud_verifier.engine.stats import Stats
 from cloud_verifier.telemetry import vllm_names
 from cloud_verifier.worker import Worker
 from common.messages import Propose
@@ -81,7 +80,7 @@ async def test_a_snapshot_does_not_change() -> None:
 
 def test_the_engines_own_figures_are_in_it() -> None:
     class Counting(TinyTarget):
-        def stats(self) -> Mapping[str, float]:
+        def stats(self) -> Stats:
             return {"graph_steps_total": 3.0}
 
     assert Worker(Counting(INFO), VerifyScheduler(INFO)).snapshot().engine == {"graph_steps_total": 3.0}
