@@ -31,7 +31,7 @@ from common.messages import Open
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.rpc.codec import decode_request, encode_response
-from common.rpc.describe import Description, TokenTable, encode_description
+from common.rpc.describe import Description, Load, TokenTable, encode_description
 from common.rpc.options import server_options
 from common.rpc.status import Status, StatusDetail, to_status
 
@@ -70,6 +70,8 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                 eos_token_ids=info.eos_token_ids,
                 acceptance_rules=self._worker.scheduler.config.rules,
                 vocabulary=self._table if request.include_vocabulary else None,
+                version=self._worker.version,
+                load=self._load(),
             )
         )
 
@@ -80,13 +82,18 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         reader = asyncio.create_task(self._read(key, requests, queue))
         try:
             while not isinstance(item := await queue.get(), End):
-                yield encode_response(item)
+                response = encode_response(item)
+                self._worker.monitor.note_sent(key, item, response.ByteSize())
+                yield response
         finally:
             reader.cancel()
             self._worker.disconnect(key)
         if item.error is not None:
-            logger.info("x stream %d: %s", key, item.error)
             await context.abort(*self._status(item.error))
+
+    def _load(self) -> Load:
+        scheduler = self._worker.scheduler
+        return Load(len(scheduler.sessions), scheduler.config.max_sessions, scheduler.draining)
 
     def _tenant(self, context: Any) -> str:
         found = (
@@ -111,13 +118,12 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         try:
             async for request in requests:
                 message = decode_request(request)
+                self._worker.monitor.note_received(key, message, request.ByteSize())
                 if opened == isinstance(message, Open):
                     words = "a second Open came on this stream" if opened else "a stream begins with Open"
                     raise PeerError(words, Code.FAILED_PRECONDITION)
                 opened = True
                 self._worker.receive(key, message)
-                if isinstance(message, Open) and not message.acceptance.rule.lossless:
-                    logger.info("= stream %d asks for the lossy rule %s", key, message.acceptance.title)
         except ForerunError as error:
             self._worker.violate(key, error)
         except Exception:  # outermost frame of this task: the edge must learn of a defect, and not which

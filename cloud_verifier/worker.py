@@ -12,8 +12,12 @@ from cloud_verifier.core.admission import ANYBODY, Caller
 from cloud_verifier.core.effects import End, Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, TargetEngine
+from cloud_verifier.engine.stats import stats_of
+from cloud_verifier.telemetry.monitor import Monitor
+from cloud_verifier.telemetry.snapshot import Snapshot, take
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
-from common.messages import Close, Open, Propose, ServerMessage
+from common.messages import Close, Finish, Open, Propose, ServerMessage
+from common.rpc.version import version
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +28,20 @@ class Worker:
     """Joins one engine and one scheduler. All methods belong to the event loop's thread.
 
     A stream calls `connect` for a key and a queue of what to send, then `receive` for each message, and
-    `disconnect` when it is gone for whatever reason.
+    `disconnect` when it is gone for whatever reason. `max_tenants` is `Monitor`'s.
     """
 
     def __init__(
-        self, engine: TargetEngine, scheduler: VerifyScheduler, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: TargetEngine,
+        scheduler: VerifyScheduler,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_tenants: int = 0,
     ) -> None:
         self.scheduler = scheduler
+        self.monitor = Monitor(max_tenants, clock)
+        self.version = version()
         self._engine = engine
         self._clock = clock
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
@@ -57,6 +68,7 @@ class Worker:
         self._queues[key] = queue
         self._callers[key] = Caller(tenant, None if time_left is None else now + time_left)
         self._gone.clear()
+        self.monitor.connected(key, tenant)
         self.scheduler.on_connect(key, now)
         self._wake.set()
         return key, queue
@@ -65,7 +77,7 @@ class Worker:
         now = self._clock()
         match message:
             case Open():
-                self.scheduler.on_open(key, message, now, self._callers.get(key, ANYBODY))
+                self._open(key, message, now)
             case Propose():
                 self.scheduler.on_propose(key, message, now)
             case Close():
@@ -81,11 +93,13 @@ class Worker:
         del self._queues[key], self._callers[key]
         if not self._queues:
             self._gone.set()
+        self.monitor.disconnected(key)
         self.scheduler.on_close(key, None, self._clock())
         self._apply()
 
     def drain(self, grace: float) -> None:
         """Admit nobody any more; every session is told to reconnect elsewhere within `grace` seconds."""
+        self.monitor.draining(grace, len(self.scheduler.sessions))
         self.scheduler.drain(grace, self._clock())
         self._apply()
 
@@ -96,6 +110,10 @@ class Worker:
     async def wait_until_gone(self) -> None:
         """Until no stream is connected: each has sent what it had to."""
         await self._gone.wait()
+
+    def snapshot(self) -> Snapshot:
+        """How it stands now, for metrics and views."""
+        return take(self.scheduler, self.monitor, self._clock(), stats_of(self._engine), self.version)
 
     # The heartbeat ----------------------------------------------------------------------------------------
 
@@ -124,7 +142,8 @@ class Worker:
         except (
             Exception
         ) as error:  # an engine may raise anything; its step's sessions end, the service does not
-            logger.exception("! a step of %d rows failed", plan.num_rows)
+            fields = {"rows": plan.num_rows, "sessions": len(plan.items)}
+            logger.exception("a step failed", extra={"fields": fields})
             self.scheduler.on_step_failed(_failure(error), self._clock())
         else:
             self.scheduler.on_step_done(result, self._clock())
@@ -149,6 +168,12 @@ class Worker:
             self.scheduler.on_timer(now)
             self._apply()
 
+    def _open(self, key: int, request: Open, now: float) -> None:
+        self.monitor.asked(key, request)
+        self.scheduler.on_open(key, request, now, self._callers.get(key, ANYBODY))
+        if (session := self.scheduler.sessions.get(key)) is not None:
+            self.monitor.admitted(key, session)
+
     def _apply(self) -> None:
         """An input was taken: tell what came of it, and look whether a step can run now."""
         self._deliver()
@@ -156,9 +181,15 @@ class Worker:
 
     def _deliver(self) -> None:
         for effect in self.scheduler.effects():
+            if isinstance(effect, End):
+                if effect.error is not None:
+                    self.monitor.failed(effect.session, effect.error)
+            elif isinstance(effect.message, Finish):
+                self.monitor.finished(effect.session, effect.message.reason)
             queue = self._queues.get(effect.session)
             if queue is not None:
                 queue.put_nowait(effect.message if isinstance(effect, Reply) else effect)
+        self.monitor.stepped(self.scheduler.last_step)
         if self.scheduler.sessions:
             self._empty.clear()
         else:

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from common.errors import ForerunError, UserError
-from forerun import demo, edge, fit, link_command, models_command, record, simulate, verify
+from forerun import demo, edge, fit, link_command, models_command, record, simulate, top, verify
 from forerun.bench import command as bench
 
-COMMANDS = (demo, verify, edge, models_command, link_command, record, fit, simulate, bench)
+COMMANDS = (demo, verify, top, edge, models_command, link_command, record, fit, simulate, bench)
 
 TALKATIVE = ("torchao", "torch.utils._pytree")
 """Loggers that warn whenever torchao is imported, of CUDA libraries that only other machines have."""
@@ -31,9 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--log-level",
-        default="warning",
         choices=("debug", "info", "warning", "error"),
-        help="how much is logged to standard error; stands before the command (%(default)s)",
+        help="how much is logged to standard error; stands before the command (warning; info for verify)",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
@@ -44,7 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit code 0; 1 after an error, 2 after a user's (as argparse), 130 after Ctrl-C."""
     options = build_parser().parse_args(argv)
-    logging.basicConfig(level=options.log_level.upper(), format="%(levelname).1s %(name)s: %(message)s")
+    level = (options.log_level or "warning").upper()
+    logging.basicConfig(level=level, format="%(levelname).1s %(name)s: %(message)s")
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from common.rpc.version import version
 from edge_client.core.confidence import Prior
 from edge_client.prior_file import FORMAT, VERSION, point_as_json
 from forerun.paint import note
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         points.append(_point(part, prior, surprise, recordings))
         if not options.json:
             print("\n".join(_lines(part, prior, surprise)))
-    document = {"format": FORMAT, "version": VERSION, "forerun": _version(), "date": options.date}
+    document = {"format": FORMAT, "version": VERSION, "forerun": version() or None, "date": options.date}
     _finish(options, document | {"points": points})
     if options.plot is not None:
         rows = zip(parts, priors, strict=True)
@@ -79,14 +79,6 @@ def run(options: argparse.Namespace) -> int:
             [Reliability(part.temperature, part.held_out, prior) for part, prior in rows], options.plot
         )
     return 0
-
-
-def _version() -> str | None:
-    """Of the program; None where it runs from sources that are not installed."""
-    try:
-        return importlib.metadata.version("forerun")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _finish(options: argparse.Namespace, document: dict[str, Any]) -> None:

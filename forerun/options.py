@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -101,6 +102,21 @@ def _utf8(text: str) -> str:
     except UnicodeEncodeError as error:
         raise UserError("the prompt is not UTF-8 text; convert it first, for example with iconv") from error
     return text
+
+
+def check_free(option: str, host: str, port: int) -> None:
+    """Raise `UserError` unless it can be listened on now; who then does may find it taken meanwhile."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another {option} HOST:PORT"
+        ) from error
 
 
 def ms(value: str) -> float:

@@ -162,7 +162,7 @@ class Rig:
         floor = ["--step-floor", str(settings.step_floor_ms)] if settings.step_floor_ms else []
         common = ["verify", "--model", settings.target, "--listen", "127.0.0.1:0", "--json", "--threads", "1"]
         recall = ["--recall" if settings.recall else "--no-recall"]
-        return [*common, "--grace", "0", *floor, *recall, *self._core(1)]
+        return [*common, "--grace", "0", "--log-level", "warning", *floor, *recall, *self._core(1)]
 
     def _edge_arguments(self, address: str) -> list[str]:
         common = ["edge", "pipe", "--verifier", address, "--draft", self.settings.draft, "--threads", "1"]

@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import Awaitable
 from dataclasses import replace
@@ -19,7 +18,8 @@ from cloud_verifier.engine.exact_tiles import TILE_ROWS
 from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.errors import UserError
 from forerun.limits import add_limits, config_from
-from forerun.options import add_core, ms, pin_to_core
+from forerun.operations import add_operations, check_operations, logged, split_address, watched
+from forerun.options import add_core, check_free, ms, pin_to_core
 from forerun.tensor_parallel import add_tensor_parallel, check_tensor_parallel, run_parallel
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_exact(parser)
     _add_rules(parser)
     add_tensor_parallel(parser)
+    add_operations(parser)
     add_core(parser)
 
 
@@ -176,11 +177,12 @@ def allowed_rules(options: argparse.Namespace) -> tuple[AcceptanceRule, ...]:
 def run(options: argparse.Namespace) -> int:
     check_options(options)
     pin_to_core(options.core)
-    if options.tensor_parallel:
-        use_torch(options)
-        return run_parallel(options, lambda *parts: asyncio.run(serve(options, *parts)))
-    engine, table = load(options)  # before the event loop, so that Ctrl-C works meanwhile
-    asyncio.run(serve(options, engine, table))
+    with logged(options):
+        if options.tensor_parallel:
+            use_torch(options)
+            return run_parallel(options, lambda *parts: asyncio.run(serve(options, *parts)))
+        engine, table = load(options)  # before the event loop, so that Ctrl-C works meanwhile
+        asyncio.run(serve(options, engine, table))
     return 0
 
 
@@ -200,25 +202,9 @@ def check_options(options: argparse.Namespace) -> None:
     if options.deterministic and options.attention == "triton":
         raise UserError("--deterministic brings its own attention; leave --attention out")
     check_tensor_parallel(options)
-    host, colon, port = options.listen.rpartition(":")
-    if not (host and colon and port.isdigit() and int(port) < 2**16):
-        raise UserError(f"--listen is {options.listen!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
-    _check_free(host.strip("[]"), int(port))
-
-
-def _check_free(host: str, port: int) -> None:
-    """Whether it can be listened on. It may be taken meanwhile; the server will then say so again."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-    except OSError as error:
-        raise UserError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --listen HOST:PORT"
-        ) from error
+    host, port = split_address("--listen", options.listen)
+    check_free("--listen", host.strip("[]"), port)
+    check_operations(options)
 
 
 async def serve(
@@ -234,14 +220,18 @@ async def serve(
     scheduler = VerifyScheduler(engine.info, config)
     sys.setswitchinterval(SWITCH_INTERVAL)
     _keep_what_is_loaded()
-    worker = Worker(engine, scheduler if watch is None else watch.watched(scheduler))
+    seen = scheduler if watch is None else watch.watched(scheduler)
+    worker = Worker(engine, seen, max_tenants=options.metrics_tenants)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    async with Server(worker, engine.info, table, options.listen, options.tenant_header) as server:
+    async with (
+        Server(worker, engine.info, table, options.listen, options.tenant_header) as server,
+        watched(worker, options) as besides,
+    ):
         host = options.listen.rpartition(":")[0]
-        _announce(options, engine.info.name, f"{host}:{server.port}")
+        _announce(options, engine.info.name, f"{host}:{server.port}", besides)
         watching = None if watch is None else asyncio.ensure_future(watch.run(worker))
         if watching is not None:
             watching.add_done_callback(lambda _: stop.set())
@@ -295,17 +285,23 @@ def load(options: argparse.Namespace) -> tuple[TargetEngine, TokenTable]:
     return (FlooredEngine(engine, options.step_floor) if options.step_floor else engine), table
 
 
-def _announce(options: argparse.Namespace, name: str, address: str) -> None:
+def _announce(options: argparse.Namespace, name: str, address: str, besides: dict[str, str]) -> None:
+    """`besides`: where else it listens, by what."""
     if options.json:
         told = {
             "listening": address,
             "model": name,
             "deterministic": options.deterministic,
             "pid": os.getpid(),
+            **besides,
         }
         print(json.dumps(told), flush=True)
         return
     print(f"Serving {name} on {address}; stop with Ctrl-C.", flush=True)
+    if "metrics" in besides:
+        print(f"Metrics at http://{besides['metrics']}/metrics.", flush=True)
+    if "admin" in besides:
+        print(f"Live sessions: forerun top --admin {besides['admin']}", flush=True)
     if options.deterministic:
         print("Texts are the same bit for bit, whoever else is served (docs/determinism.md).", flush=True)
     lossy = [rule.title for rule in allowed_rules(options) if not rule.lossless]

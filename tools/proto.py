@@ -1,4 +1,4 @@
-"""Writes the gRPC stubs from `proto/forerun/v1/verifier.proto`; `make proto` runs this file.
+"""Writes the gRPC stubs from the `.proto` files of `proto/forerun/v1`; `make proto` runs this file.
 
 The stubs are checked in, so that an install needs no compiler, and a test regenerates and compares them.
 They are generated with the oldest release that the project supports, because generated code refuses a
@@ -14,11 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_DIR = ROOT / "proto" / "forerun" / "v1"
 PACKAGE = "common/pb"
-STUBS = ("verifier_pb2.py", "verifier_pb2.pyi", "verifier_pb2_grpc.py")
+SOURCES = ("admin", "verifier")
+STUBS = tuple(f"{name}_pb2{ending}" for name in SOURCES for ending in (".py", ".pyi", "_grpc.py"))
 
 
 class ProtoError(Exception):
-    """The compiler refused the `.proto` file; its own words are on standard error."""
+    """The compiler refused a `.proto` file; its own words are on standard error."""
 
 
 def protoc_arguments(source_dir: Path, out_dir: Path) -> list[str]:
@@ -36,7 +37,7 @@ def protoc_arguments(source_dir: Path, out_dir: Path) -> list[str]:
         f"--python_out={out_dir}",
         f"--pyi_out={out_dir}",
         f"--grpc_python_out={out_dir}",
-        f"{PACKAGE}/verifier.proto",
+        *(f"{PACKAGE}/{name}.proto" for name in SOURCES),
     ]
 
 
@@ -50,7 +51,7 @@ def generate(out_dir: Path, source_dir: Path = SOURCE_DIR) -> list[Path]:
     out_dir.mkdir(parents=True, exist_ok=True)
     status = protoc.main(protoc_arguments(source_dir, out_dir))
     if status != 0:
-        raise ProtoError(f"protoc ended with status {status} on {source_dir / 'verifier.proto'}")
+        raise ProtoError(f"protoc ended with status {status} on the files of {source_dir}")
     return [out_dir / PACKAGE / name for name in STUBS]
 
 

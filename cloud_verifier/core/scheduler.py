@@ -6,7 +6,7 @@ Sans-IO: messages and step results come in with `now` (seconds, monotonic), effe
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cloud_verifier.core.admission import (
     ANYBODY,
@@ -27,7 +27,7 @@ from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.margins import MarginCounter
 from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.relief import Relief
-from cloud_verifier.core.report import Counters, StepReport, count
+from cloud_verifier.core.report import Counters, StepReport, Waits, count
 from cloud_verifier.core.room import Room
 from cloud_verifier.core.session import Progress, VerifySession
 from cloud_verifier.core.sharing import Outcome, Sharing
@@ -51,6 +51,7 @@ class _Running:
     num_rows: int
     num_reads: int
     num_prefilled: int
+    waits: Waits = field(default_factory=Waits)
 
 
 class VerifyScheduler:
@@ -107,8 +108,7 @@ class VerifyScheduler:
             check_deadline(caller, now)
             session = self._admit(key, request, caller, now)
         except ForerunError as error:
-            count(self.counters.num_refused, error.code.value)
-            self._effects.append(End(key, error))
+            self._refuse(key, error)
             return
         credit = session.credit_told = self.credit.of(session, len(self.sessions))
         self._effects.append(Reply(key, Opened(session.tree.tip_position, credit)))
@@ -121,19 +121,22 @@ class VerifyScheduler:
         session = self.sessions.get(key)
         if session is None:
             return
+        num_dropped = session.num_dropped
         try:
             session.receive(message, now)
         except ForerunError as error:
             self._end(key, error, now)
         else:
             self.counters.num_proposed += len(message.tokens)
+            self.counters.num_dropped += session.num_dropped - num_dropped
 
     def on_violation(self, key: int, error: ForerunError, now: float) -> None:
         """A message that breaks the protocol before it is one: its stream ends with the error, no other."""
         if key in self.sessions:
             self._end(key, error, now)
+        elif self._forget_stream(key):
+            self._refuse(key, error)
         else:
-            self._forget_stream(key)
             self._effects.append(End(key, error))
 
     def on_close(self, key: int, message: Close | None, now: float) -> None:
@@ -209,6 +212,7 @@ class VerifyScheduler:
             num_reads=running.num_reads,
             num_committed=self.counters.num_committed - before,
             predicted=predicted,
+            waits=running.waits,
         )
 
     def on_step_failed(self, error: ForerunError, now: float) -> None:
@@ -238,7 +242,7 @@ class VerifyScheduler:
             elif key in self._unopened:
                 del self._unopened[key]
                 message = f"no Open came within {self.config.open_timeout:g} s"
-                self._effects.append(End(key, PeerError(message, Code.DEADLINE_EXCEEDED)))
+                self._refuse(key, PeerError(message, Code.DEADLINE_EXCEEDED))
             elif key in self.sessions:
                 self._look_after(self.sessions[key], now)
 
@@ -292,7 +296,9 @@ class VerifyScheduler:
         except CapacityError as error:
             error.retry_after = min(30.0, max(0.05, self._between_ends.smoothed))
             raise
+        session.tally.num_cached = num_cached
         self.counters.num_opened += 1
+        self.counters.num_resumed += session.tally.resumed
         self.counters.num_prompt_tokens += len(session.tree.committed)
         self.counters.num_cached_tokens += num_cached
         self.sessions[key] = session
@@ -342,6 +348,8 @@ class VerifyScheduler:
         self.margins.note(margins[progress.outputs], session.request.sampling.temperature)
         num_tokens, counters = len(progress.tokens), self.counters
         num_won = num_tokens - 1 if num_drafts and num_tokens else 0
+        session.tally.count_step(running.began_at, num_rows, num_drafts, len(choices) - num_drafts)
+        counters.num_bare += len(choices) == 1
         counters.num_evaluated += len(choices)
         counters.num_committed += num_tokens
         if num_drafts:
@@ -349,8 +357,17 @@ class VerifyScheduler:
             counters.count_won(num_won)
         self.tenants.charge(session.tenant, num_rows, num_drafts - num_won)
         if num_tokens:
+            self._count_commit(session, progress, num_won, running.waits, now)
             self._commit(session, progress, len(choices), queue_time, running.began_at, now)
         return Outcome(session, num_drafts, num_won)
+
+    def _count_commit(
+        self, session: VerifySession, progress: Progress, num_won: int, waits: Waits, now: float
+    ) -> None:
+        num_server_made = progress.server_made.bit_count()
+        self.counters.num_server_made += num_server_made
+        waits.add(session.tally, now)
+        session.tally.count_commit(len(progress.tokens), num_won, num_server_made, now)
 
     def _take_running(self) -> _Running:
         if self._running is None:
@@ -407,7 +424,12 @@ class VerifyScheduler:
                 self._end(key, error, now)
             else:
                 self._forget_stream(key)
-                self._effects.append(End(key, error))
+                self._refuse(key, error)
+
+    def _refuse(self, key: int, error: ForerunError) -> None:
+        """End a stream that never had a session."""
+        count(self.counters.num_refused, error.code.value)
+        self._effects.append(End(key, error))
 
     def _drop(self, session: VerifySession, now: float, keep: bool = True) -> None:
         """Forget the session now; its slots wait for the running step, if it is in it."""
@@ -441,6 +463,9 @@ class VerifyScheduler:
         waits = not session.may_evaluate_tip and session.num_prefill == 0 and session.rows is None
         return (session.waits_since if waits else now) + self.config.idle_timeout
 
-    def _forget_stream(self, key: int) -> None:
-        if self._unopened.pop(key, None) is not None:
-            self._alarms.set(key, None)
+    def _forget_stream(self, key: int) -> bool:
+        """It needs no `Open` any more. Whether it had still needed one."""
+        if self._unopened.pop(key, None) is None:
+            return False
+        self._alarms.set(key, None)
+        return True

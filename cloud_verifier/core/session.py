@@ -9,6 +9,7 @@ import numpy as np
 
 from cloud_verifier.core.memory import KvMemory, Lease
 from cloud_verifier.core.offers import Offers
+from cloud_verifier.core.report import Tally
 from cloud_verifier.core.target import IntArray, StepItem
 from common.draft import Draft
 from common.errors import Code, PeerError
@@ -78,6 +79,7 @@ class VerifySession:
         self.rows: Rows | None = None  # in the running step
         self.ended = False
         self.opened_at = now
+        self.tally = Tally(now, resumed=bool(request.committed))
         self.ready_at = now  # since when its next rows could have run
         self.active_at = now  # last sign of life from the edge
         self.num_proposes = 0  # messages
@@ -235,6 +237,7 @@ class VerifySession:
         """Give up every slot, to go on from its tokens when there is room again."""
         memory.close(self.lease, self.evaluated)
         self.preempted = True
+        self.tally.num_preempted += 1
 
     def take_echo(self) -> int:
         """The number of Propose messages so far, if one came since the last call; else 0."""

@@ -33,9 +33,9 @@ class Trial:
 
 
 EVEN = Trial(0.25, {torch.float32: 2e-3, torch.float16: 3e-3, torch.bfloat16: 1.2e-2}, softcap=1.0)
-"""For masks. Rounding gives 1e-6, 6e-4 and 4e-3 on a CPU, 8e-3 in Triton's interpreter, which cuts bfloat16 off,
-and TF32 (float32 of 10 bits of mantissa, on tensor cores) would give about 5e-4. One token too many in a window
-of 4,096 gives 0.017 and more, one in 128 gives 0.1."""
+"""For masks. Rounding gives 1e-6, 6e-4 and 4e-3 on a CPU, 8e-3 in Triton's interpreter, which cuts bfloat16
+off, and TF32 (float32 of 10 bits of mantissa, on tensor cores) would give about 5e-4. One token too many in a
+window of 4,096 gives 0.017 and more, one in 128 gives 0.1."""
 
 PEAKED = Trial(2.0, {torch.float32: 5e-3, torch.float16: 2e-2, torch.bfloat16: 0.12}, softcap=2.0)
 """For scaling, softcap and the running maximum of kernels that read keys in tiles; mistakes give 0.3."""

@@ -19,6 +19,7 @@ from cloud_verifier.engine.kv import KVStore
 from cloud_verifier.engine.near_tie import near_tie
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
 from cloud_verifier.engine.rules import decide_by_rules, has_rules
+from cloud_verifier.engine.stats import Stats
 from cloud_verifier.engine.torch_ref import TorchRefBackend
 from common.errors import CapacityError
 
@@ -88,6 +89,16 @@ class TorchEngine:
         """The KV store, for its measures."""
         return self._kv
 
+    def stats(self) -> Stats:
+        """See `ReportsStats`: how its steps ran, and why they were eager if graphs were asked for."""
+        counts = self.runner.counts
+        return {
+            "graph_steps_total": counts.graph,
+            "eager_steps_total": counts.eager,
+            "graphs_made_total": counts.captures,
+            "eager_reasons_total": dict(counts.reasons),
+        }
+
     @torch.inference_mode()
     def evaluate(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises `LocalError` for a plan that breaks a rule of `StepItem`, and `CapacityError`
@@ -108,7 +119,7 @@ class TorchEngine:
         """A step with sessions that asked for another rule than the coupled one; rules read the logits."""
         self.runner.counts.eager += 1
         rows = [row for item in plan.items for row in choice_rows(item)]
-        logits = self._forward(step)
+        logits = self.forward(step)
         choices, margins = choose(logits, rows)
         found = _by_item(plan, choices.cpu().numpy().astype(np.int32), margins.cpu().numpy())
         return decide_by_rules(plan, logits, rows, found)

@@ -61,7 +61,7 @@ class ExactEngine(TorchEngine):
         if model.device.type == "cpu":
             activate_row_by_row(model.module)
 
-    def _forward(self, step: PackedStep) -> Tensor:
+    def forward(self, step: PackedStep) -> Tensor:
         """Write the rows' KV and return logits float32 [O, V], tile by tile."""
         # The thread that steps may not be the one that loaded, and torch's number is a thread's own.
         if torch.get_num_threads() != self.num_threads:

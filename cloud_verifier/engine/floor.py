@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from cloud_verifier.core.target import StepPlan, StepResult, TargetEngine, TargetInfo
+from cloud_verifier.engine.stats import Stats, stats_of
 from common.errors import UserError
 
 
@@ -30,6 +31,10 @@ class FlooredEngine:
     @property
     def info(self) -> TargetInfo:
         return self._engine.info
+
+    def stats(self) -> Stats:
+        """See `ReportsStats`: those of the engine below."""
+        return stats_of(self._engine)
 
     def evaluate(self, plan: StepPlan) -> StepResult:
         """See `TargetEngine.evaluate`."""

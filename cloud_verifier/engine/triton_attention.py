@@ -114,7 +114,8 @@ class TritonStep:
 
     def attend(self, query: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:
         """See `StepAttention.attend`."""
-        with torch.cuda.device_of(query):  # Triton launches on the current device, which may be another GPU
+        # Triton launches on the current device, which may be another GPU.
+        with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
             return self._attend(query, kv, terms)
 
     def _attend(self, query: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:

@@ -1,1 +1,1 @@
-"""Generated from proto/forerun/v1/verifier.proto by tools/proto.py; edit that file, not these."""
+"""Generated from the files of proto/forerun/v1 by tools/proto.py; edit those, not these."""

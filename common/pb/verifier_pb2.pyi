@@ -227,7 +227,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, include_vocabulary: _Optional[bool] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("protocol_version", "model", "vocab_size", "max_positions", "eos_token_ids", "fingerprint", "vocabulary", "acceptance_rules")
+    __slots__ = ("protocol_version", "model", "vocab_size", "max_positions", "eos_token_ids", "fingerprint", "vocabulary", "acceptance_rules", "version", "load")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +236,8 @@ class DescribeResponse(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_RULES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     model: str
     vocab_size: int
@@ -244,7 +246,19 @@ class DescribeResponse(_message.Message):
     fingerprint: bytes
     vocabulary: Vocabulary
     acceptance_rules: _containers.RepeatedScalarFieldContainer[AcceptanceRule]
-    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., fingerprint: _Optional[bytes] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., acceptance_rules: _Optional[_Iterable[_Union[AcceptanceRule, str]]] = ...) -> None: ...
+    version: str
+    load: Load
+    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., fingerprint: _Optional[bytes] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., acceptance_rules: _Optional[_Iterable[_Union[AcceptanceRule, str]]] = ..., version: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("sessions", "max_sessions", "draining")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    sessions: int
+    max_sessions: int
+    draining: bool
+    def __init__(self, sessions: _Optional[int] = ..., max_sessions: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class Vocabulary(_message.Message):
     __slots__ = ("pieces", "absent")

@@ -49,6 +49,9 @@ MAX_MODEL_CHARS = 256
 MAX_SESSION_ID_CHARS = 128
 """It stands in every log line of its session."""
 
+MAX_VERSION_CHARS = 64
+"""A release's name is shorter, a build's with a commit in it too."""
+
 MAX_VOCAB_SIZE = 2**22
 """Sixteen times the largest vocabulary in use."""
 

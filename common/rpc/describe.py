@@ -20,6 +20,15 @@ TokenTable = tuple[bytes | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a verifier is."""
+
+    num_sessions: int
+    max_sessions: int  # 0: not told
+    draining: bool = False  # no new session is admitted
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """One verifier's answer to `Describe`."""
 
@@ -30,6 +39,8 @@ class Description:
     eos_token_ids: tuple[int, ...] = ()
     vocabulary: TokenTable | None = None  # vocab_size entries; None if it was not asked for
     acceptance_rules: tuple[AcceptanceRule, ...] = (AcceptanceRule.COUPLED,)  # that a session may ask for
+    version: str = ""  # of the program, for people
+    load: Load | None = None  # None if it was not told
     protocol_version: int = PROTOCOL_VERSION
 
 
@@ -50,6 +61,8 @@ def encode_description(description: Description) -> pb.DescribeResponse:
         fingerprint=description.fingerprint,
         vocabulary=None if table is None else _encode_table(table),
         acceptance_rules=[encode_rule(rule) for rule in description.acceptance_rules],
+        version=description.version,
+        load=None if description.load is None else _encode_load(description.load),
     )
 
 
@@ -69,6 +82,8 @@ def decode_description(response: pb.DescribeResponse) -> Description:
         eos_token_ids=eos,
         vocabulary=_decode_table(response.vocabulary, size) if response.HasField("vocabulary") else None,
         acceptance_rules=_decode_rules(response.acceptance_rules),
+        version=bounds.text("describe.version", response.version, bounds.MAX_VERSION_CHARS),
+        load=_decode_load(response.load) if response.HasField("load") else None,
     )
 
 
@@ -77,6 +92,14 @@ def _decode_rules(numbers: Sequence[int]) -> tuple[AcceptanceRule, ...]:
     bounds.count("describe.acceptance_rules", len(numbers), 0, bounds.MAX_ACCEPTANCE_RULES)
     found = (decode_rule(number) for number in numbers)
     return tuple(rule for rule in found if rule is not None) or (AcceptanceRule.COUPLED,)
+
+
+def _encode_load(load: Load) -> pb.Load:
+    return pb.Load(sessions=load.num_sessions, max_sessions=load.max_sessions, draining=load.draining)
+
+
+def _decode_load(message: pb.Load) -> Load:
+    return Load(message.sessions, message.max_sessions, message.draining)
 
 
 def _encode_table(table: TokenTable) -> pb.Vocabulary:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_checked_in_stubs_equal_regenerated_ones(tmp_path: Path) -> None:
     pytest.importorskip("grpc_tools", reason="grpcio-tools is missing; install the `dev` extra")
     proto.generate(tmp_path)
-    for name in ("verifier_pb2.py", "verifier_pb2.pyi", "verifier_pb2_grpc.py"):
+    for name in proto.STUBS:
         fresh = (tmp_path / "common" / "pb" / name).read_text(encoding="utf-8")
         kept = (ROOT / "common" / "pb" / name).read_text(encoding="utf-8")
         assert fresh == kept, f"common/pb/{name} is stale: run `make proto`"

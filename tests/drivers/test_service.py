@@ -25,6 +25,7 @@ from common.messages import ClientMessage, Close, Open, Propose
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.rpc.codec import encode_request
+from common.rpc.describe import Load
 from common.rpc.status import to_detail
 from common.sampling import SamplingParams
 from edge_client.channel import VerifierChannel
@@ -165,6 +166,7 @@ async def test_describe_health_and_reflection_answer() -> None:
             )
             names = [s.name async for reply in listing for s in reply.list_services_response.service]
     assert description.vocabulary == TABLE
+    assert description.load == Load(0, 64)
     assert description.fingerprint == VOCABULARY.fingerprint
     assert health.status == health_pb2.HealthCheckResponse.SERVING
     assert SERVICE_NAME in names

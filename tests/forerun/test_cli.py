@@ -12,7 +12,7 @@ from forerun.cli import build_parser, main
 from forerun.paint import Painter
 from forerun.verify import allowed_rules
 
-COMMANDS = (["demo"], ["verify"], ["models"], ["edge"], ["edge", "complete"], ["edge", "pipe"])
+COMMANDS = (["demo"], ["verify"], ["models"], ["top"], ["edge"], ["edge", "complete"], ["edge", "pipe"])
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

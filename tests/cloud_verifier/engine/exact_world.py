@@ -38,8 +38,8 @@ class Noting(TorchEngine):
     notes: Notes
     tokens: dict[int, int]
 
-    def _forward(self, step: PackedStep) -> Tensor:
-        logits = super()._forward(step)
+    def forward(self, step: PackedStep) -> Tensor:
+        logits = super().forward(step)
         rows = iter(logits)
         for item in step.items:
             prefix = [self.tokens[slot] for slot in item.prefix_slots.tolist()]

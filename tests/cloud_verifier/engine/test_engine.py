@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cloud_verifier.core.target import StepPlan
+from cloud_verifier.engine.stats import stats_of
 from common.errors import CapacityError, LocalError
 from common.sampling import SamplingParams
 
@@ -143,6 +144,15 @@ def test_results_lie_as_the_outputs_do(llama: TargetModel) -> None:
     assert np.concatenate(result.choices).tolist() == logits.argmax(1).tolist()
     best = logits.topk(2).values
     np.testing.assert_allclose(np.concatenate(result.margins), best[:, 0] - best[:, 1], rtol=1e-4)
+
+
+def test_steps_are_counted_for_the_metrics(llama: TargetModel) -> None:
+    engine, session = engine_of(llama), new_session(1)
+    for _ in range(2):
+        engine.evaluate(StepPlan((session.chunk([1, 2], [1]),)))
+    assert stats_of(engine) == {
+        "graph_steps_total": 0, "eager_steps_total": 2, "graphs_made_total": 0, "eager_reasons_total": {},
+    }  # fmt: skip
 
 
 def test_a_step_without_rows_or_outputs_is_allowed(llama: TargetModel) -> None:

@@ -111,6 +111,12 @@ def test_replayed_steps_equal_eager_ones(family: str, num_layers: int) -> None:
     assert counts.graph == 2
     assert (counts.eager, counts.reasons) == (2, {"a prefill chunk": 1, "the first of its size": 1})
     assert eager.runner.counts.eager == 4
+    assert replayed.stats() == {
+        "graph_steps_total": 2,
+        "eager_steps_total": 2,
+        "graphs_made_total": 1,
+        "eager_reasons_total": counts.reasons,
+    }
 
 
 # What is recorded, refused and counted, with a model that is a table of logits by token and position.

@@ -14,6 +14,7 @@ from common.rpc import bounds
 from common.rpc.describe import (
     PROTOCOL_VERSION,
     Description,
+    Load,
     decode_description,
     encode_describe_request,
     encode_description,
@@ -33,6 +34,8 @@ def descriptions(draw: st.DrawFn) -> Description:
         eos_token_ids=tuple(draw(st.lists(st.integers(0, bounds.MAX_TOKEN_ID), max_size=4))),
         vocabulary=draw(st.sampled_from([table, None])),
         acceptance_rules=tuple(draw(st.lists(st.sampled_from(AcceptanceRule), min_size=1, max_size=8))),
+        version=draw(st.sampled_from(["", "0.1.0"])),
+        load=draw(st.none() | st.builds(Load, st.integers(0, 2**32 - 1), st.integers(0, 9), st.booleans())),
     )
 
 
@@ -77,6 +80,11 @@ CASES: list[tuple[str, dict[str, object], dict[str, object]]] = [
     ("max_positions", {"max_positions": bounds.MAX_POSITION}, {"max_positions": bounds.MAX_POSITION + 1}),
     ("max_positions", {"max_positions": 1}, {"max_positions": 0}),
     ("model", {"model": "m" * bounds.MAX_MODEL_CHARS}, {"model": "m" * (bounds.MAX_MODEL_CHARS + 1)}),
+    (
+        "version",
+        {"version": "v" * bounds.MAX_VERSION_CHARS},
+        {"version": "v" * (bounds.MAX_VERSION_CHARS + 1)},
+    ),
     ("fingerprint", {"fingerprint": bytes(64)}, {"fingerprint": bytes(65)}),
     ("eos_token_ids", {"eos_token_ids": [1] * 128}, {"eos_token_ids": [1] * 129}),
     ("acceptance_rules", {"acceptance_rules": [1] * 64}, {"acceptance_rules": [1] * 65}),

@@ -1,0 +1,163 @@
+"""What is logged of streams and sessions, and what never is."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cloud_verifier.telemetry.monitor import NOBODY, OTHERS, shortened
+from common.acceptance import Acceptance, AcceptanceRule
+from common.errors import PeerError, UserError
+from common.messages import Close, Propose
+from tests.cloud_verifier.telemetry.desk import ask, begin, make, running, whole
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, logger="cloud_verifier")
+    return caplog
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, Any]]]:
+    """What was logged: the words, and the values beside them."""
+    return [(record.getMessage(), vars(record).get("fields", {})) for record in caplog.records]
+
+
+async def test_a_session_is_logged_when_it_begins_and_when_it_ends(lines: pytest.LogCaptureFixture) -> None:
+    async with running(make()) as worker:
+        await whole(worker, ask(max_tokens=7, session_id="abc"), tenant="acme")
+    (opened, begun), (ended, account) = told(lines)
+    assert (opened, ended) == ("session opened", "session ended")
+    assert begun == {
+        "stream": 1, "session_id": "abc", "tenant": "acme", "prompt_tokens": 3, "max_tokens": 7,
+        "cached_tokens": 0, "fill": True,
+    }  # fmt: skip
+    assert {name: account[name] for name in ("stream", "session_id", "tenant", "prompt_tokens")} == {
+        "stream": 1, "session_id": "abc", "tenant": "acme", "prompt_tokens": 3,
+    }  # fmt: skip
+    assert (account["reason"], account["committed"], account["accepted"]) == ("LENGTH", 7, 0)
+    assert account["rows"] == 2 + 7
+    assert account["steps"] == 7
+    assert 0 < account["first_token_seconds"] <= account["seconds"]
+
+
+async def test_a_text_that_was_complete_ends_without_a_beginning(lines: pytest.LogCaptureFixture) -> None:
+    async with running(make()) as worker:
+        await whole(worker, ask(max_tokens=2, committed=(4, 5)))
+    ((words, account),) = told(lines)
+    assert (words, account["reason"], account["resumed_tokens"], account["committed"]) == (
+        "session ended", "LENGTH", 2, 0,
+    )  # fmt: skip
+    assert worker.snapshot().instruments.whole_time.total == 0
+
+
+def test_a_stream_that_breaks_is_lost_and_a_goodbye_is_none(lines: pytest.LogCaptureFixture) -> None:
+    worker = make()
+    lost, _ = begin(worker, ask())
+    closed, _ = begin(worker, ask())
+    worker.disconnect(lost)
+    worker.receive(closed, Close())
+    worker.disconnect(closed)
+    ends = [fields for words, fields in told(lines) if words == "session ended"]
+    assert [(each["stream"], each["reason"]) for each in ends] == [(lost, "LOST"), (closed, "CANCELLED")]
+
+
+def test_why_is_told_of_this_verifier_and_not_of_what_a_client_sent(lines: pytest.LogCaptureFixture) -> None:
+    worker = make(max_sessions=1)
+    begin(worker, ask())
+    begin(worker, ask())  # no room
+    begin(worker, ask((1, 99)))  # no such token
+    refused = [fields for words, fields in told(lines) if words == "stream refused"]
+    assert [(each["reason"], each["fault"]) for each in refused] == [
+        ("RESOURCE_EXHAUSTED", "capacity"),
+        ("OUT_OF_RANGE", "user"),
+    ]
+    assert "all 1 sessions" in refused[0]["why"]
+    assert "why" not in refused[1]
+    assert "99" not in str(refused[1])
+
+
+def test_an_end_is_told_once(lines: pytest.LogCaptureFixture) -> None:
+    worker = make()
+    key, _ = begin(worker, ask())
+    worker.receive(key, Propose((1,), b""))  # breaks a rule
+    worker.violate(key, PeerError("and another"))
+    worker.disconnect(key)
+    assert [(words, fields.get("reason")) for words, fields in told(lines)] == [
+        ("session opened", None),
+        ("session ended", "INVALID_ARGUMENT"),
+    ]
+
+
+def test_draining_is_logged(lines: pytest.LogCaptureFixture) -> None:
+    worker = make()
+    begin(worker, ask())
+    worker.drain(3.0)
+    assert told(lines)[-1] == ("draining", {"grace_s": 3.0, "sessions": 1})
+
+
+def test_nothing_is_made_for_a_log_that_nobody_keeps(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="cloud_verifier")
+    begin(make(), ask())
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [("ab-1", "ab-1"), ("x" * 65, "x" * 61 + "..."), ("a\nb\x1b[2J", "a?b?[2J"), ("é日", "é日"), ("", "")],
+)
+def test_names_that_others_choose_are_short_and_printable(name: str, short: str) -> None:
+    assert shortened(name) == short
+
+
+# Tenants ----------------------------------------------------------------------------------------------
+
+
+async def test_a_tenant_has_had_what_its_sessions_had() -> None:
+    async with running(make(max_tenants=2)) as worker:
+        for tenant, number in (("a", 4), ("b", 5), ("a", 6)):
+            await whole(worker, ask(max_tokens=number), tenant)
+        begin(worker, ask(), "b")
+        found = worker.monitor.tenants()
+    assert set(found) == {"a", "b"}
+    assert (found["a"].num_sessions, found["a"].num_committed, found["a"].num_prompt_tokens) == (2, 10, 6)
+    assert found["b"].num_sessions == 2, "the open one included"
+
+
+def test_those_that_come_late_share_a_name_and_keep_it() -> None:
+    worker = make(max_tenants=2)
+    for tenant in ("", "b", "c", "d", "b"):
+        key, _ = begin(worker, ask(), tenant)
+        worker.disconnect(key)
+        begin(worker, ask(), tenant)
+    found = worker.monitor.tenants()
+    assert {name: totals.num_sessions for name, totals in found.items()} == {NOBODY: 2, "b": 4, OTHERS: 4}
+
+
+def test_tenants_are_not_told_apart_unless_asked_for() -> None:
+    worker = make()
+    key, _ = begin(worker, ask(), "a")
+    worker.disconnect(key)
+    begin(worker, ask(), "a")
+    assert worker.monitor.tenants() == {}
+
+
+def test_an_error_of_a_special_kind_is_whose_its_kind_is(lines: pytest.LogCaptureFixture) -> None:
+    class Odd(UserError):
+        pass
+
+    worker = make()
+    key, _ = begin(worker, ask())
+    worker.violate(key, Odd("odd"))
+    worker.disconnect(key)
+    assert told(lines)[-1][1]["fault"] == "user"
+
+
+def test_a_session_under_another_rule_says_so(lines: pytest.LogCaptureFixture) -> None:
+    worker = make()
+    begin(worker, ask())
+    begin(worker, replace(ask(), acceptance=Acceptance(AcceptanceRule.REJECTION)))
+    assert [fields.get("rule") for _, fields in told(lines)] == [None, "rejection"]

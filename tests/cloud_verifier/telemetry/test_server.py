@@ -1,0 +1,137 @@
+"""The metrics page over HTTP: it is there, nothing else is, and no client keeps anybody waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from http.client import HTTPConnection
+
+import pytest
+
+from cloud_verifier.telemetry import server
+from cloud_verifier.telemetry.server import MetricsServer
+from cloud_verifier.telemetry.snapshot import Snapshot
+from common.errors import UserError
+from tests.cloud_verifier.telemetry.desk import ask, begin, make
+
+HOST = "127.0.0.1"
+
+
+def request(port: int, path: str, method: str = "GET") -> tuple[int, str, str]:
+    """Status, content type and body of one request, blocking."""
+    with contextlib.closing(HTTPConnection(HOST, port, timeout=20)) as connection:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.headers.get("Content-Type", ""), response.read().decode()
+
+
+async def get(port: int, path: str = "/metrics", method: str = "GET") -> tuple[int, str, str]:
+    return await asyncio.to_thread(request, port, path, method)
+
+
+@contextlib.asynccontextmanager
+async def serving(host: str = HOST) -> AsyncIterator[MetricsServer]:
+    worker = make()
+    begin(worker, ask())
+    async with MetricsServer(worker.snapshot, host, 0) as found:
+        yield found
+
+
+async def test_prometheus_finds_the_page() -> None:
+    async with serving() as found:
+        status, kind, body = await get(found.port)
+    assert status == 200
+    assert kind.startswith("text/plain; version=")
+    assert "forerun_sessions_opened_total 1.0\n" in body
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics/", "/metrics/x", "/favicon.ico", "/%6detrics/"])
+async def test_nothing_else_is_there(path: str) -> None:
+    async with serving() as found:
+        status, _, body = await get(found.port, path)
+    assert (status, body) == (404, "Only /metrics is here.\n")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+async def test_nothing_can_be_changed(method: str) -> None:
+    async with serving() as found:
+        status, _, _ = await get(found.port, method=method)
+    assert status == 405
+
+
+async def test_a_host_may_be_a_name() -> None:
+    async with serving("localhost") as found:
+        assert found.port > 0
+
+
+async def test_a_port_in_use_is_a_sentence() -> None:
+    async with serving() as found:
+        with pytest.raises(UserError, match=rf"metrics cannot be served on {HOST}:{found.port}: .* in use"):
+            async with MetricsServer(make().snapshot, HOST, found.port):
+                pass
+
+
+async def test_a_host_that_is_none_is_a_sentence() -> None:
+    with pytest.raises(UserError, match=r"metrics cannot be served on 256\.0\.0\.1:1: "):
+        async with MetricsServer(make().snapshot, "256.0.0.1", 1):
+            pass
+
+
+async def test_the_port_is_free_again_afterwards() -> None:
+    async with serving() as found:
+        await get(found.port)
+    async with MetricsServer(make().snapshot, HOST, found.port):
+        pass
+
+
+async def test_a_verifier_that_does_not_answer_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scrape waits in its own thread; the event loop is what is busy."""
+    monkeypatch.setattr(server, "PATIENCE", 0.05)
+    answers = list[tuple[int, str, str]]()
+    async with serving() as found:
+        asked = threading.Thread(target=lambda: answers.append(request(found.port, "/metrics")))
+        asked.start()
+        asked.join()  # blocks the loop, as a step that holds it would
+    assert answers == [(503, "text/plain; charset=utf-8", "The verifier has not answered within 0.05 s.\n")]
+
+
+@contextlib.contextmanager
+def silent(port: int, number: int) -> Iterator[list[socket.socket]]:
+    """Clients that connect and say nothing."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection((HOST, port), timeout=20)) for _ in range(number)]
+
+
+async def test_clients_that_say_nothing_keep_nobody_waiting() -> None:
+    async with serving() as found:
+        with silent(found.port, server.MAX_CLIENTS - 1):
+            status, _, _ = await get(found.port)
+    assert status == 200
+
+
+async def test_more_clients_than_there_is_room_for_are_closed_unread() -> None:
+    async with serving() as found:
+        with silent(found.port, server.MAX_CLIENTS):
+            (late,) = await asyncio.to_thread(_first_bytes, found.port)
+    assert late == b""
+
+
+def _first_bytes(port: int) -> list[bytes]:
+    with silent(port, 1) as clients:
+        return [each.recv(1) for each in clients]
+
+
+async def test_the_snapshot_is_taken_in_the_event_loops_thread() -> None:
+    threads = list[str]()
+    worker = make()
+
+    def take() -> Snapshot:
+        threads.append(threading.current_thread().name)
+        return worker.snapshot()
+
+    async with MetricsServer(take, HOST, 0) as found:
+        await get(found.port)
+    assert threads == [threading.current_thread().name]

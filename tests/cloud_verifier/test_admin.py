@@ -1,0 +1,103 @@
+"""The admin listener: only this machine reaches it, and it tells what the sessions do."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from cloud_verifier.admin import AdminServer, check_private, overview_of
+from common.errors import UserError
+from common.pb import admin_pb2 as pb
+from common.pb import admin_pb2_grpc as pb_grpc
+from common.rpc.admin import Mode, Overview, decode_overview
+from tests.cloud_verifier.telemetry.desk import INFO, ask, begin, make, running, whole
+
+LOOPBACK = "127.0.0.1:0"
+
+
+async def overview(address: str) -> Overview:
+    async with grpc.aio.insecure_channel(address) as channel:
+        return decode_overview(await pb_grpc.AdminServiceStub(channel).ListSessions(pb.ListSessionsRequest()))
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "127.9.9.9:65535", "localhost:0", "[::1]:50061", "unix:/run/forerun.sock"]
+)
+def test_addresses_of_this_machine_are_private(address: str) -> None:
+    check_private(address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:50061", "[::]:50061", "10.0.0.1:50061", "example.org:50061"])
+def test_an_address_that_others_reach_is_refused_with_what_to_do(address: str) -> None:
+    with pytest.raises(UserError, match="give an address of this machine only"):
+        check_private(address)
+
+
+@pytest.mark.parametrize("address", ["", "50061", "unix:", "localhost:", "127.0.0.1:99999", ":50061"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(UserError, match="it must be unix:PATH or HOST:PORT"):
+        check_private(address)
+
+
+def test_a_public_listener_cannot_even_be_made() -> None:
+    with pytest.raises(UserError, match="this machine only"):
+        AdminServer(make().snapshot, "0.0.0.0:0")
+
+
+async def test_an_overview_tells_what_every_session_did() -> None:
+    async with running(make()) as worker:
+        await whole(worker, ask(max_tokens=6), "a")
+        begin(worker, ask(max_tokens=400, session_id="one"), "b")
+        begin(worker, ask((1, 2), max_tokens=400, fill=False, committed=(5,)), "c")
+        snapshot = worker.snapshot()
+    found = overview_of(snapshot)
+    first, second = found.sessions
+    assert (found.model, found.max_sessions, found.draining) == ("tiny", 64, False)
+    assert (first.session_id, first.tenant, first.prompt_tokens, first.max_tokens) == ("one", "b", 3, 400)
+    assert (second.tenant, second.resumed_tokens, second.committed, second.silent_us) == ("c", 1, 0, None)
+    assert found.totals.committed == snapshot.counters.num_committed >= 6
+    assert found.totals.opened == 3
+    assert found.totals.steps == snapshot.counters.num_steps
+    assert found.totals.rows == found.totals.tips + found.totals.drafts + snapshot.counters.num_prefilled
+    slots = found.slots
+    assert slots.free + slots.cached + slots.shared + slots.owned == INFO.num_slots
+
+
+@pytest.mark.grpc
+async def test_it_answers_on_the_loopback_interface() -> None:
+    worker = make()
+    begin(worker, ask(session_id="x"))
+    async with AdminServer(worker.snapshot, LOOPBACK) as server:
+        assert server.address != LOOPBACK
+        found = await overview(server.address)
+    assert [(each.session_id, each.mode) for each in found.sessions] == [("x", Mode.PREFILL)]
+
+
+@pytest.mark.grpc
+async def test_only_its_owner_may_open_its_socket(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    async with AdminServer(make().snapshot, f"unix:{path}") as server:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert (await overview(server.address)).model == "tiny"
+
+
+@pytest.mark.grpc
+async def test_a_socket_left_behind_is_no_obstacle(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/admin.sock"
+    for _ in range(2):
+        async with AdminServer(make().snapshot, address):
+            assert (await overview(address)).model == "tiny"
+
+
+@pytest.mark.grpc
+@pytest.mark.parametrize("second", ["same", "missing folder"])
+async def test_an_address_that_cannot_be_had_is_a_sentence(second: str, tmp_path: Path) -> None:
+    async with AdminServer(make().snapshot, LOOPBACK) as server:
+        address = server.address if second == "same" else f"unix:{tmp_path}/none/admin.sock"
+        with pytest.raises(UserError, match="cannot listen on"):
+            async with AdminServer(make().snapshot, address):
+                pass

@@ -1,0 +1,234 @@
+"""A real verifier, seen by its operator: what it tells is what its edges had, and never what they wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import grpc.aio
+import numpy as np
+import pytest
+from prometheus_client import generate_latest
+
+from cloud_verifier.admin import overview_of
+from cloud_verifier.core.scheduler import VerifyScheduler
+from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.service import Server
+from cloud_verifier.telemetry.collector import registry
+from cloud_verifier.telemetry.snapshot import Snapshot
+from cloud_verifier.worker import Worker
+from common.messages import ClientMessage, Open, Propose
+from common.pb import verifier_pb2 as pb
+from common.pb import verifier_pb2_grpc as pb_grpc
+from common.rpc.codec import encode_request
+from common.sampling import SamplingParams
+from edge_client.generation import Generation
+from forerun.logs import FORMATS, writing
+from forerun.top_table import as_json, table
+from tests.drivers.tiny import complete, running
+
+pytestmark = pytest.mark.grpc
+
+
+# What edges had ---------------------------------------------------------------------------------------
+
+
+async def test_the_verifier_counts_what_its_edges_count() -> None:
+    async with running() as system:
+        runs: list[Generation] = await asyncio.gather(
+            *(
+                complete(system.address, SamplingParams(max_tokens=number, ignore_eos=True))
+                for number in (20, 35, 50)
+            )
+        )
+        await system.worker.wait_until_gone()
+        seen = system.worker.snapshot()
+    counters, stats = seen.counters, [run.session.stats for run in runs]
+    assert counters.num_committed == sum(each.committed for each in stats) == 105
+    assert counters.num_committed - counters.num_server_made == sum(each.accepted for each in stats)
+    assert counters.num_evaluated == sum(each.evaluated for each in stats)
+    assert seen.sent.num_messages["Commit"] == sum(each.target_steps for each in stats)
+    assert seen.received.num_messages["Open"] == seen.sent.num_messages["Finish"] == 3
+    assert sum(seen.sent.num_bytes.values()) == sum(run.traffic.down for run in runs)
+    assert sum(seen.received.num_bytes.values()) <= sum(run.traffic.up for run in runs), "some cross the end"
+    assert seen.instruments.text_tokens.total == 105
+    assert sum(seen.instruments.first_token.counts) == 3
+    assert sum(seen.instruments.later_tokens.counts) == seen.sent.num_messages["Commit"] - 3
+    assert (seen.sessions, seen.num_open_streams, seen.num_streams) == ((), 0, 3)
+
+
+async def test_live_sessions_have_the_bytes_of_their_own_streams() -> None:
+    """While they are open."""
+    async with running(step_time=0.01) as system, grpc.aio.insecure_channel(system.address) as channel:
+        stub = pb_grpc.VerifierServiceStub(channel)
+        sizes, calls = list[int](), []
+        for length in (3, 30):
+            request = Open((1,) * length, SamplingParams(max_tokens=50), b"", session_id="x")
+            request = Open(request.prompt, request.sampling, system.worker.scheduler.info.fingerprint)
+            calls.append(stub.Session())
+            sizes.append(encode_request(request).ByteSize())
+            await calls[-1].write(encode_request(request))
+            await calls[-1].read()
+        live = system.worker.snapshot().sessions
+        for call in calls:
+            call.cancel()
+        await system.worker.wait_until_gone()
+        totals = system.worker.snapshot().received.num_bytes
+    assert [each.num_received for each in live] == sizes
+    assert all(each.num_sent > 0 for each in live)
+    assert totals == {"Open": sum(sizes)}
+
+
+# What they wrote --------------------------------------------------------------------------------------
+
+PROMPT = (1029384756, 1092837465, 1122334455)
+TEXT = (1357924680, 1470258369, 1593572486)
+DRAFT = (1604938271, 1726354809)
+OUTSIDE = 2**31 - 2
+SECRETS = (*PROMPT, *TEXT, *DRAFT, OUTSIDE)
+"""Token ids that stand in no page, line or table by chance: they have ten digits."""
+
+INFO = TargetInfo("tiny", OUTSIDE - 1, 512, 1024, (), b"print")
+
+
+class Teller:
+    """A target that writes the secret text, and fails at a prompt of one token."""
+
+    info = INFO
+
+    def evaluate(self, plan: StepPlan) -> StepResult:
+        if any(item.positions[0] == 0 and len(item.tokens) == 1 for item in plan.items):
+            raise RuntimeError("the engine is broken")
+        choices = tuple(map(self._choices, plan.items))
+        return StepResult(choices, tuple(np.ones(len(each), np.float32) for each in choices))
+
+    def _choices(self, item: StepItem) -> np.ndarray:
+        return np.array([TEXT[position % 3] for position in item.positions[item.outputs]], np.int32)
+
+
+def opening(prompt: tuple[int, ...] = PROMPT, committed: tuple[int, ...] = (), **fields: object) -> Open:
+    sampling = SamplingParams(max_tokens=12)
+    return Open(prompt, sampling, b"print", committed=committed, session_id="job-7", **fields)  # type: ignore[arg-type]
+
+
+def proposal(*tokens: int) -> Propose:
+    return Propose(tokens, bytes(len(tokens)), anchor=2)
+
+
+STREAMS: tuple[Sequence[ClientMessage], ...] = (
+    (opening(), proposal(*DRAFT)),
+    (opening(committed=TEXT),),
+    (opening((*PROMPT, OUTSIDE)),),
+    (opening(), proposal(OUTSIDE)),
+    (opening(PROMPT[:1]),),
+    (opening(model="canary-model"),),
+    (proposal(*DRAFT),),
+)
+"""Texts that go well, and every way in which a client's own numbers and words come into an error."""
+
+
+async def talk(stub: pb_grpc.VerifierServiceStub, messages: Sequence[ClientMessage]) -> None:
+    """A whole stream, however it ends."""
+    call = stub.Session(metadata=(("x-tenant", "acme"),))
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        for message in messages:
+            await call.write(encode_request(message))
+        async for _ in call:
+            pass
+
+
+@contextlib.asynccontextmanager
+async def telling(max_tenants: int = 5) -> AsyncIterator[tuple[Worker, pb_grpc.VerifierServiceStub]]:
+    worker = Worker(Teller(), VerifyScheduler(INFO), max_tenants=max_tenants)
+    server = Server(worker, INFO, (), "127.0.0.1:0", "x-tenant")
+    async with server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        yield worker, pb_grpc.VerifierServiceStub(channel)
+
+
+PAGES: dict[str, Callable[[Snapshot], str]] = {
+    "metrics": lambda seen: generate_latest(registry(lambda: seen)).decode(),
+    "table": lambda seen: "\n".join(table(overview_of(seen))),
+    "json": lambda seen: json.dumps(as_json(overview_of(seen))),
+}
+
+
+@pytest.mark.parametrize("style", FORMATS)
+async def test_nothing_tells_what_was_asked_or_written(style: str) -> None:
+    """At the most talkative level, of sessions that are open and of those that are over."""
+    log = io.StringIO()
+    with writing("debug", style, log):
+        async with telling() as (worker, stub):
+            for messages in STREAMS:
+                await talk(stub, messages)
+            open_call = stub.Session(metadata=(("x-tenant", "acme"),))
+            await open_call.write(encode_request(opening(fill=False)))
+            await open_call.read()
+            await open_call.write(encode_request(proposal(TEXT[2], TEXT[0], *DRAFT)))
+            while (await open_call.read()).commit.tokens[-1] not in TEXT:
+                pass
+            seen = worker.snapshot()
+            description = await stub.Describe(pb.DescribeRequest())
+            open_call.cancel()
+            await worker.wait_until_gone()
+    told = {name: page(seen) for name, page in PAGES.items()}
+    told |= {"log": log.getvalue(), "describe": str(description)}
+    assert seen.counters.num_committed > 12
+    assert [each.tenant for each in seen.sessions] == ["acme"]
+    for name, text in told.items():
+        assert text, name
+        assert not [secret for secret in SECRETS if str(secret) in text], name
+        assert "canary" not in text, name
+
+
+async def test_the_log_tells_who_came_and_what_became_of_them() -> None:
+    log = io.StringIO()
+    with writing("info", "json", log):
+        async with telling() as (worker, stub):
+            for messages in STREAMS:
+                await talk(stub, messages)
+            await worker.wait_until_gone()
+    records = [json.loads(line) for line in log.getvalue().splitlines()]
+    ours = [each for each in records if each["logger"].startswith("cloud_verifier.telemetry")]
+    ends = [
+        (each["stream"], each["message"], each["reason"], each.get("fault"))
+        for each in ours
+        if "reason" in each
+    ]
+    assert ends == [
+        (1, "session ended", "LENGTH", None),
+        (2, "session ended", "LENGTH", None),
+        (3, "stream refused", "OUT_OF_RANGE", "user"),
+        (4, "session ended", "OUT_OF_RANGE", "client"),
+        (5, "session ended", "INTERNAL", "server"),
+        (6, "stream refused", "NOT_FOUND", "user"),
+        (7, "stream refused", "FAILED_PRECONDITION", "client"),
+    ]
+    assert {each["session_id"] for each in ours if each["stream"] < 7} == {"job-7"}
+    (failed,) = [each for each in records if each["message"] == "a step failed"]
+    assert (failed["rows"], failed["sessions"]) == (1, 1)
+    assert failed["exception"].endswith("RuntimeError: the engine is broken")
+
+
+async def test_the_bytes_of_a_session_are_logged_to_the_last() -> None:
+    log = io.StringIO()
+    with writing("info", "json", log):
+        async with telling() as (worker, stub):
+            await talk(stub, STREAMS[0])
+            await worker.wait_until_gone()
+            seen = worker.snapshot()
+    (ended,) = [json.loads(line) for line in log.getvalue().splitlines() if "session ended" in line]
+    assert ended["bytes_sent"] == sum(seen.sent.num_bytes.values())
+    assert ended["bytes_received"] == sum(seen.received.num_bytes.values())
+
+
+@pytest.mark.parametrize("max_tenants", [0, 1])
+async def test_names_of_tenants_are_in_metrics_only_if_asked_for(max_tenants: int) -> None:
+    """Those of sessions never: there is no end of them."""
+    async with telling(max_tenants) as (worker, stub):
+        await talk(stub, STREAMS[0])
+        page = PAGES["metrics"](worker.snapshot())
+    assert ("acme" in page) == bool(max_tenants)
+    assert "job-7" not in page
