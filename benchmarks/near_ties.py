@@ -47,7 +47,7 @@ def compare(engine: TorchEngine, prompts: Sequence[tuple[int, ...]], sampling: S
     """Each prompt twice, greedily or under its own seed."""
     alone = [texts_of(engine, [prompt], sampling, False)[0][0] for prompt in prompts]
     together, scheduler = texts_of(engine, prompts, sampling, True)
-    margins = scheduler.margins
+    margins = scheduler.ledger.margins
     return Result(
         texts=len(prompts),
         tokens=margins.num_choices,

@@ -116,7 +116,7 @@ def _step(worker: Worker, now: float) -> tuple[float, float]:
         tally.count_step(now, 1, 0, 1)
         waits.add(tally, now)
         tally.count_commit(1, 0, 1, now)
-    worker.monitor.stepped(scheduler.last_step)
+    worker.monitor.stepped(scheduler.ledger.last_step)
     for effect in effects:
         if isinstance(effect, Reply):
             worker.monitor.note_sent(effect.session, effect.message, 25)

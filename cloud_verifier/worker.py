@@ -189,7 +189,7 @@ class Worker:
             queue = self._queues.get(effect.session)
             if queue is not None:
                 queue.put_nowait(effect.message if isinstance(effect, Reply) else effect)
-        self.monitor.stepped(self.scheduler.last_step)
+        self.monitor.stepped(self.scheduler.ledger.last_step)
         if self.scheduler.sessions:
             self._empty.clear()
         else:

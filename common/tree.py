@@ -6,10 +6,11 @@ last committed token. Everything here is bookkeeping on ids; no model, no networ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
+from typing import NamedTuple
 
 from common.errors import Code, LocalError, PeerError
 
@@ -57,8 +58,7 @@ Place = Node | Committed | Dead
 the committed path, or nowhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(NamedTuple):
     """What one commit did: the new tip, whether the edge had proposed it, and the nodes that died."""
 
     tip: Node
@@ -144,13 +144,13 @@ class SpeculationTree:
         del self.live[old.id]
         if child is None:
             dead = self._kill_all() if self.live else ()
-            self.tip = self._make_tip(token, self.tip_position)
-        else:
-            self.tip = self.live[child]
-            self.tip.committed = True
-            self.counts.accepted += 1
-            dead = self._kill(other for other in old.children.values() if other != child)
-        return Advance(self.tip, child is not None, dead)
+            self.tip = self._make_tip(token, old.position + 1)
+            return Advance(self.tip, False, dead)
+        tip = self.tip = self.live[child]
+        tip.committed = True
+        self.counts.accepted += 1
+        siblings = [other for other in old.children.values() if other != child]
+        return Advance(tip, True, self._kill(siblings) if siblings else ())
 
     def worth(self, node: Node) -> float:
         """Log-probability (nats) that the path from the tip to the node is the target's."""
@@ -223,7 +223,7 @@ class SpeculationTree:
         self.counts.pruned += len(dead)
         return dead
 
-    def _kill(self, roots: Iterator[int]) -> tuple[Node, ...]:
+    def _kill(self, roots: Iterable[int]) -> tuple[Node, ...]:
         dead = list[Node]()
         for root in roots:
             stack = [root]
@@ -235,7 +235,8 @@ class SpeculationTree:
         return tuple(dead)
 
     def _make_tip(self, token: int, position: int) -> Node:
-        tip = Node(self._next_id, None, token, position, logprob=0.0, path_logprob=0.0, committed=True)
+        tip = Node(self._next_id, None, token, position, 0.0, 0.0)
+        tip.committed = True
         self._next_id += 1
         self.live[tip.id] = tip
         return tip

@@ -6,7 +6,7 @@ Sans-IO: messages and step results come in with `now` (seconds, monotonic), effe
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cloud_verifier.core.admission import (
     ANYBODY,
@@ -24,14 +24,14 @@ from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.credit import Credit
 from cloud_verifier.core.effects import Effect, End, Reply
-from cloud_verifier.core.margins import MarginCounter
+from cloud_verifier.core.ledger import Ledger, StepDone
 from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.relief import Relief
-from cloud_verifier.core.report import Counters, StepReport, Waits, count
+from cloud_verifier.core.report import count
 from cloud_verifier.core.room import Room
 from cloud_verifier.core.session import Progress, VerifySession
-from cloud_verifier.core.sharing import Outcome, Sharing
-from cloud_verifier.core.target import FloatArray, IntArray, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.sharing import Sharing
+from cloud_verifier.core.target import IntArray, StepPlan, StepResult, TargetInfo
 from cloud_verifier.core.tenants import Tenants
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.estimators import IntervalEstimator
@@ -51,7 +51,6 @@ class _Running:
     num_rows: int
     num_reads: int
     num_prefilled: int
-    waits: Waits = field(default_factory=Waits)
 
 
 class VerifyScheduler:
@@ -72,15 +71,14 @@ class VerifyScheduler:
         self.cost = StepCost()
         self.sharing = Sharing(self.config.max_slowdown, self.cost, info.rows_per_read)
         self.credit = Credit(self.config)
-        self.counters = Counters()
-        self.margins = MarginCounter(info.near_tie)
-        self.last_step: StepReport | None = None
+        self.ledger = Ledger(info.near_tie)
+        self.counters = self.ledger.counters
         self.draining = False
         self.ngrams = NgramTable(self.config.shared_ngrams) if self.config.shared_ngrams else None
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
         self.rows = Relief(self.config.max_rows + self.config.prefill_chunk)
         self._batcher = Batcher(self.config, self.rows, self.cost, info.rows_per_read, self.tenants)
-        self._effects: list[Effect] = []
+        self._effects: list[Effect | StepDone] = []  # of a step: its commits
         self._running: _Running | None = None
         self._suspects: deque[int] = deque()  # sessions of a failed step, to be tried one by one
         self._eos = frozenset(info.eos_token_ids)
@@ -168,8 +166,9 @@ class VerifyScheduler:
         nodes, num_wanted = self.sharing.pick(batch.decoding, ready, *limits)
         self.credit.note(num_wanted, sum(map(len, nodes.values())) - len(nodes))
         items = [s.plan(batch.chunks.get(s.key, 0), nodes.get(s.key, ()), self.memory) for s in batch.members]
-        for session in batch.members:
-            self.sessions.move_to_end(session.key)
+        if len(batch.members) < len(self.sessions):  # if all are, they stay in their order
+            for session in batch.members:
+                self.sessions.move_to_end(session.key)
         plan = StepPlan(tuple(items))
         self._running = _Running(
             sessions={session.key: session for session in batch.members},
@@ -186,34 +185,28 @@ class VerifyScheduler:
             self.on_step_failed(LocalError("the engine's choices do not fit the step it was given"), now)
             return
         running = self._take_running()
-        before = self.counters.num_committed
-        queue_times = tuple(max(0.0, running.began_at - each.ready_at) for each in running.sessions.values())
-        outcomes = [
-            self._apply(session, choices, margins, running, now)
-            for session, choices, margins in zip(
-                running.sessions.values(), result.choices, result.margins, strict=True
-            )
+        parts = [
+            self._apply(session, choices, now)
+            for session, choices in zip(running.sessions.values(), result.choices, strict=True)
         ]
-        duration = now - running.began_at
-        predicted = self.cost.predict(running.num_rows, running.num_reads)
-        self.cost.sample(running.num_rows, running.num_reads, duration)
-        self.sharing.settle(outcomes)
-        self.rows.on_success()
-        self.counters.num_steps += 1
-        self.counters.num_prefilled += running.num_prefilled
-        num_tips = sum(1 for choices in result.choices if len(choices))
-        self.last_step = StepReport(
+        num_rows, num_reads = running.num_rows, running.num_reads
+        done = StepDone(
             began_at=running.began_at,
-            duration=duration,
-            queue_times=queue_times,
-            num_tips=num_tips,
-            num_drafts=running.num_rows - running.num_prefilled - num_tips,
+            ended_at=now,
+            num_rows=num_rows,
             num_prefilled=running.num_prefilled,
-            num_reads=running.num_reads,
-            num_committed=self.counters.num_committed - before,
-            predicted=predicted,
-            waits=running.waits,
+            num_reads=num_reads,
+            predicted=self.cost.predict(num_rows, num_reads),
+            parts=parts,
+            margins=result.margins,
         )
+        self.cost.sample(num_rows, num_reads, now - running.began_at)
+        self.sharing.settle(parts)
+        self.rows.on_success()
+        self._effects.append(done)
+        for part in parts:
+            if part.finish is not None:
+                self._finish(part.session, part.finish, now)
 
     def on_step_failed(self, error: ForerunError, now: float) -> None:
         """The engine could not run the step. A session that was alone in it ends with the error; several are
@@ -258,7 +251,14 @@ class VerifyScheduler:
 
     def effects(self) -> list[Effect]:
         """What to do now, in order; each is handed out once."""
-        effects, self._effects = self._effects, []
+        taken, self._effects = self._effects, []
+        effects = list[Effect]()
+        for each in taken:
+            if isinstance(each, StepDone):
+                self.ledger.enter(each)
+                effects += [self._commit(part, each) for part in each.parts if part.tokens]
+            else:
+                effects.append(each)
         return effects
 
     @property
@@ -333,41 +333,15 @@ class VerifyScheduler:
         sizes = [len(session.rows.nodes) if session.rows else 0 for session in sessions]
         return list(map(len, result.choices)) == list(map(len, result.margins)) == sizes
 
-    def _apply(
-        self, session: VerifySession, choices: IntArray, margins: FloatArray, running: _Running, now: float
-    ) -> Outcome:
+    def _apply(self, session: VerifySession, choices: IntArray, now: float) -> Progress:
         """One session's part of the step that is done."""
-        num_drafts = max(0, len(choices) - 1)
         if session.ended:
-            session.abort_step(self.memory)
+            lost = session.abort_step(self.memory)
             self.room.leave(session)
-            return Outcome(session, num_drafts, 0)
-        assert session.rows is not None, "it is in the step"
-        num_rows, queue_time = len(session.rows.slots), running.began_at - session.ready_at
-        progress = session.apply(choices, self.memory, now)
-        self.margins.note(margins[progress.outputs], session.request.sampling.temperature)
-        num_tokens, counters = len(progress.tokens), self.counters
-        num_won = num_tokens - 1 if num_drafts and num_tokens else 0
-        session.tally.count_step(running.began_at, num_rows, num_drafts, len(choices) - num_drafts)
-        counters.num_bare += len(choices) == 1
-        counters.num_evaluated += len(choices)
-        counters.num_committed += num_tokens
-        if num_drafts:
-            counters.num_drafts += num_drafts
-            counters.count_won(num_won)
-        self.tenants.charge(session.tenant, num_rows, num_drafts - num_won)
-        if num_tokens:
-            self._count_commit(session, progress, num_won, running.waits, now)
-            self._commit(session, progress, len(choices), queue_time, running.began_at, now)
-        return Outcome(session, num_drafts, num_won)
-
-    def _count_commit(
-        self, session: VerifySession, progress: Progress, num_won: int, waits: Waits, now: float
-    ) -> None:
-        num_server_made = progress.server_made.bit_count()
-        self.counters.num_server_made += num_server_made
-        waits.add(session.tally, now)
-        session.tally.count_commit(len(progress.tokens), num_won, num_server_made, now)
+            return lost
+        part = session.apply(choices, self.memory, now)
+        self.tenants.charge(session.tenant, part.num_rows, part.num_drafts - part.num_won)
+        return part
 
     def _take_running(self) -> _Running:
         if self._running is None:
@@ -375,33 +349,24 @@ class VerifyScheduler:
         running, self._running = self._running, None
         return running
 
-    def _commit(
-        self,
-        session: VerifySession,
-        progress: Progress,
-        evaluated: int,
-        queue_time: float,
-        began_at: float,
-        now: float,
-    ) -> None:
+    def _commit(self, part: Progress, done: StepDone) -> Reply:
+        session = part.session
         credit = self.credit.of(session, len(self.sessions))
         told, session.credit_told = session.credit_told, credit
         echo = session.take_echo()
-        hold = now - session.proposed_at if echo else 0.0
+        hold = done.ended_at - session.proposed_at if echo else 0.0
         message = Commit(
-            start=session.tree.tip_position + 1 - len(progress.tokens),
-            tokens=tuple(progress.tokens),
-            server_made=progress.server_made,
+            start=part.start,
+            tokens=tuple(part.tokens),
+            server_made=part.server_made,
             echo=echo,
-            hold_us=round(hold * 1e6),
-            queue_us=max(0, round(queue_time * 1e6)),
-            compute_us=round((now - began_at) * 1e6),
+            hold_us=max(0, round(hold * 1e6)),
+            queue_us=max(0, round((done.began_at - part.ready_at) * 1e6)),
+            compute_us=round((done.ended_at - done.began_at) * 1e6),
             credit=credit if credit != told else None,
-            evaluated=evaluated,
+            evaluated=part.num_outputs,
         )
-        self._effects.append(Reply(session.key, message))
-        if progress.finish is not None:
-            self._finish(session, progress.finish, now)
+        return Reply(session.key, message)
 
     # Endings ----------------------------------------------------------------------------------------------
 

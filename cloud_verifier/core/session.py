@@ -27,24 +27,41 @@ _FROM_NOTHING: IntArray = np.arange(64, dtype=np.int32)
 _FROM_NOTHING.flags.writeable = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made a session and step, and freezing takes 1 us more
 class Rows:
     """A session's part of the running step: `chunk` prefill rows, then the nodes (tip first, if any)."""
 
     chunk: int
-    nodes: tuple[Node, ...]
+    nodes: Sequence[Node]
     slots: list[int]
     bare: bool  # an empty Propose had allowed its tip
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a step brought: the tokens committed, which no draft had proposed, and whether it ended."""
+    """What a step brought one session: the tokens committed, which no draft had proposed, and whether it
+    ended."""
 
+    session: VerifySession
+    ready_at: float  # since when its rows could have run, seconds
+    num_rows: int = 0  # of the step, prompt rows included
+    num_outputs: int = 0  # of them, its tip and drafts
     tokens: list[int] = field(default_factory=list)
+    start: int = 0  # position of the first of them
     server_made: int = 0  # bit i: tokens[i] was not among the edge's nodes
     finish: FinishReason | None = None
-    outputs: list[int] = field(default_factory=list)  # of the step's, those whose choices are the tokens
+    outputs: Sequence[int] = ()  # of the step's, those whose choices are the tokens
+    lost: bool = False  # it had ended meanwhile
+
+    @property
+    def num_drafts(self) -> int:
+        """Draft rows evaluated."""
+        return max(0, self.num_outputs - 1)
+
+    @property
+    def num_won(self) -> int:
+        """Of the drafts, those that were right: tokens beyond the one it has in any case."""
+        return len(self.tokens) - 1 if self.num_outputs > 1 and self.tokens else 0
 
 
 class VerifySession:
@@ -114,7 +131,7 @@ class VerifySession:
     @property
     def num_prefill(self) -> int:
         """Committed positions before the tip that the target has not seen."""
-        return self.tree.tip_position - len(self.lease.slots)
+        return len(self.tree.committed) - 1 - len(self.lease.slots)
 
     @property
     def evaluated(self) -> list[int]:
@@ -124,9 +141,9 @@ class VerifySession:
     @property
     def ready(self) -> bool:
         """Whether a step has something to evaluate for it."""
-        if self.ended or self.preempted or self.rows is not None:
+        if self.rows is not None or self.ended or self.preempted:
             return False
-        return self.may_evaluate_tip or self.num_prefill > 0
+        return self.request.fill or self.may_evaluate_tip or self.num_prefill > 0
 
     def ready_by(self, now: float) -> bool:
         """`ready`, and somebody still waits for it."""
@@ -179,54 +196,50 @@ class VerifySession:
         parents first)."""
         start = len(self.lease.slots)
         slots = memory.take(self.lease, chunk + len(nodes))
-        self.rows = Rows(chunk, tuple(nodes), slots, self._bare_step_granted)
+        self.rows = Rows(chunk, nodes, slots, self._bare_step_granted)
         self._bare_step_granted = self._bare_step_granted and not nodes  # a prefill chunk leaves it
-        row_of = {node.id: chunk + row for row, node in enumerate(nodes)}
-        parents = list(range(-1, chunk - 1 + bool(nodes)))  # the tip follows the chunk
-        parents += [row_of[_parent(node)] for node in nodes[1:]]
-        tokens = self.tree.committed[start : start + chunk] + [node.token for node in nodes]
-        positions = list(range(start, start + chunk)) + [node.position for node in nodes]
-        rows = np.array((tokens, positions, parents, slots), dtype=np.int32)
+        if not chunk and len(nodes) == 1:  # most often, and then a third of the time
+            rows = np.array((nodes[0].token, nodes[0].position, -1, slots[0]), dtype=np.int32).reshape(4, 1)
+        else:
+            rows = self._rows(start, chunk, nodes, slots)
+        tokens, positions, parents, where = rows
         return StepItem(
-            session=self.key,
-            prefix_slots=self.lease.slots.view,
-            tokens=rows[0],
-            positions=rows[1],
-            parents=rows[2],
-            slots=rows[3],
-            outputs=_counting(chunk, len(nodes)),
-            sampling=self.request.sampling,
-            prompt=self._prompt,
-            generated=self._generated(start) if self._prompt is not None else None,
-            ask=self._offers.ask(self.tree, nodes) if self._offers is not None and nodes else None,
+            self.key,
+            self.lease.slots.view,
+            tokens,
+            positions,
+            parents,
+            where,
+            _counting(chunk, len(nodes)),
+            self.request.sampling,
+            self._prompt,
+            self._generated(start) if self._prompt is not None else None,
+            self._offers.ask(self.tree, nodes) if self._offers is not None and nodes else None,
         )
 
     def apply(self, choices: IntArray, memory: KvMemory, now: float) -> Progress:
         """The step is done: note the choices, walk, keep the committed slots and free the others. A prompt
         that is read now is shared with those that come with the same."""
         rows = self._end_rows()
-        for node, choice in zip(rows.nodes, choices.tolist(), strict=True):
-            node.choice = choice
-        progress = Progress()
-        while self.tree.tip.choice is not None and progress.finish is None:
-            self._commit_next(self.tree.tip.choice, progress)
-        on_path = [output for output, node in enumerate(rows.nodes) if node.committed]
-        progress.outputs = on_path[: len(progress.tokens)]  # the last one may be a tip that ends the text
-        kept, freed = rows.slots[: rows.chunk], list[int]()
-        for node, slot in zip(rows.nodes, rows.slots[rows.chunk :], strict=True):
-            (kept if node.committed else freed).append(slot)
-        memory.settle(self.lease, kept, freed)
-        if rows.chunk and rows.nodes:
-            memory.publish(self.lease, self.evaluated)
-        self.rows_taken += (max(0, len(rows.nodes) - 1) - self.rows_taken) / 8
+        nodes, slots = rows.nodes, rows.slots
+        progress = Progress(self, self.ready_at, len(slots), len(nodes))
         self.ready_at = now
+        if not rows.chunk and len(nodes) == 1:  # its tip alone, which is committed
+            nodes[0].choice = int(choices[0])
+            self._walk(progress)
+            progress.outputs = (0,)
+            memory.settle(self.lease, slots, ())
+        else:
+            self._apply_tree(rows, choices.tolist(), progress, memory)
+        self.rows_taken += (progress.num_drafts - self.rows_taken) / 8
         return progress
 
-    def abort_step(self, memory: KvMemory) -> None:
+    def abort_step(self, memory: KvMemory) -> Progress:
         """The step it is in brought nothing: free the slots of its rows, and let it try again."""
         rows = self._end_rows()
         memory.settle(self.lease, (), rows.slots)
         self._bare_step_granted |= rows.bare
+        return Progress(self, self.ready_at, len(rows.slots), len(rows.nodes), lost=True)
 
     def abandon(self, memory: KvMemory, keep: bool = True) -> None:
         """Give up every slot; it is in no step any more. With `keep` the cache takes what is evaluated."""
@@ -247,11 +260,10 @@ class VerifySession:
 
     def finish_reason(self) -> FinishReason | None:
         """Whether the committed text is complete as it stands."""
-        if self.tree.tip_position >= self.prompt_length and self.tree.tip.token in self._stop_ids:
+        committed = self.tree.committed
+        if committed[-1] in self._stop_ids and len(committed) > self.prompt_length:
             return FinishReason.STOP
-        if len(self.tree.committed) >= self.max_length:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if len(committed) >= self.max_length else None
 
     # Inside -----------------------------------------------------------------------------------------------
 
@@ -334,14 +346,40 @@ class VerifySession:
                 break
             del self._places[wire_id]
 
-    def _commit_next(self, token: int, progress: Progress) -> None:
-        advance = self.tree.advance(token)
-        if not (advance.accepted and advance.tip.wire_id):  # a guess that the edge did not share is ours
-            progress.server_made |= 1 << len(progress.tokens)
-        if self._recall is not None:
-            self._recall.append(token)
-        progress.tokens.append(token)
-        progress.finish = self.finish_reason()
+    def _rows(self, start: int, chunk: int, nodes: Sequence[Node], slots: Sequence[int]) -> IntArray:
+        """int32 [4, T]: tokens, positions, parents and slots."""
+        row_of = {node.id: row for row, node in enumerate(nodes, chunk)}
+        parents = list(range(-1, chunk - 1 + bool(nodes)))  # the tip follows the chunk
+        parents += [row_of[node.parent] for node in nodes[1:]]  # type: ignore[index]  # only a tip has none
+        tokens = self.tree.committed[start : start + chunk] + [node.token for node in nodes]
+        positions = list(range(start, start + chunk)) + [node.position for node in nodes]
+        return np.array((tokens, positions, parents, slots), dtype=np.int32)
+
+    def _apply_tree(self, rows: Rows, choices: Sequence[int], progress: Progress, memory: KvMemory) -> None:
+        for node, choice in zip(rows.nodes, choices, strict=True):
+            node.choice = choice
+        self._walk(progress)
+        on_path = [output for output, node in enumerate(rows.nodes) if node.committed]
+        progress.outputs = on_path[: len(progress.tokens)]  # the last one may be a tip that ends the text
+        kept, freed = rows.slots[: rows.chunk], list[int]()
+        for node, slot in zip(rows.nodes, rows.slots[rows.chunk :], strict=True):
+            (kept if node.committed else freed).append(slot)
+        memory.settle(self.lease, kept, freed)
+        if rows.chunk and rows.nodes:
+            memory.publish(self.lease, self.evaluated)
+
+    def _walk(self, progress: Progress) -> None:
+        """Commit the target's choices from the tip on, as far as they are known."""
+        tree, tokens = self.tree, progress.tokens
+        progress.start = len(tree.committed)
+        while progress.finish is None and (token := tree.tip.choice) is not None:
+            advance = tree.advance(token)
+            if not (advance.accepted and advance.tip.wire_id):  # a guess that the edge did not share is ours
+                progress.server_made |= 1 << len(tokens)
+            if self._recall is not None:
+                self._recall.append(token)
+            tokens.append(token)
+            progress.finish = self.finish_reason()
 
     def _end_rows(self) -> Rows:
         rows, self.rows = self.rows, None
@@ -366,8 +404,3 @@ def _counting(start: int, count: int) -> IntArray:
     if not start and count < len(_FROM_NOTHING):
         return _FROM_NOTHING[:count]
     return np.arange(start, start + count, dtype=np.int32)
-
-
-def _parent(node: Node) -> int:
-    assert node.parent is not None, "only a tip has no parent, and the tip comes first"
-    return node.parent

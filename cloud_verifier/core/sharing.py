@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cloud_verifier.core.cost import StepCost
-from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.session import Progress, VerifySession
 from common.tree import Node
 
 DEAREST = 0.5
@@ -22,15 +22,6 @@ none is taken nothing is learnt, and a few slow steps would be believed for ever
 
 LEAST_TRUST = 1e-6  # one that was never right; only bounds a logarithm
 MOST_SAVED = 16.0  # tokens; what was won long ago does not excuse a slow spell now
-
-
-class Outcome(NamedTuple):
-    """What a step was for one session: draft rows evaluated, and tokens beyond the one it has in any case:
-    one for each row that was right."""
-
-    session: VerifySession
-    num_drafts: int
-    num_won: int
 
 
 class Picked(NamedTuple):
@@ -107,15 +98,17 @@ class Sharing:
                 taken.append(offer.node)
                 left -= 1
 
-    def settle(self, outcomes: Sequence[Outcome]) -> None:
-        """A step is over and brought its sessions these outcomes."""
-        if not any(outcome.num_drafts for outcome in outcomes):
-            for session, _, _ in outcomes:
+    def settle(self, parts: Sequence[Progress]) -> None:
+        """A step is over and brought its sessions this."""
+        if not any(part.num_outputs > 1 for part in parts):
+            for part in parts:
+                session = part.session
                 session.balance = min(MOST_SAVED, session.balance + self.max_slowdown)
             return
-        times = [outcome.num_drafts * self._row_time(outcome.session) for outcome in outcomes]
-        total, bare = sum(times), self._bare([outcome.session for outcome in outcomes])
-        for (session, _, num_won), own in zip(outcomes, times, strict=True):
+        times = [part.num_drafts * self._row_time(part.session) for part in parts]
+        total, bare = sum(times), self._bare([part.session for part in parts])
+        for part, own in zip(parts, times, strict=True):
+            session, num_won = part.session, part.num_won
             if session.promised or num_won:
                 session.kept.add(num_won, session.promised)
             lost = (total - own) / bare if bare else 0.0

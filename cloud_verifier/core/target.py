@@ -15,9 +15,10 @@ IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepItem:
-    """One session's rows in a step. Every row is one token to evaluate.
+    """One session's rows in a step. Every row is one token to evaluate. Nobody changes it; it is not frozen
+    because one is made a session and step, while the engine waits, and freezing takes 2 us more.
 
     Rows hang together as a tree: `parents[i]` is the row above row i (always < i), or -1 for a row that
     follows the prefix. A row sees all of the prefix, its ancestors and itself. A prefill chunk is a chain.
@@ -46,7 +47,7 @@ class StepPlan:
 
     @property
     def num_rows(self) -> int:
-        return sum(len(item.tokens) for item in self.items)
+        return sum([len(item.tokens) for item in self.items])
 
     @property
     def num_outputs(self) -> int:

@@ -182,7 +182,7 @@ def _state(stream: Stream, session: VerifySession, monitor: Monitor, now: float)
 
 
 def _margins(scheduler: VerifyScheduler) -> Margins:
-    kept, counts = scheduler.margins, Histogram(BOUNDS)
+    kept, counts = scheduler.ledger.margins, Histogram(BOUNDS)
     counts.counts, counts.total = kept.counts.copy(), math.nan
     return Margins(kept.near_tie, kept.num_near_ties, kept.smallest, counts)
 

@@ -61,8 +61,8 @@ def test_only_choices_on_the_committed_path_count() -> None:
     bench.propose(1, chain(3, 8, anchor=None))
     step(bench, {1: 0.5, 2: 0.25, 3: 0.125, 5: 0.01, 8: 0.02})
     assert bench.text(1) == [2, 3, 4]
-    assert bench.scheduler.margins.num_choices == 3
-    assert bench.scheduler.margins.smallest == 0.125
+    assert bench.scheduler.ledger.margins.num_choices == 3
+    assert bench.scheduler.ledger.margins.smallest == 0.125
 
 
 def test_a_token_that_ends_the_text_brings_no_choice_of_its_own() -> None:
@@ -71,8 +71,8 @@ def test_a_token_that_ends_the_text_brings_no_choice_of_its_own() -> None:
     bench.open(1, ask((1,), ignore_eos=False))
     bench.propose(1, chain(2, 3, anchor=0))
     step(bench, {1: 0.5, 2: 0.25, 3: 1e-9})
-    assert bench.scheduler.margins.num_choices == 2
-    assert bench.scheduler.margins.smallest == 0.25
+    assert bench.scheduler.ledger.margins.num_choices == 2
+    assert bench.scheduler.ledger.margins.smallest == 0.25
 
 
 def test_sessions_of_one_step_count_by_their_own_temperature() -> None:
@@ -80,8 +80,8 @@ def test_sessions_of_one_step_count_by_their_own_temperature() -> None:
     bench.open(1, ask((1,)))
     bench.open(2, ask((2,), temperature=0.5))
     step(bench, {1: 0.75, 2: 1.0})
-    assert bench.scheduler.margins.smallest == 0.5
-    assert bench.scheduler.margins.num_choices == 2
+    assert bench.scheduler.ledger.margins.smallest == 0.5
+    assert bench.scheduler.ledger.margins.num_choices == 2
 
 
 def test_margins_that_do_not_fit_the_step_fail_it() -> None:

@@ -53,8 +53,8 @@ def test_a_step_tells_how_long_each_had_waited_for_its_tokens() -> None:
     bench.open(2, now=3.5)
     bench.open(3, ask(committed=(2, 3)), now=3.75)
     bench.end(bench.begin(4.0), 5.0)
-    assert bench.scheduler.last_step is not None
-    waits = bench.scheduler.last_step.waits
+    assert bench.scheduler.ledger.last_step is not None
+    waits = bench.scheduler.ledger.last_step.waits
     assert (waits.first, waits.later, waits.resumed) == ([1.5], [2.0], [1.25])
 
 
@@ -62,8 +62,8 @@ def test_a_step_that_only_reads_brings_nobody_a_token() -> None:
     bench = Bench(prefill_chunk=2)
     bench.open(1, ask((1, 2, 3, 4, 5)))
     bench.step()
-    assert bench.scheduler.last_step is not None
-    assert bench.scheduler.last_step.waits == Waits()
+    assert bench.scheduler.ledger.last_step is not None
+    assert bench.scheduler.ledger.last_step.waits == Waits()
     assert bench.scheduler.sessions[1].tally.num_steps == 0
     assert bench.scheduler.sessions[1].tally.num_rows == 2
 

@@ -922,7 +922,7 @@ def test_a_step_tells_what_it_was() -> None:
     bench.open(2, ask((5,)), now=2.0)
     bench.propose(2, chain(6, 9, anchor=0, logprob=0.0), now=2.0)
     bench.end(bench.begin(3.0), 3.5)
-    report = bench.scheduler.last_step
+    report = bench.scheduler.ledger.last_step
     assert report is not None
     assert (report.began_at, report.duration, report.queue_times) == (3.0, 0.5, (2.0, 1.0))
     assert (report.num_tips, report.num_drafts, report.num_prefilled, report.num_committed) == (2, 2, 1, 3)

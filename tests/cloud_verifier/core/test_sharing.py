@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.session import VerifySession
-from cloud_verifier.core.sharing import MOST_SAVED, Outcome, Sharing
+from cloud_verifier.core.session import Progress, VerifySession
+from cloud_verifier.core.sharing import MOST_SAVED, Sharing
 from common.messages import Propose, pack_logprob
 from tests.cloud_verifier.core.bench import VOCAB, ask
 
@@ -89,9 +89,14 @@ def test_one_that_reads_its_prompt_bears_rows_like_all_others() -> None:
     assert {key: len(nodes) for key, nodes in picked.items()} == {1: 1}
 
 
+def brought(each: VerifySession, num_drafts: int, num_won: int) -> Progress:
+    """What a step was for a session: its tip, so many drafts, of which so many were right."""
+    return Progress(each, 0.0, num_outputs=1 + num_drafts, tokens=[0] * (1 + num_won))
+
+
 def test_a_balance_is_what_was_won_less_what_others_cost() -> None:
     sharing, loud, quiet = taught(), session(1, balance=1.0), session(2, balance=1.0)
-    sharing.settle([Outcome(loud, 10, 2), Outcome(quiet, 0, 0)])
+    sharing.settle([brought(loud, 10, 2), brought(quiet, 0, 0)])
     assert loud.balance == pytest.approx(1.0 + 2 + 0.02)
     assert quiet.balance == pytest.approx(1.0 + 0.02 - 10 / 31, rel=1e-3)
 
@@ -99,7 +104,7 @@ def test_a_balance_is_what_was_won_less_what_others_cost() -> None:
 def test_a_balance_does_not_grow_for_ever() -> None:
     sharing, each = taught(), session(1)
     for _ in range(10):
-        sharing.settle([Outcome(each, 3, 3)])
+        sharing.settle([brought(each, 3, 3)])
     assert each.balance == MOST_SAVED
 
 
@@ -107,7 +112,7 @@ def test_an_edge_is_believed_as_far_as_it_was_right() -> None:
     sharing, honest, liar = taught(), session(1, 0.5), session(2, *[1.0] * 8)
     for _ in range(20):
         liar.promised = 8.0
-        sharing.settle([Outcome(honest, 0, 0), Outcome(liar, 8, 0)])
+        sharing.settle([brought(honest, 0, 0), brought(liar, 8, 0)])
     honest.balance = liar.balance = MOST_SAVED
     assert drafts(sharing, honest, liar) == {1: 1, 2: 0}
 
@@ -116,7 +121,7 @@ def test_one_that_was_right_more_often_than_it_said_is_taken_at_its_word() -> No
     sharing, modest = taught(), session(1, 0.02)
     for _ in range(20):
         modest.promised = 0.1
-        sharing.settle([Outcome(modest, 3, 3)])
+        sharing.settle([brought(modest, 3, 3)])
     assert drafts(sharing, modest) == {1: 0}
 
 
@@ -133,7 +138,7 @@ def test_a_verifier_whose_steps_take_no_time_takes_every_row() -> None:
     sharing, poor = Sharing(0.02), session(2, balance=0.0)
     for _ in range(3):
         sharing.cost.sample(1, 0, 0.0)
-        sharing.settle([Outcome(poor, 0, 0)])
+        sharing.settle([brought(poor, 0, 0)])
     assert drafts(sharing, session(1, 0.9, 1e-6), poor) == {1: 2, 2: 0}
 
 

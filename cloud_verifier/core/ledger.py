@@ -1,0 +1,80 @@
+"""The books: what steps brought and to whom, for metrics, logs and views. Nothing is decided by them.
+
+So they are written when effects are taken, which a driver does while the engine has its next step already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cloud_verifier.core.margins import MarginCounter
+from cloud_verifier.core.report import Counters, StepReport, Waits
+from cloud_verifier.core.session import Progress
+from cloud_verifier.core.target import FloatArray
+
+
+@dataclass(slots=True)
+class StepDone:
+    """A step that is over."""
+
+    began_at: float
+    ended_at: float
+    num_rows: int
+    num_prefilled: int
+    num_reads: int
+    predicted: float  # seconds that it should have taken
+    parts: Sequence[Progress]
+    margins: Sequence[FloatArray]  # of each part, as in `StepResult`
+
+
+class Ledger:
+    """Totals of one verifier since it began, and its newest step. `near_tie` as in `MarginCounter`."""
+
+    def __init__(self, near_tie: float) -> None:
+        self.counters = Counters()
+        self.margins = MarginCounter(near_tie)
+        self.last_step: StepReport | None = None
+
+    def enter(self, done: StepDone) -> None:
+        """Write down a step."""
+        counters, waits = self.counters, Waits()
+        before = counters.num_committed
+        for part, margins in zip(done.parts, done.margins, strict=True):
+            if not part.lost:
+                self._enter(part, margins, done, waits)
+        counters.num_steps += 1
+        counters.num_prefilled += done.num_prefilled
+        num_tips = sum(1 for part in done.parts if part.num_outputs)
+        self.last_step = StepReport(
+            began_at=done.began_at,
+            duration=done.ended_at - done.began_at,
+            queue_times=tuple(max(0.0, done.began_at - part.ready_at) for part in done.parts),
+            num_tips=num_tips,
+            num_drafts=done.num_rows - done.num_prefilled - num_tips,
+            num_prefilled=done.num_prefilled,
+            num_reads=done.num_reads,
+            num_committed=counters.num_committed - before,
+            predicted=done.predicted,
+            waits=waits,
+        )
+
+    def _enter(self, part: Progress, margins: FloatArray, done: StepDone, waits: Waits) -> None:
+        """One session's part."""
+        counters, tally = self.counters, part.session.tally
+        num_drafts, num_won, num_tokens = part.num_drafts, part.num_won, len(part.tokens)
+        temperature = part.session.request.sampling.temperature
+        self.margins.note(margins[part.outputs] if num_drafts else margins[:num_tokens], temperature)
+        tally.count_step(done.began_at, part.num_rows, num_drafts, part.num_outputs - num_drafts)
+        counters.num_evaluated += part.num_outputs
+        counters.num_committed += num_tokens
+        if num_drafts:
+            counters.num_drafts += num_drafts
+            counters.count_won(num_won)
+        else:
+            counters.num_bare += part.num_outputs
+        if num_tokens:
+            num_server_made = part.server_made.bit_count()
+            counters.num_server_made += num_server_made
+            waits.add(tally, done.ended_at)
+            tally.count_commit(num_tokens, num_won, num_server_made, done.ended_at)
