@@ -23,6 +23,8 @@ class Batch:
     members: tuple[VerifySession, ...]  # all, in the order of their items
     decoding: tuple[VerifySession, ...]  # those that evaluate their tip
     chunks: dict[int, int]  # prompt tokens, by session key
+    bearing: Sequence[VerifySession]  # of all that are ready, those whom a longer step delays
+    spared: frozenset[int]  # keys of the others: of a longer step their prompts have more
 
 
 class Batcher:
@@ -48,15 +50,20 @@ class Batcher:
             (reading if session.num_prefill else tips).append(session)
         tips = self._tips(tips)
         if len(tips) == len(ready):
-            return Batch(tuple(ready), tuple(ready), {})
-        chunks = self._prefill_chunks(reading, tips)
+            return Batch(tuple(ready), tuple(ready), {}, ready, frozenset())
+        left = self._allowance(tips)
+        chunks = self._prefill_chunks(reading, left)
         taken = len(tips) + sum(chunks.values())
         room = self._rows.left(self._config.max_rows - len(tips), taken)
         read = [each for each in ready if chunks.get(each.key) == each.num_prefill and each.may_evaluate_tip]
         keys = {session.key for session in (*tips, *read[:room])}
         decoding = tuple(session for session in ready if session.key in keys)
         members = tuple(each for each in ready if each.key in keys or chunks.get(each.key))
-        return Batch(members, decoding, chunks)
+        spared = (
+            frozenset(each.key for each in reading if each.key not in keys) if left.tokens else frozenset()
+        )
+        bearing = [each for each in ready if each.key not in spared]
+        return Batch(members, decoding, chunks, bearing, spared)
 
     def reads(self, plan: StepPlan) -> int:
         """KV slots that a step reads, those of one item again for every `rows_per_read` of its rows."""
@@ -76,14 +83,18 @@ class Batcher:
             fitting.append(session)
         return fitting
 
-    def _prefill_chunks(self, reading: list[VerifySession], tips: Sequence[VerifySession]) -> dict[int, int]:
+    def _allowance(self, tips: Sequence[VerifySession]) -> _Allowance:
+        """For prompts, beside these."""
+        chunk = self._rows.left(self._config.prefill_chunk, len(tips))
+        return _Allowance(chunk, self._prefill_time(tips))
+
+    def _prefill_chunks(self, reading: list[VerifySession], left: _Allowance) -> dict[int, int]:
         """Prompt tokens by session key. The oldest of the tenant that has had the least reads first; if it
         has others that wait, half of what there is, so that a short prompt need not wait for a long one to
         end."""
         if not reading:
             return {}
-        chunk = self._rows.left(self._config.prefill_chunk, len(tips))
-        left = _Allowance(chunk, self._prefill_time(tips))
+        chunk = left.tokens
         first, *others = sorted(reading, key=lambda s: (self._service(s), s.opened_at, s.key))
         others.sort(key=lambda s: (self._service(s), s.num_prefill, s.opened_at, s.key))
         chunks = dict[int, int]()
@@ -102,10 +113,12 @@ class Batcher:
             chunks[session.key] = already + count
 
     def _prefill_time(self, tips: Sequence[VerifySession]) -> float:
-        """Seconds that prompts may add to a step of these; without end if nobody waits for it."""
+        """Seconds that prompts may add to a step of these and the drafts that they usually have; without end
+        if nobody waits for it."""
         if not tips:
             return float("inf")
-        step = self._cost.predict(len(tips), sum(len(session.lease.slots) for session in tips))
+        drafts = sum(session.rows_taken for session in tips)
+        step = self._cost.predict(len(tips) + drafts, sum(len(session.lease.slots) for session in tips))
         return (self._config.max_prefill_slowdown - 1) * step
 
     def _service(self, session: VerifySession) -> float:
@@ -117,14 +130,15 @@ class _Allowance:
     case."""
 
     def __init__(self, tokens: int, seconds: float) -> None:
-        self._tokens, self._seconds = tokens, seconds
+        self.tokens = tokens  # what is left of them
+        self._seconds = seconds
         self._certain = min(tokens, LEAST_PREFILL)
 
     def take(self, wanted: int, token_time: float) -> int:
         """How many of `wanted` tokens, each of which takes `token_time` seconds."""
         fitting = int(self._seconds / token_time) if token_time * wanted > self._seconds else wanted
-        count = min(wanted, self._tokens, max(fitting, self._certain, 0))
-        self._tokens -= count
+        count = min(wanted, self.tokens, max(fitting, self._certain, 0))
+        self.tokens -= count
         self._seconds -= count * token_time
         self._certain = max(0, self._certain - count)
         return count

@@ -51,6 +51,7 @@ class _Running:
     num_rows: int
     num_reads: int
     num_prefilled: int
+    spared: frozenset[int]  # see `Sharing.settle`
 
 
 class VerifyScheduler:
@@ -161,9 +162,10 @@ class VerifyScheduler:
         if self.config.recall:
             for session in batch.decoding:
                 session.guess(self.config.max_nodes_per_session - 1)
-        max_rows = self.rows.left(self.config.max_rows, sum(batch.chunks.values()))
+        num_prefilled = sum(batch.chunks.values())
+        max_rows = self.rows.left(self.config.max_rows, num_prefilled)
         limits = max_rows, self.config.max_nodes_per_session
-        nodes, num_wanted = self.sharing.pick(batch.decoding, ready, *limits)
+        nodes, num_wanted = self.sharing.pick(batch.decoding, batch.bearing, *limits, num_prefilled)
         self.credit.note(num_wanted, sum(map(len, nodes.values())) - len(nodes))
         items = [s.plan(batch.chunks.get(s.key, 0), nodes.get(s.key, ()), self.memory) for s in batch.members]
         if len(batch.members) < len(self.sessions):  # if all are, they stay in their order
@@ -175,7 +177,8 @@ class VerifyScheduler:
             began_at=now,
             num_rows=plan.num_rows,
             num_reads=self._batcher.reads(plan),
-            num_prefilled=sum(batch.chunks.values()),
+            num_prefilled=num_prefilled,
+            spared=batch.spared,
         )
         return plan
 
@@ -201,7 +204,7 @@ class VerifyScheduler:
             margins=result.margins,
         )
         self.cost.sample(num_rows, num_reads, now - running.began_at)
-        self.sharing.settle(parts)
+        self.sharing.settle(parts, running.spared)
         self.rows.on_success()
         self._effects.append(done)
         for part in parts:

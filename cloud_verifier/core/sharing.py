@@ -9,7 +9,7 @@ alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from cloud_verifier.core.cost import StepCost
@@ -59,25 +59,33 @@ class Sharing:
         self.rows_per_read = rows_per_read
 
     def pick(
-        self, decoding: Sequence[VerifySession], ready: Sequence[VerifySession], max_rows: int, share: int
+        self,
+        decoding: Sequence[VerifySession],
+        bearing: Sequence[VerifySession],
+        max_rows: int,
+        share: int,
+        num_prefilled: int = 0,
     ) -> Picked:
         """Every tip of `decoding`, then draft nodes, the cheapest for what they promise first.
 
-        `ready` are these and all others that wait for the step. `max_rows` bounds all nodes, `share` those of
-        one session. A parent is at least as likely as its child and has a smaller id, so it comes first.
+        `bearing` are these and all others whom a longer step delays: not those that read a prompt, of which
+        a longer step has more. `max_rows` bounds all nodes, `share` those of one session. A parent is at
+        least as likely as its child and has a smaller id, so it comes first. The more prompt rows
+        (`num_prefilled`) make the step longer, the more a token saves that needs no step.
         """
         nodes = {session.key: [session.tree.tip] for session in decoding}
-        bare = self._bare(ready)
+        bare = self._bare(bearing)
+        saved = bare + self.cost.more(num_prefilled, 0)  # seconds, by a draft that is right
         offers, num_wanted = list[Offer](), 0
         for session in decoding:
             session.promised = 0.0
             if session.tree.num_speculative:
-                found, wanted = self._offers(session, bare, len(ready))
+                found, wanted = self._offers(session, saved, len(bearing))
                 offers += found
                 num_wanted += min(wanted, share - 1)
         if not offers:
             return Picked(nodes, num_wanted)
-        payers = _Payers({each.key: max(each.balance, 0.0) * bare for each in ready})
+        payers = _Payers({each.key: max(each.balance, 0.0) * bare for each in bearing})
         self._take(sorted(offers), nodes, payers, max_rows - len(nodes), share)
         for session in decoding:
             taken = nodes[session.key]
@@ -98,20 +106,22 @@ class Sharing:
                 taken.append(offer.node)
                 left -= 1
 
-    def settle(self, parts: Sequence[Progress]) -> None:
-        """A step is over and brought its sessions this."""
+    def settle(self, parts: Sequence[Progress], spared: Collection[int] = ()) -> None:
+        """A step is over and brought its sessions this. `spared` are the keys of those whom its length did
+        not delay."""
         if not any(part.num_outputs > 1 for part in parts):
             for part in parts:
                 session = part.session
                 session.balance = min(MOST_SAVED, session.balance + self.max_slowdown)
             return
         times = [part.num_drafts * self._row_time(part.session) for part in parts]
-        total, bare = sum(times), self._bare([part.session for part in parts])
+        bearing = [part.session for part in parts if part.session.key not in spared]
+        total, bare = sum(times), self._bare(bearing)
         for part, own in zip(parts, times, strict=True):
             session, num_won = part.session, part.num_won
             if session.promised or num_won:
                 session.kept.add(num_won, session.promised)
-            lost = (total - own) / bare if bare else 0.0
+            lost = (total - own) / bare if bare and session.key not in spared else 0.0
             session.balance = min(MOST_SAVED, session.balance + num_won + self.max_slowdown - lost)
 
     def _bare(self, sessions: Sequence[VerifySession]) -> float:
@@ -123,7 +133,7 @@ class Sharing:
         """Seconds by which one more row of it makes a step longer."""
         return self.cost.more(1, len(session.lease.slots) / self.rows_per_read)
 
-    def _offers(self, session: VerifySession, bare: float, num_sessions: int) -> tuple[list[Offer], int]:
+    def _offers(self, session: VerifySession, saved: float, num_sessions: int) -> tuple[list[Offer], int]:
         """Its nodes that are worth their cost to all: as likely as it says itself, and as it was right so
         far; and how many were worth it if it were alone. One without fill asks for all of them: what is left
         out costs it a round trip, and not a step."""
@@ -134,8 +144,8 @@ class Sharing:
             return [Offer(0.0, node.id, key, session, node) for node in nodes], len(nodes)
         doubt = -math.log(min(max(session.kept.ratio, LEAST_TRUST), 1.0))
         row_time, worth = self._row_time(session), session.tree.worth
-        most_unlikely = _most_unlikely(num_sessions * row_time, bare)
-        alone = _most_unlikely(row_time, bare / num_sessions)
+        most_unlikely = _most_unlikely(num_sessions * row_time, saved)
+        alone = _most_unlikely(row_time, saved / num_sessions)
         dear = math.log(row_time / self.cost.per_row) if self.cost.per_read and self.cost.per_row else 0.0
         unlikely = [doubt - worth(node) for node in nodes]
         offers = [
@@ -177,10 +187,10 @@ class _Payers:
                 self._second, self._second_limit = key, limit
 
 
-def _most_unlikely(cost: float, bare: float) -> float:
-    """Nats beyond which a row that costs all together `cost` seconds of `bare` may save its own too
-    little."""
-    share = min(DEAREST, cost / bare) if bare else 0.0
+def _most_unlikely(cost: float, saved: float) -> float:
+    """Nats beyond which a row that costs all together `cost` seconds may save its own too little of the
+    `saved` seconds."""
+    share = min(DEAREST, cost / saved) if saved else 0.0
     return -math.log(share) if share else math.inf
 
 
