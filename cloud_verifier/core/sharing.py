@@ -145,7 +145,7 @@ class Sharing:
         doubt = -math.log(min(max(session.kept.ratio, LEAST_TRUST), 1.0))
         row_time, worth = self._row_time(session), session.tree.worth
         most_unlikely = _most_unlikely(num_sessions * row_time, saved)
-        alone = _most_unlikely(row_time, saved / num_sessions)
+        alone = _most_unlikely(row_time, self._bare([session]))
         dear = math.log(row_time / self.cost.per_row) if self.cost.per_read and self.cost.per_row else 0.0
         unlikely = [doubt - worth(node) for node in nodes]
         offers = [
