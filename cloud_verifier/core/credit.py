@@ -7,6 +7,7 @@ from cloud_verifier.core.session import VerifySession
 
 GAIN = 1 / 8  # of RFC 9002's smoothed RTT: a change is followed within a dozen steps
 NO_PRESSURE = 0.01  # nearly every row that is wanted is taken
+FULL_PRESSURE = 0.5  # from here on credit is what is used
 AHEAD = 2.0  # turns for which nodes may lie here: the one that comes, and the one after
 
 
@@ -32,5 +33,6 @@ class Credit:
         if self.pressure < NO_PRESSURE:
             return max(config.min_credit, share)
         used = AHEAD * (session.rows_taken + session.lag)
-        wanted = share + self.pressure * (min(share, used) - share)
+        weight = min(1.0, self.pressure / FULL_PRESSURE)
+        wanted = share + weight * (min(share, used) - share)
         return max(config.min_credit, round(wanted))
