@@ -84,7 +84,7 @@ def check_private(address: str) -> None:
     if address.startswith(UNIX) and len(address) > len(UNIX):
         return
     host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdigit() and int(port) < 2**16):
+    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 2**16):
         raise UserError(f"--admin is {address!r}; it must be unix:PATH or HOST:PORT, 127.0.0.1:50061 for one")
     if not _is_loopback(host):
         raise UserError(

@@ -39,7 +39,9 @@ def test_an_address_that_others_reach_is_refused_with_what_to_do(address: str) -
         check_private(address)
 
 
-@pytest.mark.parametrize("address", ["", "50061", "unix:", "localhost:", "127.0.0.1:99999", ":50061"])
+@pytest.mark.parametrize(
+    "address", ["", "50061", "unix:", "localhost:", "127.0.0.1:99999", ":50061", "127.0.0.1:²"]
+)
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(UserError, match="it must be unix:PATH or HOST:PORT"):
         check_private(address)
