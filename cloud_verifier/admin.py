@@ -6,13 +6,15 @@ Unix socket that only its owner may open.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc.aio
 
+from cloud_verifier.guard import Guard
 from cloud_verifier.telemetry.snapshot import SessionState, Snapshot
 from common.errors import UserError
 from common.pb import admin_pb2 as pb
@@ -47,17 +49,16 @@ class AdminServer:
         self.address = address
 
     async def __aenter__(self) -> AdminServer:
-        server = self._server = grpc.aio.server(options=server_options())
+        server = self._server = grpc.aio.server(options=server_options(), interceptors=(Guard(),))
         pb_grpc.add_AdminServiceServicer_to_server(self._service, server)
         try:
-            port = server.add_insecure_port(self.address)
+            with _private_files():
+                port = server.add_insecure_port(self.address)
         except RuntimeError as error:
             raise UserError(
                 f"cannot listen on {self.address}: it is in use or cannot be made; choose another address"
             ) from error
-        if self.address.startswith(UNIX):
-            os.chmod(self.address.removeprefix(UNIX), 0o600)
-        else:
+        if not self.address.startswith(UNIX):
             self.address = f"{self.address.rpartition(':')[0]}:{port}"
         await server.start()
         return self
@@ -67,12 +68,23 @@ class AdminServer:
         await self._server.stop(grace=None)
 
 
+@contextlib.contextmanager
+def _private_files() -> Iterator[None]:
+    """Files that are made within this only their owner may open. A socket whose mode is changed afterwards
+    could have been opened meanwhile."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def check_private(address: str) -> None:
     """Raise `UserError` unless only this machine can reach `address`."""
     if address.startswith(UNIX) and len(address) > len(UNIX):
         return
     host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdigit() and int(port) < 2**16):
+    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 2**16):
         raise UserError(f"--admin is {address!r}; it must be unix:PATH or HOST:PORT, 127.0.0.1:50061 for one")
     if not _is_loopback(host):
         raise UserError(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import LocalError, UserError
+from common.errors import LocalError
 from common.noise import BLOCK, NOISE_MAX, bits_under, gumbel_under, least_bits, noise_key
 from common.sampling import SamplingParams
 
@@ -64,15 +64,6 @@ class Adjustments:
     bias: FloatArray  # [N]
     factor: FloatArray  # [N] 1 where nothing repeats
     minus: FloatArray  # [N]
-
-
-def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Raise `UserError` if a logit bias or stop token lies outside 0..vocab_size - 1."""
-    named = [("logit_bias", token) for token, _ in params.logit_bias]
-    named += [("stop_token_ids", token) for token in params.stop_token_ids]
-    for name, token in named:
-        if not 0 <= token < vocab_size:
-            raise UserError(f"{name} names token {token}; this model's ids run from 0 to {vocab_size - 1}")
 
 
 def choose(

@@ -11,7 +11,6 @@ from common.errors import LocalError
 
 INITIAL_RTT = 0.333  # kInitialRtt, RFC 9002 6.2.2
 LN_2 = math.log(2)
-GRANULARITY = 0.001  # kGranularity, RFC 9002 6.1.2
 
 
 class RttEstimator:
@@ -44,15 +43,6 @@ class RttEstimator:
             self.rtt_variance += (abs(self.smoothed_rtt - latest) - self.rtt_variance) / 4
             self.smoothed_rtt += (latest - self.smoothed_rtt) / 8
         self.num_samples += 1
-
-    def forget_min(self) -> None:
-        """Start `min_rtt` anew at the latest sample: the path has changed (RFC 9002 5.2)."""
-        self.min_rtt = self.latest_rtt
-
-    @property
-    def probe_timeout(self) -> float:
-        """After this long without an answer something is probably lost (PTO, RFC 9002 6.2.1)."""
-        return self.smoothed_rtt + max(4 * self.rtt_variance, GRANULARITY)
 
 
 class IntervalEstimator:

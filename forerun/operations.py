@@ -68,7 +68,7 @@ def check_operations(options: argparse.Namespace) -> None:
 def split_address(name: str, address: str) -> tuple[str, int]:
     """Host and port. Raises `UserError` that names the option."""
     host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdigit() and int(port) < 2**16):
+    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 2**16):
         raise UserError(f"{name} is {address!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
     return host, int(port)
 

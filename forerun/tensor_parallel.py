@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -62,7 +63,12 @@ class LossWatch:
         """Until the group is lost."""
         lost = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self._leader.when_lost(lambda: loop.call_soon_threadsafe(lost.set))
+
+        def notice() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended before
+                loop.call_soon_threadsafe(lost.set)
+
+        self._leader.when_lost(notice)
         await lost.wait()
 
 

@@ -171,7 +171,10 @@ class GraphRunner:
         for bucket in sorted(self._buckets(max_rows), reverse=True):
             if self._refusal is None and bucket not in self._recordings:
                 self._buffers.send_padding(bucket)
-                self._record(bucket, None)
+                try:
+                    self._record(bucket, None)
+                except torch.OutOfMemoryError:  # of the eager run; a smaller bucket may have room
+                    self._note_too_large(bucket)
 
     def _buckets(self, max_rows: int) -> Iterator[Bucket]:
         """Buckets that steps can need: each unit has at most so many rows, and the store so many slots."""
@@ -200,18 +203,23 @@ class GraphRunner:
         """Run the bucket's body, and record it. Choices as `run`, None if there is no table."""
         body, result = self._body(bucket)
         logits = body()
-        found = None if table is None else finish(logits, result, table)
+        found = None
+        if table is not None:
+            found = finish(logits, result, table)
+            self._count_eager(FIRST)
         del logits  # its memory may be wanted for the recording
-        self._count_eager(FIRST)
         try:
             self._recordings[bucket] = _Recording(self._capture(body), body, result)
             self.counts.captures += 1
         except torch.OutOfMemoryError:
-            logger.warning("no memory to record steps of %d rows, %d units", bucket.rows, bucket.units)
-            self._too_large.add(bucket)
+            self._note_too_large(bucket)
         except RuntimeError as error:  # torch's own for anything that a capture does not allow
             self._refuse(f"the model cannot be recorded: {error}")
         return found
+
+    def _note_too_large(self, bucket: Bucket) -> None:
+        logger.warning("no memory to record steps of %d rows, %d units", bucket.rows, bucket.units)
+        self._too_large.add(bucket)
 
     def _body(self, bucket: Bucket) -> tuple[Callable[[], Tensor], Tensor]:
         """What a replay of the bucket does, from the tables on the device to logits float32 [rows, V]; and

@@ -29,6 +29,7 @@ from torch import Tensor
 from cloud_verifier.core.target import IntArray, StepItem, StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.engine.attention import AttentionBackend, StepAttention
 from cloud_verifier.engine.packing import PackedStep
+from cloud_verifier.engine.stats import Stats, stats_of
 from cloud_verifier.engine.step_frames import (
     HEAD_LENGTH,
     Kind,
@@ -191,6 +192,10 @@ class LeadingEngine:
     @property
     def info(self) -> TargetInfo:
         return self._engine.info
+
+    def stats(self) -> Stats:
+        """See `ReportsStats`: those of this rank's part."""
+        return stats_of(self._engine)
 
     def evaluate(self, plan: StepPlan) -> StepResult:
         """Run one step. A plan that breaks a rule is refused before the others hear of it."""

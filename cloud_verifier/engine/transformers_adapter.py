@@ -221,10 +221,6 @@ class TargetModel:
         """Token ids of `text`, with the special tokens that the tokenizer puts around a prompt."""
         return list(self._words(text)["input_ids"])
 
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`, special tokens included."""
-        return str(self._words.decode(list(tokens), clean_up_tokenization_spaces=False))
-
     @property
     def _words(self) -> PreTrainedTokenizerBase:
         if self._tokenizer is None:

@@ -15,9 +15,10 @@ from cloud_verifier.core.report import StepReport, Tally
 from cloud_verifier.core.session import VerifySession
 from cloud_verifier.telemetry.instruments import Instruments, Wire
 from common.acceptance import AcceptanceRule
-from common.errors import CapacityError, ForerunError, LocalError, PeerError, UnavailableError, UserError
+from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
 from common.messages import FinishReason, Open
 from common.rpc.admin import MAX_NAME_CHARS
+from common.rpc.status import fault_word
 
 logger = logging.getLogger(__name__)
 
@@ -26,15 +27,6 @@ OTHERS, NOBODY = "(others)", "(none)"
 
 LOST = "LOST"
 """Why a session ended whose stream broke off, as `Counters.num_finished` has it."""
-
-FAULTS: dict[type[ForerunError], str] = {
-    UserError: "user",
-    PeerError: "client",
-    CapacityError: "capacity",
-    UnavailableError: "unavailable",
-    LocalError: "server",
-}
-"""Whose fault an error is: the words of `Fault` on the wire."""
 
 TOLD = (CapacityError, UnavailableError, LocalError)
 """Errors whose sentence is logged: it is about this verifier. The others may quote what a client has sent."""
@@ -151,7 +143,7 @@ class Monitor:
         stream = self.streams.get(key)
         if stream is None or stream.over:
             return
-        fields: dict[str, object] = {"fault": _fault_of(error)}
+        fields: dict[str, object] = {"fault": fault_word(error)}
         if isinstance(error, TOLD):
             fields["why"] = str(error)
         if stream.session is not None:
@@ -238,11 +230,6 @@ def shortened(name: str) -> str:
     """A name that somebody else has chosen, at most `MAX_NAME_CHARS` long and printable."""
     printable = name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
     return printable if len(printable) <= MAX_NAME_CHARS else printable[: MAX_NAME_CHARS - 3] + "..."
-
-
-def _fault_of(error: ForerunError) -> str:
-    kinds = (FAULTS[kind] for kind in type(error).__mro__ if kind in FAULTS)
-    return next(kinds, "server")
 
 
 def _account(tally: Tally, now: float) -> dict[str, object]:

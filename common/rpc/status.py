@@ -135,6 +135,11 @@ def to_detail(error: grpc.aio.AioRpcError) -> StatusDetail:
     )
 
 
+def fault_word(error: ForerunError) -> str:
+    """Whose fault it is by the verifier's log: `user`, `client`, `server`, `capacity` or `unavailable`."""
+    return pb.Fault.Name(_fault_of(error)).removeprefix("FAULT_").lower()
+
+
 def _fault_of(error: ForerunError) -> pb.Fault:
     kinds = (_FAULT_OF[kind] for kind in type(error).__mro__ if kind in _FAULT_OF)
     return next(kinds, pb.FAULT_SERVER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import grpc.aio
 import pytest
 
 from cloud_verifier.admin import AdminServer, check_private, overview_of
+from cloud_verifier.telemetry.snapshot import Snapshot
 from common.errors import UserError
 from common.pb import admin_pb2 as pb
 from common.pb import admin_pb2_grpc as pb_grpc
@@ -37,7 +39,9 @@ def test_an_address_that_others_reach_is_refused_with_what_to_do(address: str) -
         check_private(address)
 
 
-@pytest.mark.parametrize("address", ["", "50061", "unix:", "localhost:", "127.0.0.1:99999", ":50061"])
+@pytest.mark.parametrize(
+    "address", ["", "50061", "unix:", "localhost:", "127.0.0.1:99999", ":50061", "127.0.0.1:²"]
+)
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(UserError, match="it must be unix:PATH or HOST:PORT"):
         check_private(address)
@@ -83,6 +87,46 @@ async def test_only_its_owner_may_open_its_socket(tmp_path: Path) -> None:
     async with AdminServer(make().snapshot, f"unix:{path}") as server:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert (await overview(server.address)).model == "tiny"
+
+
+@pytest.mark.grpc
+async def test_its_socket_is_made_private_and_not_only_turned_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two steps somebody else could have connected."""
+    path, before = tmp_path / "admin.sock", os.umask(0)
+    monkeypatch.delattr(os, "chmod")
+    try:
+        async with AdminServer(make().snapshot, f"unix:{path}"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert os.umask(0) == 0
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.grpc
+async def test_bytes_that_are_no_message_are_an_invalid_argument() -> None:
+    method = "/forerun.v1.AdminService/ListSessions"
+    async with (
+        AdminServer(make().snapshot, LOOPBACK) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        call = channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"\xff\xff\xff")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.grpc
+async def test_a_defect_is_told_without_its_insides() -> None:
+    def fail() -> Snapshot:
+        raise KeyError("an inside")
+
+    async with AdminServer(fail, LOOPBACK) as server:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await overview(server.address)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "inside" not in str(caught.value.details())
 
 
 @pytest.mark.grpc

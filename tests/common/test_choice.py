@@ -17,13 +17,12 @@ from common.choice import (
     DEPTHS,
     Choice,
     adjustments,
-    check_token_ids,
     choose,
     nucleus,
     process_logits,
     rank,
 )
-from common.errors import LocalError, UserError
+from common.errors import LocalError
 from common.noise import gumbel
 from common.sampling import SamplingParams
 
@@ -323,14 +322,6 @@ def test_the_logits_are_left_alone() -> None:
         params = make_params(temperature, filters, PENALTIES[-1], bias=BIASES[1])
         choose(logits, params, 0, PROMPT, GENERATED)
     assert logits.tolist() == list(range(9))
-
-
-@pytest.mark.parametrize("field", ["logit_bias", "stop_token_ids"])
-def test_ids_outside_the_vocabulary_are_named(field: str) -> None:
-    params = SamplingParams(**{field: ((7, 1.0),) if field == "logit_bias" else (7,)})  # type: ignore[arg-type]
-    check_token_ids(params, 8)
-    with pytest.raises(UserError, match=f"{field} names token 7; this model's ids run from 0 to 6"):
-        check_token_ids(params, 7)
 
 
 def test_depths_end_with_every_finite_number() -> None:

@@ -51,6 +51,7 @@ async def test_one_that_cannot_listen_leaves_none_behind() -> None:
     [
         (["--metrics", "9464"], "--metrics is '9464'; it must be HOST:PORT"),
         (["--metrics", "localhost:x"], "it must be HOST:PORT"),
+        (["--metrics", "localhost:²"], "it must be HOST:PORT"),
         (["--admin", "50061"], "it must be unix:PATH or HOST:PORT"),
         (["--admin", "0.0.0.0:50061"], "give an address of this machine only"),
         (["--metrics-tenants", "-1"], "--metrics-tenants is -1"),

@@ -15,14 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.core.scheduler import VerifyScheduler
+from cloud_verifier.core.target import TargetInfo
 from common.sampling import SamplingParams
 from forerun.cli import main
+from forerun.tensor_parallel import LossWatch
+from tests.worlds.models import FINGERPRINT, VOCAB, TinyTarget
 
 if TYPE_CHECKING:
     from cloud_verifier.engine.engine import TorchEngine
 
 TARGET = str(Path(__file__).parents[2] / "demo_models" / "target")
 PROMPT = "def read_lines(path):\n    with open(path) as file:\n        lines = file.read()\n"
+INFO = TargetInfo("tiny", VOCAB, 64, 64, (), FINGERPRINT)
 SAMPLINGS = (SamplingParams(max_tokens=40), SamplingParams(0.8, top_p=0.95, seed=11, max_tokens=40))
 
 
@@ -82,3 +88,28 @@ def test_what_cannot_be_is_told_before_anything_is_loaded(
 ) -> None:
     assert main(["verify", "--model", TARGET, "--tensor-parallel", "--listen", "127.0.0.1:0", *words]) == 2
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.torch
+@pytest.mark.parallel
+def test_a_group_that_is_lost_after_its_service_has_ended_is_no_second_error() -> None:
+    """The pulse goes on until the other ranks were let go, and by then the event loop is closed."""
+    from cloud_verifier.engine.parallel import Leader, Ranks
+    from cloud_verifier.worker import Worker
+
+    leader = Leader(Ranks(0, 2, patience=60.0))
+
+    async def serve() -> None:
+        engine = TinyTarget(INFO)
+        watching = asyncio.ensure_future(
+            LossWatch(leader).run(Worker(engine, VerifyScheduler(engine.info, SchedulerConfig())))
+        )
+        await asyncio.sleep(0)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(serve())
+    with leader.lock:
+        lost = leader.lose(RuntimeError("Connection closed by peer"))
+    assert str(lost) == "the group of 2 ranks is lost: Connection closed by peer"
+    leader.end()

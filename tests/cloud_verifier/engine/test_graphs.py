@@ -122,7 +122,8 @@ def test_replayed_steps_equal_eager_ones(family: str, num_layers: int) -> None:
 # What is recorded, refused and counted, with a model that is a table of logits by token and position.
 
 
-def graphs_of(capture: Capture) -> GraphRunner:
+def graphs_of(capture: Capture, before: Callable[[Tensor], None] = lambda _: None) -> GraphRunner:
+    """`before` is told the tokens of each forward."""
     from cloud_verifier.engine.engine import choice_rows
     from cloud_verifier.engine.graphs import GraphRunner
     from cloud_verifier.engine.kv import KVStore
@@ -132,6 +133,7 @@ def graphs_of(capture: Capture) -> GraphRunner:
     device = device_for_kernels()
 
     def forward(tokens: Tensor, positions: Tensor, outputs: Tensor) -> Tensor:
+        before(tokens)
         return table(device)[tokens[0, outputs], positions[0, outputs]]
 
     return GraphRunner(forward, KVStore(64), TritonBackend(), device, choice_rows, capture)
@@ -175,6 +177,22 @@ def test_buckets_are_recorded_ahead_largest_first() -> None:
         assert found is not None
         assert found[0].tolist() == expected(*tokens)
     assert (graphs.counts.captures, graphs.counts.graph, len(recorded)) == (2, 2, 2)
+    assert (graphs.counts.eager, graphs.counts.reasons) == (0, {})  # what was run ahead was nobody's step
+
+
+def test_a_bucket_for_which_there_is_no_memory_ahead_is_left_out_and_the_others_are_made() -> None:
+    import torch
+
+    def narrow(tokens: Tensor) -> None:
+        if tokens.shape[1] > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    graphs = graphs_of(captures(), narrow)
+    graphs.warm(10)
+    assert graphs.counts.captures == 1
+    assert graphs.run(tips(*range(9))) is None
+    assert graphs.run(tips(3)) is not None
+    assert (graphs.counts.graph, graphs.counts.reasons) == (1, {"larger than the largest graph": 1})
 
 
 def test_a_model_that_cannot_be_recorded_runs_eagerly_and_says_why_once(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cloud_verifier.core.target import TargetInfo
 from cloud_verifier.engine.floor import FlooredEngine
 from cloud_verifier.engine.stats import Stats, stats_of
@@ -23,3 +25,15 @@ def test_an_engine_may_tell_figures_and_need_not() -> None:
 def test_a_floor_hides_no_figures() -> None:
     assert stats_of(FlooredEngine(Counting(INFO), 0.01)) == {"graph_steps_total": 2.0}
     assert stats_of(FlooredEngine(TinyTarget(INFO), 0.01)) == {}
+
+
+@pytest.mark.torch
+@pytest.mark.parallel
+def test_leading_other_ranks_hides_no_figures() -> None:
+    from cloud_verifier.engine.parallel import Leader, LeadingEngine, Ranks
+
+    leader = Leader(Ranks(0, 2, patience=60.0))
+    assert stats_of(LeadingEngine(Counting(INFO), leader)) == {"graph_steps_total": 2.0}
+    with leader.lock:
+        leader.lose(RuntimeError("nobody was there"))
+    leader.end()

@@ -124,6 +124,26 @@ def _first_bytes(port: int) -> list[bytes]:
         return [each.recv(1) for each in clients]
 
 
+async def test_a_connection_for_which_there_is_no_thread_takes_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A system may refuse threads for a while; afterwards the page is there again."""
+    start = threading.Thread.start
+
+    def start_others(thread: threading.Thread) -> None:
+        if "process_request" in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async with serving() as found:
+        with monkeypatch.context() as refusing:
+            refusing.setattr(threading.Thread, "start", start_others)
+            for _ in range(server.MAX_CLIENTS):
+                assert await asyncio.to_thread(_first_bytes, found.port) == [b""]
+        status, _, _ = await get(found.port)
+    assert status == 200
+
+
 async def test_the_snapshot_is_taken_in_the_event_loops_thread() -> None:
     threads = list[str]()
     worker = make()

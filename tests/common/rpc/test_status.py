@@ -22,6 +22,7 @@ from common.rpc.status import (
     MAX_MESSAGE_CHARS,
     Status,
     StatusDetail,
+    fault_word,
     from_grpc_code,
     to_detail,
     to_error,
@@ -51,6 +52,14 @@ def bare(
     """A status as a proxy sends it, or with `detail` for bytes."""
     entries = () if detail is None else ((DETAIL_KEY, detail),)
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*entries), words)
+
+
+def test_a_fault_has_a_word_for_each_side() -> None:
+    class OfTheClient(PeerError):
+        """A kind of its own is its parent's fault."""
+
+    words = [fault_word(kind("words")) for kind in (*KINDS, OfTheClient)]
+    assert words == ["user", "client", "server", "capacity", "unavailable", "client"]
 
 
 @pytest.mark.parametrize("code", Code)
