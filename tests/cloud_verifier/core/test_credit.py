@@ -41,7 +41,9 @@ def test_under_pressure_credit_is_what_two_turns_use() -> None:
 
 
 def test_credit_moves_with_the_pressure() -> None:
-    assert pressed(FULL_PRESSURE / 2).of(session(rows_taken=6.0, lag=12), 4) == pytest.approx((128 + 36) / 2, abs=1)
+    assert pressed(FULL_PRESSURE / 2).of(session(rows_taken=6.0, lag=12), 4) == pytest.approx(
+        (128 + 36) / 2, abs=1
+    )
 
 
 def test_it_is_never_more_than_without_pressure() -> None:
