@@ -337,12 +337,13 @@ class VerifyScheduler:
         self, session: VerifySession, choices: IntArray, margins: FloatArray, running: _Running, now: float
     ) -> Outcome:
         """One session's part of the step that is done."""
+        assert session.rows is not None, "it is in the step"
         num_drafts = max(0, len(choices) - 1)
-        if session.ended:
+        if session.ended:  # its rows were evaluated all the same, and in vain
+            self.tenants.charge(session.tenant, len(session.rows.slots), num_drafts)
             session.abort_step(self.memory)
             self.room.leave(session)
             return Outcome(session, num_drafts, 0)
-        assert session.rows is not None, "it is in the step"
         num_rows, queue_time = len(session.rows.slots), running.began_at - session.ready_at
         progress = session.apply(choices, self.memory, now)
         self.margins.note(margins[progress.outputs], session.request.sampling.temperature)
