@@ -35,8 +35,9 @@ static: setup ## check format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-soak: setup ## hold the five laws over 20,000 random worlds (some ten minutes)
-	$(BIN)/python -m tests.worlds.soak $(ARGS)
+soak: setup ## 20,000 random worlds, then 20,000 hostile clients (some ten minutes each)
+	$(BIN)/python -m tests.worlds.soak
+	$(BIN)/python -m tests.fuzz.soak $(ARGS)
 
 check: static test ## all that a change must pass: format, lint, types, tests
 

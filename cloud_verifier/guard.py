@@ -6,10 +6,11 @@ exception's class and text. A stranger would learn of our insides, and could not
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -82,17 +83,10 @@ def _guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any
     """Of one answer, or of answers that the method writes itself."""
 
     async def call(request: Any, context: Any) -> Any:
-        try:
+        async with _told(context):
             if isinstance(request, PeerError):
                 raise request
             return await method(request, context)
-        except grpc.aio.AbortError:
-            raise
-        except ForerunError as error:
-            await context.abort(*to_status(error))
-        except Exception:  # outermost frame of a call
-            logger.exception("! a method failed")
-            await context.abort(*DEFECT)
 
     return call
 
@@ -101,18 +95,30 @@ def _guarded_generator(
     method: Callable[[Any, Any], AsyncGenerator[Any, None]],
 ) -> Callable[[Any, Any], AsyncGenerator[Any, None]]:
     async def call(request: Any, context: Any) -> AsyncGenerator[Any, None]:
-        try:
+        async with _told(context):
             if isinstance(request, PeerError):
                 raise request
             async with aclosing(method(request, context)) as responses:
                 async for response in responses:
                     yield response
-        except grpc.aio.AbortError:
+
+    return call
+
+
+@asynccontextmanager
+async def _told(context: Any) -> AsyncIterator[None]:
+    """What goes wrong within becomes the status of the call, if anybody still listens."""
+    try:
+        try:
+            yield
+        except (grpc.aio.AbortError, grpc.aio.InternalError):
             raise
         except ForerunError as error:
             await context.abort(*to_status(error))
         except Exception:  # outermost frame of a call
             logger.exception("! a method failed")
             await context.abort(*DEFECT)
-
-    return call
+    except grpc.aio.InternalError:
+        # gRPC could not send: the client went while it was being answered. That is its right and no defect; a
+        # call that was cancelled is what gRPC takes it for.
+        raise asyncio.CancelledError from None

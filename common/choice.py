@@ -38,7 +38,8 @@ ROUNDING = 1e-9  # far above a float64's error in sums of numbers below 200, far
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the model writes, and by how much: the best score minus the runner-up's, inf if there is none."""
+    """What the model writes, and by how much: the best score minus the runner-up's, inf if there is none or
+    if it is more than a float32 holds, as engines keep it."""
 
     token: int
     margin: float
@@ -80,7 +81,7 @@ def choose(
     """
     if not params.greedy:
         ranking = rank(logits, params, position, 2, prompt, generated)
-        return Choice(int(ranking.tokens[0]), ranking.margin)
+        return Choice(int(ranking.tokens[0]), ranking.margin if ranking.margin <= FLOAT32_MAX else math.inf)
     adjusted = adjusted_logits(logits, params, prompt, generated)
     token = int(adjusted.argmax())  # numpy promises the first, so the lowest id
     others = [float(side.max()) for side in (adjusted[:token], adjusted[token + 1 :]) if side.size]
@@ -141,8 +142,8 @@ def adjusted_logits(
         return given
     adjusted = given.copy()
     values = given[change.tokens].astype(np.float64) + change.bias
-    values = np.where(values > 0, values / change.factor, values * change.factor) - change.minus
     with np.errstate(over="ignore"):  # below a float32's range a token is as good as forbidden
+        values = np.where(values > 0, values / change.factor, values * change.factor) - change.minus
         adjusted[change.tokens] = np.minimum(values, FLOAT32_MAX)
     check_best(float(adjusted.max()))
     return adjusted

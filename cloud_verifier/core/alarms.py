@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import heapq
 
+SLACK = 64
+"""Forgotten alarms that may lie about beside as many as there are; with more of them all are thrown out."""
+
 
 class Alarms:
     """Absolute times (seconds) by key. Setting a key again moves its alarm; the old one is forgotten
-    lazily."""
+    lazily, but not so lazily that streams that come and go, with deadlines of years, fill the memory."""
 
     def __init__(self) -> None:
         self._due: dict[int, float] = {}
@@ -19,7 +22,15 @@ class Alarms:
             self._due.pop(key, None)
         elif self._due.get(key) != at:
             self._due[key] = at
-            heapq.heappush(self._heap, (at, key))
+            if len(self._heap) >= 2 * len(self._due) + SLACK:
+                self._heap = [(due_at, each) for each, due_at in self._due.items()]
+                heapq.heapify(self._heap)
+            else:
+                heapq.heappush(self._heap, (at, key))
+
+    def __len__(self) -> int:
+        """Alarms that take memory, forgotten ones included."""
+        return len(self._heap)
 
     @property
     def next_at(self) -> float | None:

@@ -338,12 +338,13 @@ class VerifyScheduler:
 
     def _apply(self, session: VerifySession, choices: IntArray, now: float) -> Progress:
         """One session's part of the step that is done."""
-        if session.ended:
-            lost = session.abort_step(self.memory)
-            self.room.leave(session)
-            return lost
-        part = session.apply(choices, self.memory, now)
+        if session.ended:  # its rows were evaluated all the same, and in vain
+            part = session.abort_step(self.memory)
+        else:
+            part = session.apply(choices, self.memory, now)
         self.tenants.charge(session.tenant, part.num_rows, part.num_drafts - part.num_won)
+        if part.lost:
+            self.room.leave(session)
         return part
 
     def _take_running(self) -> _Running:

@@ -7,40 +7,48 @@ whether or not it came to be text: what a tenant's edges propose in vain is its 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
+
+MAX_AWAY = 4096
+"""Tenants without a session whose service is remembered. Beyond it the one that left first is forgotten."""
 
 
 @dataclass(slots=True)
 class Tenant:
-    """What one tenant holds now, and what it has had since it was last seen without a session."""
+    """What one tenant holds now, and what it has had."""
 
     name: str
     num_sessions: int = 0
     num_slots: int = 0  # promised to its sessions
     service: float = 0.0  # rows evaluated for it, prefill and drafts included
-    num_wasted: int = 0  # of them, drafts that did not become text
+    num_wasted: int = 0  # of them, drafts that did not become text; since it last had no session
 
 
 class Tenants:
-    """The tenants that have a session. One that comes starts level with the least served of those here, so
-    that being away earns nothing."""
+    """The tenants that have a session. One that comes has had what it had when it left, and no less than the
+    least served of those here (the last that left, if nobody is): so being away earns nothing, neither to
+    who saved up meanwhile nor to who takes much and comes again for every text."""
 
     def __init__(self) -> None:
         self._here: dict[str, Tenant] = {}
+        self._away = OrderedDict[str, float]()  # service of those without a session, who left first first
+        self._last_left = 0.0  # service
 
     def __len__(self) -> int:
         return len(self._here)
 
     def get(self, name: str) -> Tenant:
-        """As it stands; one that is not here has nothing."""
-        return self._here.get(name) or Tenant(name)
+        """As it stands; one that is not here has nothing but what it has had."""
+        return self._here.get(name) or Tenant(name, service=self._away.get(name, 0.0))
 
     def enter(self, name: str, num_slots: int) -> None:
         """A session of it begins, with so many slots promised."""
         tenant = self._here.get(name)
         if tenant is None:
-            least = min((each.service for each in self._here.values()), default=0.0)
-            tenant = self._here[name] = Tenant(name, service=least)
+            least = min((each.service for each in self._here.values()), default=self._last_left)
+            service = max(least, self._away.pop(name, 0.0))
+            tenant = self._here[name] = Tenant(name, service=service)
         tenant.num_sessions += 1
         tenant.num_slots += num_slots
 
@@ -51,13 +59,16 @@ class Tenants:
         tenant.num_slots -= num_slots
         if not tenant.num_sessions:
             del self._here[name]
+            self._last_left = self._away[name] = tenant.service
+            if len(self._away) > MAX_AWAY:
+                self._away.popitem(last=False)
 
     def hold(self, name: str, num_slots: int) -> None:
         """So many slots more were promised to a session of it; fewer, if negative."""
         self._here[name].num_slots += num_slots
 
     def charge(self, name: str, num_rows: int, num_wasted: int) -> None:
-        """A step had rows of it. Nothing to one whose last session ended meanwhile."""
+        """A step had rows of it. Nothing to one that is not here."""
         tenant = self._here.get(name)
         if tenant is not None:
             tenant.service += num_rows

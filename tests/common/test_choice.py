@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -327,3 +328,20 @@ def test_the_logits_are_left_alone() -> None:
 def test_depths_end_with_every_finite_number() -> None:
     assert list(DEPTHS) == sorted(DEPTHS)
     assert DEPTHS[-1] == np.finfo(np.float64).max
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-39, 1e-300, 5e-324])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.9}])
+def test_the_margin_of_a_tiny_temperature_fits_a_float32(temperature: float, filters: dict[str, Any]) -> None:
+    """Engines keep margins as float32, and torch refuses a number that is beyond them."""
+    params = SamplingParams(temperature=temperature, **filters)
+    choice = choose(np.array([0.0, 2.0, 1.0, -3.0], np.float32), params, 5)
+    assert choice.token == 1
+    assert choice.margin == math.inf or choice.margin <= np.finfo(np.float32).max
+
+
+def test_a_tiny_repetition_penalty_overflows_nothing() -> None:
+    """It makes a token that came before as good as certain; numpy's warnings are errors here."""
+    params = SamplingParams(repetition_penalty=5e-324)
+    logits, seen = np.array([0.5, 2.0, -1.0], np.float32), np.array([0], np.int32)
+    assert choose(logits, params, 1, seen, np.zeros(0, np.int32)).token == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from cloud_verifier.guard import Guard
 from cloud_verifier.service import VerifierService
 from common.errors import LocalError, UserError
 from common.pb import verifier_pb2 as pb
@@ -77,6 +79,43 @@ async def test_a_defect_is_told_without_its_insides(
     assert status.code() is grpc.StatusCode.INTERNAL
     assert status.details() == "a defect of the verifier; its log has more"
     assert "secret" in caplog.text
+
+
+class GoneContext:
+    """Of a call whose client has gone: gRPC can send nothing on it."""
+
+    async def abort(self, *status: object) -> None:
+        raise grpc.aio.InternalError("Failed to send the status")
+
+
+async def _refusing(requests: object, context: object) -> AsyncIterator[Any]:
+    for _ in "a generator":
+        raise UserError("not this one")
+    yield
+
+
+async def _writing(request: object, context: object) -> Any:
+    raise grpc.aio.InternalError("Failed to write a message")
+
+
+async def test_a_client_that_went_while_it_was_answered_is_no_defect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It may go at any moment; were it an error, anybody could fill the log with tracebacks."""
+
+    async def found(details: object) -> Any:
+        return handler
+
+    guard, gone = Guard(), GoneContext()
+    handler: Any = grpc.stream_stream_rpc_method_handler(_refusing)
+    guarded = await guard.intercept_service(found, None)  # type: ignore[arg-type]  # it asks for no details
+    with pytest.raises(asyncio.CancelledError):
+        await anext(guarded.stream_stream(None, gone))
+    handler = grpc.unary_unary_rpc_method_handler(_writing)
+    guarded = await guard.intercept_service(found, None)  # type: ignore[arg-type]
+    with pytest.raises(asyncio.CancelledError):
+        await guarded.unary_unary(None, gone)
+    assert not caplog.records
 
 
 def _secret() -> Any:

@@ -77,7 +77,7 @@ def generation(
     sampling: SamplingParams,
     policy: GrowthPolicy | None = None,
     prompt: tuple[int, ...] = (1, 2, 3),
-    **config: float | Acceptance,
+    **config: float | str | Acceptance,
 ) -> Generation:
     """Without guesses, which take the one processor from the verifier, unless `patience` is given."""
     session = SessionConfig(prompt, sampling, VOCABULARY.fingerprint, first_backoff=0.01, patience=None)

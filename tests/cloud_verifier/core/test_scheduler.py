@@ -841,6 +841,19 @@ def test_what_a_tenant_proposed_in_vain_is_charged_to_it() -> None:
     assert (tenants.get("a").service, tenants.get("b").service) == (4, 1)
 
 
+def test_rows_of_a_session_that_left_during_its_step_are_charged_all_the_same() -> None:
+    """Else who leaves in time would have everything for nothing."""
+    bench = Bench()
+    as_tenant(bench, 1, "a")
+    as_tenant(bench, 2, "a")
+    bench.propose(1, chain(9, 9, 9, anchor=0, logprob=0.0))
+    plan = bench.begin()
+    bench.scheduler.on_close(1, None, 0.0)
+    bench.end(plan)
+    tenant = bench.scheduler.tenants.get("a")
+    assert (tenant.service, tenant.num_wasted, tenant.num_sessions) == (4 + 1, 3, 1)
+
+
 # Time -------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_verifier.core.tenants import Tenants
+from cloud_verifier.core.tenants import MAX_AWAY, Tenants
 
 
 def test_a_tenant_is_here_while_it_has_a_session() -> None:
@@ -36,3 +36,34 @@ def test_who_comes_starts_level_with_the_least_served() -> None:
     tenants.leave("b", 1)
     tenants.enter("b", 1)
     assert tenants.get("b").service == 30, "being away has earned it nothing"
+
+
+def test_who_has_had_much_has_had_it_when_it_comes_again() -> None:
+    tenants = Tenants()
+    tenants.enter("greedy", 1)
+    tenants.enter("modest", 1)
+    tenants.charge("greedy", 100, 90)
+    tenants.charge("modest", 10, 0)
+    tenants.leave("greedy", 1)
+    assert (tenants.get("greedy").service, tenants.get("greedy").num_sessions) == (100, 0)
+    tenants.enter("greedy", 1)
+    assert tenants.get("greedy").service == 100, "a session for every text would pay for none"
+
+
+def test_who_comes_to_an_empty_verifier_starts_level_with_the_last_that_left() -> None:
+    tenants = Tenants()
+    tenants.enter("old", 1)
+    tenants.charge("old", 1000, 0)
+    tenants.leave("old", 1)
+    tenants.enter("new", 1)
+    assert tenants.get("new").service == tenants.get("old").service == 1000
+
+
+def test_what_is_remembered_of_tenants_that_are_away_is_bounded() -> None:
+    tenants = Tenants()
+    tenants.enter("always", 1)
+    for number in range(MAX_AWAY + 1):
+        tenants.enter(f"t{number}", 1)
+        tenants.charge(f"t{number}", 5, 0)
+        tenants.leave(f"t{number}", 1)
+    assert (tenants.get("t0").service, tenants.get("t1").service, len(tenants)) == (0, 5, 1)

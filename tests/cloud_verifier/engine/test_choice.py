@@ -211,3 +211,14 @@ def test_misshapen_logits_are_errors(way: Chooser) -> None:
 def test_penalties_demand_their_tokens(way: Chooser) -> None:
     with pytest.raises(LocalError, match="prompt and generated"):
         way(torch.zeros(1, 9), [ChoiceRow(SamplingParams(presence_penalty=1.0), 0)])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("temperature", [1e-39, 1e-300, 5e-324])
+def test_no_temperature_that_is_allowed_breaks_a_step(way: Chooser, temperature: float) -> None:
+    """A margin beyond float32 is infinite; torch would refuse it, and with it the step of all sessions."""
+    logits = torch.tensor([[0.0, 2.0, 1.0, -3.0]])
+    for params in (SamplingParams(temperature=temperature), SamplingParams(temperature=temperature, top_k=3)):
+        choices, margins = way(logits, [ChoiceRow(params, 4)])
+        assert choices.tolist() == [1]
+        assert not torch.isnan(margins).any()

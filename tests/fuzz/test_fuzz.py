@@ -1,0 +1,93 @@
+"""Whatever a client sends, the verifier lives, says so in a sentence, and nobody else notices.
+
+A small part of what `python -m tests.fuzz.soak` plays, with fixed seeds; and that the fuzz can fail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import grpc
+import pytest
+
+from common.errors import LocalError, UserError
+from common.messages import FinishReason
+from common.rpc.status import Status, to_status
+from tests.fuzz import soak
+from tests.fuzz.cases import Case
+from tests.fuzz.laws import NEIGHBOUR, Broken, check_sentence, check_status
+from tests.fuzz.legs import LEGS, run
+from tests.fuzz.machine import HONEST, play
+from tests.fuzz.mutated import SPECS, recorded
+
+FEW = {"machine": 40, "wire": 25}
+
+
+@pytest.mark.parametrize("leg", [leg for leg in LEGS if leg.endswith("machine")])
+def test_no_client_harms_the_machine_or_its_neighbour(leg: str) -> None:
+    tally = run(leg, 1, FEW["machine"])
+    assert tally.failure is None, tally.failure
+    assert tally.cases >= FEW["machine"]
+
+
+@pytest.mark.grpc
+@pytest.mark.parametrize("leg", [leg for leg in LEGS if leg.endswith("wire")])
+def test_no_client_harms_the_server_or_its_neighbour(leg: str) -> None:
+    tally = run(leg, 1, FEW["wire"])
+    assert tally.failure is None, tally.failure
+    assert tally.cases >= FEW["wire"]
+
+
+@pytest.mark.parametrize("name", ["tree", "sync"])
+def test_a_recorded_conversation_ends_well_if_nothing_is_done_to_it(name: str) -> None:
+    (stream,) = recorded(name)
+    assert play(Case((stream,))).finished[HONEST + 1] is FinishReason.LENGTH
+
+
+def test_a_lost_edge_is_recorded_stream_by_stream() -> None:
+    assert sorted(SPECS) == ["drawn", "lost", "sync", "tree"]
+    assert len(recorded("lost")) > 1
+
+
+def test_most_cases_get_beyond_the_door() -> None:
+    tally = run("mutated-machine", 2, 60)
+    assert tally.answers["LENGTH"] + tally.answers["(left)"] > 10, tally.answers
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "",
+        "Unexpected <class 'google.protobuf.message.DecodeError'>",
+        "DecodeError: truncated",
+        "Traceback (most recent call last)",
+        "see cloud_verifier for more",
+        "in session.py line 3",
+        "<VerifySession object at 0x7f>",
+        f"unlike {NEIGHBOUR} you may not",
+        "x" * 1025,
+    ],
+)
+def test_what_tells_too_much_or_nothing_is_no_answer(sentence: str) -> None:
+    with pytest.raises(Broken):
+        check_sentence(sentence)
+
+
+def test_a_defect_is_no_answer_to_a_client() -> None:
+    check_status(to_status(UserError("the prompt is empty; at least one token is needed")))
+    with pytest.raises(Broken, match="INTERNAL"):
+        check_status(to_status(LocalError("a defect of the verifier; its log has more")))
+    with pytest.raises(Broken, match="fault"):
+        check_status(to_status(LocalError("a defect"))._replace(code=grpc.StatusCode.INVALID_ARGUMENT))
+    with pytest.raises(Broken, match="UNKNOWN"):
+        check_status(Status(grpc.StatusCode.UNKNOWN, "something", ()))
+
+
+def test_the_soak_plays_at_least_as_many_cases_as_asked_for() -> None:
+    found = list(soak.parts(20_000, 5, LEGS))
+    by_way = Counter[str]()
+    for part in found:
+        by_way[part.leg.split("-")[1]] += part.num_cases
+    assert by_way["machine"] + by_way["wire"] >= 20_000
+    assert by_way["wire"] >= 8_000
+    assert len({part.seed for part in found}) == len(found)

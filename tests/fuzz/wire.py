@@ -1,0 +1,223 @@
+"""Plays a case to a live server over a loopback socket, beside an honest edge: slower, and whole.
+
+One server takes all cases, one after the other: that it still serves after thousands is the point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, TypeVar, assert_never
+
+import grpc
+import grpc.aio
+
+from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.service import SERVICE_NAME
+from common.rpc.status import Status
+from common.sampling import SamplingParams
+from edge_client.channel import VerifierChannel
+from edge_client.core.policies import TreePolicy
+from edge_client.draft_worker import DraftWorker
+from tests.drivers.tiny import System, generation, running
+from tests.fuzz.cases import Begin, Case, Event, Leave, Send, Step, Wait
+from tests.fuzz.laws import NEIGHBOUR, Broken, check_all_returned, check_status, no_complaint
+from tests.worlds.models import TinyDrafter, target_alone
+
+Code = grpc.StatusCode
+Result = TypeVar("Result")
+
+METHODS = {
+    "Session": (f"/{SERVICE_NAME}/Session", True),
+    "Describe": (f"/{SERVICE_NAME}/Describe", False),
+    "Check": ("/grpc.health.v1.Health/Check", False),
+    "Watch": ("/grpc.health.v1.Health/Watch", True),
+    "Reflection": ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", True),
+    "Nothing": (f"/{SERVICE_NAME}/Nothing", True),
+}
+"""Path, and whether a client streams (or may: `Watch` takes the first message)."""
+
+UNHEARD = Status(Code.INTERNAL, "Internal error from Core", ())
+"""What `grpc.aio`'s client says by itself when a message of its own meets the end of its call: it has lost
+the status that came. Nothing of it is the server's, whose errors always bring a detail."""
+
+OVER = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
+"""What writing raises when the server has ended the call, which its status tells."""
+
+PROMPT = (3, 1, 2)
+SAMPLING = SamplingParams(temperature=0.7, max_tokens=8, seed=11, ignore_eos=True)
+TENANT_KEY = "x-tenant-of-the-proxy"
+PATIENCE = 20.0  # seconds for what takes milliseconds: beyond it something hangs
+A_MOMENT = 0.005  # seconds for an answer to come, where the case lets the verifier do something
+A_BREATH = (
+    0.002  # seconds between messages, so that the status of one that was refused is not lost (`UNHEARD`)
+)
+CONFIG = SchedulerConfig(recall=True, max_sessions=16)
+
+
+class Site:
+    """A live server, a hostile client's channel and an honest edge. A context manager; `play` takes cases."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._stack = AsyncExitStack()
+
+    def __enter__(self) -> Site:
+        self._await(self._start())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._await(self._stack.aclose())
+        finally:
+            self._loop.close()
+
+    def play(self, case: Case) -> list[Status]:
+        """How its calls ended. Raises `Broken` when a law does not hold."""
+        with no_complaint():
+            return self._await(self._play(case))
+
+    def _await(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return self._loop.run_until_complete(work)
+
+    async def _start(self) -> None:
+        enter = self._stack.enter_async_context
+        self._system: System = await enter(running(CONFIG, tenant_key=TENANT_KEY))
+        self._drafts = self._stack.enter_context(DraftWorker(TinyDrafter(blend=0.0)))
+        self._honest_channel = await enter(VerifierChannel(self._system.address))
+        self._channel = await enter(grpc.aio.insecure_channel(self._system.address))
+
+    async def _play(self, case: Case) -> list[Status]:
+        honest = asyncio.create_task(self._honest())
+        calls = [asyncio.create_task(self._call(case, events)) for events in case.streams]
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await honest
+                ends = await asyncio.gather(*calls)
+                await self._system.worker.wait_until_gone()
+                while not self._system.worker.scheduler.idle:  # noqa: ASYNC110 - the last step may still run
+                    await asyncio.sleep(0)
+        except TimeoutError:
+            raise Broken(f"there was no end after {PATIENCE:g} s") from None
+        finally:
+            for task in (honest, *calls):
+                task.cancel()
+            await asyncio.gather(honest, *calls, return_exceptions=True)
+        check_all_returned(self._system.worker.scheduler)
+        if self._system.worker.monitor.streams:
+            raise Broken("the monitor keeps a stream that is gone")
+        return ends
+
+    async def _honest(self) -> None:
+        """A whole text with good drafts, beside whatever happens."""
+        run = generation(
+            self._honest_channel, self._drafts, SAMPLING, TreePolicy(), PROMPT, session_id=NEIGHBOUR
+        )
+        async for _ in run:
+            pass
+        expected = target_alone(PROMPT, SAMPLING, ())
+        if run.session.text != expected:
+            raise Broken(f"the honest session beside it got {run.session.text} and not {expected}")
+        if run.session.stats.resumes:
+            raise Broken("the honest session beside it had to reconnect")
+
+    async def _call(self, case: Case, events: tuple[Event, ...]) -> Status:
+        path, streams = METHODS[case.method]
+        metadata = ((TENANT_KEY, case.tenant), *case.metadata)
+        options: dict[str, Any] = {"metadata": metadata, "timeout": case.time_left}
+        if case.squeezed:
+            options["compression"] = grpc.Compression.Gzip
+        if not streams:
+            first = next((event.data for event in events if isinstance(event, Send)), b"")
+            return await _unary(self._channel, path, first, options)
+        call = self._channel.stream_stream(path, request_serializer=_same, response_deserializer=_same)
+        return await Talk(
+            call(**options), endless=case.method == "Watch", pause=0.0 if case.hurried else A_BREATH
+        ).run(events)
+
+
+class Talk:
+    """One streaming call: says what its events say, and hears whatever comes meanwhile."""
+
+    def __init__(self, call: Any, endless: bool, pause: float) -> None:
+        self._call = call
+        self._pause = pause  # seconds after each message, in which an answer is heard
+        self._endless = endless  # the server never ends it of itself
+        self._heard = asyncio.Event()
+        self._left = False
+        self._reader = asyncio.create_task(self._read())
+
+    async def run(self, events: tuple[Event, ...]) -> Status:
+        try:
+            for event in events:
+                if self._call.done() or not await self._happen(event):
+                    break
+            await self._say_no_more()
+            await self._reader
+        finally:
+            self._call.cancel()
+        code, details = await self._call.code(), await self._call.details()
+        status = Status(code, details or "", tuple(await self._call.trailing_metadata() or ()))
+        if code is not Code.OK and (code, details, status.trailing_metadata) != UNHEARD:
+            check_status(status, (Code.CANCELLED,) if self._left else (Code.UNIMPLEMENTED, Code.NOT_FOUND))
+        return status
+
+    async def _happen(self, event: Event) -> bool:
+        """Whether it goes on."""
+        match event:
+            case Send():
+                with contextlib.suppress(*OVER):
+                    await self._call.write(event.data)
+                await asyncio.wait((self._reader,), timeout=self._pause)
+            case Step() | Begin() | Wait():
+                await self._answer()
+            case Leave():
+                if not event.politely:
+                    self._leave()
+                return False
+            case _:
+                assert_never(event)
+        return True
+
+    async def _answer(self) -> None:
+        self._heard.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._heard.wait(), A_MOMENT)
+
+    async def _say_no_more(self) -> None:
+        if self._endless:
+            self._leave()
+        elif not self._call.done():
+            with contextlib.suppress(*OVER):
+                await self._call.done_writing()
+
+    def _leave(self) -> None:
+        self._left = True
+        self._call.cancel()
+
+    async def _read(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+            async for _ in self._call:
+                self._heard.set()
+        self._heard.set()
+
+
+async def _unary(channel: grpc.aio.Channel, path: str, data: bytes, options: dict[str, Any]) -> Status:
+    call: Any = channel.unary_unary(path, request_serializer=_same, response_deserializer=_same)
+    try:
+        await call(data, **options)
+    except grpc.aio.AioRpcError as error:
+        trailers: Any = error.trailing_metadata() or ()
+        status = Status(error.code(), error.details() or "", tuple(trailers))
+        check_status(status, (Code.NOT_FOUND,))
+        return status
+    return Status(Code.OK, "", ())
+
+
+def _same(data: bytes) -> bytes:
+    return data
