@@ -39,10 +39,13 @@ SETTINGS = ("pyproject.toml", "tools/fast.py")  # mypy's, and what is compiled a
 COMPILED = (
     "cloud_verifier/core/admission.py",
     "cloud_verifier/core/alarms.py",
+    "cloud_verifier/core/arrivals.py",
     "cloud_verifier/core/batching.py",
     "cloud_verifier/core/cost.py",
     "cloud_verifier/core/credit.py",
     "cloud_verifier/core/effects.py",
+    "cloud_verifier/core/ledger.py",
+    "cloud_verifier/core/margins.py",
     "cloud_verifier/core/memory.py",
     "cloud_verifier/core/prefix_cache.py",
     "cloud_verifier/core/relief.py",

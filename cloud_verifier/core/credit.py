@@ -32,7 +32,7 @@ class Credit:
         share = min(config.max_live_nodes, config.live_node_budget // max(1, num_sessions))
         if self.pressure < NO_PRESSURE:
             return max(config.min_credit, share)
-        used = AHEAD * (session.rows_taken + session.lag)
+        used = AHEAD * (session.rows_taken + session.arrivals.lag)
         weight = min(1.0, self.pressure / FULL_PRESSURE)
         wanted = share + weight * (min(share, used) - share)
         return max(config.min_credit, round(wanted))

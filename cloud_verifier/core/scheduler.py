@@ -120,14 +120,14 @@ class VerifyScheduler:
         session = self.sessions.get(key)
         if session is None:
             return
-        num_dropped = session.num_dropped
+        num_dropped = session.arrivals.num_dropped
         try:
             session.receive(message, now)
         except ForerunError as error:
             self._end(key, error, now)
         else:
             self.counters.num_proposed += len(message.tokens)
-            self.counters.num_dropped += session.num_dropped - num_dropped
+            self.counters.num_dropped += session.arrivals.num_dropped - num_dropped
 
     def on_violation(self, key: int, error: ForerunError, now: float) -> None:
         """A message that breaks the protocol before it is one: its stream ends with the error, no other."""

@@ -7,21 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cloud_verifier.core.arrivals import Arrivals
 from cloud_verifier.core.memory import KvMemory, Lease
 from cloud_verifier.core.offers import Offers
 from cloud_verifier.core.report import Tally
 from cloud_verifier.core.target import IntArray, StepItem
-from common.draft import Draft
-from common.errors import Code, PeerError
 from common.estimators import RatioEstimator
-from common.messages import FinishReason, Open, Propose, unpack_logprob
+from common.messages import FinishReason, Open, Propose
 from common.recall import Recall, grow_guesses
-from common.tree import DEAD, Committed, Dead, Node, Place, SpeculationTree
-
-MAX_PLACES = 4096
-"""Wire ids remembered per session. An edge that never says what it has seen loses the oldest, which only
-makes late children of those nodes count as dead."""
-
+from common.tree import Node, SpeculationTree
 
 _FROM_NOTHING: IntArray = np.arange(64, dtype=np.int32)
 _FROM_NOTHING.flags.writeable = False
@@ -102,25 +96,21 @@ class VerifySession:
         self.num_proposes = 0  # messages
         self.proposed_at = now  # arrival of the newest
         self._num_echoed = 0  # of them; the edge measures its RTT by the echo
-        self.num_dropped = 0  # nodes above the hard limit
         self.credit_told: int | None = None
         self.deadline_at: float | None = None  # seconds; its caller waits no longer
-        self.lag = 0  # tokens that the edge had not seen when its newest Propose was sent
         self.rows_taken = 0.0  # draft rows of its own in a step, smoothed
         self.balance = 1.0  # tokens won by drafts, less those lost by others'; see `Sharing`
         self.promised = 0.0  # draft rows of the running step that should be right, by what the edge says
         self.kept = RatioEstimator(prior=1.0, prior_weight=4.0)  # were right, of those that should be
-        self._vocab_size = vocab_size
         self._stop_ids = stop_ids
-        self._max_live = max_live
         self._prompt: IntArray | None = None  # made once: a step may come every few milliseconds
         if request.sampling.has_penalties:
             self._prompt = np.array(request.prompt, dtype=np.int32)
-        self._places: dict[int, Place] = {}  # wire id -> where it went, in order of ids
-        self._next_wire_id = 1
-        self._seen = self.tree.tip_position
         self._bare_step_granted = False
         self._offers = Offers.of(request.acceptance, request.sampling)
+        self.arrivals = Arrivals(
+            self.tree, self._offers, vocab_size, self.prompt_length - 1, self.max_length, max_live
+        )
         self._recall = recall
         if recall is not None:
             for token in request.committed:
@@ -164,15 +154,9 @@ class VerifySession:
     def receive(self, message: Propose, now: float) -> None:
         """Attach the nodes of one Propose. Raises `PeerError` for what no honest edge sends."""
         could_run = self.rows is not None or self.ready
-        self._check_shape(message)
+        self.arrivals.take(message)
         self.num_proposes += 1
         self.proposed_at = self.active_at = now
-        self._forget_seen(message.seen_advance)
-        self.lag = self.tree.tip_position - self._seen
-        deltas = message.parent_deltas or _chain_deltas(message)
-        drafts = message.drafts or (None,) * len(message.tokens)
-        for token, byte, delta, draft in zip(message.tokens, message.logprobs, deltas, drafts, strict=True):
-            self._place(token, unpack_logprob(byte), delta, message.anchor, draft)
         if not message.tokens:
             self._bare_step_granted = True
         if not could_run and self.ready:
@@ -183,7 +167,7 @@ class VerifySession:
         network. At most `most` live ones; they are not the edge's, and take nothing of its credit."""
         if self._recall is None:
             return
-        guessed = self.tree.num_speculative - self._num_proposed()
+        guessed = self.tree.num_speculative - self.arrivals.num_live
         grow_guesses(self.tree, self._recall, self.max_length - 1, most - guessed)
 
     def step_nodes(self) -> list[Node]:
@@ -267,85 +251,6 @@ class VerifySession:
 
     # Inside -----------------------------------------------------------------------------------------------
 
-    def _check_shape(self, message: Propose) -> None:
-        count = len(message.tokens)
-        if len(message.logprobs) != count:
-            raise PeerError(f"a Propose of {count} nodes has {len(message.logprobs)} log-probability bytes")
-        if message.parent_deltas and len(message.parent_deltas) != count:
-            raise PeerError(f"a Propose of {count} nodes has {len(message.parent_deltas)} parent deltas")
-        if message.drafts and len(message.drafts) != count:
-            raise PeerError(f"a Propose of {count} nodes has {len(message.drafts)} entries for distributions")
-        if self._seen + message.seen_advance > self.tree.tip_position or message.seen_advance < 0:
-            raise PeerError(
-                f"seen_advance {message.seen_advance} claims tokens beyond the committed position "
-                f"{self.tree.tip_position}",
-                Code.OUT_OF_RANGE,
-            )
-
-    def _place(self, token: int, logprob: float, delta: int, anchor: int | None, draft: Draft | None) -> None:
-        if not 0 <= token < self._vocab_size:
-            raise PeerError(
-                f"proposed token id {token} is outside the vocabulary of {self._vocab_size}",
-                Code.OUT_OF_RANGE,
-            )
-        wire_id = self._next_wire_id
-        self._next_wire_id += 1
-        parent = self._parent_place(delta, anchor, wire_id)
-        if not isinstance(parent, Dead) and parent.position + 1 >= self.max_length:
-            raise PeerError(
-                f"node {wire_id} lies at position {parent.position + 1}, beyond the last one asked for "
-                f"({self.max_length - 1})",
-                Code.OUT_OF_RANGE,
-            )
-        if self.tree.num_speculative >= self._max_live and self._num_proposed() >= self._max_live:
-            self.num_dropped += 1
-            if self._offers is not None:
-                self._offers.dropped(parent, self.tree)
-            return
-        place = self.tree.attach(parent, token, logprob)
-        if isinstance(place, Node):
-            place.wire_id = wire_id
-            if self._offers is not None:
-                self._offers.arrived(place, draft, self._vocab_size)
-        if place is not DEAD:
-            self._places[wire_id] = place
-            if len(self._places) > MAX_PLACES:
-                del self._places[next(iter(self._places))]
-
-    def _parent_place(self, delta: int, anchor: int | None, wire_id: int) -> Place:
-        if delta == 0:
-            return Committed(self._checked_anchor(anchor, wire_id))
-        if not 1 <= delta < wire_id:
-            raise PeerError(f"node {wire_id} names a parent {delta} ids earlier, which does not exist")
-        return self._places.get(wire_id - delta, DEAD)
-
-    def _checked_anchor(self, anchor: int | None, wire_id: int) -> int:
-        if anchor is None:
-            raise PeerError(f"node {wire_id} hangs at the anchor, but the message has none")
-        low, high = self.prompt_length - 1, self.tree.tip_position
-        if not low <= anchor <= high:
-            raise PeerError(
-                f"anchor {anchor} is not a committed position between {low} and {high}", Code.OUT_OF_RANGE
-            )
-        return anchor
-
-    def _num_proposed(self) -> int:
-        """Live nodes that the edge has proposed; the others are guesses."""
-        return sum(1 for node in self.tree.speculative() if node.wire_id)
-
-    def _forget_seen(self, advance: int) -> None:
-        """Drop ids that the edge will not name again: it knows that they are committed or dead."""
-        if not advance:
-            return  # what could be dropped was, when the edge said so far
-        self._seen += advance
-        while self._places:
-            wire_id, place = next(iter(self._places.items()))
-            if isinstance(place, Node) and (place.id in self.tree.live or place.position > self._seen):
-                break
-            if isinstance(place, Committed) and place.position > self._seen:
-                break
-            del self._places[wire_id]
-
     def _rows(self, start: int, chunk: int, nodes: Sequence[Node], slots: Sequence[int]) -> IntArray:
         """int32 [4, T]: tokens, positions, parents and slots."""
         row_of = {node.id: row for row, node in enumerate(nodes, chunk)}
@@ -391,12 +296,6 @@ class VerifySession:
         return np.array(
             self.tree.committed[self.prompt_length : max(start, self.prompt_length)], dtype=np.int32
         )
-
-
-def _chain_deltas(message: Propose) -> tuple[int, ...]:
-    """What the parent deltas would be if they had been sent: each node hangs below the one before it."""
-    count = len(message.tokens)
-    return (1,) * count if message.anchor is None else (0, *(1,) * (count - 1))[:count]
 
 
 def _counting(start: int, count: int) -> IntArray:

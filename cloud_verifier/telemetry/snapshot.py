@@ -172,7 +172,7 @@ def _state(stream: Stream, session: VerifySession, monitor: Monitor, now: float)
         max_tokens=stream.max_tokens,
         tally=replace(session.tally),
         credit=session.credit_told or 0,
-        lag=session.lag,
+        lag=session.arrivals.lag,
         num_live=session.tree.num_speculative,
         num_slots=len(session.lease.slots),
         num_promised=session.num_promised,

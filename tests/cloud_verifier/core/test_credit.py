@@ -14,7 +14,7 @@ CONFIG = SchedulerConfig()
 
 def session(rows_taken: float = 0.0, lag: int = 0) -> VerifySession:
     found = VerifySession(1, ask(), VOCAB, frozenset(), 128, 0.0)
-    found.rows_taken, found.lag = rows_taken, lag
+    found.rows_taken, found.arrivals.lag = rows_taken, lag
     return found
 
 

@@ -126,7 +126,7 @@ def test_after_a_dropped_child_none_of_its_siblings_is_offered() -> None:
     """They were drawn from what it had left over."""
     session = make(max_live=2)
     session.receive(siblings(3, 4, 5, draft=THIRDS), 0.0)
-    assert session.num_dropped == 1
+    assert session.arrivals.num_dropped == 1
     assert offers(session)[0] == Offer()
 
 

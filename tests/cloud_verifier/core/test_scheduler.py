@@ -383,7 +383,7 @@ def test_the_text_is_the_same_when_nodes_are_dropped() -> None:
     text = [(2 + i) % 10 for i in range(40)]
     bench.propose(1, chain(*text, anchor=0))
     session = bench.scheduler.sessions[1]
-    assert (session.tree.num_speculative, session.num_dropped) == (32, 8)
+    assert (session.tree.num_speculative, session.arrivals.num_dropped) == (32, 8)
     told: list[int] = []
     while bench.scheduler.sessions:
         told += commits(bench.step())[0].tokens
@@ -685,9 +685,9 @@ def test_guesses_take_nothing_of_the_edges_credit() -> None:
     assert session.tree.num_speculative > 0
     drafts = (5, *(6,) * 31)  # not what was guessed
     bench.propose(1, Propose(drafts, bytes(32), (0, *(1,) * 31), 11))
-    assert session.num_dropped == 0
+    assert session.arrivals.num_dropped == 0
     bench.propose(1, chain(5))
-    assert session.num_dropped == 1
+    assert session.arrivals.num_dropped == 1
     bench.end(plan)
 
 

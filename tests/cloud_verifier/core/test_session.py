@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cloud_verifier.core import session as session_module
+from cloud_verifier.core.arrivals import MAX_PLACES
 from cloud_verifier.core.memory import KvMemory
-from cloud_verifier.core.session import MAX_PLACES, VerifySession
+from cloud_verifier.core.session import VerifySession
 from common.errors import Code, PeerError
 from common.messages import FinishReason, Open, Propose
 from tests.cloud_verifier.core.bench import VOCAB, ask, chain, count, leased, siblings
@@ -103,7 +103,7 @@ def test_the_oldest_ids_are_forgotten_by_a_session_that_never_says_what_it_has_s
     session.receive(Propose((4,), b"\0", (told,)), 0.0)
     assert tokens(session) == [2, 3, 4], "node 1 is remembered"
     session.receive(Propose((3,) * 30, bytes(30), (0,) * 30, anchor=0), 0.0)
-    assert len(session._places) == session_module.MAX_PLACES
+    assert session.arrivals.num_places == MAX_PLACES
     session.receive(Propose((5,), b"\0", (told + 31,)), 0.0)
     assert tokens(session) == [2, 3, 4], "node 1 is forgotten, a child of it is dead"
 
@@ -111,7 +111,7 @@ def test_the_oldest_ids_are_forgotten_by_a_session_that_never_says_what_it_has_s
 def test_nodes_above_the_hard_limit_are_dropped_with_all_below_them() -> None:
     session, memory = leased(make(max_live=4))
     session.receive(chain(2, 3, 4, 5, 6, 7, anchor=0), 0.0)
-    assert (tokens(session), session.num_dropped) == ([2, 3, 4, 5], 2)
+    assert (tokens(session), session.arrivals.num_dropped) == ([2, 3, 4, 5], 2)
     assert step(session, memory) == [2, 3, 4, 5, 6]
     session.receive(chain(8), 0.0)
     assert tokens(session) == [], "its parent was dropped"
