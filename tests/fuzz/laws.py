@@ -42,11 +42,13 @@ class Broken(AssertionError):
 
 
 def check_status(status: Status, more: Collection[grpc.StatusCode] = ()) -> None:
-    """An answer of ours, or one of `more`: a documented status, and a sentence for a stranger."""
+    """An answer of ours: a documented status, and a sentence for a stranger. Or one of `more`, which gRPC and
+    its own services give; theirs may be without words, as that of a health check for an unknown service."""
     code, details, trailers = status
     if code not in ANSWERS and code not in more:
         raise Broken(f"the answer was {code.name}: {details}")
-    check_sentence(details)
+    if details or code not in more:
+        check_sentence(details)
     for key, value in trailers:
         if key == DETAIL_KEY and pb.ErrorDetail.FromString(value).fault == pb.FAULT_SERVER:
             raise Broken(f"a client's message was told to be the verifier's fault: {details}")

@@ -25,6 +25,9 @@ WAYS = ("machine", "wire")
 LEGS = tuple(f"{kind}-{way}" for kind in KINDS for way in WAYS)
 """Garbled bytes, meaningless messages and mutated conversations, to the machine and over the wire."""
 
+PHASES = {"machine": (Phase.generate, Phase.shrink), "wire": (Phase.generate,)}
+"""A server that has been harmed tells nothing of smaller cases."""
+
 BLOB = re.compile(r"reproduce_failure\([^,]*, b['\"]([^'\"]+)['\"]\)")
 MOST_WORDS = 4000  # of a failure: a case may hold kilobytes
 
@@ -53,17 +56,23 @@ def run(leg: str, first_seed: int, count: int, again: str = "") -> Tally:
     """So many cases of a leg, or the one of the blob `again`. On the wire all of them meet one server."""
     kind, way = leg.split("-")
     tally = Tally()
-    with _player(way) as play, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        try:
-            _search(KINDS[kind], play, tally, first_seed, count, again)
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong is the finding
-            tally.failure, tally.blob = _told(error)
+    try:
+        with _player(way) as play, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            _search(KINDS[kind], play, tally, first_seed, count, again, PHASES[way])
+    except Exception as error:  # noqa: BLE001 - whatever goes wrong is the finding, also as the server stops
+        tally.failure, tally.blob = _told(error)
     return tally
 
 
 def _search(
-    cases: st.SearchStrategy[Case], play: Play, tally: Tally, first_seed: int, count: int, again: str
+    cases: st.SearchStrategy[Case],
+    play: Play,
+    tally: Tally,
+    first_seed: int,
+    count: int,
+    again: str,
+    phases: tuple[Phase, ...],
 ) -> None:
     def one(case: Case) -> None:
         tally.cases += 1
@@ -77,7 +86,7 @@ def _search(
         database=None,
         print_blob=True,
         verbosity=Verbosity.quiet,
-        phases=(Phase.generate, Phase.shrink),
+        phases=phases,
         suppress_health_check=list(HealthCheck),
     )(search)
     search = (

@@ -136,18 +136,18 @@ class Site:
             first = next((event.data for event in events if isinstance(event, Send)), b"")
             return await _unary(self._channel, path, first, options)
         call = self._channel.stream_stream(path, request_serializer=_same, response_deserializer=_same)
-        return await Talk(
-            call(**options), endless=case.method == "Watch", pause=0.0 if case.hurried else A_BREATH
-        ).run(events)
+        talk = Talk(call(**options), case.method, pause=0.0 if case.hurried else A_BREATH)
+        return await talk.run(events)
 
 
 class Talk:
     """One streaming call: says what its events say, and hears whatever comes meanwhile."""
 
-    def __init__(self, call: Any, endless: bool, pause: float) -> None:
+    def __init__(self, call: Any, method: str, pause: float) -> None:
         self._call = call
         self._pause = pause  # seconds after each message, in which an answer is heard
-        self._endless = endless  # the server never ends it of itself
+        self._endless = method == "Watch"  # the server never ends it of itself
+        self._expected: tuple[grpc.StatusCode, ...] = (Code.UNIMPLEMENTED,) if method == "Nothing" else ()
         self._heard = asyncio.Event()
         self._left = False
         self._reader = asyncio.create_task(self._read())
@@ -164,7 +164,7 @@ class Talk:
         code, details = await self._call.code(), await self._call.details()
         status = Status(code, details or "", tuple(await self._call.trailing_metadata() or ()))
         if code is not Code.OK and (code, details, status.trailing_metadata) != UNHEARD:
-            check_status(status, (Code.CANCELLED,) if self._left else (Code.UNIMPLEMENTED, Code.NOT_FOUND))
+            check_status(status, (Code.CANCELLED,) if self._left else self._expected)
         return status
 
     async def _happen(self, event: Event) -> bool:
