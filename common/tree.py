@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
-from typing import NamedTuple
 
 from common.errors import Code, LocalError, PeerError
 
@@ -56,14 +55,6 @@ class Committed:
 Place = Node | Committed | Dead
 """Where a node went on arrival: into the tree (from then on it lives, is committed or dies), or folded onto
 the committed path, or nowhere."""
-
-
-class Advance(NamedTuple):
-    """What one commit did: the new tip, whether the edge had proposed it, and the nodes that died."""
-
-    tip: Node
-    accepted: bool
-    dead: tuple[Node, ...]
 
 
 @dataclass(slots=True)
@@ -136,8 +127,9 @@ class SpeculationTree:
         self.counts.late += 1
         return DEAD
 
-    def advance(self, token: int) -> Advance:
-        """Commit `token` after the tip: its child becomes the tip, or a new one is made; the rest dies."""
+    def advance(self, token: int) -> Sequence[Node]:
+        """Commit `token` after the tip: its child becomes the tip, or a new one is made; the rest dies. The
+        nodes that died."""
         old = self.tip
         child = old.children.get(token)
         self.committed.append(token)
@@ -145,12 +137,12 @@ class SpeculationTree:
         if child is None:
             dead = self._kill_all() if self.live else ()
             self.tip = self._make_tip(token, old.position + 1)
-            return Advance(self.tip, False, dead)
-        tip = self.tip = self.live[child]
-        tip.committed = True
+            return dead
+        self.tip = self.live[child]
+        self.tip.committed = True
         self.counts.accepted += 1
         siblings = [other for other in old.children.values() if other != child]
-        return Advance(tip, True, self._kill(siblings) if siblings else ())
+        return self._kill(siblings) if siblings else ()
 
     def worth(self, node: Node) -> float:
         """Log-probability (nats) that the path from the tip to the node is the target's."""

@@ -89,12 +89,12 @@ class KvMemory:
 
     def take(self, lease: Lease, count: int) -> list[int]:
         """`count` slots. Raises `LocalError` if the lease is not for so many."""
-        if count > lease.reserved - lease.num_taken:
-            raise LocalError(f"{count} slots asked for and {lease.spare} of the lease left")
-        short = count - self.pool.num_free
-        if short > 0:
-            self.pool.give_back(self.cache.evict(short))
         lease.num_taken += count
+        if lease.num_taken > lease.reserved:
+            lease.num_taken -= count
+            raise LocalError(f"{count} slots asked for and {lease.spare} of the lease left")
+        if count > self.pool.num_free:
+            self.pool.give_back(self.cache.evict(count - self.pool.num_free))
         return self.pool.take(count)
 
     def settle(self, lease: Lease, kept: Sequence[int], freed: Sequence[int]) -> None:

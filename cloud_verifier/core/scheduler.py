@@ -342,7 +342,8 @@ class VerifyScheduler:
             part = session.abort_step(self.memory)
         else:
             part = session.apply(choices, self.memory, now)
-        self.tenants.charge(session.tenant, part.num_rows, part.num_drafts - part.num_won)
+        num_wasted = part.num_drafts - part.num_won if part.num_outputs > 1 else 0
+        self.tenants.charge(session.tenant, part.num_rows, num_wasted)
         if part.lost:
             self.room.leave(session)
         return part

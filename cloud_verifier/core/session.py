@@ -18,7 +18,8 @@ from common.recall import Recall, grow_guesses
 from common.tree import Node, SpeculationTree
 
 _FROM_NOTHING: IntArray = np.arange(64, dtype=np.int32)
-_FROM_NOTHING.flags.writeable = False
+_FROM_PREFIX: IntArray = np.array((-1,), dtype=np.int32)  # the parents of a tip alone
+_FROM_NOTHING.flags.writeable = _FROM_PREFIX.flags.writeable = False
 
 
 @dataclass(slots=True)  # not frozen: one is made a session and step, and freezing takes 1 us more
@@ -183,10 +184,10 @@ class VerifySession:
         self.rows = Rows(chunk, nodes, slots, self._bare_step_granted)
         self._bare_step_granted = self._bare_step_granted and not nodes  # a prefill chunk leaves it
         if not chunk and len(nodes) == 1:  # most often, and then a third of the time
-            rows = np.array((nodes[0].token, nodes[0].position, -1, slots[0]), dtype=np.int32).reshape(4, 1)
+            row = np.array((nodes[0].token, nodes[0].position, slots[0]), dtype=np.int32)
+            tokens, positions, parents, where = row[:1], row[1:2], _FROM_PREFIX, row[2:]
         else:
-            rows = self._rows(start, chunk, nodes, slots)
-        tokens, positions, parents, where = rows
+            tokens, positions, parents, where = self._rows(start, chunk, nodes, slots)
         return StepItem(
             self.key,
             self.lease.slots.view,
@@ -278,8 +279,8 @@ class VerifySession:
         tree, tokens = self.tree, progress.tokens
         progress.start = len(tree.committed)
         while progress.finish is None and (token := tree.tip.choice) is not None:
-            advance = tree.advance(token)
-            if not (advance.accepted and advance.tip.wire_id):  # a guess that the edge did not share is ours
+            tree.advance(token)
+            if not tree.tip.wire_id:  # nobody's node, or a guess that the edge did not share
                 progress.server_made |= 1 << len(tokens)
             if self._recall is not None:
                 self._recall.append(token)

@@ -31,6 +31,8 @@ class SlotPool:
             raise LocalError(
                 f"{count} slots asked for and {len(self._free)} free: reservations were not kept"
             )
+        if count == 1:
+            return [self._free.pop()]
         cut = len(self._free) - count
         taken = self._free[cut:]
         del self._free[cut:]

@@ -339,13 +339,13 @@ class EdgeSession:
             if self._recall is not None:
                 self._recall.append(token)
             offered = any(tree.live[child].wire_id for child in tree.tip.children.values())
-            advance = tree.advance(token)
-            accepted = advance.tip.wire_id > 0
+            died = tree.advance(token)
+            accepted = tree.tip.wire_id > 0
             view.num_sent -= accepted
             if offered:
                 view.acceptance.add(float(accepted), 1.0)
-            committed.append((advance.tip.id, token))
-            for node in advance.dead:
+            committed.append((tree.tip.id, token))
+            for node in died:
                 dead.append(node.id)
                 view.num_sent -= node.wire_id > 0
                 if node.evaluated:

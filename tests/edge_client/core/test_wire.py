@@ -152,7 +152,7 @@ def test_the_verifier_rebuilds_any_tree_from_its_messages(
     assert [node.logprob for node in received] == [node.logprob for node in sent]
     assert [node.wire_id for node in sent] == list(range(1, len(sent) + 1))
     token = sent[0].token if sent and accepted else 4
-    assert [n.token for n in tree.advance(token).dead] == [n.token for n in session.tree.advance(token).dead]
+    assert [n.token for n in tree.advance(token)] == [n.token for n in session.tree.advance(token)]
     grown = tree.grow(tree.tip, 5, -0.5)
     session.receive(outgoing.propose(tree, [grown], 1), 0.0)
     assert set(paths(session.tree, list(session.tree.speculative()))) == set(
