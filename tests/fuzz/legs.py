@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, Phase, Verbosity, given, reproduce_failure, seed, settings
 from hypothesis import __version__ as hypothesis_version
 from hypothesis import strategies as st
+from hypothesis.errors import DidNotReproduce, HypothesisWarning
 
 from tests.fuzz import garbled, machine, meaningless, mutated, wire
 from tests.fuzz.cases import Case
@@ -59,7 +60,10 @@ def run(leg: str, first_seed: int, count: int, again: str = "") -> Tally:
     try:
         with _player(way) as play, warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.simplefilter("ignore", HypothesisWarning)  # a case may be long
             _search(KINDS[kind], play, tally, first_seed, count, again, PHASES[way])
+    except DidNotReproduce:
+        pass  # the case of the blob is well now
     except Exception as error:  # noqa: BLE001 - whatever goes wrong is the finding, also as the server stops
         tally.failure, tally.blob = _told(error)
     return tally

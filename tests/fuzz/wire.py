@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, TypeVar, assert_never
@@ -103,7 +103,9 @@ class Site:
                 while not self._system.worker.scheduler.idle:  # noqa: ASYNC110 - the last step may still run
                     await asyncio.sleep(0)
         except TimeoutError:
-            raise Broken(f"there was no end after {PATIENCE:g} s") from None
+            raise Broken(
+                f"there was no end after {PATIENCE:g} s of {self._unfinished(honest, calls)}"
+            ) from None
         finally:
             for task in (honest, *calls):
                 task.cancel()
@@ -112,6 +114,14 @@ class Site:
         if self._system.worker.monitor.streams:
             raise Broken("the monitor keeps a stream that is gone")
         return ends
+
+    def _unfinished(self, honest: asyncio.Task[None], calls: Sequence[asyncio.Task[Status]]) -> str:
+        """What is still awaited, for a person who looks for the reason."""
+        worker = self._system.worker
+        named = (("the honest session", honest), *(("a hostile call", call) for call in calls))
+        waiting = [name for name, task in named if not task.done()]
+        waiting += [f"{len(worker.monitor.streams)} streams of the server"] * bool(worker.monitor.streams)
+        return ", ".join(waiting) or "the last step"
 
     async def _honest(self) -> None:
         """A whole text with good drafts, beside whatever happens."""
