@@ -51,7 +51,7 @@ class Batcher:
         tips = self._tips(tips)
         if len(tips) == len(ready):
             return Batch(tuple(ready), tuple(ready), {}, ready, frozenset())
-        left = self._allowance(tips)
+        left = self._allowance(tips, len(reading))
         chunks = self._prefill_chunks(reading, left)
         taken = len(tips) + sum(chunks.values())
         room = self._rows.left(self._config.max_rows - len(tips), taken)
@@ -83,10 +83,10 @@ class Batcher:
             fitting.append(session)
         return fitting
 
-    def _allowance(self, tips: Sequence[VerifySession]) -> _Allowance:
-        """For prompts, beside these."""
+    def _allowance(self, tips: Sequence[VerifySession], num_reading: int) -> _Allowance:
+        """For the prompts of so many, beside these tips."""
         chunk = self._rows.left(self._config.prefill_chunk, len(tips))
-        return _Allowance(chunk, self._prefill_time(tips))
+        return _Allowance(chunk, self._prefill_time(tips, num_reading))
 
     def _prefill_chunks(self, reading: list[VerifySession], left: _Allowance) -> dict[int, int]:
         """Prompt tokens by session key. The oldest of the tenant that has had the least reads first; if it
@@ -112,14 +112,15 @@ class Batcher:
         if count:
             chunks[session.key] = already + count
 
-    def _prefill_time(self, tips: Sequence[VerifySession]) -> float:
+    def _prefill_time(self, tips: Sequence[VerifySession], num_reading: int) -> float:
         """Seconds that prompts may add to a step of these and the drafts that they usually have; without end
-        if nobody waits for it."""
+        if nobody waits for it. The step may be longer than one in which the readers wrote as well: so a crowd
+        of readers is let in as fast as a crowd of writers would be served."""
         if not tips:
             return float("inf")
-        drafts = sum(session.rows_taken for session in tips)
-        step = self._cost.predict(len(tips) + drafts, sum(len(session.lease.slots) for session in tips))
-        return (self._config.max_prefill_slowdown - 1) * step
+        rows = len(tips) + sum(session.rows_taken for session in tips)
+        step = self._cost.predict(rows, sum(len(session.lease.slots) for session in tips))
+        return self._config.max_prefill_slowdown * (step + self._cost.more(num_reading, 0)) - step
 
     def _service(self, session: VerifySession) -> float:
         return self._tenants.get(session.tenant).service

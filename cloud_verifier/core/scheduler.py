@@ -165,7 +165,7 @@ class VerifyScheduler:
         num_prefilled = sum(batch.chunks.values())
         max_rows = self.rows.left(self.config.max_rows, num_prefilled)
         limits = max_rows, self.config.max_nodes_per_session
-        nodes, num_wanted = self.sharing.pick(batch.decoding, batch.bearing, *limits, num_prefilled)
+        nodes, num_wanted = self.sharing.pick(batch.decoding, batch.bearing, *limits)
         self.credit.note(num_wanted, sum(map(len, nodes.values())) - len(nodes))
         items = [s.plan(batch.chunks.get(s.key, 0), nodes.get(s.key, ()), self.memory) for s in batch.members]
         if len(batch.members) < len(self.sessions):  # if all are, they stay in their order

@@ -16,8 +16,8 @@ from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.session import Progress, VerifySession
 from common.tree import Node
 
-DEAREST = 0.5
-"""A row that is likelier right than wrong is taken if nobody is poor, whatever it is believed to cost: where
+DEAREST = 0.75
+"""A row that is likelier right than this is taken if nobody is poor, whatever it is believed to cost: where
 none is taken nothing is learnt, and a few slow steps would be believed for ever."""
 
 LEAST_TRUST = 1e-6  # one that was never right; only bounds a logarithm
@@ -64,23 +64,20 @@ class Sharing:
         bearing: Sequence[VerifySession],
         max_rows: int,
         share: int,
-        num_prefilled: int = 0,
     ) -> Picked:
         """Every tip of `decoding`, then draft nodes, the cheapest for what they promise first.
 
         `bearing` are these and all others whom a longer step delays: not those that read a prompt, of which
         a longer step has more. `max_rows` bounds all nodes, `share` those of one session. A parent is at
-        least as likely as its child and has a smaller id, so it comes first. The more prompt rows
-        (`num_prefilled`) make the step longer, the more a token saves that needs no step.
+        least as likely as its child and has a smaller id, so it comes first.
         """
         nodes = {session.key: [session.tree.tip] for session in decoding}
         bare = self._bare(bearing)
-        saved = bare + self.cost.more(num_prefilled, 0)  # seconds, by a draft that is right
         offers, num_wanted = list[Offer](), 0
         for session in decoding:
             session.promised = 0.0
             if session.tree.num_speculative:
-                found, wanted = self._offers(session, saved, len(bearing))
+                found, wanted = self._offers(session, bare, len(bearing))
                 offers += found
                 num_wanted += min(wanted, share - 1)
         if not offers:
@@ -133,7 +130,7 @@ class Sharing:
         """Seconds by which one more row of it makes a step longer."""
         return self.cost.more(1, len(session.lease.slots) / self.rows_per_read)
 
-    def _offers(self, session: VerifySession, saved: float, num_sessions: int) -> tuple[list[Offer], int]:
+    def _offers(self, session: VerifySession, bare: float, num_sessions: int) -> tuple[list[Offer], int]:
         """Its nodes that are worth their cost to all: as likely as it says itself, and as it was right so
         far; and how many were worth it if it were alone. One without fill asks for all of them: what is left
         out costs it a round trip, and not a step."""
@@ -144,7 +141,7 @@ class Sharing:
             return [Offer(0.0, node.id, key, session, node) for node in nodes], len(nodes)
         doubt = -math.log(min(max(session.kept.ratio, LEAST_TRUST), 1.0))
         row_time, worth = self._row_time(session), session.tree.worth
-        most_unlikely = _most_unlikely(num_sessions * row_time, saved)
+        most_unlikely = _most_unlikely(num_sessions * row_time, bare)
         alone = _most_unlikely(row_time, self._bare([session]))
         dear = math.log(row_time / self.cost.per_row) if self.cost.per_read and self.cost.per_row else 0.0
         unlikely = [doubt - worth(node) for node in nodes]
@@ -187,10 +184,10 @@ class _Payers:
                 self._second, self._second_limit = key, limit
 
 
-def _most_unlikely(cost: float, saved: float) -> float:
-    """Nats beyond which a row that costs all together `cost` seconds may save its own too little of the
-    `saved` seconds."""
-    share = min(DEAREST, cost / saved) if saved else 0.0
+def _most_unlikely(cost: float, bare: float) -> float:
+    """Nats beyond which a row that costs all together `cost` seconds of `bare` may save its own too
+    little."""
+    share = min(DEAREST, cost / bare) if bare else 0.0
     return -math.log(share) if share else math.inf
 
 
