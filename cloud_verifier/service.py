@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import grpc
@@ -178,21 +177,24 @@ class Server:
 
     async def run_until(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Raises what broke the heartbeat, if anything does: no step would run."""
-        assert self._heartbeat is not None, "entered before"
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({stopped, self._heartbeat}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if self._heartbeat.done():
-            await self._heartbeat
+        await self._beat_until(stop.wait())
 
     async def drain(self, grace: float) -> None:
         """Stop admitting, tell every session to go, and wait until they have. After `grace` seconds those
-        that are still here are ended with a status that says so. What was committed gets away first."""
+        that are still here are ended with a status that says so. What was committed gets away first. Raises
+        as `run_until`."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._worker.drain(grace)
         self._flush_time = FLUSH_TIME
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._worker.wait_until_gone(), grace + FLUSH_TIME)
+        await self._beat_until(self._worker.wait_until_gone(), grace + FLUSH_TIME)
+
+    async def _beat_until(self, event: Coroutine[Any, Any, object], patience: float | None = None) -> None:
+        assert self._heartbeat is not None, "entered before"
+        waiting = asyncio.ensure_future(event)
+        await asyncio.wait({waiting, self._heartbeat}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._heartbeat.done():
+            await self._heartbeat
 
     async def _set_health(self, status: int) -> None:
         for name in ("", SERVICE_NAME):

@@ -46,8 +46,6 @@ class Worker:
         self._clock = clock
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._wake = asyncio.Event()
-        self._empty = asyncio.Event()  # set while no session is open
-        self._empty.set()
         self._queues: dict[int, asyncio.Queue[Outgoing]] = {}
         self._callers: dict[int, Caller] = {}
         self._gone = asyncio.Event()  # set while no stream is connected
@@ -102,10 +100,6 @@ class Worker:
         self.monitor.draining(grace, len(self.scheduler.sessions))
         self.scheduler.drain(grace, self._clock())
         self._apply()
-
-    async def wait_until_empty(self) -> None:
-        """Until no session is open."""
-        await self._empty.wait()
 
     async def wait_until_gone(self) -> None:
         """Until no stream is connected: each has sent what it had to."""
@@ -190,10 +184,6 @@ class Worker:
             if queue is not None:
                 queue.put_nowait(effect.message if isinstance(effect, Reply) else effect)
         self.monitor.stepped(self.scheduler.ledger.last_step)
-        if self.scheduler.sessions:
-            self._empty.clear()
-        else:
-            self._empty.set()
 
 
 def _failure(error: Exception) -> ForerunError:

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from common.errors import ForerunError, UserError
 from forerun import demo, edge, fit, link_command, models_command, record, simulate, top, verify
 from forerun.bench import command as bench
+from forerun.logs import hush_libraries
 
 COMMANDS = (demo, verify, top, edge, models_command, link_command, record, fit, simulate, bench)
-
-TALKATIVE = ("torchao", "torch.utils._pytree")
-"""Loggers that warn whenever torchao is imported, of CUDA libraries that only other machines have."""
 
 DESCRIPTION = """\
 Forerun runs a small draft model on this device and lets a large target model on a server decide: the text is
@@ -45,8 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
     level = (options.log_level or "warning").upper()
     logging.basicConfig(level=level, format="%(levelname).1s %(name)s: %(message)s")
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    hush_libraries()
     try:
         code: int = options.run(options)
     except ForerunError as error:

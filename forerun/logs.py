@@ -22,11 +22,20 @@ from typing import Any, TextIO
 OURS = ("cloud_verifier", "common", "forerun")
 """The loggers that `--log-level` is about; the libraries' warnings are shown in any case."""
 
+TALKATIVE = ("torchao", "torch.utils._pytree")
+"""Loggers that warn whenever torchao is imported, of CUDA libraries that only other machines have."""
+
 PLAIN = re.compile(r"[A-Za-z0-9._:/@+-]+")
 """What a word may be made of."""
 
 MAX_WAITING = 10_000
 """Lines in memory: a few megabytes."""
+
+
+def hush_libraries() -> None:
+    """Let those that warn of nothing speak of errors only."""
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from common.rpc.describe import TokenTable
 from forerun import verify
 from forerun.bench.formula import FORMULA, TABLE, FormulaEngine
 from forerun.bench.meter import Meter, memory_bytes
+from forerun.logs import hush_libraries
 from forerun.options import pin_to_core
 
 SHOWN = 40
@@ -116,6 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         verify.check_options(options)
         pin_to_core(options.core)
+        hush_libraries()
         engine, table = load(options)
         meter = Meter()
         asyncio.run(verify.serve(options, meter.engine(engine), table, Host(meter, options.profile)))

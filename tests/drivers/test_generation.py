@@ -129,7 +129,7 @@ async def test_an_edge_that_goes_away_leaves_nothing_behind() -> None:
             run = generation(channel, None, endless, make_policy("off"))
             async for _ in run:
                 break
-        await system.worker.wait_until_empty()
+        await system.worker.wait_until_gone()
         again = await complete(system.address, SamplingParams(max_tokens=5, ignore_eos=True))
     assert len(again.session.text) == 5
 

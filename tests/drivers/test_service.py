@@ -184,6 +184,19 @@ async def test_a_broken_heartbeat_ends_the_server_with_its_cause() -> None:
             await asyncio.wait_for(system.server.run_until(asyncio.Event()), 10)
 
 
+async def test_a_heartbeat_that_breaks_during_a_drain_is_told_too() -> None:
+    async with running() as system:
+
+        def broken(now: float) -> None:
+            raise LocalError(f"broken at {now}")
+
+        key, _ = system.worker.connect()  # somebody is still here
+        system.worker.scheduler.next_step = broken  # type: ignore[method-assign]
+        with pytest.raises(LocalError, match="broken at"):
+            await asyncio.wait_for(system.server.drain(60.0), 10)
+        system.worker.disconnect(key)
+
+
 async def test_health_says_not_serving_while_draining() -> None:
     async with running() as system:
         await system.server.drain(0.1)

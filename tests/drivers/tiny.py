@@ -62,7 +62,7 @@ async def running(
     worker = Worker(engine, VerifyScheduler(info, config))
     async with Server(worker, info, TABLE, "127.0.0.1:0", tenant_key) as server:
         yield System(server, worker)
-        await worker.wait_until_empty()
+        await worker.wait_until_gone()
         while not worker.scheduler.idle:  # noqa: ASYNC110 - the last step may still run; nothing announces its end
             await asyncio.sleep(0.005)
     worker.scheduler.check_integrity()

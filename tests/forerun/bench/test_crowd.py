@@ -38,7 +38,7 @@ async def verifier(config: SchedulerConfig | None = None, step_time: float = 0.0
     worker = Worker(FlooredEngine(engine, step_time), scheduler)
     async with Server(worker, engine.info, TABLE, "127.0.0.1:0") as server:
         yield f"127.0.0.1:{server.port}", scheduler
-        await worker.wait_until_empty()
+        await worker.wait_until_gone()
         while not scheduler.idle:  # noqa: ASYNC110 - the last step may still run; nothing announces its end
             await asyncio.sleep(0.005)
     scheduler.check_integrity()
