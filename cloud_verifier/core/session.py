@@ -99,6 +99,7 @@ class VerifySession:
         self._num_echoed = 0  # of them; the edge measures its RTT by the echo
         self.credit_told: int | None = None
         self.deadline_at: float | None = None  # seconds; its caller waits no longer
+        self.num_turns = 0  # steps that it was in
         self.rows_taken = 0.0  # draft rows of its own in a step, smoothed
         self.balance = 1.0  # tokens won by drafts, less those lost by others'; see `Sharing`
         self.promised = 0.0  # draft rows of the running step that should be right, by what the edge says
@@ -216,6 +217,7 @@ class VerifySession:
             memory.settle(self.lease, slots, ())
         else:
             self._apply_tree(rows, choices.tolist(), progress, memory)
+        self.num_turns += 1
         self.rows_taken += (progress.num_drafts - self.rows_taken) / 8
         return progress
 
