@@ -118,8 +118,8 @@ class Batcher:
         of readers is let in as fast as a crowd of writers would be served."""
         if not tips:
             return float("inf")
-        rows = len(tips) + sum(session.rows_taken for session in tips)
-        step = self._cost.predict(rows, sum(len(session.lease.slots) for session in tips))
+        drafts = sum((session.rows_taken for session in tips), 0.0)
+        step = self._cost.predict(len(tips) + drafts, sum(len(session.lease.slots) for session in tips))
         return self._config.max_prefill_slowdown * (step + self._cost.more(num_reading, 0)) - step
 
     def _service(self, session: VerifySession) -> float:
