@@ -8,6 +8,7 @@ from cloud_verifier.core.session import VerifySession
 GAIN = 1 / 8  # of RFC 9002's smoothed RTT: a change is followed within a dozen steps
 NO_PRESSURE = 0.01  # nearly every row that is wanted is taken
 FULL_PRESSURE = 0.5  # from here on credit is what is used
+HOPELESS_PRESSURE = 0.9  # from here on who gets no rows sends nothing
 RARELY = 1 / 16  # draft rows a turn: who has fewer sends in vain
 TRIAL = 16  # turns after which such a one may try again
 AHEAD = 2.0  # turns for which nodes may lie here: the one that comes, and the one after
@@ -16,9 +17,9 @@ AHEAD = 2.0  # turns for which nodes may lie here: the one that comes, and the o
 class Credit:
     """While nobody stays out for others, the budget of live nodes is divided among the sessions. As drafts
     stay out that would have been evaluated if their session were alone, credit moves towards what is: the
-    rows that a session gets in a step, and the tokens that its edge has not seen yet, for two turns. Who
-    then gets hardly any has no credit, but for a trial now and then: the messages alone would cost the
-    verifier more than the drafts bring."""
+    rows that a session gets in a step, and the tokens that its edge has not seen yet, for two turns. When
+    nearly all stay out, who gets hardly any has no credit, but for a trial now and then: the messages alone
+    would cost the verifier more than the drafts bring."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.pressure = 0.0  # share of the draft rows wanted that stay out for others
@@ -38,8 +39,9 @@ class Credit:
             return max(config.min_credit, share)
         used = AHEAD * (session.rows_taken + session.arrivals.lag)
         weight = min(1.0, self.pressure / FULL_PRESSURE)
-        if weight == 1.0 and session.rows_taken < RARELY and session.request.fill and not _on_trial(session):
-            return 0
+        if self.pressure >= HOPELESS_PRESSURE and session.rows_taken < RARELY:
+            if session.request.fill and not _on_trial(session):
+                return 0
         return max(config.min_credit, round(share + weight * (min(share, used) - share)))
 
 
