@@ -39,9 +39,9 @@ class Credit:
             return max(config.min_credit, share)
         used = AHEAD * (session.rows_taken + session.arrivals.lag)
         weight = min(1.0, self.pressure / FULL_PRESSURE)
-        if self.pressure >= HOPELESS_PRESSURE and session.rows_taken < RARELY:
-            if session.request.fill and not _on_trial(session):
-                return 0
+        hopeless = self.pressure >= HOPELESS_PRESSURE and session.rows_taken < RARELY
+        if hopeless and session.request.fill and not _on_trial(session):
+            return 0
         return max(config.min_credit, round(share + weight * (min(share, used) - share)))
 
 
