@@ -7,7 +7,6 @@ from cloud_verifier.core.session import VerifySession
 
 GAIN = 1 / 8  # of RFC 9002's smoothed RTT: a change is followed within a dozen steps
 NO_PRESSURE = 0.01  # nearly every row that is wanted is taken
-FULL_PRESSURE = 0.5  # from here on credit is what is used
 HOPELESS_PRESSURE = 0.9  # from here on who gets no rows sends nothing
 RARELY = 1 / 16  # draft rows a turn: who has fewer sends in vain
 TRIAL = 16  # turns after which such a one may try again
@@ -38,11 +37,10 @@ class Credit:
         if self.pressure < NO_PRESSURE:
             return max(config.min_credit, share)
         used = AHEAD * (session.rows_taken + session.arrivals.lag)
-        weight = min(1.0, self.pressure / FULL_PRESSURE)
         hopeless = self.pressure >= HOPELESS_PRESSURE and session.rows_taken < RARELY
         if hopeless and session.request.fill and not _on_trial(session):
             return 0
-        return max(config.min_credit, round(share + weight * (min(share, used) - share)))
+        return max(config.min_credit, round(share + self.pressure * (min(share, used) - share)))
 
 
 def _on_trial(session: VerifySession) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloud_verifier.core.config import SchedulerConfig
-from cloud_verifier.core.credit import FULL_PRESSURE, TRIAL, Credit
+from cloud_verifier.core.credit import TRIAL, Credit
 from cloud_verifier.core.session import VerifySession
 from tests.cloud_verifier.core.bench import VOCAB, ask
 
@@ -63,9 +63,7 @@ def test_under_pressure_credit_is_what_two_turns_use() -> None:
 
 
 def test_credit_moves_with_the_pressure() -> None:
-    assert pressed(FULL_PRESSURE / 2).of(session(rows_taken=6.0, lag=12), 4) == pytest.approx(
-        (128 + 36) / 2, abs=1
-    )
+    assert pressed(0.5).of(session(rows_taken=6.0, lag=12), 4) == pytest.approx((128 + 36) / 2, abs=1)
 
 
 def test_it_is_never_more_than_without_pressure() -> None:
