@@ -23,8 +23,6 @@ class Batch:
     members: tuple[VerifySession, ...]  # all, in the order of their items
     decoding: tuple[VerifySession, ...]  # those that evaluate their tip
     chunks: dict[int, int]  # prompt tokens, by session key
-    bearing: Sequence[VerifySession]  # of all that are ready, those whom a longer step delays
-    spared: frozenset[int]  # keys of the others: of a longer step their prompts have more
 
 
 class Batcher:
@@ -50,7 +48,7 @@ class Batcher:
             (reading if session.num_prefill else tips).append(session)
         tips = self._tips(tips)
         if len(tips) == len(ready):
-            return Batch(tuple(ready), tuple(ready), {}, ready, frozenset())
+            return Batch(tuple(ready), tuple(ready), {})
         left = self._allowance(tips, len(reading))
         chunks = self._prefill_chunks(reading, left)
         taken = len(tips) + sum(chunks.values())
@@ -59,11 +57,7 @@ class Batcher:
         keys = {session.key for session in (*tips, *read[:room])}
         decoding = tuple(session for session in ready if session.key in keys)
         members = tuple(each for each in ready if each.key in keys or chunks.get(each.key))
-        spared = (
-            frozenset(each.key for each in reading if each.key not in keys) if left.tokens else frozenset()
-        )
-        bearing = [each for each in ready if each.key not in spared]
-        return Batch(members, decoding, chunks, bearing, spared)
+        return Batch(members, decoding, chunks)
 
     def reads(self, plan: StepPlan) -> int:
         """KV slots that a step reads, those of one item again for every `rows_per_read` of its rows."""

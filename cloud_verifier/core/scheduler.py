@@ -51,7 +51,6 @@ class _Running:
     num_rows: int
     num_reads: int
     num_prefilled: int
-    spared: frozenset[int]  # see `Sharing.settle`
 
 
 class VerifyScheduler:
@@ -165,7 +164,7 @@ class VerifyScheduler:
         num_prefilled = sum(batch.chunks.values())
         max_rows = self.rows.left(self.config.max_rows, num_prefilled)
         limits = max_rows, self.config.max_nodes_per_session
-        nodes, num_wanted = self.sharing.pick(batch.decoding, batch.bearing, *limits)
+        nodes, num_wanted = self.sharing.pick(batch.decoding, ready, *limits)
         self.credit.note(num_wanted, sum(map(len, nodes.values())) - len(nodes))
         items = [s.plan(batch.chunks.get(s.key, 0), nodes.get(s.key, ()), self.memory) for s in batch.members]
         if len(batch.members) < len(self.sessions):  # if all are, they stay in their order
@@ -178,7 +177,6 @@ class VerifyScheduler:
             num_rows=plan.num_rows,
             num_reads=self._batcher.reads(plan),
             num_prefilled=num_prefilled,
-            spared=batch.spared,
         )
         return plan
 
@@ -204,7 +202,7 @@ class VerifyScheduler:
             margins=result.margins,
         )
         self.cost.sample(num_rows, num_reads, now - running.began_at)
-        self.sharing.settle(parts, running.spared)
+        self.sharing.settle(parts)
         self.rows.on_success()
         self._effects.append(done)
         for part in parts:

@@ -9,7 +9,7 @@ alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cloud_verifier.core.cost import StepCost
@@ -61,28 +61,27 @@ class Sharing:
     def pick(
         self,
         decoding: Sequence[VerifySession],
-        bearing: Sequence[VerifySession],
+        ready: Sequence[VerifySession],
         max_rows: int,
         share: int,
     ) -> Picked:
         """Every tip of `decoding`, then draft nodes, the cheapest for what they promise first.
 
-        `bearing` are these and all others whom a longer step delays: not those that read a prompt, of which
-        a longer step has more. `max_rows` bounds all nodes, `share` those of one session. A parent is at
-        least as likely as its child and has a smaller id, so it comes first.
+        `ready` are these and all others that wait for the step. `max_rows` bounds all nodes, `share` those of
+        one session. A parent is at least as likely as its child and has a smaller id, so it comes first.
         """
         nodes = {session.key: [session.tree.tip] for session in decoding}
-        bare = self._bare(bearing)
+        bare = self._bare(ready)
         offers, num_wanted = list[Offer](), 0
         for session in decoding:
             session.promised = 0.0
             if session.tree.num_speculative:
-                found, wanted = self._offers(session, bare, len(bearing))
+                found, wanted = self._offers(session, bare, len(ready))
                 offers += found
                 num_wanted += min(wanted, share - 1)
         if not offers:
             return Picked(nodes, num_wanted)
-        payers = _Payers({each.key: max(each.balance, 0.0) * bare for each in bearing})
+        payers = _Payers({each.key: max(each.balance, 0.0) * bare for each in ready})
         self._take(sorted(offers), nodes, payers, max_rows - len(nodes), share)
         for session in decoding:
             taken = nodes[session.key]
@@ -103,22 +102,20 @@ class Sharing:
                 taken.append(offer.node)
                 left -= 1
 
-    def settle(self, parts: Sequence[Progress], spared: Collection[int] = ()) -> None:
-        """A step is over and brought its sessions this. `spared` are the keys of those whom its length did
-        not delay."""
+    def settle(self, parts: Sequence[Progress]) -> None:
+        """A step is over and brought its sessions this."""
         if not any(part.num_outputs > 1 for part in parts):
             for part in parts:
                 session = part.session
                 session.balance = min(MOST_SAVED, session.balance + self.max_slowdown)
             return
         times = [part.num_drafts * self._row_time(part.session) for part in parts]
-        bearing = [part.session for part in parts if part.session.key not in spared]
-        total, bare = sum(times), self._bare(bearing)
+        total, bare = sum(times), self._bare([part.session for part in parts])
         for part, own in zip(parts, times, strict=True):
             session, num_won = part.session, part.num_won
             if session.promised or num_won:
                 session.kept.add(num_won, session.promised)
-            lost = (total - own) / bare if bare and session.key not in spared else 0.0
+            lost = (total - own) / bare if bare else 0.0
             session.balance = min(MOST_SAVED, session.balance + num_won + self.max_slowdown - lost)
 
     def _bare(self, sessions: Sequence[VerifySession]) -> float:

@@ -60,22 +60,11 @@ def test_beside_others_a_prompt_takes_what_their_step_can_bear() -> None:
 
 
 def test_beside_drafts_a_prompt_has_the_more_of_the_longer_step() -> None:
-    """So its reader loses nothing by them."""
     yard = Yard(per_row=1e-4, prefill_chunk=256, max_prefill_slowdown=1.75)
     drafting = yard.decoding()
     yard.session(1000)
     drafting.rows_taken = 20.0
-    batch = yard.batcher.batch(yard.ready)
-    assert batch.chunks == {2: 92}
-    assert (list(batch.bearing), batch.spared) == ([drafting], frozenset({2}))
-
-
-def test_a_prompt_that_only_rows_keep_short_is_delayed_by_drafts() -> None:
-    yard = Yard(per_row=1e-4, prefill_chunk=64, max_prefill_slowdown=1.75)
-    both = [yard.decoding(), yard.session(1000)]
-    batch = yard.batcher.batch(yard.ready)
-    assert batch.chunks == {2: 64}
-    assert (list(batch.bearing), batch.spared) == (both, frozenset())
+    assert yard.chunks() == {2: 92}
 
 
 def test_however_dear_it_is_a_prompt_is_read_in_the_end() -> None:

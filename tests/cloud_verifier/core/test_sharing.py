@@ -83,7 +83,7 @@ def test_what_others_may_cost_it_is_what_it_has_left() -> None:
     assert drafts(taught(), session(1, *[0.9] * 8, balance=0.0), poor) == {1: 3, 2: 0}
 
 
-def test_one_that_reads_no_more_of_a_longer_step_bears_rows_like_all_others() -> None:
+def test_one_that_reads_its_prompt_bears_rows_like_all_others() -> None:
     decoding, reading = session(1, 0.9, 0.8), session(2, balance=0.0)
     picked = taught().pick([decoding], [decoding, reading], 256, 16).nodes
     assert {key: len(nodes) for key, nodes in picked.items()} == {1: 1}
@@ -99,12 +99,6 @@ def test_a_balance_is_what_was_won_less_what_others_cost() -> None:
     sharing.settle([brought(loud, 10, 2), brought(quiet, 0, 0)])
     assert loud.balance == pytest.approx(1.0 + 2 + 0.02)
     assert quiet.balance == pytest.approx(1.0 + 0.02 - 10 / 31, rel=1e-3)
-
-
-def test_one_that_a_longer_step_does_not_delay_loses_nothing_by_it() -> None:
-    sharing, loud, reading = taught(), session(1, balance=1.0), session(2, balance=1.0)
-    sharing.settle([brought(loud, 10, 2), Progress(reading, 0.0, num_rows=9)], spared={2})
-    assert reading.balance == pytest.approx(1.0 + 0.02)
 
 
 def test_a_balance_does_not_grow_for_ever() -> None:
