@@ -16,6 +16,7 @@ import grpc.aio
 
 from cloud_verifier.guard import Guard
 from cloud_verifier.telemetry.snapshot import SessionState, Snapshot
+from common.address import host_and_port
 from common.errors import UserError
 from common.pb import admin_pb2 as pb
 from common.pb import admin_pb2_grpc as pb_grpc
@@ -83,10 +84,10 @@ def check_private(address: str) -> None:
     """Raise `UserError` unless only this machine can reach `address`."""
     if address.startswith(UNIX) and len(address) > len(UNIX):
         return
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 2**16):
+    found = host_and_port(address)
+    if found is None:
         raise UserError(f"--admin is {address!r}; it must be unix:PATH or HOST:PORT, 127.0.0.1:50061 for one")
-    if not _is_loopback(host):
+    if not _is_loopback(found[0]):
         raise UserError(
             f"--admin is {address!r}, and it asks nobody who they are: give an address of this machine only "
             "(127.0.0.1:PORT or unix:PATH), and reach it through ssh or kubectl port-forward"

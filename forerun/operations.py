@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import UserError
 from forerun.logs import FORMATS, writing
-from forerun.options import check_free
+from forerun.options import check_free, split_address
 
 if TYPE_CHECKING:
     from cloud_verifier.worker import Worker
@@ -53,8 +53,7 @@ def add_operations(parser: argparse.ArgumentParser) -> None:
 def check_operations(options: argparse.Namespace) -> None:
     """Raise `UserError` for what cannot be served, before seconds are spent on loading."""
     if options.metrics:
-        host, port = split_address("--metrics", options.metrics)
-        check_free("--metrics", host.strip("[]"), port)
+        check_free("--metrics", options.metrics)
         if find_spec("prometheus_client") is None:
             raise UserError("prometheus_client is not installed; pip install 'forerun[verifier]'")
     if options.admin:
@@ -63,14 +62,6 @@ def check_operations(options: argparse.Namespace) -> None:
         check_private(options.admin)
     if options.metrics_tenants < 0:
         raise UserError(f"--metrics-tenants is {options.metrics_tenants}; it must be 0 or more")
-
-
-def split_address(name: str, address: str) -> tuple[str, int]:
-    """Host and port. Raises `UserError` that names the option."""
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 2**16):
-        raise UserError(f"{name} is {address!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
-    return host, int(port)
 
 
 def logged(options: argparse.Namespace) -> contextlib.AbstractContextManager[None]:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from common.acceptance import LOSSLESS, AcceptanceRule
+from common.address import host_and_port
 from common.errors import UserError
 from common.sampling import SamplingParams
 
@@ -104,15 +105,26 @@ def _utf8(text: str) -> str:
     return text
 
 
-def check_free(option: str, host: str, port: int) -> None:
-    """Raise `UserError` unless it can be listened on now; who then does may find it taken meanwhile."""
+def split_address(option: str, address: str) -> tuple[str, int]:
+    """Host and port. Raises `UserError` that names the option."""
+    found = host_and_port(address)
+    if found is None:
+        raise UserError(f"{option} is {address!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
+    return found
+
+
+def check_free(option: str, address: str) -> None:
+    """Raise `UserError` unless it is one and can be listened on now; who then does may find it taken
+    meanwhile."""
+    host, port = split_address(option, address)
+    host = host.strip("[]")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        family, kind, protocol, _, place = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
+            listener.bind(place)
     except OSError as error:
         raise UserError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; choose another {option} HOST:PORT"

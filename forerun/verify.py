@@ -18,7 +18,7 @@ from cloud_verifier.engine.exact_tiles import TILE_ROWS
 from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.errors import UserError
 from forerun.limits import add_limits, config_from
-from forerun.operations import add_operations, check_operations, logged, split_address, watched
+from forerun.operations import add_operations, check_operations, logged, watched
 from forerun.options import add_core, check_free, ms, pin_to_core
 from forerun.tensor_parallel import add_tensor_parallel, check_tensor_parallel, run_parallel
 
@@ -202,8 +202,7 @@ def check_options(options: argparse.Namespace) -> None:
     if options.deterministic and options.attention == "triton":
         raise UserError("--deterministic brings its own attention; leave --attention out")
     check_tensor_parallel(options)
-    host, port = split_address("--listen", options.listen)
-    check_free("--listen", host.strip("[]"), port)
+    check_free("--listen", options.listen)
     check_operations(options)
 
 

@@ -49,8 +49,7 @@ class Batcher:
         tips = self._tips(tips)
         if len(tips) == len(ready):
             return Batch(tuple(ready), tuple(ready), {})
-        left = self._allowance(tips, len(reading))
-        chunks = self._prefill_chunks(reading, left)
+        chunks = self._prefill_chunks(reading, tips)
         taken = len(tips) + sum(chunks.values())
         room = self._rows.left(self._config.max_rows - len(tips), taken)
         read = [each for each in ready if chunks.get(each.key) == each.num_prefill and each.may_evaluate_tip]
@@ -77,18 +76,14 @@ class Batcher:
             fitting.append(session)
         return fitting
 
-    def _allowance(self, tips: Sequence[VerifySession], num_reading: int) -> _Allowance:
-        """For the prompts of so many, beside these tips."""
-        chunk = self._rows.left(self._config.prefill_chunk, len(tips))
-        return _Allowance(chunk, self._prefill_time(tips, num_reading))
-
-    def _prefill_chunks(self, reading: list[VerifySession], left: _Allowance) -> dict[int, int]:
+    def _prefill_chunks(self, reading: list[VerifySession], tips: Sequence[VerifySession]) -> dict[int, int]:
         """Prompt tokens by session key. The oldest of the tenant that has had the least reads first; if it
         has others that wait, half of what there is, so that a short prompt need not wait for a long one to
         end."""
         if not reading:
             return {}
-        chunk = left.tokens
+        chunk = self._rows.left(self._config.prefill_chunk, len(tips))
+        left = _Allowance(chunk, self._prefill_time(tips, len(reading)))
         first, *others = sorted(reading, key=lambda s: (self._service(s), s.opened_at, s.key))
         others.sort(key=lambda s: (self._service(s), s.num_prefill, s.opened_at, s.key))
         chunks = dict[int, int]()
@@ -125,15 +120,14 @@ class _Allowance:
     case."""
 
     def __init__(self, tokens: int, seconds: float) -> None:
-        self.tokens = tokens  # what is left of them
-        self._seconds = seconds
+        self._tokens, self._seconds = tokens, seconds
         self._certain = min(tokens, LEAST_PREFILL)
 
     def take(self, wanted: int, token_time: float) -> int:
         """How many of `wanted` tokens, each of which takes `token_time` seconds."""
         fitting = int(self._seconds / token_time) if token_time * wanted > self._seconds else wanted
-        count = min(wanted, self.tokens, max(fitting, self._certain, 0))
-        self.tokens -= count
+        count = min(wanted, self._tokens, max(fitting, self._certain, 0))
+        self._tokens -= count
         self._seconds -= count * token_time
         self._certain = max(0, self._certain - count)
         return count

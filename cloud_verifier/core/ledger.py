@@ -10,22 +10,35 @@ from dataclasses import dataclass
 
 from cloud_verifier.core.margins import MarginCounter
 from cloud_verifier.core.report import Counters, StepReport, Waits
-from cloud_verifier.core.session import Progress
+from cloud_verifier.core.session import Progress, VerifySession
 from cloud_verifier.core.target import FloatArray
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The step that the engine has."""
+
+    sessions: dict[int, VerifySession]  # in the order of the plan's items
+    began_at: float
+    num_rows: int
+    num_reads: int
+    num_prefilled: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepDone:
     """A step that is over."""
 
-    began_at: float
+    step: Running
     ended_at: float
-    num_rows: int
-    num_prefilled: int
-    num_reads: int
     predicted: float  # seconds that it should have taken
     parts: Sequence[Progress]
     margins: Sequence[FloatArray]  # of each part, as in `StepResult`
+
+    @property
+    def duration(self) -> float:
+        """Seconds."""
+        return self.ended_at - self.step.began_at
 
 
 class Ledger:
@@ -38,22 +51,22 @@ class Ledger:
 
     def enter(self, done: StepDone) -> None:
         """Write down a step."""
-        counters, waits = self.counters, Waits()
+        step, counters, waits = done.step, self.counters, Waits()
         before = counters.num_committed
         for part, margins in zip(done.parts, done.margins, strict=True):
             if not part.lost:
                 self._enter(part, margins, done, waits)
         counters.num_steps += 1
-        counters.num_prefilled += done.num_prefilled
+        counters.num_prefilled += step.num_prefilled
         num_tips = sum(1 for part in done.parts if part.num_outputs)
         self.last_step = StepReport(
-            began_at=done.began_at,
-            duration=done.ended_at - done.began_at,
-            queue_times=tuple(max(0.0, done.began_at - part.ready_at) for part in done.parts),
+            began_at=step.began_at,
+            duration=done.duration,
+            queue_times=tuple(max(0.0, step.began_at - part.ready_at) for part in done.parts),
             num_tips=num_tips,
-            num_drafts=done.num_rows - done.num_prefilled - num_tips,
-            num_prefilled=done.num_prefilled,
-            num_reads=done.num_reads,
+            num_drafts=step.num_rows - step.num_prefilled - num_tips,
+            num_prefilled=step.num_prefilled,
+            num_reads=step.num_reads,
             num_committed=counters.num_committed - before,
             predicted=done.predicted,
             waits=waits,
@@ -65,7 +78,7 @@ class Ledger:
         num_drafts, num_won, num_tokens = part.num_drafts, part.num_won, len(part.tokens)
         temperature = part.session.request.sampling.temperature
         self.margins.note(margins[part.outputs] if num_drafts else margins[:num_tokens], temperature)
-        tally.count_step(done.began_at, part.num_rows, num_drafts, part.num_outputs - num_drafts)
+        tally.count_step(done.step.began_at, part.num_rows, num_drafts, part.num_outputs - num_drafts)
         counters.num_evaluated += part.num_outputs
         counters.num_committed += num_tokens
         if num_drafts:

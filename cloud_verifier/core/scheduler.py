@@ -6,7 +6,6 @@ Sans-IO: messages and step results come in with `now` (seconds, monotonic), effe
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass
 
 from cloud_verifier.core.admission import (
     ANYBODY,
@@ -24,7 +23,7 @@ from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.credit import Credit
 from cloud_verifier.core.effects import Effect, End, Reply
-from cloud_verifier.core.ledger import Ledger, StepDone
+from cloud_verifier.core.ledger import Ledger, Running, StepDone
 from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.relief import Relief
 from cloud_verifier.core.report import count
@@ -40,17 +39,6 @@ from common.recall import NgramTable, Recall
 
 DRAIN_KEY = -1  # of its alarm; sessions have keys above 0
 RETRY_AFTER = 1.0  # seconds, until it is known how often a session ends here
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """The step that the engine has."""
-
-    sessions: dict[int, VerifySession]  # in the order of the plan's items
-    began_at: float
-    num_rows: int
-    num_reads: int
-    num_prefilled: int
 
 
 class VerifyScheduler:
@@ -79,7 +67,7 @@ class VerifyScheduler:
         self.rows = Relief(self.config.max_rows + self.config.prefill_chunk)
         self._batcher = Batcher(self.config, self.rows, self.cost, info.rows_per_read, self.tenants)
         self._effects: list[Effect | StepDone] = []  # of a step: its commits
-        self._running: _Running | None = None
+        self._running: Running | None = None
         self._suspects: deque[int] = deque()  # sessions of a failed step, to be tried one by one
         self._eos = frozenset(info.eos_token_ids)
         self._alarms = Alarms()
@@ -171,7 +159,7 @@ class VerifyScheduler:
             for session in batch.members:
                 self.sessions.move_to_end(session.key)
         plan = StepPlan(tuple(items))
-        self._running = _Running(
+        self._running = Running(
             sessions={session.key: session for session in batch.members},
             began_at=now,
             num_rows=plan.num_rows,
@@ -190,18 +178,9 @@ class VerifyScheduler:
             self._apply(session, choices, now)
             for session, choices in zip(running.sessions.values(), result.choices, strict=True)
         ]
-        num_rows, num_reads = running.num_rows, running.num_reads
-        done = StepDone(
-            began_at=running.began_at,
-            ended_at=now,
-            num_rows=num_rows,
-            num_prefilled=running.num_prefilled,
-            num_reads=num_reads,
-            predicted=self.cost.predict(num_rows, num_reads),
-            parts=parts,
-            margins=result.margins,
-        )
-        self.cost.sample(num_rows, num_reads, now - running.began_at)
+        predicted = self.cost.predict(running.num_rows, running.num_reads)
+        done = StepDone(running, now, predicted, parts, result.margins)
+        self.cost.sample(running.num_rows, running.num_reads, done.duration)
         self.sharing.settle(parts)
         self.rows.on_success()
         self._effects.append(done)
@@ -346,7 +325,7 @@ class VerifyScheduler:
             self.room.leave(session)
         return part
 
-    def _take_running(self) -> _Running:
+    def _take_running(self) -> Running:
         if self._running is None:
             raise LocalError("a step was reported that had not begun")
         running, self._running = self._running, None
@@ -364,8 +343,8 @@ class VerifyScheduler:
             server_made=part.server_made,
             echo=echo,
             hold_us=max(0, round(hold * 1e6)),
-            queue_us=max(0, round((done.began_at - part.ready_at) * 1e6)),
-            compute_us=round((done.ended_at - done.began_at) * 1e6),
+            queue_us=max(0, round((done.step.began_at - part.ready_at) * 1e6)),
+            compute_us=round(done.duration * 1e6),
             credit=credit if credit != told else None,
             evaluated=part.num_outputs,
         )

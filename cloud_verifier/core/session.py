@@ -135,7 +135,7 @@ class VerifySession:
         """Whether a step has something to evaluate for it."""
         if self.rows is not None or self.ended or self.preempted:
             return False
-        return self.request.fill or self.may_evaluate_tip or self.num_prefill > 0
+        return self.may_evaluate_tip or self.num_prefill > 0
 
     def ready_by(self, now: float) -> bool:
         """`ready`, and somebody still waits for it."""

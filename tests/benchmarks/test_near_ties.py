@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from common.sampling import SamplingParams
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 SAMPLING = SamplingParams(max_tokens=12, ignore_eos=True)
 PROMPTS = [tuple((7 * key + step) % 97 for step in range(6)) for key in range(8)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_texts_that_turn_are_counted_with_their_near_ties() -> None:

@@ -172,12 +172,12 @@ async def test_describe_health_and_reflection_answer() -> None:
     assert SERVICE_NAME in names
 
 
+def broken(now: float) -> None:
+    raise LocalError(f"broken at {now}")
+
+
 async def test_a_broken_heartbeat_ends_the_server_with_its_cause() -> None:
     async with running() as system:
-
-        def broken(now: float) -> None:
-            raise LocalError(f"broken at {now}")
-
         system.worker.scheduler.next_step = broken  # type: ignore[method-assign]
         system.worker.drain(0.0)  # any input wakes it
         with pytest.raises(LocalError, match="broken at"):
@@ -186,10 +186,6 @@ async def test_a_broken_heartbeat_ends_the_server_with_its_cause() -> None:
 
 async def test_a_heartbeat_that_breaks_during_a_drain_is_told_too() -> None:
     async with running() as system:
-
-        def broken(now: float) -> None:
-            raise LocalError(f"broken at {now}")
-
         key, _ = system.worker.connect()  # somebody is still here
         system.worker.scheduler.next_step = broken  # type: ignore[method-assign]
         with pytest.raises(LocalError, match="broken at"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,21 +18,11 @@ if TYPE_CHECKING:
     from tests.cloud_verifier.engine.exact_world import Notes
     from tests.cloud_verifier.engine.tiny import Session
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 SLOTS = 1024
 TEXTS = np.random.default_rng(5).integers(97, size=(2, 44)).tolist()
 WRONG = 96
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

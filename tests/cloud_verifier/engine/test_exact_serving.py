@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cloud_verifier.engine.engine import TorchEngine
     from tests.cloud_verifier.engine.exact_world import Noting
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 VOCAB = 97
 TABLE: tuple[bytes | None, ...] = tuple(b"token %d" % token for token in range(VOCAB))
@@ -40,16 +40,6 @@ SAMPLED = SamplingParams(max_tokens=14, ignore_eos=True, temperature=0.8, seed=5
 PROMPTS = [tuple(row) for row in np.random.default_rng(9).integers(VOCAB, size=(16, 23)).tolist()]
 
 Texts = dict[int, tuple[int, ...]]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
