@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.cost import StepCost
@@ -15,6 +15,8 @@ from cloud_verifier.core.tenants import Tenants
 LEAST_PREFILL = 1
 """Prompt tokens in a step at least, however short it should be: a prompt is read in the end."""
 
+NOBODY_SPARED: Mapping[int, float] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -22,7 +24,10 @@ class Batch:
 
     members: tuple[VerifySession, ...]  # all, in the order of their items
     decoding: tuple[VerifySession, ...]  # those that evaluate their tip
+    bearing: Sequence[VerifySession]  # of all that are ready, those whom drafts of others delay
+    reading: Sequence[VerifySession]  # the others, whose prompts do not end in it: they can be kept in pace
     chunks: dict[int, int]  # prompt tokens, by session key
+    spared: Mapping[int, float]  # what part of others' drafts does not delay it, by key
 
 
 class Batcher:
@@ -40,6 +45,7 @@ class Batcher:
         self._cost = cost
         self._rows_per_read = rows_per_read
         self._tenants = tenants
+        self._owed = 0.0  # seconds, less than a prompt token takes: what keeping pace has left over
 
     def batch(self, ready: Sequence[VerifySession]) -> Batch:
         """`ready` are those that a step could take, the least recently served first."""
@@ -47,16 +53,61 @@ class Batcher:
         for session in ready:
             (reading if session.num_prefill else tips).append(session)
         tips = self._tips(tips)
-        if len(tips) == len(ready):
-            return Batch(tuple(ready), tuple(ready), {})
-        chunks = self._prefill_chunks(reading, tips)
-        taken = len(tips) + sum(chunks.values())
-        room = self._rows.left(self._config.max_rows - len(tips), taken)
+        if not reading:
+            taken = ready if len(tips) == len(ready) else self._of(ready, {session.key for session in tips})
+            return Batch(tuple(taken), tuple(taken), ready, (), {}, NOBODY_SPARED)
+        left = _Allowance(
+            self._rows.left(self._config.prefill_chunk, len(tips)), self._prefill_time(tips, len(reading))
+        )
+        chunks = dict[int, int]()
+        self._read_all(reading, left, chunks)
+        room = self._rows.left(self._config.max_rows - len(tips), len(tips) + sum(chunks.values()))
         read = [each for each in ready if chunks.get(each.key) == each.num_prefill and each.may_evaluate_tip]
         keys = {session.key for session in (*tips, *read[:room])}
-        decoding = tuple(session for session in ready if session.key in keys)
-        members = tuple(each for each in ready if each.key in keys or chunks.get(each.key))
-        return Batch(members, decoding, chunks)
+        behind = [session for session in reading if session.key not in keys]
+        spared = {session.key for session in behind}
+        return Batch(
+            members=self._of(ready, {*keys, *chunks}),
+            decoding=self._of(ready, keys),
+            bearing=[session for session in ready if session.key not in spared],
+            reading=behind,
+            chunks=chunks,
+            spared=NOBODY_SPARED,
+        )
+
+    def keep_pace(self, batch: Batch, longer: float, num_nodes: int) -> Batch:
+        """The batch in a step that drafts make longer by that share of it without them, of `num_nodes` tips
+        and drafts: prompts have the same share of the longer step, so those that do not end in it are read as
+        fast as without drafts. One that ends by that writes in it, too, which it would have done in the next
+        one at the earliest."""
+        if not longer or not batch.reading:
+            return batch
+        sessions = {session.key: session for session in batch.members}
+        owed = self._owed + longer * sum(
+            count * self._token_time(sessions[key]) for key, count in batch.chunks.items()
+        )
+        chunks, num_rows = dict(batch.chunks), num_nodes + sum(batch.chunks.values())
+        most = self._config.max_rows + self._config.prefill_chunk - num_rows
+        left = _Allowance(self._rows.left(most, num_rows), owed, certain=0)
+        self._read_all(batch.reading, left, chunks)
+        unread = [each for each in batch.reading if chunks.get(each.key, 0) < each.num_prefill]
+        full = unread and not left.tokens
+        self._owed = left.seconds if unread and not full else 0.0
+        kept = 1.0 - left.seconds / owed if full else 1.0
+        ended = [each for each in batch.reading if each not in unread and each.may_evaluate_tip]
+        ended = ended[
+            : self._rows.left(max(0, self._config.max_rows - num_nodes), num_nodes + sum(chunks.values()))
+        ]
+        spared = {session.key: kept for session in batch.reading}
+        spared.update((session.key, min(1.0, 1.0 / longer)) for session in ended)
+        late = [each for each in batch.reading if each.key in chunks and each.key not in batch.chunks]
+        return replace(
+            batch,
+            members=(*batch.members, *late),
+            decoding=(*batch.decoding, *ended),
+            chunks=chunks,
+            spared=spared,
+        )
 
     def reads(self, plan: StepPlan) -> int:
         """KV slots that a step reads, those of one item again for every `rows_per_read` of its rows."""
@@ -76,58 +127,56 @@ class Batcher:
             fitting.append(session)
         return fitting
 
-    def _prefill_chunks(self, reading: list[VerifySession], tips: Sequence[VerifySession]) -> dict[int, int]:
-        """Prompt tokens by session key. The oldest of the tenant that has had the least reads first; if it
-        has others that wait, half of what there is, so that a short prompt need not wait for a long one to
-        end."""
-        if not reading:
-            return {}
-        chunk = self._rows.left(self._config.prefill_chunk, len(tips))
-        left = _Allowance(chunk, self._prefill_time(tips, len(reading)))
+    def _read_all(self, reading: Sequence[VerifySession], left: _Allowance, chunks: dict[int, int]) -> None:
+        """Add to `chunks`, prompt tokens by session key. The oldest of the tenant that has had the least reads
+        first; if it has others that wait, half of what there is, so that a short prompt need not wait for a
+        long one to end."""
         first, *others = sorted(reading, key=lambda s: (self._service(s), s.opened_at, s.key))
         others.sort(key=lambda s: (self._service(s), s.num_prefill, s.opened_at, s.key))
-        chunks = dict[int, int]()
         rivals = any(self._service(other) == self._service(first) for other in others)
-        half = -(-chunk // 2) if rivals else chunk
-        self._read(first, half, left, chunks)
+        self._read(first, -(-left.tokens // 2) if rivals else left.tokens, left, chunks)
         for session in (*others, first):
-            self._read(session, chunk, left, chunks)
-        return chunks
+            self._read(session, left.tokens, left, chunks)
 
     def _read(self, session: VerifySession, most: int, left: _Allowance, chunks: dict[int, int]) -> None:
-        token_time = self._cost.more(1, len(session.lease.slots) / self._rows_per_read)
         already = chunks.get(session.key, 0)
-        count = left.take(min(most, session.num_prefill - already), token_time)
+        count = left.take(min(most, session.num_prefill - already), self._token_time(session))
         if count:
             chunks[session.key] = already + count
 
+    def _token_time(self, session: VerifySession) -> float:
+        """Seconds by which one more prompt token of it makes a step longer."""
+        return self._cost.more(1, len(session.lease.slots) / self._rows_per_read)
+
     def _prefill_time(self, tips: Sequence[VerifySession], num_reading: int) -> float:
-        """Seconds that prompts may add to a step of these and the drafts that they usually have; without end
-        if nobody waits for it. The step may be longer than one in which the readers wrote as well: so a crowd
-        of readers is let in as fast as a crowd of writers would be served."""
+        """Seconds that prompts may add to a step of these, drafts apart; without end if nobody waits for it.
+        The step may be longer than one in which the readers wrote as well: so a crowd of readers is let in as
+        fast as a crowd of writers would be served."""
         if not tips:
             return float("inf")
-        drafts = sum((session.rows_taken for session in tips), 0.0)
-        step = self._cost.predict(len(tips) + drafts, sum(len(session.lease.slots) for session in tips))
+        step = self._cost.predict(len(tips), sum(len(session.lease.slots) for session in tips))
         return self._config.max_prefill_slowdown * (step + self._cost.more(num_reading, 0)) - step
+
+    def _of(self, ready: Sequence[VerifySession], keys: Container[int]) -> tuple[VerifySession, ...]:
+        return tuple(session for session in ready if session.key in keys)
 
     def _service(self, session: VerifySession) -> float:
         return self._tenants.get(session.tenant).service
 
 
 class _Allowance:
-    """Prompt tokens that a step may still take: so many, or as many as there is time for; a few in any
-    case."""
+    """Prompt tokens that a step may still take: so many, or as many as there is time for; `certain` in
+    any case."""
 
-    def __init__(self, tokens: int, seconds: float) -> None:
-        self._tokens, self._seconds = tokens, seconds
-        self._certain = min(tokens, LEAST_PREFILL)
+    def __init__(self, tokens: int, seconds: float, certain: int = LEAST_PREFILL) -> None:
+        self.tokens, self.seconds = tokens, seconds  # left
+        self._certain = min(tokens, certain)
 
     def take(self, wanted: int, token_time: float) -> int:
         """How many of `wanted` tokens, each of which takes `token_time` seconds."""
-        fitting = int(self._seconds / token_time) if token_time * wanted > self._seconds else wanted
-        count = min(wanted, self._tokens, max(fitting, self._certain, 0))
-        self._tokens -= count
-        self._seconds -= count * token_time
+        fitting = int(self.seconds / token_time) if token_time * wanted > self.seconds else wanted
+        count = min(wanted, self.tokens, max(fitting, self._certain, 0))
+        self.tokens -= count
+        self.seconds -= count * token_time
         self._certain = max(0, self._certain - count)
         return count

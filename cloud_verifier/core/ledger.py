@@ -5,7 +5,7 @@ So they are written when effects are taken, which a driver does while the engine
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cloud_verifier.core.margins import MarginCounter
@@ -23,6 +23,7 @@ class Running:
     num_rows: int
     num_reads: int
     num_prefilled: int
+    spared: Mapping[int, float]  # see `Batch`
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,11 +149,14 @@ class VerifyScheduler:
         if self.config.recall:
             for session in batch.decoding:
                 session.guess(self.config.max_nodes_per_session - 1)
-        num_prefilled = sum(batch.chunks.values())
-        max_rows = self.rows.left(self.config.max_rows, num_prefilled)
+        max_rows = self.rows.left(self.config.max_rows, sum(batch.chunks.values()))
         limits = max_rows, self.config.max_nodes_per_session
-        nodes, num_wanted = self.sharing.pick(batch.decoding, ready, *limits)
-        self.credit.note(num_wanted, sum(map(len, nodes.values())) - len(nodes))
+        nodes, num_wanted, longer = self.sharing.pick(batch.decoding, batch.bearing, *limits)
+        num_nodes = sum(map(len, nodes.values()))
+        self.credit.note(num_wanted, num_nodes - len(nodes))
+        batch = self._batcher.keep_pace(batch, longer, num_nodes)
+        for session in batch.decoding[len(nodes) :]:  # whose prompts end by that
+            nodes[session.key] = [session.tree.tip]
         items = [s.plan(batch.chunks.get(s.key, 0), nodes.get(s.key, ()), self.memory) for s in batch.members]
         if len(batch.members) < len(self.sessions):  # if all are, they stay in their order
             for session in batch.members:
@@ -164,7 +167,8 @@ class VerifyScheduler:
             began_at=now,
             num_rows=plan.num_rows,
             num_reads=self._batcher.reads(plan),
-            num_prefilled=num_prefilled,
+            num_prefilled=sum(batch.chunks.values()),
+            spared=batch.spared,
         )
         return plan
 
@@ -181,7 +185,7 @@ class VerifyScheduler:
         predicted = self.cost.predict(running.num_rows, running.num_reads)
         done = StepDone(running, now, predicted, parts, result.margins)
         self.cost.sample(running.num_rows, running.num_reads, done.duration)
-        self.sharing.settle(parts)
+        self.sharing.settle(parts, running.spared)
         self.rows.on_success()
         self._effects.append(done)
         for part in parts:

@@ -9,9 +9,10 @@ alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from cloud_verifier.core.batching import NOBODY_SPARED
 from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.session import Progress, VerifySession
 from common.tree import Node
@@ -29,6 +30,7 @@ class Picked(NamedTuple):
 
     nodes: dict[int, list[Node]]  # by session key; the tip first
     num_wanted: int
+    longer: float  # share of a step of tips by which its drafts make it longer
 
 
 class Offer(NamedTuple):
@@ -61,33 +63,34 @@ class Sharing:
     def pick(
         self,
         decoding: Sequence[VerifySession],
-        ready: Sequence[VerifySession],
+        bearing: Sequence[VerifySession],
         max_rows: int,
         share: int,
     ) -> Picked:
         """Every tip of `decoding`, then draft nodes, the cheapest for what they promise first.
 
-        `ready` are these and all others that wait for the step. `max_rows` bounds all nodes, `share` those of
-        one session. A parent is at least as likely as its child and has a smaller id, so it comes first.
+        `bearing` are these and all others whom drafts delay: not those that read a prompt, which keep their
+        pace (`Batcher.keep_pace`). `max_rows` bounds all nodes, `share` those of one session. A parent is at
+        least as likely as its child and has a smaller id, so it comes first.
         """
         nodes = {session.key: [session.tree.tip] for session in decoding}
-        bare = self._bare(ready)
+        bare = self._bare(bearing)
         offers, num_wanted = list[Offer](), 0
         for session in decoding:
             session.promised = 0.0
             if session.tree.num_speculative:
-                found, wanted = self._offers(session, bare, len(ready))
+                found, wanted = self._offers(session, bare, len(bearing))
                 offers += found
                 num_wanted += min(wanted, share - 1)
         if not offers:
-            return Picked(nodes, num_wanted)
-        payers = _Payers({each.key: max(each.balance, 0.0) * bare for each in ready})
+            return Picked(nodes, num_wanted, 0.0)
+        payers = _Payers({each.key: max(each.balance, 0.0) * bare for each in bearing})
         self._take(sorted(offers), nodes, payers, max_rows - len(nodes), share)
         for session in decoding:
             taken = nodes[session.key]
             if len(taken) > 1:
                 session.promised = sum(math.exp(session.tree.worth(node)) for node in taken[1:])
-        return Picked(nodes, num_wanted)
+        return Picked(nodes, num_wanted, payers.taken / bare if bare else 0.0)
 
     def _take(
         self, offers: list[Offer], nodes: dict[int, list[Node]], payers: _Payers, left: int, share: int
@@ -102,20 +105,24 @@ class Sharing:
                 taken.append(offer.node)
                 left -= 1
 
-    def settle(self, parts: Sequence[Progress]) -> None:
-        """A step is over and brought its sessions this."""
+    def settle(self, parts: Sequence[Progress], spared: Mapping[int, float] = NOBODY_SPARED) -> None:
+        """A step is over and brought its sessions this. `spared` as in `Batch`."""
         if not any(part.num_outputs > 1 for part in parts):
             for part in parts:
                 session = part.session
                 session.balance = min(MOST_SAVED, session.balance + self.max_slowdown)
             return
         times = [part.num_drafts * self._row_time(part.session) for part in parts]
-        total, bare = sum(times), self._bare([part.session for part in parts])
+        total, bare = (
+            sum(times),
+            self._bare([part.session for part in parts if part.session.key not in spared]),
+        )
         for part, own in zip(parts, times, strict=True):
             session, num_won = part.session, part.num_won
-            if session.promised or num_won:
+            if part.num_outputs and (session.promised or num_won):
                 session.kept.add(num_won, session.promised)
             lost = (total - own) / bare if bare else 0.0
+            lost *= 1.0 - spared.get(session.key, 0.0)
             session.balance = min(MOST_SAVED, session.balance + num_won + self.max_slowdown - lost)
 
     def _bare(self, sessions: Sequence[VerifySession]) -> float:
@@ -156,16 +163,16 @@ class _Payers:
 
     def __init__(self, bearable: dict[int, float]) -> None:
         self._limits = bearable  # seconds of the rows of all: bearable ones of others, and its own
-        self._taken = 0.0
+        self.taken = 0.0  # seconds
         self._find_poorest()
 
     def can_bear(self, key: int, row_time: float) -> bool:
         """Whether all but `key` can bear one more row of it. Once they cannot, they never can again."""
         limit = self._second_limit if key == self._poorest else self._least_limit
-        return self._taken + row_time <= limit
+        return self.taken + row_time <= limit
 
     def take(self, key: int, row_time: float) -> None:
-        self._taken += row_time
+        self.taken += row_time
         self._limits[key] += row_time
         if key in (self._poorest, self._second):
             self._find_poorest()

@@ -59,12 +59,51 @@ def test_beside_others_a_prompt_takes_what_their_step_can_bear() -> None:
     assert yard.chunks() == {2: 77}  # 1.75 times a step of both, less one of the first: at 0.1 ms a token
 
 
-def test_beside_drafts_a_prompt_has_the_more_of_the_longer_step() -> None:
+def test_prompts_have_their_share_of_what_drafts_add_to_a_step() -> None:
     yard = Yard(per_row=1e-4, prefill_chunk=256, max_prefill_slowdown=1.75)
-    drafting = yard.decoding()
+    yard.decoding()
     yard.session(1000)
-    drafting.rows_taken = 20.0
-    assert yard.chunks() == {2: 92}
+    batch = yard.batcher.batch(yard.ready)
+    assert yard.batcher.keep_pace(batch, 0.0, 1) is batch
+    longer = yard.batcher.keep_pace(batch, 0.5, 16)
+    assert (longer.chunks, longer.spared) == ({2: 77 + 38}, {2: 1.0})
+    again = yard.batcher.keep_pace(batch, 0.5, 16)
+    assert again.chunks == {2: 77 + 39}, "half a token was left over"
+
+
+def test_a_prompt_that_ends_by_what_drafts_add_writes_at_once() -> None:
+    yard = Yard(per_row=1e-4)
+    yard.decoding()
+    short, long = yard.session(81), yard.session(1000, opened_at=1.0)
+    batch = yard.batcher.batch(yard.ready)
+    assert batch.chunks == {2: 79}
+    longer = yard.batcher.keep_pace(batch, 0.1, 3)
+    assert (longer.chunks, longer.spared) == ({2: 80, 3: 6}, {2: 1.0, 3: 1.0})
+    assert longer.decoding == (*batch.decoding, short)
+    assert longer.members == (*batch.members, long)
+    longer = yard.batcher.keep_pace(batch, 4.0, 3)
+    assert longer.spared == {2: 0.25, 3: 1.0}, "a step of five that could have been two delays it by three"
+
+
+def test_who_reads_and_does_not_end_bears_no_drafts() -> None:
+    yard = Yard(per_row=1e-4)
+    writing, ending, reading = yard.decoding(), yard.session(11), yard.session(1000, opened_at=1.0)
+    batch = yard.batcher.batch(yard.ready)
+    assert (list(batch.bearing), list(batch.reading)) == ([writing, ending], [reading])
+
+
+def test_where_a_step_has_no_rows_left_prompts_fall_behind() -> None:
+    yard = Yard(per_row=1e-4, prefill_chunk=60, max_rows=40)
+    yard.decoding()
+    yard.session(1000)
+    batch = yard.batcher.batch(yard.ready)
+    assert batch.chunks == {2: 60}
+    longer = yard.batcher.keep_pace(batch, 0.5, 40)
+    assert longer.chunks == {2: 60}
+    assert longer.spared[2] == pytest.approx(0.0)
+    longer = yard.batcher.keep_pace(batch, 0.5, 25)
+    assert longer.chunks == {2: 75}
+    assert longer.spared[2] == pytest.approx(0.5)
 
 
 def test_however_dear_it_is_a_prompt_is_read_in_the_end() -> None:

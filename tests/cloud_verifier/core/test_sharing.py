@@ -83,12 +83,6 @@ def test_what_others_may_cost_it_is_what_it_has_left() -> None:
     assert drafts(taught(), session(1, *[0.9] * 8, balance=0.0), poor) == {1: 3, 2: 0}
 
 
-def test_one_that_reads_its_prompt_bears_rows_like_all_others() -> None:
-    decoding, reading = session(1, 0.9, 0.8), session(2, balance=0.0)
-    picked = taught().pick([decoding], [decoding, reading], 256, 16).nodes
-    assert {key: len(nodes) for key, nodes in picked.items()} == {1: 1}
-
-
 def brought(each: VerifySession, num_drafts: int, num_won: int) -> Progress:
     """What a step was for a session: its tip, so many drafts, of which so many were right."""
     return Progress(each, 0.0, num_outputs=1 + num_drafts, tokens=[0] * (1 + num_won))
@@ -99,6 +93,23 @@ def test_a_balance_is_what_was_won_less_what_others_cost() -> None:
     sharing.settle([brought(loud, 10, 2), brought(quiet, 0, 0)])
     assert loud.balance == pytest.approx(1.0 + 2 + 0.02)
     assert quiet.balance == pytest.approx(1.0 + 0.02 - 10 / 31, rel=1e-3)
+
+
+def test_one_that_reads_its_prompt_pays_as_far_as_it_is_not_kept_in_pace() -> None:
+    sharing, loud, reading = taught(), session(1, balance=1.0), session(2, balance=1.0)
+    reading.promised = 3.0  # of a step before its KV was dropped
+    step = [brought(loud, 6, 2), Progress(reading, 0.0, num_rows=50)]
+    sharing.settle(step, {2: 1.0})
+    assert reading.balance == pytest.approx(1.0 + 0.02)
+    sharing.settle(step, {2: 0.5})
+    assert reading.balance == pytest.approx(1.0 + 0.04 - 6 / 30 / 2, rel=1e-3)
+    assert reading.kept.ratio == 1.0
+
+
+def test_what_drafts_add_to_a_step_is_told_as_a_share_of_its_tips() -> None:
+    both = session(1, 0.9, 0.8), session(2)
+    assert taught().pick(both, both, 256, 16).longer == pytest.approx(2 / 31, rel=1e-3)
+    assert taught().pick(both[1:], both, 256, 16).longer == 0.0
 
 
 def test_a_balance_does_not_grow_for_ever() -> None:
