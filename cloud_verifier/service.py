@@ -15,8 +15,9 @@ from grpc_reflection.v1alpha import reflection
 from cloud_verifier.core.effects import End
 from cloud_verifier.core.target import TargetInfo
 from cloud_verifier.guard import Guard
+from cloud_verifier.outbox import Outbox
 from cloud_verifier.rich_status import with_retry_info
-from cloud_verifier.worker import Outgoing, Worker
+from cloud_verifier.worker import Worker
 from common.errors import (
     CapacityError,
     Code,
@@ -77,10 +78,10 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
     async def Session(
         self, requests: AsyncIterator[pb.SessionRequest], context: Any
     ) -> AsyncIterator[pb.SessionResponse]:
-        key, queue = self._worker.connect(self._tenant(context), context.time_remaining())
-        reader = asyncio.create_task(self._read(key, requests, queue))
+        key, outbox = self._worker.connect(self._tenant(context), context.time_remaining())
+        reader = asyncio.create_task(self._read(key, requests, outbox))
         try:
-            while not isinstance(item := await queue.get(), End):
+            while not isinstance(item := await outbox.get(), End):
                 response = encode_response(item)
                 self._worker.monitor.note_sent(key, item, response.ByteSize())
                 yield response
@@ -109,9 +110,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         detail = StatusDetail(retry_after_us=round(retry_after * 1e6), server_fingerprint=own)
         return with_retry_info(to_status(error, detail), retry_after)
 
-    async def _read(
-        self, key: int, requests: AsyncIterator[pb.SessionRequest], queue: asyncio.Queue[Outgoing]
-    ) -> None:
+    async def _read(self, key: int, requests: AsyncIterator[pb.SessionRequest], outbox: Outbox) -> None:
         """Hand the worker what comes. Its end is a disconnect: a goodbye would have been `Close`."""
         opened = False
         try:
@@ -129,7 +128,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
             logger.exception("! stream %d: a message could not be taken", key)
             self._worker.violate(key, LocalError("a defect of the verifier; its log has more"))
         else:
-            queue.put_nowait(End(key, UnavailableError("the stream was half-closed without a Close")))
+            outbox.put_nowait(End(key, UnavailableError("the stream was half-closed without a Close")))
 
 
 class Server:

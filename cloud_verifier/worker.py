@@ -6,28 +6,27 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from cloud_verifier.core.admission import ANYBODY, Caller
 from cloud_verifier.core.effects import End, Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.core.target import StepPlan, TargetEngine
+from cloud_verifier.core.target import TargetEngine
 from cloud_verifier.engine.stats import stats_of
+from cloud_verifier.engine_thread import EngineThread
+from cloud_verifier.outbox import Outbox
 from cloud_verifier.telemetry.monitor import Monitor
 from cloud_verifier.telemetry.snapshot import Snapshot, take
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
-from common.messages import Close, Finish, Open, Propose, ServerMessage
+from common.messages import Close, Finish, Open, Propose
 from common.rpc.version import version
 
 logger = logging.getLogger(__name__)
-
-Outgoing = ServerMessage | End
 
 
 class Worker:
     """Joins one engine and one scheduler. All methods belong to the event loop's thread.
 
-    A stream calls `connect` for a key and a queue of what to send, then `receive` for each message, and
+    A stream calls `connect` for a key and what is to be sent, then `receive` for each message, and
     `disconnect` when it is gone for whatever reason. `max_tenants` is `Monitor`'s.
     """
 
@@ -44,9 +43,9 @@ class Worker:
         self.version = version()
         self._engine = engine
         self._clock = clock
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._engine_thread = EngineThread(engine, clock)
         self._wake = asyncio.Event()
-        self._queues: dict[int, asyncio.Queue[Outgoing]] = {}
+        self._outboxes: dict[int, Outbox] = {}
         self._callers: dict[int, Caller] = {}
         self._gone = asyncio.Event()  # set while no stream is connected
         self._gone.set()
@@ -55,21 +54,19 @@ class Worker:
 
     # Streams ----------------------------------------------------------------------------------------------
 
-    def connect(
-        self, tenant: str = "", time_left: float | None = None
-    ) -> tuple[int, asyncio.Queue[Outgoing]]:
-        """A key for a new stream of `tenant`, and the queue of what to send on it; it ends with an `End`.
-        After `time_left` seconds its caller waits no longer; None for never."""
+    def connect(self, tenant: str = "", time_left: float | None = None) -> tuple[int, Outbox]:
+        """A key for a new stream of `tenant`, and what is to be sent on it, which ends with an `End`. After
+        `time_left` seconds its caller waits no longer; None for never."""
         now = self._clock()
-        key, queue = self._next_key, asyncio.Queue[Outgoing]()
+        key, outbox = self._next_key, Outbox()
         self._next_key += 1
-        self._queues[key] = queue
+        self._outboxes[key] = outbox
         self._callers[key] = Caller(tenant, None if time_left is None else now + time_left)
         self._gone.clear()
         self.monitor.connected(key, tenant)
         self.scheduler.on_connect(key, now)
         self._wake.set()
-        return key, queue
+        return key, outbox
 
     def receive(self, key: int, message: Open | Propose | Close) -> None:
         now = self._clock()
@@ -88,8 +85,8 @@ class Worker:
         self._apply()
 
     def disconnect(self, key: int) -> None:
-        del self._queues[key], self._callers[key]
-        if not self._queues:
+        del self._outboxes[key], self._callers[key]
+        if not self._outboxes:
             self._gone.set()
         self.monitor.disconnected(key)
         self.scheduler.on_close(key, None, self._clock())
@@ -113,7 +110,7 @@ class Worker:
 
     async def run(self) -> None:
         """Until cancelled."""
-        loop = asyncio.get_running_loop()
+        self._engine_thread.start()
         try:
             while True:
                 self._check_timer()
@@ -122,25 +119,31 @@ class Worker:
                     self._deliver()
                     await self._rest()
                     continue
-                await self._step(loop, plan)
+                self._engine_thread.begin(plan)
+                while await self._step():
+                    pass
         finally:
-            self._executor.shutdown(wait=True)
+            self._engine_thread.stop()
 
-    async def _step(self, loop: asyncio.AbstractEventLoop, plan: StepPlan) -> None:
-        """What the step before brought is sent while this one runs: nobody waits for the sending."""
-        evaluated = loop.run_in_executor(self._executor, self._engine.evaluate, plan)
-        _let_others_run()
+    async def _step(self) -> bool:
+        """The engine has begun a step. What the one before brought is sent while it runs: nobody waits for
+        the sending. Whether it has begun another one by the end."""
+        ahead = self.scheduler.look_ahead()
+        if ahead is not None:
+            self._engine_thread.may_go_on_with(ahead)
         self._deliver()
-        try:
-            result = await evaluated
-        except (
-            Exception
-        ) as error:  # an engine may raise anything; its step's sessions end, the service does not
-            fields = {"rows": plan.num_rows, "sessions": len(plan.items)}
-            logger.exception("a step failed", extra={"fields": fields})
-            self.scheduler.on_step_failed(_failure(error), self._clock())
+        outcome = await self._engine_thread.outcome()
+        if not outcome.next_began:
+            self._engine_thread.take_back()  # it came too late
+        if isinstance(outcome.result, Exception):
+            fields = {"rows": outcome.plan.num_rows, "sessions": len(outcome.plan.items)}
+            logger.error("a step failed", exc_info=outcome.result, extra={"fields": fields})
+            self.scheduler.on_step_failed(_failure(outcome.result), self._clock())
         else:
-            self.scheduler.on_step_done(result, self._clock())
+            ended_at, next_began = outcome.ended_at, outcome.next_began
+            self.scheduler.on_step_done(outcome.result, self._clock(), ended_at, next_began)
+        self._check_timer()
+        return outcome.next_began
 
     async def _rest(self) -> None:
         """Until an input comes or the timer is due. Raises `LocalError` if a slot was lost: a verifier that
@@ -169,7 +172,10 @@ class Worker:
             self.monitor.admitted(key, session)
 
     def _apply(self) -> None:
-        """An input was taken: tell what came of it, and look whether a step can run now."""
+        """An input was taken: tell what came of it, and look whether a step can run now, or should be
+        another one than was planned."""
+        if self.scheduler.outlook_changed and self._engine_thread.take_back():
+            self.scheduler.look_back()
         self._deliver()
         self._wake.set()
 
@@ -180,9 +186,9 @@ class Worker:
                     self.monitor.failed(effect.session, effect.error)
             elif isinstance(effect.message, Finish):
                 self.monitor.finished(effect.session, effect.message.reason)
-            queue = self._queues.get(effect.session)
-            if queue is not None:
-                queue.put_nowait(effect.message if isinstance(effect, Reply) else effect)
+            outbox = self._outboxes.get(effect.session)
+            if outbox is not None:
+                outbox.put_nowait(effect.message if isinstance(effect, Reply) else effect)
         self.monitor.stepped(self.scheduler.ledger.last_step)
 
 
@@ -193,9 +199,3 @@ def _failure(error: Exception) -> ForerunError:
     if isinstance(error, MemoryError):
         return CapacityError("the target had no memory for a step; try later")
     return LocalError("the target could not evaluate a step; the verifier's log has more")
-
-
-def _let_others_run() -> None:
-    """Release Python's lock for a moment: the engine's thread, which was given a step, begins it now and not
-    when this thread is done with sending."""
-    time.sleep(0)

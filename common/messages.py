@@ -91,7 +91,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Committed tokens, from position `start` on. Times are the verifier's own and in microseconds."""
+    """Committed tokens, from position `start` on. Times are the verifier's own and in microseconds.
+
+    Where messages take longer than steps it tells of several: `queue_us`, `compute_us` and `evaluated` are
+    then sums.
+    """
 
     start: int
     tokens: tuple[int, ...]
@@ -102,6 +106,7 @@ class Commit:
     compute_us: int = 0  # the step's duration
     credit: int | None = None  # present when it changed
     evaluated: int = 0  # nodes the step evaluated for this session, the tip included
+    steps: int = 1  # that this tells of
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,9 +128,9 @@ class Batcher:
         return fitting
 
     def _read_all(self, reading: Sequence[VerifySession], left: _Allowance, chunks: dict[int, int]) -> None:
-        """Add to `chunks`, prompt tokens by session key. The oldest of the tenant that has had the least reads
-        first; if it has others that wait, half of what there is, so that a short prompt need not wait for a
-        long one to end."""
+        """Add to `chunks`, prompt tokens by session key. The oldest of the tenant that has had the least
+        reads first; if it has others that wait, half of what there is, so that a short prompt need not wait
+        for a long one to end."""
         first, *others = sorted(reading, key=lambda s: (self._service(s), s.opened_at, s.key))
         others.sort(key=lambda s: (self._service(s), s.num_prefill, s.opened_at, s.key))
         rivals = any(self._service(other) == self._service(first) for other in others)

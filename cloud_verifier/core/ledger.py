@@ -32,6 +32,7 @@ class StepDone:
 
     step: Running
     ended_at: float
+    told_at: float  # when the scheduler heard of it
     predicted: float  # seconds that it should have taken
     parts: Sequence[Progress]
     margins: Sequence[FloatArray]  # of each part, as in `StepResult`
@@ -90,5 +91,5 @@ class Ledger:
         if num_tokens:
             num_server_made = part.server_made.bit_count()
             counters.num_server_made += num_server_made
-            waits.add(tally, done.ended_at)
-            tally.count_commit(num_tokens, num_won, num_server_made, done.ended_at)
+            waits.add(tally, done.told_at)
+            tally.count_commit(num_tokens, num_won, num_server_made, done.told_at)

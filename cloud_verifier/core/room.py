@@ -22,7 +22,7 @@ GROWTH = 64  # slots asked for at a time
 
 
 class Room:
-    """Leases of one verifier's sessions, none of which is in a step while this is at work."""
+    """Leases of one verifier's sessions. While one is in a step it is neither secured nor sent away."""
 
     def __init__(self, config: SchedulerConfig, memory: KvMemory, tenants: Tenants) -> None:
         self.num_preempted = 0  # over all time
@@ -66,6 +66,10 @@ class Room:
                 if not self._grow(session):
                     self._preempt(victims.pop() if _age(victims[-1]) > _age(session) else session)
         return self.num_preempted > before
+
+    def has_more(self, session: VerifySession) -> bool:
+        """Whether it has a slot for its next tip, or there are some to be promised; nobody gives way."""
+        return session.lease.spare > 0 or (self._grow(session) and session.lease.spare > 0)
 
     def readmit(self, now: float) -> None:
         """Let those come back for whom there is room again, the oldest first."""

@@ -17,6 +17,7 @@ from cloud_verifier.core.admission import (
     check_room,
     need_of,
 )
+from cloud_verifier.core.ahead import Lookahead, NextStep, Planned
 from cloud_verifier.core.alarms import Alarms
 from cloud_verifier.core.batching import Batcher
 from cloud_verifier.core.config import SchedulerConfig
@@ -46,8 +47,9 @@ class VerifyScheduler:
 
     The driver calls `on_connect` when a stream begins, `on_open`, `on_propose`, `on_close` as messages come;
     whenever the engine is free `next_step` for a plan and, when it has run, `on_step_done` (or
-    `on_step_failed`); `on_timer` when `next_timer_at` has come; `drain` when the process should go. After
-    each it carries out `effects()`. Session keys are the caller's, one per stream, above 0, never used twice.
+    `on_step_failed`); while it runs, if it likes, `look_ahead`; `on_timer` when `next_timer_at` has come;
+    `drain` when the process should go. After each it carries out `effects()`. Session keys are the caller's,
+    one per stream, above 0, never used twice.
     """
 
     def __init__(self, info: TargetInfo, config: SchedulerConfig | None = None) -> None:
@@ -68,6 +70,9 @@ class VerifyScheduler:
         self._batcher = Batcher(self.config, self.rows, self.cost, info.rows_per_read, self.tenants)
         self._effects: list[Effect | StepDone] = []  # of a step: its commits
         self._running: Running | None = None
+        self._lookahead = Lookahead(self.config, self.memory, self.room, self.rows, self._batcher)
+        self._planned: Planned | None = None  # after it
+        self.outlook_changed = False  # what came since then would make another step of it
         self._suspects: deque[int] = deque()  # sessions of a failed step, to be tried one by one
         self._eos = frozenset(info.eos_token_ids)
         self._alarms = Alarms()
@@ -113,6 +118,7 @@ class VerifyScheduler:
         except ForerunError as error:
             self._end(key, error, now)
         else:
+            self.outlook_changed |= session.tree.num_speculative > 0 or session.ready
             self.counters.num_proposed += len(message.tokens)
             self.counters.num_dropped += session.arrivals.num_dropped - num_dropped
 
@@ -172,18 +178,46 @@ class VerifyScheduler:
         )
         return plan
 
-    def on_step_done(self, result: StepResult, now: float) -> None:
-        """The choices of the running step: commit, reply, and free what died."""
+    def look_ahead(self) -> NextStep | None:
+        """The step after the running one, if what that brings makes no difference to it but for the tokens.
+        The engine may begin it at once. None if it does, or if it was asked for already.
+
+        If `outlook_changed` afterwards, another step would be better, and `look_back` should be called if the
+        engine has not begun this one.
+        """
+        if self._running is not None and self._planned is None and not self._suspects:
+            self._planned = self._lookahead.plan(self._running, self.sessions.values())
+            if self._planned is not None:
+                self.outlook_changed = False
+                return self._planned.step
+        return None
+
+    def look_back(self) -> None:
+        """The engine will not begin the step looked ahead to."""
+        if self._planned is not None:
+            self._planned.give_up(self.memory)
+            self._planned = None
+
+    def on_step_done(
+        self, result: StepResult, now: float, ended_at: float | None = None, next_began: bool = False
+    ) -> None:
+        """The choices of the running step: commit, reply, and free what died. It was over at `ended_at`, if
+        that is not `now`; with `next_began` the engine has then gone on with the step looked ahead to."""
+        if not next_began:
+            self.look_back()
         if not self._answers_running(result):
             self.on_step_failed(LocalError("the engine's choices do not fit the step it was given"), now)
             return
-        running = self._take_running()
+        running, planned = self._take_running(), self._planned
+        ended_at = now if ended_at is None else ended_at
         parts = [
-            self._apply(session, choices, now)
+            self._apply(session, choices, now, planned)
             for session, choices in zip(running.sessions.values(), result.choices, strict=True)
         ]
+        if planned is not None:
+            self._running, self._planned = planned.began(ended_at), None
         predicted = self.cost.predict(running.num_rows, running.num_reads)
-        done = StepDone(running, now, predicted, parts, result.margins)
+        done = StepDone(running, ended_at, now, predicted, parts, result.margins)
         self.cost.sample(running.num_rows, running.num_reads, done.duration)
         self.sharing.settle(parts, running.spared)
         self.rows.on_success()
@@ -196,6 +230,7 @@ class VerifyScheduler:
         """The engine could not run the step. A session that was alone in it ends with the error; several are
         tried again one by one, so that one bad request ends only itself. If memory was short, all are tried
         again in smaller steps."""
+        self.look_back()
         running = self._take_running()
         self.counters.num_failed_steps += 1
         smaller = isinstance(error, CapacityError) and self.rows.on_failure(running.num_rows)
@@ -261,6 +296,8 @@ class VerifyScheduler:
         running = list(self._running.sessions.values()) if self._running else []
         owners = [*self.sessions.values(), *(each for each in running if each.key not in self.sessions)]
         in_step = [slot for each in running if each.rows for slot in each.rows.slots]
+        if self._planned is not None:
+            in_step += [slot for slots in self._planned.slots.values() for slot in slots]
         self.memory.check_integrity([each.lease for each in owners], in_step)
         for session in self.sessions.values():
             session.tree.check_integrity()
@@ -286,6 +323,7 @@ class VerifyScheduler:
         self.counters.num_prompt_tokens += len(session.tree.committed)
         self.counters.num_cached_tokens += num_cached
         self.sessions[key] = session
+        self.outlook_changed = True
         self._look_after(session, now)
         return session
 
@@ -317,15 +355,17 @@ class VerifyScheduler:
         sizes = [len(session.rows.nodes) if session.rows else 0 for session in sessions]
         return list(map(len, result.choices)) == list(map(len, result.margins)) == sizes
 
-    def _apply(self, session: VerifySession, choices: IntArray, now: float) -> Progress:
-        """One session's part of the step that is done."""
+    def _apply(
+        self, session: VerifySession, choices: IntArray, now: float, next_step: Planned | None
+    ) -> Progress:
+        """One session's part of the step that is done; it may be in the next one already."""
         if session.ended:  # its rows were evaluated all the same, and in vain
             part = session.abort_step(self.memory)
         else:
             part = session.apply(choices, self.memory, now)
         num_wasted = part.num_drafts - part.num_won if part.num_outputs > 1 else 0
         self.tenants.charge(session.tenant, part.num_rows, num_wasted)
-        if part.lost:
+        if part.lost and (next_step is None or session.key not in next_step.sessions):
             self.room.leave(session)
         return part
 
@@ -340,7 +380,7 @@ class VerifyScheduler:
         credit = self.credit.of(session, len(self.sessions))
         told, session.credit_told = session.credit_told, credit
         echo = session.take_echo()
-        hold = done.ended_at - session.proposed_at if echo else 0.0
+        hold = done.told_at - session.proposed_at if echo else 0.0
         message = Commit(
             start=part.start,
             tokens=tuple(part.tokens),

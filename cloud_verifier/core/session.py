@@ -151,6 +151,19 @@ class VerifySession:
         """With fill always; without, once a draft (or an empty Propose) has come."""
         return self.request.fill or self._bare_step_granted or self.tree.num_speculative > 0
 
+    @property
+    def only_tip(self) -> bool:
+        """In the running step with its tip alone, and as things are with the next one in the next."""
+        rows = self.rows
+        alone = rows is not None and not rows.chunk and len(rows.nodes) == 1
+        guesses = self._recall is not None or self._offers is not None
+        return alone and self.request.fill and not self.tree.num_speculative and not guesses
+
+    @property
+    def ends_next(self) -> bool:
+        """Whether one token more makes its text complete, whichever it is."""
+        return len(self.tree.committed) + 1 >= self.max_length
+
     # Inputs -----------------------------------------------------------------------------------------------
 
     def receive(self, message: Propose, now: float) -> None:
@@ -201,6 +214,25 @@ class VerifySession:
             self._prompt,
             self._generated(start) if self._prompt is not None else None,
             self._offers.ask(self.tree, nodes) if self._offers is not None and nodes else None,
+        )
+
+    def item_ahead(self, token: IntArray, slots: Sequence[int]) -> StepItem:
+        """Its item of the step after the running one, which holds its tip alone. `token` [1] is not known
+        yet; `slots` are the one for its row."""
+        assert self.rows is not None, "in the running step"
+        position = len(self.tree.committed)
+        row = np.array((position, slots[0]), dtype=np.int32)
+        return StepItem(
+            self.key,
+            self.lease.slots.view_with(self.rows.slots),
+            token,
+            row[:1],
+            _FROM_PREFIX,
+            row[1:],
+            _counting(0, 1),
+            self.request.sampling,
+            self._prompt,
+            self._generated(position) if self._prompt is not None else None,
         )
 
     def apply(self, choices: IntArray, memory: KvMemory, now: float) -> Progress:

@@ -71,6 +71,13 @@ class SlotList:
             self._slots[self._length : end] = slots
         self._length = end
 
+    def view_with(self, slots: Sequence[int]) -> IntArray:
+        """As `view` will be when these are appended, which they must be next."""
+        length = self._length
+        self.extend(slots)
+        self._length = length
+        return self._shown[: length + len(slots)]
+
     def replace(self, slots: IntArray) -> None:
         """Other slots for the same positions, int32 [C]. Views handed out before keep the old ones."""
         self._hold(np.concatenate((slots, self._slots[self._length :])))

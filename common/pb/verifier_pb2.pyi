@@ -185,7 +185,7 @@ class Opened(_message.Message):
     def __init__(self, position: _Optional[int] = ..., credit: _Optional[int] = ..., hold_us: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("start", "tokens", "server_made", "echo", "hold_us", "queue_us", "compute_us", "credit", "evaluated")
+    __slots__ = ("start", "tokens", "server_made", "echo", "hold_us", "queue_us", "compute_us", "credit", "evaluated", "steps")
     START_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SERVER_MADE_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +195,7 @@ class Commit(_message.Message):
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     start: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     server_made: bytes
@@ -204,7 +205,8 @@ class Commit(_message.Message):
     compute_us: int
     credit: int
     evaluated: int
-    def __init__(self, start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., server_made: _Optional[bytes] = ..., echo: _Optional[int] = ..., hold_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., credit: _Optional[int] = ..., evaluated: _Optional[int] = ...) -> None: ...
+    steps: int
+    def __init__(self, start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., server_made: _Optional[bytes] = ..., echo: _Optional[int] = ..., hold_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., credit: _Optional[int] = ..., evaluated: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("grace_us",)

@@ -191,6 +191,7 @@ def _commit(message: pb.Commit) -> Commit:
         compute_us=message.compute_us,
         credit=credit,
         evaluated=bounds.in_range("commit.evaluated", message.evaluated, 0, bounds.MAX_CREDIT + 1),
+        steps=bounds.in_range("commit.steps", message.steps or 1, 1, max(1, len(tokens))),
     )
 
 

@@ -154,6 +154,8 @@ def _fill_commit(out: pb.Commit, message: Commit) -> None:
         out.credit = message.credit
     if message.evaluated:
         out.evaluated = message.evaluated
+    if message.steps > 1:
+        out.steps = message.steps
 
 
 def _finish(message: Finish) -> pb.Finish:

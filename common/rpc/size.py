@@ -53,7 +53,7 @@ def _commit(message: Commit) -> int:
         size += _number(min(duration, MAX_US))
     if message.credit is not None:
         size += 1 + _varint(message.credit)
-    return size + _number(message.evaluated)
+    return size + _number(message.evaluated) + _number(message.steps if message.steps > 1 else 0)
 
 
 def _varint(number: int) -> int:

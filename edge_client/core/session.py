@@ -319,17 +319,20 @@ class EdgeSession:
             self.view.rtt.sample(now - sent_at, message.hold_us * 1e-6)
 
     def _count(self, message: Commit) -> None:
-        stats = self.stats
-        stats.target_steps += 1
+        stats, steps = self.stats, message.steps
+        stats.target_steps += steps
         stats.committed += len(message.tokens)
         stats.accepted += len(message.tokens) - message.server_made.bit_count()
         stats.evaluated += message.evaluated
+        evaluated, compute_time = message.evaluated / steps, message.compute_us * 1e-6 / steps
+        queue_time = message.queue_us * 1e-6 / steps
         if self.view.news_at is not None:  # the stream's first step read the prompt, too
-            self.view.step_time.sample(message.evaluated, message.compute_us * 1e-6)
-            self.view.turn.sample((message.queue_us + message.compute_us) * 1e-6)
-        self.target_times.add(message.evaluated, message.compute_us * 1e-6)
-        stats.queue_time += message.queue_us * 1e-6
-        stats.compute_time += message.compute_us * 1e-6
+            self.view.step_time.sample(evaluated, compute_time)
+            self.view.turn.sample(queue_time + compute_time)
+        if steps == 1:
+            self.target_times.add(message.evaluated, compute_time)
+        stats.queue_time += queue_time * steps
+        stats.compute_time += compute_time * steps
 
     def _advance(self, tokens: Sequence[int]) -> None:
         tree, view = self.tree, self.view

@@ -18,7 +18,7 @@ from cloud_verifier.core.target import StepPlan, StepResult, TargetEngine, Targe
 
 Clock = Callable[[], float]
 
-PARTS = ("next_step", "on_step_done", "on_propose", "on_open", "on_close", "effects")
+PARTS = ("next_step", "look_ahead", "on_step_done", "on_propose", "on_open", "on_close", "effects")
 """Calls of a scheduler that are timed apart."""
 
 

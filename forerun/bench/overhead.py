@@ -117,7 +117,8 @@ def overhead(step_ms: float, samples: Sequence[dict[str, Any]]) -> dict[str, Any
 
     A cycle is the time from a step's start to the next one's. What of it exceeds `step_ms`, as a share of
     `step_ms`, is the overhead; of that, `gap_ms` lies between two calls of the engine. The calls of the
-    scheduler in the gap are `next_step` and `on_step_done`.
+    scheduler in the gap are `next_step` and `on_step_done`, unless the engine went on with a step that was
+    planned ahead.
     """
     cycle = median(each["cycle_ms"]["mean"] for each in samples)
     per_step = [{name: each["scheduler_ms"][name] / each["steps"] for name in PARTS} for each in samples]

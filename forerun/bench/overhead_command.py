@@ -106,15 +106,16 @@ def table(report: dict[str, Any]) -> list[str]:
     settings = report["settings"]
     lines = [
         f"{settings['sessions']} sessions, a step of {settings['step_ms']:g} ms",
-        f"{'drafts':14}{'overhead':>10}{'cycle ms':>10}{'gap ms':>9}{'next_step':>11}{'step_done':>11}"
+        f"{'drafts':14}{'overhead':>10}{'cycle ms':>10}{'gap ms':>9}"
+        f"{'next_step':>11}{'look_ahead':>12}{'step_done':>11}"
         f"{'outside cpu':>13}{'rows':>7}{'tokens/s':>10}{'clients':>9}   texts",
     ]
     for name, row in report["drafts"].items():
         parts = row["scheduler_ms"]
         lines.append(
             f"{name:14}{row['overhead_share']:>10.1%}{row['cycle_ms']:>10.2f}{row['gap_ms']:>9.2f}"
-            f"{parts['next_step']:>11.2f}{parts['on_step_done']:>11.2f}{row['outside_cpu_ms']:>13.2f}"
-            f"{row['rows_per_step']:>7.1f}{row['tokens_per_second']:>10.0f}{row['client_cpu']:>9.2f}"
+            f"{parts['next_step']:>11.2f}{parts['look_ahead']:>12.2f}{parts['on_step_done']:>11.2f}"
+            f"{row['outside_cpu_ms']:>13.2f}{row['rows_per_step']:>7.1f}{row['tokens_per_second']:>10.0f}{row['client_cpu']:>9.2f}"
             f"   {row['texts']} written, {row['texts_different']} differ, {row['failed']} failed"
         )
     return lines

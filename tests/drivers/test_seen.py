@@ -50,13 +50,14 @@ async def test_the_verifier_counts_what_its_edges_count() -> None:
     assert counters.num_committed == sum(each.committed for each in stats) == 105
     assert counters.num_committed - counters.num_server_made == sum(each.accepted for each in stats)
     assert counters.num_evaluated == sum(each.evaluated for each in stats)
-    assert seen.sent.num_messages["Commit"] == sum(each.target_steps for each in stats)
+    num_steps = sum(each.target_steps for each in stats)
+    assert seen.sent.num_messages["Commit"] <= num_steps, "of steps that end fast several go into one"
     assert seen.received.num_messages["Open"] == seen.sent.num_messages["Finish"] == 3
     assert sum(seen.sent.num_bytes.values()) == sum(run.traffic.down for run in runs)
     assert sum(seen.received.num_bytes.values()) <= sum(run.traffic.up for run in runs), "some cross the end"
     assert seen.instruments.text_tokens.total == 105
     assert sum(seen.instruments.first_token.counts) == 3
-    assert sum(seen.instruments.later_tokens.counts) == seen.sent.num_messages["Commit"] - 3
+    assert sum(seen.instruments.later_tokens.counts) == num_steps - 3
     assert (seen.sessions, seen.num_open_streams, seen.num_streams) == ((), 0, 3)
 
 

@@ -4,6 +4,7 @@ quiet."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from cloud_verifier.core.effects import End
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
-from cloud_verifier.worker import Outgoing, Worker
+from cloud_verifier.outbox import Outgoing
+from cloud_verifier.worker import Worker
 from common.errors import CapacityError, ForerunError, LocalError
 from common.messages import Commit, Finish, Open
 from common.sampling import SamplingParams
@@ -114,3 +116,38 @@ async def test_who_goes_within_a_step_is_in_no_later_one() -> None:
     await asyncio.gather(heartbeat, return_exceptions=True)
     assert all(gone not in keys for keys in plans[seen:])
     assert len(plans) > seen
+
+
+async def test_a_step_that_fails_while_the_one_before_is_booked_costs_nobody_a_token() -> None:
+    """The engine goes on by itself where it may; any of its steps may fail."""
+    calls = [0]
+
+    def now_and_then(plan: StepPlan) -> Exception | None:
+        calls[0] += 1
+        return CapacityError("no memory on the device") if calls[0] % 3 == 0 and plan.num_rows > 1 else None
+
+    worker = worker_with(now_and_then)
+    found = await run(worker, *PROMPTS)
+    assert [tuple(text) for text, _ in found] == [target_alone(each, SAMPLING, EOS) for each in PROMPTS]
+    assert worker.scheduler.counters.num_failed_steps > 0
+    worker.scheduler.check_integrity()
+
+
+async def test_steps_of_tips_follow_each_other_without_asking() -> None:
+    """How many is a matter of time; that some do is the point."""
+
+    def slowly(plan: StepPlan) -> None:
+        time.sleep(0.005)
+
+    asked, worker = [0], worker_with(slowly)
+    plan_next = worker.scheduler.next_step
+
+    def counted(now: float) -> StepPlan | None:
+        plan = plan_next(now)
+        asked[0] += plan is not None
+        return plan
+
+    worker.scheduler.next_step = counted  # type: ignore[method-assign]
+    found = await run(worker, (1, 2))
+    assert tuple(found[0][0]) == target_alone((1, 2), SAMPLING, EOS)
+    assert asked[0] < worker.scheduler.counters.num_steps

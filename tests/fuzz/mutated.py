@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 
 from cloud_verifier.core.config import SchedulerConfig
-from cloud_verifier.core.target import StepPlan
+from cloud_verifier.core.target import StepPlan, StepResult
 from common.acceptance import make_acceptance
 from common.messages import Close, Open, Propose
 from common.pb import verifier_pb2 as pb
@@ -63,10 +63,10 @@ class Recorder(World):
         self.streams_heard.setdefault(stream, []).append(Send(request.SerializeToString()))
         super()._server_receives(stream, message)
 
-    def _step(self, plan: StepPlan) -> None:
+    def _step(self, plan: StepPlan, result: StepResult | None = None) -> None:
         for heard in list(self.streams_heard.values())[-1:]:
             heard.append(Step())
-        super()._step(plan)
+        super()._step(plan, result)
 
 
 @cache

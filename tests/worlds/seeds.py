@@ -60,6 +60,8 @@ def spec_of(seed: int) -> WorldSpec:
         draft_time=draw.choice([(0.0005, 0.001), (0.005, 0.03), (0.05, 0.2)]),
         losses=draw.choice([0, 0, 1, 4]),
         outages=_outages(draw),
+        looks_ahead=draw.choice([0.0, 0.5, 1.0]),
+        lag=draw.choice([(0.0, 0.0), (0.0, 0.02)]),
     )
 
 

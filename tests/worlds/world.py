@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from cloud_verifier.core import effects as server_effects
+from cloud_verifier.core.ahead import NextStep
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.core.target import StepPlan, TargetInfo
+from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
 from common.acceptance import COUPLED, Acceptance
 from common.chances import Chances
 from common.errors import ForerunError, LocalError, UnavailableError
@@ -64,6 +65,8 @@ class WorldSpec:
     steps_failing: tuple[int, ...] = ()  # engine steps that raise
     memory: int = 3  # tokens that the target looks at
     ngrams: int = 0  # keys of a table that all edges guess from
+    looks_ahead: float = 0.0  # how often the engine goes on with a step that was planned ahead
+    lag: tuple[float, float] = (0.0, 0.0)  # from a step's end to when the verifier hears of it, if it did
 
 
 class Edge:
@@ -124,6 +127,8 @@ class World:
         self._next_stream = 0
         self._sequence = 0
         self._steps = 0
+        self.steps_ahead = 0
+        self._ahead: NextStep | None = None
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
 
     def run(self) -> None:
@@ -313,20 +318,41 @@ class World:
                     self._down(effect.session, effect.message)
                 case server_effects.End():
                     self._down(effect.session, effect)
+        if self._ahead is not None and self.scheduler.outlook_changed:
+            self._ahead = None
+            self.scheduler.look_back()
         plan = self.scheduler.next_step(self.now)
         if plan is not None:
             self._step(plan)
 
-    def _step(self, plan: StepPlan) -> None:
+    def _step(self, plan: StepPlan, result: StepResult | None = None) -> None:
+        """The engine begins a step; it has the result already if it began before the verifier heard of the
+        end of the one before."""
         self._steps += 1
         fails = self._steps in self.spec.steps_failing
-        result = self.engine.evaluate(plan)
+        result = result or self.engine.evaluate(plan)
+        if self.random.random() < self.spec.looks_ahead:
+            self._ahead = self.scheduler.look_ahead()
 
         def done() -> None:
+            ahead, self._ahead = self._ahead, None
             if fails:
                 error: ForerunError = LocalError("the engine failed")
                 self._server(lambda: self.scheduler.on_step_failed(error, self.now))
-            else:
+                return
+            begins = ahead is not None and self.random.random() < 0.8
+            next_plan = ahead.complete(result) if ahead is not None and begins else None
+            if next_plan is None:
                 self._server(lambda: self.scheduler.on_step_done(result, self.now))
+                return
+            ended_at, self.steps_ahead = self.now, self.steps_ahead + 1
+            heard_at = self.now + self.random.uniform(*self.spec.lag)
+            next_result = self.engine.evaluate(next_plan) if self.random.random() < 0.5 else None
+
+            def heard() -> None:
+                self._server(lambda: self.scheduler.on_step_done(result, self.now, ended_at, True))
+                self._step(next_plan, next_result)
+
+            self.at(heard_at, heard)
 
         self.at(self.now + self.random.uniform(*self.spec.step_time), done)

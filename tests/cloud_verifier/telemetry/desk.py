@@ -10,7 +10,8 @@ from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.effects import End
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import TargetInfo
-from cloud_verifier.worker import Outgoing, Worker
+from cloud_verifier.outbox import Outbox, Outgoing
+from cloud_verifier.worker import Worker
 from common.messages import Open
 from common.sampling import SamplingParams
 from tests.worlds.models import FINGERPRINT, VOCAB, TinyTarget
@@ -36,7 +37,7 @@ def make(max_tenants: int = 0, **limits: float) -> Worker:
     return Worker(TinyTarget(INFO), VerifyScheduler(INFO, config), max_tenants=max_tenants)
 
 
-def begin(worker: Worker, request: Open, tenant: str = "") -> tuple[int, asyncio.Queue[Outgoing]]:
+def begin(worker: Worker, request: Open, tenant: str = "") -> tuple[int, Outbox]:
     """A stream, and its `Open`."""
     key, queue = worker.connect(tenant)
     worker.receive(key, request)

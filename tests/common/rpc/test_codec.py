@@ -116,6 +116,7 @@ def commits(draw: st.DrawFn) -> Commit:
         compute_us=draw(US),
         credit=draw(st.none() | CREDIT),
         evaluated=draw(CREDIT),
+        steps=draw(st.integers(1, max(1, len(tokens)))),
     )
 
 

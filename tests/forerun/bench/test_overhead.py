@@ -57,4 +57,4 @@ def test_the_command_measures_plain_and_drafting_sessions(
         assert found["texts"] >= 2
         assert found["texts_different"] == found["failed"] == 0
     assert report["drafts"]["off"]["rows_per_step"] == pytest.approx(2.0, abs=1.0)
-    assert "next_step" in profile.read_text(encoding="utf-8")
+    assert "on_step_done" in profile.read_text(encoding="utf-8")

@@ -1,0 +1,67 @@
+"""What waits to be sent on one stream, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from cloud_verifier.core.effects import End
+from common.messages import Commit, ServerMessage
+from common.rpc.bounds import MAX_COMMIT_TOKENS, MAX_CREDIT
+
+Outgoing = ServerMessage | End
+"""A message, or the last thing of a stream."""
+
+
+class Outbox:
+    """One consumer, who may be slow: `Commit`s that wait there together leave as one. Where messages take
+    longer than steps, streams get fewer and longer ones and nothing piles up."""
+
+    def __init__(self) -> None:
+        self._items: deque[Outgoing] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+
+    def put_nowait(self, item: Outgoing) -> None:
+        last = self._items[-1] if self._items else None
+        if isinstance(item, Commit) and isinstance(last, Commit) and _fit(last, item):
+            self._items[-1] = joined(last, item)
+            return
+        self._items.append(item)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def get(self) -> Outgoing:
+        """The next one, when there is one."""
+        while not self._items:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        return self._items.popleft()
+
+    def get_nowait(self) -> Outgoing:
+        """The next one. Raises `IndexError` if there is none."""
+        return self._items.popleft()
+
+    def empty(self) -> bool:
+        return not self._items
+
+
+def joined(first: Commit, second: Commit) -> Commit:
+    """Two that follow each other as one."""
+    return Commit(
+        start=first.start,
+        tokens=first.tokens + second.tokens,
+        server_made=first.server_made | second.server_made << len(first.tokens),
+        echo=second.echo or first.echo,
+        hold_us=second.hold_us if second.echo else first.hold_us,
+        queue_us=first.queue_us + second.queue_us,
+        compute_us=first.compute_us + second.compute_us,
+        credit=first.credit if second.credit is None else second.credit,
+        evaluated=first.evaluated + second.evaluated,
+        steps=first.steps + second.steps,
+    )
+
+
+def _fit(first: Commit, second: Commit) -> bool:
+    """Whether one message may hold both."""
+    num_tokens, evaluated = len(first.tokens) + len(second.tokens), first.evaluated + second.evaluated
+    return num_tokens <= MAX_COMMIT_TOKENS and evaluated <= MAX_CREDIT

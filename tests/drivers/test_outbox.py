@@ -1,0 +1,54 @@
+"""Laws of an outbox: all that is put in comes out in order, and commits that waited together come as one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cloud_verifier.core.effects import End
+from cloud_verifier.outbox import Outbox, joined
+from common.messages import Commit, Drain, Finish, FinishReason, Opened
+from common.rpc.bounds import MAX_COMMIT_TOKENS
+
+FIRST = Commit(5, (1, 2), 0b10, echo=3, hold_us=40, queue_us=5, compute_us=100, credit=9, evaluated=4)
+SECOND = Commit(7, (3,), 0b1, queue_us=7, compute_us=200, evaluated=1)
+THIRD = Commit(8, (4, 5), 0b01, echo=6, hold_us=50, queue_us=1, compute_us=300, credit=0, evaluated=3)
+
+
+def taken(outbox: Outbox) -> list[object]:
+    found = list[object]()
+    while not outbox.empty():
+        found.append(outbox.get_nowait())
+    return found
+
+
+def test_two_commits_say_together_what_they_said() -> None:
+    both = joined(FIRST, SECOND)
+    assert both == Commit(5, (1, 2, 3), 0b110, 3, 40, 12, 300, 9, 5, 2)
+    assert joined(both, THIRD) == Commit(5, (1, 2, 3, 4, 5), 0b1110, 6, 50, 13, 600, 0, 8, 3)
+
+
+def test_only_commits_that_wait_next_to_each_other_are_joined() -> None:
+    outbox = Outbox()
+    for item in (Opened(4, 8), FIRST, Drain(5), SECOND, THIRD, Finish(FinishReason.STOP, 9), End(1)):
+        outbox.put_nowait(item)
+    together = joined(SECOND, THIRD)
+    assert taken(outbox) == [Opened(4, 8), FIRST, Drain(5), together, Finish(FinishReason.STOP, 9), End(1)]
+
+
+def test_no_message_becomes_longer_than_the_wire_allows() -> None:
+    outbox, most = Outbox(), MAX_COMMIT_TOKENS - 1
+    for commit in (Commit(1, (7,) * most), Commit(1 + most, (8,)), Commit(2 + most, (9,))):
+        outbox.put_nowait(commit)
+    sizes = [len(commit.tokens) for commit in taken(outbox) if isinstance(commit, Commit)]
+    assert sizes == [MAX_COMMIT_TOKENS, 1]
+
+
+async def test_who_waits_gets_what_comes() -> None:
+    outbox = Outbox()
+    waiting = asyncio.create_task(outbox.get())
+    await asyncio.sleep(0)
+    outbox.put_nowait(FIRST)
+    outbox.put_nowait(SECOND)
+    assert await waiting == joined(FIRST, SECOND), "it had not been taken when the second came"
+    outbox.put_nowait(THIRD)
+    assert await outbox.get() == THIRD
