@@ -52,6 +52,7 @@ class KvMemory:
         self.cache = PrefixCache()
         self.caches = caches
         self.num_reserved = 0
+        self._held: list[int] = []  # given up while a step still reads them
 
     @property
     def num_slots(self) -> int:
@@ -60,7 +61,7 @@ class KvMemory:
     @property
     def num_unpromised(self) -> int:
         """Slots that could still be reserved."""
-        return self.num_slots - self.num_reserved - self.cache.num_locked
+        return self.num_slots - self.num_reserved - self.cache.num_locked - len(self._held)
 
     def open(self, tenant: str, tokens: Sequence[int], need: int) -> Lease:
         """A lease for a session that must read `tokens` and may need `need` slots in all.
@@ -104,21 +105,33 @@ class KvMemory:
             lease.num_taken -= len(freed)
             self.pool.give_back(freed)
 
-    def publish(self, lease: Lease, tokens: Sequence[int]) -> None:
+    def publish(self, lease: Lease, tokens: Sequence[int], in_step: bool = False) -> None:
         """Move the slots of all evaluated positions, whose tokens are `tokens` [C], into the cache. The
         session goes on reading them there; where the cache knew a token already, it reads the cache's
-        slot."""
-        if not self.caches or len(lease.slots) == lease.num_shared:
+        slot. Its own is free then; if it is `in_step`, only when that is over (`step_over`)."""
+        num_own = len(lease.slots) - lease.num_shared
+        if not self.caches or not num_own:
             return
+        if in_step and num_own > self.num_unpromised:
+            return  # it will be shared when the session ends: promises to others come first
         stored = self.cache.insert(lease.tenant, tokens, lease.slots.view)
         self.cache.lock(stored.entry)
         self._unlock(lease)
-        num_own = len(lease.slots) - lease.num_shared
         lease.entry, lease.num_shared = stored.entry, len(lease.slots)
         lease.slots.replace(stored.slots)
-        self.pool.give_back(stored.surplus.tolist())
+        surplus = stored.surplus.tolist()
+        if in_step:
+            self._held += surplus
+        else:
+            self.pool.give_back(surplus)
         lease.num_taken -= num_own
         self._release(lease, num_own)
+
+    def step_over(self) -> None:
+        """A step has ended: what was given up while it was read is free."""
+        if self._held:
+            self.pool.give_back(self._held)
+            self._held = []
 
     def close(self, lease: Lease, tokens: Sequence[int], keep: bool = True) -> None:
         """The session reads and writes no more. `tokens` as for `publish`; what is cached may be evicted.
@@ -137,7 +150,7 @@ class KvMemory:
         held = list(leases)
         owned = [slot for lease in held for slot in lease.slots.view[lease.num_shared :].tolist()]
         stepping = list(in_step)
-        everywhere = [*owned, *stepping, *self.cache.slots(), *self.pool.free_slots()]
+        everywhere = [*owned, *stepping, *self._held, *self.cache.slots(), *self.pool.free_slots()]
         if len(everywhere) != self.num_slots or len(set(everywhere)) != self.num_slots:
             raise LocalError(
                 f"{len(owned)} slots are owned by sessions, {len(stepping)} by the step, "

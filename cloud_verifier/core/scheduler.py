@@ -359,19 +359,21 @@ class VerifyScheduler:
         self, session: VerifySession, choices: IntArray, now: float, next_step: Planned | None
     ) -> Progress:
         """One session's part of the step that is done; it may be in the next one already."""
+        in_next = next_step is not None and session.key in next_step.sessions
         if session.ended:  # its rows were evaluated all the same, and in vain
             part = session.abort_step(self.memory)
         else:
-            part = session.apply(choices, self.memory, now)
+            part = session.apply(choices, self.memory, now, in_next)
         num_wasted = part.num_drafts - part.num_won if part.num_outputs > 1 else 0
         self.tenants.charge(session.tenant, part.num_rows, num_wasted)
-        if part.lost and (next_step is None or session.key not in next_step.sessions):
+        if part.lost and not in_next:
             self.room.leave(session)
         return part
 
     def _take_running(self) -> Running:
         if self._running is None:
             raise LocalError("a step was reported that had not begun")
+        self.memory.step_over()
         running, self._running = self._running, None
         return running
 

@@ -153,9 +153,10 @@ class VerifySession:
 
     @property
     def only_tip(self) -> bool:
-        """In the running step with its tip alone, and as things are with the next one in the next."""
+        """In the running step with its tip, the end of its prompt perhaps and no drafts; and as things are
+        with its next tip alone in the next."""
         rows = self.rows
-        alone = rows is not None and not rows.chunk and len(rows.nodes) == 1
+        alone = rows is not None and len(rows.nodes) == 1
         guesses = self._recall is not None or self._offers is not None
         return alone and self.request.fill and not self.tree.num_speculative and not guesses
 
@@ -217,7 +218,7 @@ class VerifySession:
         )
 
     def item_ahead(self, token: IntArray, slots: Sequence[int]) -> StepItem:
-        """Its item of the step after the running one, which holds its tip alone. `token` [1] is not known
+        """Its item of the step after the running one, if that is its `only_tip`. `token` [1] is not known
         yet; `slots` are the one for its row."""
         assert self.rows is not None, "in the running step"
         position = len(self.tree.committed)
@@ -235,9 +236,10 @@ class VerifySession:
             self._generated(position) if self._prompt is not None else None,
         )
 
-    def apply(self, choices: IntArray, memory: KvMemory, now: float) -> Progress:
+    def apply(self, choices: IntArray, memory: KvMemory, now: float, in_next: bool = False) -> Progress:
         """The step is done: note the choices, walk, keep the committed slots and free the others. A prompt
-        that is read now is shared with those that come with the same."""
+        that is read now is shared with those that come with the same. `in_next`: the next step, which it is
+        in, runs already."""
         rows = self._end_rows()
         nodes, slots = rows.nodes, rows.slots
         progress = Progress(self, self.ready_at, len(slots), len(nodes))
@@ -249,6 +251,8 @@ class VerifySession:
             memory.settle(self.lease, slots, ())
         else:
             self._apply_tree(rows, choices.tolist(), progress, memory)
+            if rows.chunk and rows.nodes:
+                memory.publish(self.lease, self.evaluated, in_next)
         self.num_turns += 1
         self.rows_taken += (progress.num_drafts - self.rows_taken) / 8
         return progress
@@ -305,8 +309,6 @@ class VerifySession:
         for node, slot in zip(rows.nodes, rows.slots[rows.chunk :], strict=True):
             (kept if node.committed else freed).append(slot)
         memory.settle(self.lease, kept, freed)
-        if rows.chunk and rows.nodes:
-            memory.publish(self.lease, self.evaluated)
 
     def _walk(self, progress: Progress) -> None:
         """Commit the target's choices from the tip on, as far as they are known."""

@@ -159,7 +159,7 @@ def test_a_failed_step_takes_the_next_one_with_it() -> None:
 
 @pytest.mark.parametrize("what", ["drafts", "a prompt", "no fill", "penalties are fine", "another waits"])
 def test_where_more_than_tips_may_come_nothing_is_planned(what: str) -> None:
-    bench = Bench()
+    bench = Bench(prefill_chunk=8)
     penalty = 1.5 if what == "penalties are fine" else 1.0
     bench.open(1, ask((1, 2), fill=what != "no fill", repetition_penalty=penalty))
     bench.propose(1, Propose())
@@ -192,6 +192,27 @@ def test_slots_are_promised_ahead_while_there_are_some() -> None:
         bench.scheduler.on_step_done(result, 0.0, None, True)
         bench.effects()
         bench.end(following)
+
+
+def test_a_prompt_that_was_known_already_is_shared_and_what_the_step_still_reads_is_kept() -> None:
+    """Two sessions read the same prompt at once: the second one's slots are the cache's in the end."""
+    bench = Bench(num_slots=200)
+    bench.open(1, ask((5, 6, 7, 8), max_tokens=9))
+    bench.open(2, ask((5, 6, 7, 8), max_tokens=9))
+    plan, step = bench.begin(), ahead(bench)
+    result = result_of(plan)
+    following = step.complete(result)
+    assert following is not None
+    bench.scheduler.on_step_done(result, 0.0, None, True)
+    bench.effects()
+    free = bench.scheduler.memory.pool.free_slots()
+    read = [slot for item in following.items for slot in (*item.prefix_slots.tolist(), *item.slots.tolist())]
+    assert len(read) == len(set(read)) == 10
+    assert not set(read) & set(free), "nobody else may write there while it runs"
+    assert bench.scheduler.sessions[2].lease.num_shared == 4
+    bench.end(following)
+    assert len(bench.scheduler.memory.pool.free_slots()) == len(free) + 4
+    assert bench.text(1) == bench.text(2) == [9, 0]
 
 
 @pytest.mark.parametrize("wrong", ["fewer", "longer", "margins"])
