@@ -19,7 +19,7 @@ class Outcome:
     """What became of a step."""
 
     plan: StepPlan
-    result: StepResult | Exception
+    result: StepResult | BaseException
     ended_at: float  # seconds
     next_began: bool = False  # the engine went on with the step that had been looked ahead to
 
@@ -85,18 +85,19 @@ class EngineThread:
         """Run a step, tell of it, and return the one that follows at once, if any."""
         try:
             result = self._engine.evaluate(plan)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the worker tells whose step it was
+            following = self._follow(result)
+        except BaseException as error:  # noqa: BLE001 - the worker waits for it, and tells those whose step it was
             self._tell(Outcome(plan, error, self._clock()))
             return None
-        following = self._follow(result)
         self._tell(Outcome(plan, result, self._clock(), following is not None))
         return following
 
     def _follow(self, result: StepResult) -> StepPlan | None:
         try:
-            return self._next.popleft().complete(result)
+            step = self._next.popleft()
         except IndexError:
             return None
+        return step.complete(result)
 
     def _tell(self, outcome: Outcome) -> None:
         assert self._loop is not None, "started before"

@@ -135,7 +135,7 @@ class Worker:
         outcome = await self._engine_thread.outcome()
         if not outcome.next_began:
             self._engine_thread.take_back()  # it came too late
-        if isinstance(outcome.result, Exception):
+        if isinstance(outcome.result, BaseException):
             fields = {"rows": outcome.plan.num_rows, "sessions": len(outcome.plan.items)}
             logger.error("a step failed", exc_info=outcome.result, extra={"fields": fields})
             self.scheduler.on_step_failed(_failure(outcome.result), self._clock())
@@ -192,7 +192,7 @@ class Worker:
         self.monitor.stepped(self.scheduler.ledger.last_step)
 
 
-def _failure(error: Exception) -> ForerunError:
+def _failure(error: BaseException) -> ForerunError:
     """What an engine raised, as those are told whose step it was."""
     if isinstance(error, CapacityError | UnavailableError):
         return error

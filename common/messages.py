@@ -89,7 +89,7 @@ class Opened:
     hold_us: int = 0  # from the arrival of `Open` to the sending of this
 
 
-@dataclass(slots=True)  # nobody changes it; freezing would take 2 us more, and one is made a session and step
+@dataclass(frozen=True, slots=True)
 class Commit:
     """Committed tokens, from position `start` on. Times are the verifier's own and in microseconds.
 
