@@ -27,15 +27,19 @@ class Outcome:
 class EngineThread:
     """Runs the plans that it is given. All methods but the thread's own belong to the event loop's thread.
 
-    `clock`, seconds, as of the scheduler's driver.
+    Args: engine; clock, seconds, as of the scheduler's driver; on_end, called in the event loop's thread with
+    what became of each step, in order.
     """
 
-    def __init__(self, engine: TargetEngine, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, engine: TargetEngine, clock: Callable[[], float], on_end: Callable[[Outcome], None]
+    ) -> None:
         self._engine = engine
         self._clock = clock
+        self._on_end = on_end
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._next: deque[NextStep] = deque()  # one at most; who takes it out has it
-        self._outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
+        self._stopped = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
@@ -46,6 +50,7 @@ class EngineThread:
 
     def stop(self) -> None:
         """Returns when the running step is over."""
+        self._stopped = True
         self._next.clear()
         self._plans.put(None)
         self._thread.join()
@@ -68,10 +73,6 @@ class EngineThread:
         except IndexError:
             return False
         return True
-
-    async def outcome(self) -> Outcome:
-        """Of the next step that ends, in order."""
-        return await self._outcomes.get()
 
     # In the thread ----------------------------------------------------------------------------------------
 
@@ -101,4 +102,9 @@ class EngineThread:
 
     def _tell(self, outcome: Outcome) -> None:
         assert self._loop is not None, "started before"
-        self._loop.call_soon_threadsafe(self._outcomes.put_nowait, outcome)
+        self._loop.call_soon_threadsafe(self._hear, outcome)
+
+    def _hear(self, outcome: Outcome) -> None:
+        """In the event loop's thread. After `stop` nobody wants to know."""
+        if not self._stopped:
+            self._on_end(outcome)

@@ -12,7 +12,7 @@ from cloud_verifier.core.effects import End, Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import TargetEngine
 from cloud_verifier.engine.stats import stats_of
-from cloud_verifier.engine_thread import EngineThread
+from cloud_verifier.engine_thread import EngineThread, Outcome
 from cloud_verifier.outbox import Outbox
 from cloud_verifier.telemetry.monitor import Monitor
 from cloud_verifier.telemetry.snapshot import Snapshot, take
@@ -43,7 +43,9 @@ class Worker:
         self.version = version()
         self._engine = engine
         self._clock = clock
-        self._engine_thread = EngineThread(engine, clock)
+        self._engine_thread = EngineThread(engine, clock, self._ended)
+        self._at_rest = asyncio.Event()  # no step runs any more
+        self._broken: Exception | None = None
         self._wake = asyncio.Event()
         self._outboxes: dict[int, Outbox] = {}
         self._callers: dict[int, Caller] = {}
@@ -109,30 +111,52 @@ class Worker:
     # The heartbeat ----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Raises what broke it, if anything does."""
         self._engine_thread.start()
         try:
             while True:
                 self._check_timer()
-                plan = self.scheduler.next_step(self._clock())
-                if plan is None:
-                    self._deliver()
+                if not self._go_on():
                     await self._rest()
                     continue
-                self._engine_thread.begin(plan)
-                while await self._step():
-                    pass
+                await self._at_rest.wait()  # steps follow each other without this
+                self._at_rest.clear()
+                if self._broken is not None:
+                    raise self._broken
         finally:
             self._engine_thread.stop()
 
-    async def _step(self) -> bool:
-        """The engine has begun a step. What the one before brought is sent while it runs: nobody waits for
-        the sending. Whether it has begun another one by the end."""
+    def _go_on(self) -> bool:
+        """The engine is free: it begins the next step, if there is one. What the one before brought is sent
+        while it runs: nobody waits for the sending."""
+        plan = self.scheduler.next_step(self._clock())
+        if plan is not None:
+            self._engine_thread.begin(plan)
+            self._look_ahead()
+        self._deliver()
+        return plan is not None
+
+    def _look_ahead(self) -> None:
         ahead = self.scheduler.look_ahead()
         if ahead is not None:
             self._engine_thread.may_go_on_with(ahead)
-        self._deliver()
-        outcome = await self._engine_thread.outcome()
+
+    def _ended(self, outcome: Outcome) -> None:
+        """A step is over. Called by the loop itself and not through a task: with messages to send, each turn
+        of the loop takes milliseconds, and the engine waits for the next plan."""
+        try:
+            self._book(outcome)
+            self._check_timer()
+            if outcome.next_began:
+                self._look_ahead()
+                self._deliver()
+            elif not self._go_on():
+                self._at_rest.set()
+        except Exception as error:  # noqa: BLE001 - `run` raises it: without a heartbeat nothing must go on
+            self._broken = error
+            self._at_rest.set()
+
+    def _book(self, outcome: Outcome) -> None:
         if not outcome.next_began:
             self._engine_thread.take_back()  # it came too late
         if isinstance(outcome.result, BaseException):
@@ -142,8 +166,6 @@ class Worker:
         else:
             ended_at, next_began = outcome.ended_at, outcome.next_began
             self.scheduler.on_step_done(outcome.result, self._clock(), ended_at, next_began)
-        self._check_timer()
-        return outcome.next_began
 
     async def _rest(self) -> None:
         """Until an input comes or the timer is due. Raises `LocalError` if a slot was lost: a verifier that
