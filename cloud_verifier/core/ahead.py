@@ -30,7 +30,6 @@ class NextStep:
     plan: StepPlan
     _tokens: IntArray  # [N], those of its items one after the other
     _sources: IntArray  # [N], the items of the running step whose choices they are
-
     _num_choices: int  # of the running step
 
     def complete(self, result: StepResult) -> StepPlan | None:

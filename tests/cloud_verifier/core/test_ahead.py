@@ -33,6 +33,15 @@ def ahead(bench: Bench) -> NextStep:
     return step
 
 
+def go_on(bench: Bench, plan: StepPlan, step: NextStep) -> StepPlan:
+    """The engine ends `plan` and begins `step`; the scheduler hears of it."""
+    result = result_of(plan)
+    following = step.complete(result)
+    assert following is not None
+    bench.scheduler.on_step_done(result, 0.0, None, True)
+    return following
+
+
 def changed(bench: Bench) -> bool:
     return bench.scheduler.outlook_changed
 
@@ -42,10 +51,7 @@ def test_a_step_ahead_is_the_one_that_would_have_come() -> None:
     for _ in range(2):
         plan = looking.begin()
         step = ahead(looking)
-        result = result_of(plan)
-        following = step.complete(result)
-        assert following is not None
-        looking.scheduler.on_step_done(result, 0.0, None, True)
+        following = go_on(looking, plan, step)
         assert len(commits(looking.effects())) == 2
         asking.step()
         expected = asking.begin()
@@ -85,10 +91,7 @@ def test_a_text_that_ends_by_surprise_has_a_row_in_vain_and_gives_its_slots_back
     bench.step()  # 9 and 4
     bench.step()  # 0 and 5
     plan, step = bench.begin(), ahead(bench)  # 1 ends the first
-    result = result_of(plan)
-    following = step.complete(result)
-    assert following is not None
-    bench.scheduler.on_step_done(result, 0.0, None, True)
+    following = go_on(bench, plan, step)
     assert len(ends(bench.effects())) == 1
     before = bench.scheduler.tenants.get("").service
     found = commits(bench.end(following))
@@ -104,10 +107,7 @@ def test_one_that_leaves_meanwhile_is_forgotten_when_the_step_is_over() -> None:
     plan, step = bench.begin(), ahead(bench)
     bench.scheduler.on_close(1, None, 0.0)
     assert not changed(bench), "a row in vain is cheaper than to plan anew"
-    result = result_of(plan)
-    following = step.complete(result)
-    assert following is not None
-    bench.scheduler.on_step_done(result, 0.0, None, True)
+    following = go_on(bench, plan, step)
     bench.effects()
     bench.end(following)
     assert list(bench.scheduler.sessions) == [2]
@@ -186,10 +186,7 @@ def test_slots_are_promised_ahead_while_there_are_some() -> None:
     bench.step()
     while len(bench.text(1)) < 86:
         plan, step = bench.begin(), ahead(bench)
-        result = result_of(plan)
-        following = step.complete(result)
-        assert following is not None
-        bench.scheduler.on_step_done(result, 0.0, None, True)
+        following = go_on(bench, plan, step)
         bench.effects()
         bench.end(following)
 
@@ -200,10 +197,7 @@ def test_a_prompt_that_was_known_already_is_shared_and_what_the_step_still_reads
     bench.open(1, ask((5, 6, 7, 8), max_tokens=9))
     bench.open(2, ask((5, 6, 7, 8), max_tokens=9))
     plan, step = bench.begin(), ahead(bench)
-    result = result_of(plan)
-    following = step.complete(result)
-    assert following is not None
-    bench.scheduler.on_step_done(result, 0.0, None, True)
+    following = go_on(bench, plan, step)
     bench.effects()
     free = bench.scheduler.memory.pool.free_slots()
     read = [slot for item in following.items for slot in (*item.prefix_slots.tolist(), *item.slots.tolist())]
