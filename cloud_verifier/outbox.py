@@ -37,13 +37,6 @@ class Outbox:
             await self._waiting
         return self._items.popleft()
 
-    def get_nowait(self) -> Outgoing:
-        """The next one. Raises `IndexError` if there is none."""
-        return self._items.popleft()
-
-    def empty(self) -> bool:
-        return not self._items
-
 
 def joined(first: Commit, second: Commit) -> Commit:
     """Two that follow each other as one."""

@@ -14,10 +14,12 @@ SECOND = Commit(7, (3,), 0b1, queue_us=7, compute_us=200, evaluated=1)
 THIRD = Commit(8, (4, 5), 0b01, echo=6, hold_us=50, queue_us=1, compute_us=300, credit=0, evaluated=3)
 
 
-def taken(outbox: Outbox) -> list[object]:
-    found = list[object]()
-    while not outbox.empty():
-        found.append(outbox.get_nowait())
+async def taken(outbox: Outbox) -> list[object]:
+    """All that is in it; a mark put in behind tells the end."""
+    mark, found = End(-1), list[object]()
+    outbox.put_nowait(mark)
+    while (item := await outbox.get()) is not mark:
+        found.append(item)
     return found
 
 
@@ -27,19 +29,26 @@ def test_two_commits_say_together_what_they_said() -> None:
     assert joined(both, THIRD) == Commit(5, (1, 2, 3, 4, 5), 0b1110, 6, 50, 13, 600, 0, 8, 3)
 
 
-def test_only_commits_that_wait_next_to_each_other_are_joined() -> None:
+async def test_only_commits_that_wait_next_to_each_other_are_joined() -> None:
     outbox = Outbox()
     for item in (Opened(4, 8), FIRST, Drain(5), SECOND, THIRD, Finish(FinishReason.STOP, 9), End(1)):
         outbox.put_nowait(item)
     together = joined(SECOND, THIRD)
-    assert taken(outbox) == [Opened(4, 8), FIRST, Drain(5), together, Finish(FinishReason.STOP, 9), End(1)]
+    assert await taken(outbox) == [
+        Opened(4, 8),
+        FIRST,
+        Drain(5),
+        together,
+        Finish(FinishReason.STOP, 9),
+        End(1),
+    ]
 
 
-def test_no_message_becomes_longer_than_the_wire_allows() -> None:
+async def test_no_message_becomes_longer_than_the_wire_allows() -> None:
     outbox, most = Outbox(), MAX_COMMIT_TOKENS - 1
     for commit in (Commit(1, (7,) * most), Commit(1 + most, (8,)), Commit(2 + most, (9,))):
         outbox.put_nowait(commit)
-    sizes = [len(commit.tokens) for commit in taken(outbox) if isinstance(commit, Commit)]
+    sizes = [len(commit.tokens) for commit in await taken(outbox) if isinstance(commit, Commit)]
     assert sizes == [MAX_COMMIT_TOKENS, 1]
 
 
