@@ -405,10 +405,13 @@ class EdgeSession:
         if self._offline.is_due(now):
             confidence = self.calibration.confidence
             self._effects += self._offline.extend(self.view, self._expansions, confidence)
-        if self.view.stream_up:
-            self._send(now)
+        self.view.looks_at = self._looks_at(now)
+        left = self._send(now)
         if self._drafter_ok and not self._drafting:
             self._expand(now)
+        if not (left or self._drafting):
+            self.view.looks_at = None
+            self._send(now)  # what could wait for a draft step does not wait for none
         if self._must_nudge():
             self._outgoing.nudged = True
             self._propose([], now)
@@ -416,12 +419,20 @@ class EdgeSession:
             self._standing = self._governed.standing
             self._effects.append(ChangeMode(self._standing))
 
-    def _send(self, now: float) -> None:
-        if self.tree.num_speculative <= self.view.num_sent:
-            return  # the verifier knows them all: most often so after a Commit
+    def _looks_at(self, now: float) -> float | None:
+        """When the draft step that is under way, or begins now, will have ended."""
+        if not self._drafter_ok:
+            return None
+        return (self._draft_began_at if self._drafting else now) + self.view.draft_time.predict(1)
+
+    def _send(self, now: float) -> bool:
+        """Whether anything left."""
+        if not self.view.stream_up or self.tree.num_speculative <= self.view.num_sent:
+            return False  # the verifier knows them all: most often so after a Commit
         nodes = self.policy.send(self.view)
         for first in range(0, len(nodes), MAX_NODES):
             self._propose(nodes[first : first + MAX_NODES], now)
+        return bool(nodes)
 
     def _must_nudge(self) -> bool:
         """Without fill and with no draft under way or sent, an empty Propose keeps the text going."""
@@ -433,6 +444,7 @@ class EdgeSession:
         message = self._outgoing.propose(self.tree, nodes, now, drawn)
         self.view.num_sent += len(nodes)
         self.stats.proposed += len(nodes)
+        self.stats.proposes += 1
         self._effects.append(Send(message))
 
     def _expand(self, now: float) -> None:

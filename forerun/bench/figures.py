@@ -84,6 +84,7 @@ def costs(runs: Sequence[TextRun]) -> Figures:
         "target_steps_per_token": total.get("target_steps", 0),
         "evaluated_nodes_per_token": total.get("evaluated", 0),
         "draft_tokens_per_token": total.get("proposed", 0),
+        "draft_messages_per_token": total.get("proposes", 0),
         "draft_evaluations_per_token": total.get("drafted", 0),
         "bytes_up_per_token": sum(run.bytes_up for run in runs),
         "bytes_down_per_token": sum(run.bytes_down for run in runs),

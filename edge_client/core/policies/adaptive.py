@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import UserError
+from common.messages import INITIAL_CREDIT
 from common.tree import Node, SpeculationTree
 from edge_client.core.policies.base import (
     PATH_LOGPROB,
@@ -31,6 +32,10 @@ SURVIVAL, SURVIVAL_WEIGHT = 0.7, 4
 SURVIVAL_MEMORY = 100
 """Drafted nodes of which it is the mean: it changes with the text, but over a round trip of twenty turns its
 twentieth power is asked for, which magnifies what a shorter mean varies by chance."""
+
+EARLY = 0.25
+"""Turns by which what comes for a turn of the verifier leaves before it must: the turn may begin sooner than
+foreseen, and the draft step that is waited for may end later."""
 
 SOON = 3.0
 """What the children of a node that is being drafted are hoped to save, in times what the node itself does."""
@@ -101,10 +106,12 @@ class AdaptivePolicy(Governed):
         return chosen
 
     def send(self, view: GrowthView) -> Sequence[Node]:
+        self._outlook.update(view)
+        if self._can_wait(view):
+            return ()
         nodes = unsent(view)
         if not nodes:
             return nodes
-        self._outlook.update(view)
         self._traffic.update(view.tree.tip_position)
         chosen = list(nodes) if view.drawn else self._worth_sending(view, nodes)
         if not chosen and view.now - self._sent_at >= LOOK_AGAIN:
@@ -134,6 +141,17 @@ class AdaptivePolicy(Governed):
             else:
                 chosen.append(node)
         return chosen
+
+    def _can_wait(self, view: GrowthView) -> bool:
+        """Whether what leaves when the draft step under way ends comes for the same turn of the verifier as
+        what leaves now. Then one message does for both. So it is under load, of which scarce credit tells:
+        there the verifier's time for messages is what others wait for."""
+        if view.looks_at is None or view.drawn or view.credit >= INITIAL_CREDIT:
+            return False
+        if not view.num_sent:  # the verifier has nothing of this path, and may soon give no credit any more
+            return False
+        early = max(EARLY * view.turn.smoothed, 2.0 * view.rtt.rtt_variance)
+        return view.looks_at + early <= self._outlook.departure(view.now)
 
     def _saved(self, view: GrowthView, node: Node) -> float:
         """Turns that `node` saves on average if it is sent now, and its children while it is being drafted.

@@ -48,6 +48,11 @@ class Outlook:
         """These leave now."""
         self._usual.sent(nodes, now)  # and so with the others
 
+    def departure(self, now: float) -> float:
+        """The latest that what leaves now can leave and still come for the same turn, seconds; usually.
+        Minus infinity before the verifier has begun."""
+        return self._usual.departure(now)
+
     def through_missing_levels(self, node: Node, sent_at: float, step: float, survival: float) -> float:
         """Log of the chance that all is right which must be drafted below `node` before something helps; each
         level is so with the log-probability `survival`. Times as for `Foresight.levels_to_catch_up`."""
@@ -104,6 +109,12 @@ class Foresight:
         """These leave now."""
         for node in nodes:
             self._sent_at[node.id] = now
+
+    def departure(self, now: float) -> float:
+        """`Outlook.departure`."""
+        if self._news_at is None:
+            return -math.inf
+        return self._began_at + self._turn_at(now) * self._turn - self._one_way
 
     def tip_met(self, parent: int, sent_at: float) -> Node | None:
         """Where the tip is when a child of `parent`, sent then, comes, if the path is right; None if that is

@@ -326,6 +326,71 @@ def test_a_long_silence_is_broken_so_that_the_round_trip_is_known() -> None:
     assert policy.send(view) == chain[:1]
 
 
+def some_sent(view: GrowthView) -> list[Node]:
+    """Two unsent nodes below one that the verifier has."""
+    first, *rest = grow_chain(view, 3)
+    first.wire_id, view.num_sent = 1, 1
+    return rest
+
+
+def test_what_leaves_early_enough_waits_for_the_draft_step_under_way() -> None:
+    """A turn of 100 ms began 10 ms ago, and draft steps take 5: one message will do for many of them."""
+    view, policy = make_view(rtt=0.0, turn=0.1, credit=INITIAL_CREDIT - 1), AdaptivePolicy()
+    rest = some_sent(view)
+    view.now += 0.01
+    view.looks_at = view.now + STEP
+    assert not policy.send(view)
+    view.now += 0.08
+    view.looks_at = view.now + STEP
+    assert policy.send(view) == rest, "the turn that needs them is about to begin"
+
+
+@pytest.mark.parametrize(
+    ("credit", "drafts", "drawn"), [(32, True, False), (31, False, False), (31, True, True)]
+)
+def test_nothing_waits_without_load_or_without_a_draft_step(credit: int, drafts: bool, drawn: bool) -> None:
+    """Nor does what was drawn: what is sent must not depend on what was drafted meanwhile."""
+    view = make_view(rtt=0.0, turn=0.1, credit=credit)
+    rest = some_sent(view)
+    view.now += 0.01
+    view.looks_at = view.now + STEP if drafts else None
+    view.drawn = drawn
+    assert AdaptivePolicy().send(view) == rest
+
+
+def test_the_first_nodes_of_a_path_do_not_wait() -> None:
+    """Credit that is given for a trial, and taken back by the next commit, would be of no use."""
+    view = make_view(rtt=0.0, turn=0.1, credit=8)
+    chain = grow_chain(view, 2)
+    view.now += 0.01
+    view.looks_at = view.now + STEP
+    assert AdaptivePolicy().send(view) == chain
+
+
+@given(st.floats(0.0, 0.3), st.floats(0.004, 0.1), st.floats(0.0, 0.3))
+def test_the_last_moment_to_leave_is_the_last_that_comes_for_the_same_turn(
+    rtt: float, turn: float, later: float
+) -> None:
+    view, foresight = make_view(rtt=rtt, turn=turn), Foresight()
+    foresight.update(view)
+    leaves = view.now + later
+
+    def turns_begun(sent_at: float) -> int:
+        return brute_force_tip(view, [], [], sent_at + 0.5 * view.rtt.smoothed_rtt)
+
+    phase = (rtt + later) / turn % 1.0
+    if 1e-3 < phase < 1 - 1e-3:  # at the very moment of a turn rounding decides
+        last = foresight.departure(leaves)
+        assert turns_begun(last - 1e-6) == turns_begun(leaves) < turns_begun(last + 1e-6)
+
+
+def test_there_is_no_last_moment_before_the_verifier_has_begun() -> None:
+    view, outlook = make_view(), Outlook()
+    view.news_at = None
+    outlook.update(view)
+    assert outlook.departure(view.now) == -math.inf
+
+
 def test_a_node_that_costs_the_verifier_more_than_it_may_save_is_not_sent() -> None:
     view, policy = make_view(rtt=0.0), AdaptivePolicy()
     likely = view.tree.grow(view.tree.tip, 1, math.log(0.5))

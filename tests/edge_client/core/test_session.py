@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,6 +23,7 @@ from common.errors import (
 from common.messages import INITIAL_CREDIT, Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose
 from common.recall import NgramTable
 from common.sampling import SamplingParams
+from common.tree import Node
 from edge_client.core.config import SessionConfig
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.drawing import FIRST
@@ -32,6 +33,7 @@ from edge_client.core.policies import (
     AdaptiveSettings,
     ChainPolicy,
     GrowthPolicy,
+    GrowthView,
     OffPolicy,
     SyncPolicy,
     TreePolicy,
@@ -507,6 +509,40 @@ def test_many_nodes_are_sent_in_several_messages() -> None:
 
 
 # Nudges -----------------------------------------------------------------------------------------------
+
+
+class PatientChain(ChainPolicy):
+    """Sends nothing that could leave with what a draft step brings."""
+
+    def send(self, view: GrowthView) -> Sequence[Node]:
+        return () if view.looks_at is not None else super().send(view)
+
+
+def test_what_waits_for_a_draft_step_leaves_in_one_message_when_drafting_rests() -> None:
+    session = make(PatientChain(cut=1e-6, max_depth=3))
+    session.start(0.0)
+    session.effects()
+    assert not proposals(draft(session, (5,), 0.1)), "another draft step has begun"
+    assert not proposals(draft(session, (5,), 0.2))
+    assert [message.tokens for message in proposals(draft(session, (5,), 0.3))] == [(5, 5, 5)]
+    assert session.stats.proposes == 1
+
+
+def test_a_draft_step_is_expected_to_end_as_others_did() -> None:
+    session = opened(PatientChain(cut=1e-6, max_depth=8))
+    for now in (1.0, 1.1, 1.2, 1.3):
+        draft(session, (5,), now)
+    session.on_message(Commit(2, (6,), 1), 1.35)  # in the middle of one that began at 1.3
+    assert session.view.looks_at == pytest.approx(1.3 + session.view.draft_time.predict(1))
+
+
+def test_nothing_waits_for_a_drafter_that_has_failed() -> None:
+    session = make(PatientChain(cut=1e-6, max_depth=8))
+    session.start(0.0)
+    session.effects()
+    draft(session, (5,), 0.1)
+    session.on_drafter_failed(OUT_OF_PAPER, 0.2)
+    assert [message.tokens for message in proposals(session.effects())] == [(5,)]
 
 
 def test_a_session_without_fill_asks_once_a_commit_for_a_step_without_a_draft() -> None:

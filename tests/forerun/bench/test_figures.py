@@ -10,7 +10,7 @@ from forerun.bench.figures import costs, ends, latencies, medians, rates, ratio,
 from forerun.bench.job import TextRun
 from forerun.bench.meter import Meter
 
-STATS = {"target_steps": 2, "evaluated": 6, "proposed": 8, "drafted": 10}
+STATS = {"target_steps": 2, "evaluated": 6, "proposed": 8, "proposes": 3, "drafted": 10}
 
 
 def run(number: int, opened_at: float, arrivals: list[float], **more: Any) -> TextRun:
@@ -40,6 +40,7 @@ def test_costs_are_per_token() -> None:
     found = costs([run(0, 0.0, [0.1] * 4, asked=10, right=8, bytes_up=40, bytes_down=20)])
     assert found["target_steps_per_token"] == 0.5
     assert found["evaluated_nodes_per_token"] == 1.5
+    assert (found["draft_tokens_per_token"], found["draft_messages_per_token"]) == (2.0, 0.75)
     assert (found["bytes_up_per_token"], found["bytes_down_per_token"]) == (10.0, 5.0)
     assert found["acceptance"] == 0.8
 
