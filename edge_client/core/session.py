@@ -405,12 +405,12 @@ class EdgeSession:
         if self._offline.is_due(now):
             confidence = self.calibration.confidence
             self._effects += self._offline.extend(self.view, self._expansions, confidence)
-        self.view.looks_at = self._looks_at(now)
-        left = self._send(now)
+        waits = self._can_wait(now)
+        if not waits:
+            self._send(now)
         if self._drafter_ok and not self._drafting:
             self._expand(now)
-        if not (left or self._drafting):
-            self.view.looks_at = None
+        if waits and not self._drafting:
             self._send(now)  # what could wait for a draft step does not wait for none
         if self._must_nudge():
             self._outgoing.nudged = True
@@ -419,20 +419,20 @@ class EdgeSession:
             self._standing = self._governed.standing
             self._effects.append(ChangeMode(self._standing))
 
-    def _looks_at(self, now: float) -> float | None:
-        """When the draft step that is under way, or begins now, will have ended."""
-        if not self._drafter_ok:
-            return None
-        return (self._draft_began_at if self._drafting else now) + self.view.draft_time.predict(1)
+    def _can_wait(self, now: float) -> bool:
+        """Whether what could be sent may leave with what the draft step brings that is under way, or that may
+        begin now."""
+        if self._governed is None or not self._drafter_ok:
+            return False
+        began_at = self._draft_began_at if self._drafting else now
+        return self._governed.can_wait(self.view, began_at + self.view.draft_time.predict(1))
 
-    def _send(self, now: float) -> bool:
-        """Whether anything left."""
+    def _send(self, now: float) -> None:
         if not self.view.stream_up or self.tree.num_speculative <= self.view.num_sent:
-            return False  # the verifier knows them all: most often so after a Commit
+            return  # the verifier knows them all: most often so after a Commit
         nodes = self.policy.send(self.view)
         for first in range(0, len(nodes), MAX_NODES):
             self._propose(nodes[first : first + MAX_NODES], now)
-        return bool(nodes)
 
     def _must_nudge(self) -> bool:
         """Without fill and with no draft under way or sent, an empty Propose keeps the text going."""

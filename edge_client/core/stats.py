@@ -14,7 +14,7 @@ class SessionStats:
     target_steps: int = 0  # commits: each is one target step
     evaluated: int = 0  # nodes the target evaluated, tips included
     proposed: int = 0  # nodes sent
-    proposes: int = 0  # messages that carried them
+    proposes: int = 0  # messages that carried them, or nothing but a nudge
     draft_steps: int = 0
     drafted: int = 0  # nodes the draft model evaluated
     resumes: int = 0  # streams after the first

@@ -106,12 +106,10 @@ class AdaptivePolicy(Governed):
         return chosen
 
     def send(self, view: GrowthView) -> Sequence[Node]:
-        self._outlook.update(view)
-        if self._can_wait(view):
-            return ()
         nodes = unsent(view)
         if not nodes:
             return nodes
+        self._outlook.update(view)
         self._traffic.update(view.tree.tip_position)
         chosen = list(nodes) if view.drawn else self._worth_sending(view, nodes)
         if not chosen and view.now - self._sent_at >= LOOK_AGAIN:
@@ -122,6 +120,18 @@ class AdaptivePolicy(Governed):
             self._sent_at = view.now
             self._outlook.sent(chosen, view.now)
         return chosen
+
+    def can_wait(self, view: GrowthView, draft_ends_at: float) -> bool:
+        """Whether what leaves then comes for the same turn of the verifier as what leaves now. Then one
+        message does for both. So it is under load, of which scarce credit tells: there the verifier's time
+        for messages is what others wait for."""
+        if view.drawn or view.credit >= INITIAL_CREDIT:
+            return False
+        if not view.num_sent:  # the verifier has nothing of this path, and may soon give no credit any more
+            return False
+        self._outlook.update(view)
+        early = max(EARLY * view.turn.smoothed, 2.0 * view.rtt.rtt_variance)
+        return draft_ends_at + early <= self._outlook.departure(view.now)
 
     def _worth_sending(self, view: GrowthView, nodes: Sequence[Node]) -> list[Node]:
         """Of unsent nodes those that, with what is worth sending below them, save more than they cost, and
@@ -141,17 +151,6 @@ class AdaptivePolicy(Governed):
             else:
                 chosen.append(node)
         return chosen
-
-    def _can_wait(self, view: GrowthView) -> bool:
-        """Whether what leaves when the draft step under way ends comes for the same turn of the verifier as
-        what leaves now. Then one message does for both. So it is under load, of which scarce credit tells:
-        there the verifier's time for messages is what others wait for."""
-        if view.looks_at is None or view.drawn or view.credit >= INITIAL_CREDIT:
-            return False
-        if not view.num_sent:  # the verifier has nothing of this path, and may soon give no credit any more
-            return False
-        early = max(EARLY * view.turn.smoothed, 2.0 * view.rtt.rtt_variance)
-        return view.looks_at + early <= self._outlook.departure(view.now)
 
     def _saved(self, view: GrowthView, node: Node) -> float:
         """Turns that `node` saves on average if it is sent now, and its children while it is being drafted.

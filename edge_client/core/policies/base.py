@@ -66,7 +66,6 @@ class GrowthView:
     acceptance: RatioEstimator = field(default_factory=lambda: RatioEstimator(prior=0.7))  # see `EdgeSession`
     turn: IntervalEstimator = field(default_factory=lambda: IntervalEstimator(0.030))  # a step and its queue
     now: float = 0.0  # seconds, of the input that is being answered
-    looks_at: float | None = None  # seconds, when the draft step under way will have ended; None without one
     news_at: float | None = None  # when the stream's newest Commit came: it tells of half a round trip before
     num_sent: int = 0  # live nodes below the tip that were sent on this stream
     stream_up: bool = False

@@ -47,6 +47,11 @@ class Governed:
         """What it does now, and why. The same object until that changes."""
         return self.governor.standing
 
+    def can_wait(self, view: GrowthView, draft_ends_at: float) -> bool:
+        """Whether what could be sent now may leave with what a draft step brings that ends then, seconds. Not
+        unless the policy says so."""
+        return False
+
 
 class Governor:
     """Lets draft steps pass while they promise more than they cost, and within a power budget.

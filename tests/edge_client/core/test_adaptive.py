@@ -338,33 +338,30 @@ def test_what_leaves_early_enough_waits_for_the_draft_step_under_way() -> None:
     view, policy = make_view(rtt=0.0, turn=0.1, credit=INITIAL_CREDIT - 1), AdaptivePolicy()
     rest = some_sent(view)
     view.now += 0.01
-    view.looks_at = view.now + STEP
-    assert not policy.send(view)
+    assert policy.can_wait(view, view.now + STEP)
     view.now += 0.08
-    view.looks_at = view.now + STEP
-    assert policy.send(view) == rest, "the turn that needs them is about to begin"
+    assert not policy.can_wait(view, view.now + STEP), "the turn that needs them is about to begin"
+    assert policy.send(view) == rest
 
 
-@pytest.mark.parametrize(
-    ("credit", "drafts", "drawn"), [(32, True, False), (31, False, False), (31, True, True)]
-)
-def test_nothing_waits_without_load_or_without_a_draft_step(credit: int, drafts: bool, drawn: bool) -> None:
+@pytest.mark.parametrize(("credit", "drawn"), [(INITIAL_CREDIT, False), (INITIAL_CREDIT - 1, True)])
+def test_nothing_waits_without_load(credit: int, drawn: bool) -> None:
     """Nor does what was drawn: what is sent must not depend on what was drafted meanwhile."""
     view = make_view(rtt=0.0, turn=0.1, credit=credit)
-    rest = some_sent(view)
+    rest, policy = some_sent(view), AdaptivePolicy()
     view.now += 0.01
-    view.looks_at = view.now + STEP if drafts else None
     view.drawn = drawn
-    assert AdaptivePolicy().send(view) == rest
+    assert not policy.can_wait(view, view.now + STEP)
+    assert policy.send(view) == rest
 
 
 def test_the_first_nodes_of_a_path_do_not_wait() -> None:
     """Credit that is given for a trial, and taken back by the next commit, would be of no use."""
     view = make_view(rtt=0.0, turn=0.1, credit=8)
-    chain = grow_chain(view, 2)
+    chain, policy = grow_chain(view, 2), AdaptivePolicy()
     view.now += 0.01
-    view.looks_at = view.now + STEP
-    assert AdaptivePolicy().send(view) == chain
+    assert not policy.can_wait(view, view.now + STEP)
+    assert policy.send(view) == chain
 
 
 @given(st.floats(0.0, 0.3), st.floats(0.004, 0.1), st.floats(0.0, 0.3))

@@ -32,6 +32,7 @@ from edge_client.core.policies import (
     AdaptivePolicy,
     AdaptiveSettings,
     ChainPolicy,
+    Governed,
     GrowthPolicy,
     GrowthView,
     OffPolicy,
@@ -40,6 +41,7 @@ from edge_client.core.policies import (
     TreeSettings,
     make_policy,
 )
+from edge_client.core.policies.governor import Governor
 from edge_client.core.session import EdgeSession, State
 
 PROMPT = (7, 8)
@@ -511,33 +513,46 @@ def test_many_nodes_are_sent_in_several_messages() -> None:
 # Nudges -----------------------------------------------------------------------------------------------
 
 
-class PatientChain(ChainPolicy):
+class PatientChain(ChainPolicy, Governed):
     """Sends nothing that could leave with what a draft step brings."""
 
+    def __init__(self, max_depth: int) -> None:
+        ChainPolicy.__init__(self, cut=1e-6, max_depth=max_depth)
+        Governed.__init__(self, Governor())
+        self.ends_at = 0.0
+        self.num_asked = 0  # what to send
+
+    def can_wait(self, view: GrowthView, draft_ends_at: float) -> bool:
+        self.ends_at = draft_ends_at
+        return True
+
     def send(self, view: GrowthView) -> Sequence[Node]:
-        return () if view.looks_at is not None else super().send(view)
+        self.num_asked += 1
+        return super().send(view)
 
 
 def test_what_waits_for_a_draft_step_leaves_in_one_message_when_drafting_rests() -> None:
-    session = make(PatientChain(cut=1e-6, max_depth=3))
+    policy = PatientChain(max_depth=3)
+    session = make(policy)
     session.start(0.0)
     session.effects()
     assert not proposals(draft(session, (5,), 0.1)), "another draft step has begun"
     assert not proposals(draft(session, (5,), 0.2))
     assert [message.tokens for message in proposals(draft(session, (5,), 0.3))] == [(5, 5, 5)]
-    assert session.stats.proposes == 1
+    assert session.stats.proposes == policy.num_asked == 1
 
 
 def test_a_draft_step_is_expected_to_end_as_others_did() -> None:
-    session = opened(PatientChain(cut=1e-6, max_depth=8))
+    policy = PatientChain(max_depth=8)
+    session = opened(policy)
     for now in (1.0, 1.1, 1.2, 1.3):
         draft(session, (5,), now)
     session.on_message(Commit(2, (6,), 1), 1.35)  # in the middle of one that began at 1.3
-    assert session.view.looks_at == pytest.approx(1.3 + session.view.draft_time.predict(1))
+    assert policy.ends_at == pytest.approx(1.3 + session.view.draft_time.predict(1))
 
 
 def test_nothing_waits_for_a_drafter_that_has_failed() -> None:
-    session = make(PatientChain(cut=1e-6, max_depth=8))
+    session = make(PatientChain(max_depth=8))
     session.start(0.0)
     session.effects()
     draft(session, (5,), 0.1)
