@@ -87,6 +87,6 @@ $(STAMP): pyproject.toml constraints/dev.txt
 	@$(BIN)/python -c 'import llama_cpp' 2>/dev/null \
 		|| echo "forerun: building llama.cpp, about 5 minutes, once (pip keeps the result for the next time)"
 	@$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints/dev.txt \
-		-e '.[edge,verifier,quantized,parallel,simulation,dev]'
+		-e '.[edge,hub,verifier,quantized,parallel,simulation,dev]'
 	@touch $@
 	@echo "forerun: $(VENV) is ready"

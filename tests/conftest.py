@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -21,10 +22,25 @@ NEEDED_MODULES = {
     "torch": (("torch", "transformers"), "pip install 'forerun[verifier]'"),
     "triton": (("torch", "transformers", "triton"), "pip install triton"),
     "llama": (("llama_cpp",), "pip install 'forerun[edge]'"),
+    "grammar": (("llguidance",), "pip install 'forerun[edge]'"),
+    "api": (("starlette", "uvicorn", "jinja2", "httpx"), "pip install 'forerun[edge,dev]'"),
+    "sdk": (("starlette", "uvicorn", "openai"), "pip install 'forerun[edge,dev]'"),
+    "broker": (("aiomqtt", "nacl"), "pip install 'forerun[edge]'"),
+    "browser": (("selenium",), "pip install 'forerun[dev]'"),
     "quantized": (("torchao",), "pip install 'forerun[verifier,quantized]'"),
     "parallel": (("accelerate",), "pip install 'forerun[verifier,parallel]'"),
 }
 """Mark -> modules that its tests import, and how to get them."""
+
+NEEDED_PROGRAMS = {
+    "broker": ("mosquitto",),
+    "browser": ("chromium", "chromedriver"),
+    "node": ("node", "npm"),
+}
+"""Mark -> programs that its tests start; `.ci/run` installs them where it may."""
+
+WHERE_PROGRAMS_ARE = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
+"""Debian puts a broker beside other daemons, where only root's PATH looks."""
 
 
 def has_driver() -> bool:
@@ -47,14 +63,28 @@ settings.load_profile("forerun")
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers():
-        missing = missing_modules(mark.name)
-        if missing:
-            reason = f"needs {' and '.join(missing)}: {NEEDED_MODULES[mark.name][1]}"
+        reason = why_not(mark.name)
+        if reason:
             if os.environ.get("CI") == "true":
                 pytest.fail(f"{reason} (a failure because CI=true)", pytrace=False)
             pytest.skip(reason)
         if mark.name == "gpu" and not has_cuda():
             pytest.skip("needs a CUDA device")  # also in CI: its machines have none
+
+
+def why_not(mark: str) -> str:
+    """Why tests with this mark cannot run here; empty if they can."""
+    modules = missing_modules(mark)
+    if modules:
+        return f"needs {' and '.join(modules)}: {NEEDED_MODULES[mark][1]}"
+    programs = [name for name in NEEDED_PROGRAMS.get(mark, ()) if program(name) is None]
+    return f"needs the programs {' and '.join(programs)}; .ci/run installs them" if programs else ""
+
+
+@cache
+def program(name: str) -> str | None:
+    """Where a program is; None if it is not installed."""
+    return shutil.which(name, path=WHERE_PROGRAMS_ARE)
 
 
 @cache

@@ -1,7 +1,7 @@
 """Holds the house's plan: which module may import which, and what the pure floors may touch.
 
     4  forerun, benchmarks, demo_models           compose the parts
-    3  drivers: edge_client, cloud_verifier, link, simulator, common.rpc, common.pb
+    3  drivers: edge_client, cloud_verifier, link, simulator, common.rpc, common.pb, common.grammar
     2  cores: edge_client.core, cloud_verifier.core
     1  words: the rest of common
 
@@ -31,6 +31,7 @@ FLOORS = {
     "simulator": 3,
     "common.rpc": 3,
     "common.pb": 3,
+    "common.grammar": 3,
     "edge_client.core": 2,
     "cloud_verifier.core": 2,
     "common": 1,
