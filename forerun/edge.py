@@ -17,6 +17,7 @@ from common.errors import ForerunError, PeerError, UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from edge_client.prior_file import read_priors
+from forerun import config_command
 from forerun.options import RULES_IN_WORDS, add_core, add_sampling, pin_to_core, read_prompt, sampling_from
 from forerun.paint import Painter, note
 from forerun.showing import Events, Listener, Teller, event, on_standard_output
@@ -47,6 +48,9 @@ Serves requests one after the other: one JSON object a line on standard input, J
   A text event takes the place of the guess's first piece. "error" carries the text and the guess so far.
 
 The policy "device" leaves the verifier out: the draft model's own text, which need not be the target's."""
+
+DAEMON_ACTIONS = (config_command,)
+"""Modules that add actions for the daemon."""
 
 DEVICE = "device"
 """Asked for as a policy, it is none: nothing is sent anywhere."""
@@ -80,6 +84,8 @@ def add_parser(commands: Any) -> None:
     complete.set_defaults(run=lambda options: asyncio.run(_complete(options)))
     pipe = _add_action(actions, "pipe", "serve JSON requests on standard input", PIPE)
     pipe.set_defaults(run=lambda options: asyncio.run(_pipe(options)))
+    for module in DAEMON_ACTIONS:
+        module.add_actions(actions)
 
 
 def _add_action(actions: Any, name: str, help_text: str, description: str) -> argparse.ArgumentParser:

@@ -23,7 +23,7 @@ NEEDED_MODULES = {
     "triton": (("torch", "transformers", "triton"), "pip install triton"),
     "llama": (("llama_cpp",), "pip install 'forerun[edge]'"),
     "grammar": (("llguidance",), "pip install 'forerun[edge]'"),
-    "api": (("starlette", "uvicorn", "jinja2", "httpx"), "pip install 'forerun[edge,dev]'"),
+    "api": (("starlette", "uvicorn", "jinja2", "httpx", "platformdirs"), "pip install 'forerun[edge,dev]'"),
     "sdk": (("starlette", "uvicorn", "openai"), "pip install 'forerun[edge,dev]'"),
     "broker": (("aiomqtt", "nacl"), "pip install 'forerun[edge]'"),
     "browser": (("selenium",), "pip install 'forerun[dev]'"),

@@ -1,0 +1,52 @@
+"""What all commands of the edge ask first: whose daemon is meant, where its files are, and how it is set."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from edge_client.config import Loaded, load_config
+from edge_client.config.flags import flags_from
+from edge_client.paths import SYSTEM, EdgePaths, find_paths
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Whose daemon."""
+    parser.add_argument(
+        "--system",
+        action="store_true",
+        help="the daemon of the whole machine (/etc/forerun, /var/lib/forerun), not this user's",
+    )
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Which configuration."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="read this file in place of those that `config path` lists",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """For programs."""
+    parser.add_argument("--json", action="store_true", help="print JSON in place of text")
+
+
+def places(options: argparse.Namespace) -> EdgePaths:
+    """Of the daemon that the options mean."""
+    return SYSTEM if getattr(options, "system", False) else find_paths(os.environ)
+
+
+def files_read(options: argparse.Namespace, paths: EdgePaths) -> list[Path]:
+    """--config, or those of the usual files that are there."""
+    chosen: Path | None = getattr(options, "config", None)
+    return [path for path in paths.config_files if path.is_file()] if chosen is None else [chosen]
+
+
+def loaded(options: argparse.Namespace, paths: EdgePaths) -> Loaded:
+    """The configuration of the options: files, environment, flags. Raises `UserError` that says what is wrong
+    where."""
+    return load_config(flags_from(options), os.environ, files_read(options, paths))
