@@ -1,0 +1,131 @@
+"""`forerun edge status`, `stop` and `logs`: the running daemon, seen and ended from outside."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import time
+from typing import Any
+
+from common.errors import ForerunError
+from edge_client import daemon_file
+from edge_client.daemon_file import DaemonRecord
+from edge_client.local_client import client_of
+from edge_client.stopping import stop
+from forerun.edge_places import add_json, add_place, places
+
+STATUS_PATH = "/v1/status"
+RUNNING, NOT_RUNNING, UNKNOWN = 0, 3, 4
+"""Exit codes of `status`, as LSB has them for init scripts."""
+
+STOPPED, NONE_RAN, STILL_RUNS = 0, 1, 4
+"""Exit codes of `stop`."""
+
+
+def add_actions(actions: Any) -> None:
+    """`status` and `stop`."""
+    status = actions.add_parser(
+        "status",
+        help="whether the daemon runs, and what it says of itself",
+        description="Tells whether the daemon runs and what it says of itself. "
+        "Exit code 0 if it runs, 3 if not, 4 if it runs and does not answer.",
+    )
+    add_place(status)
+    add_json(status)
+    status.set_defaults(run=_status)
+    ending = actions.add_parser(
+        "stop",
+        help="end the daemon",
+        description="Ends the daemon with SIGTERM and waits until it is gone. "
+        "Exit code 0 if it has ended, 1 if none ran, 4 if it still runs.",
+    )
+    ending.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="seconds to wait (%(default)s)"
+    )
+    ending.add_argument("--kill", action="store_true", help="end it by force: running completions are lost")
+    add_place(ending)
+    add_json(ending)
+    ending.set_defaults(run=_stop)
+
+
+# status -----------------------------------------------------------------------------------------------------
+
+
+def _status(options: argparse.Namespace) -> int:
+    found, code = _found(options)
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print(_in_words(found))
+    return code
+
+
+def _found(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    """What is known of the daemon, and the exit code. `status` is running, unresponsive, stopped or stale."""
+    record = daemon_file.read_any(places(options).daemon)
+    if record is None:
+        return {"status": "stopped"}, NOT_RUNNING
+    if not daemon_file.is_alive(record):
+        return {"status": "stale", "pid": record.pid}, NOT_RUNNING
+    found = {"status": "running", **_of_record(record)}
+    try:
+        return {**found, "api": client_of(record).get(STATUS_PATH)}, RUNNING
+    except ForerunError as error:
+        return {**found, "status": "unresponsive", "error": str(error)}, UNKNOWN
+
+
+def _of_record(record: DaemonRecord) -> dict[str, Any]:
+    return {
+        "pid": record.pid,
+        "listen": record.listen,
+        "version": record.version,
+        "uptime": round(max(0.0, time.time() - record.started_at), 1),  # seconds
+    }
+
+
+def _in_words(found: dict[str, Any]) -> str:
+    if found["status"] == "stopped":
+        return "not running"
+    if found["status"] == "stale":
+        return f"not running; process {found['pid']} ended without saying so (its log may tell why)"
+    line = f"running as process {found['pid']} at {found['listen']} for {found['uptime']:.0f} s"
+    if found["status"] == "unresponsive":
+        return f"{line}, but it does not answer: {found['error']}"
+    return "\n".join([line, *_lines(found["api"])])
+
+
+def _lines(told: Any, depth: int = 1) -> list[str]:
+    """Of what the daemon says, a line a value, indented by depth."""
+    if not isinstance(told, dict):
+        return [f"{'  ' * depth}{told}"]
+    lines = []
+    for name, value in told.items():
+        if isinstance(value, dict):
+            lines += [f"{'  ' * depth}{name}:", *_lines(value, depth + 1)]
+        else:
+            shown = value if isinstance(value, str) else json.dumps(value)
+            lines.append(f"{'  ' * depth}{name}: {shown}")
+    return lines
+
+
+# stop -------------------------------------------------------------------------------------------------------
+
+
+def _stop(options: argparse.Namespace) -> int:
+    record = daemon_file.read(places(options).daemon)
+    if record is None:
+        _tell(options, {"stopped": False, "running": False}, "not running")
+        return NONE_RAN
+    ended = stop(record, options.timeout, signal.SIGKILL if options.kill else signal.SIGTERM)
+    told = {"stopped": ended, "running": not ended, "pid": record.pid}
+    if not ended:
+        words = f"process {record.pid} still runs after {options.timeout:g} s; wait, or use --kill"
+        _tell(options, told, words)
+        return STILL_RUNS
+    _tell(options, told, f"process {record.pid} has ended")
+    return STOPPED
+
+
+def _tell(options: argparse.Namespace, told: dict[str, Any], words: str) -> None:
+    print(json.dumps(told) if options.json else words)
