@@ -18,6 +18,7 @@ from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from edge_client.prior_file import read_priors
 from forerun import config_command, logs_command, process_command
+from forerun.edge_places import models_folder
 from forerun.options import RULES_IN_WORDS, add_core, add_sampling, pin_to_core, read_prompt, sampling_from
 from forerun.paint import Painter, note
 from forerun.showing import Events, Listener, Teller, event, on_standard_output
@@ -315,7 +316,11 @@ def _open_edge(options: argparse.Namespace) -> Edge:
     priors = None if options.prior is None else read_priors(options.prior)
     pin_to_core(options.core)
     settings = LlamaSettings(
-        path=options.draft, n_ctx=options.context, threads=options.threads, gpu_layers=options.gpu_layers
+        path=options.draft,
+        n_ctx=options.context,
+        threads=options.threads,
+        gpu_layers=options.gpu_layers,
+        models=models_folder(options.draft),
     )
     model = LlamaRuntime(settings) if options.drafting else LlamaModel(settings, weights=False)
     preview = options.drafting and options.offline == "preview"

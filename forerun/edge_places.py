@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edge_client.config import Loaded, load_config
 from edge_client.config.flags import flags_from
+from edge_client.model_name import is_remote
 from edge_client.paths import SYSTEM, EdgePaths, find_paths
 
 
@@ -38,6 +39,11 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def places(options: argparse.Namespace) -> EdgePaths:
     """Of the daemon that the options mean."""
     return SYSTEM if getattr(options, "system", False) else find_paths(os.environ)
+
+
+def models_folder(name: str) -> str:
+    """Where `forerun pull` puts models; empty for a model that is named by its file."""
+    return str(find_paths(os.environ).models) if is_remote(name) else ""
 
 
 def files_read(options: argparse.Namespace, paths: EdgePaths) -> list[Path]:

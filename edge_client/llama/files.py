@@ -1,21 +1,21 @@
-"""Where a draft model's file is: on this machine, or on the Hugging Face hub."""
+"""Where a draft model's file is: as named, in the store of `forerun pull`, or in the hub's own cache."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from common.errors import UserError
+from edge_client.model_name import HUB_PREFIX, is_remote, split_hub_path
+from edge_client.model_store import GGUF_MAGIC, ModelStore, check_magic
 
-HUB_PREFIX = "hf://"
-GGUF_MAGIC = b"GGUF"
 
+def find_model(path: str, models: str = "") -> str:
+    """The local file of `path`; of a remote name what was fetched before, as nothing is fetched here.
 
-def find_model(path: str) -> str:
-    """The local file of `path`, fetched first if it names one on the hub.
-
-    Raises `UserError` if there is no such file, it cannot be fetched, or it does not begin as a GGUF file.
+    `models`: the folder of the store; empty: there is none. Raises `UserError` if there is no such file, or
+    it does not begin as a GGUF file.
     """
-    local = _fetch(path) if path.startswith(HUB_PREFIX) else Path(path).expanduser()
+    local = _fetched(path, models) if is_remote(path) else Path(path).expanduser()
     if not local.is_file():
         raise UserError(
             f"there is no draft model at {local}; check the path, or use {HUB_PREFIX}org/repo/file.gguf"
@@ -25,35 +25,31 @@ def find_model(path: str) -> str:
             magic = file.read(len(GGUF_MAGIC))
     except OSError as error:
         raise UserError(f"the draft model {local} cannot be read ({error}); check its permissions") from error
-    if magic != GGUF_MAGIC:
-        raise UserError(
-            f"{local} is not a GGUF file; convert the model with llama.cpp's convert_hf_to_gguf.py"
-        )
+    check_magic(str(local), magic)
     return str(local)
 
 
-def split_hub_path(path: str) -> tuple[str, str]:
-    """(repository, file in it) of hf://organisation/repository/file. Raises `UserError` on another form."""
-    organisation, _, rest = path.removeprefix(HUB_PREFIX).partition("/")
-    repository, _, file = rest.partition("/")
-    if not (organisation and repository and file):
-        raise UserError(f"{path} is not of the form {HUB_PREFIX}organisation/repository/file.gguf")
-    return f"{organisation}/{repository}", file
+def _fetched(name: str, models: str) -> Path:
+    """Raises `UserError` that says how to fetch it."""
+    stored = ModelStore(Path(models)).find(name) if models else None
+    found = stored or _in_hub_cache(name)
+    if found is None:
+        raise UserError(f"{name} is not on this machine; fetch it with: forerun pull {name}")
+    return found
 
 
-def _fetch(path: str) -> Path:
-    repository, file = split_hub_path(path)
+def _in_hub_cache(name: str) -> Path | None:
+    """What huggingface_hub has fetched before, if it is installed. Raises `UserError` for no name of it."""
+    if not name.startswith(HUB_PREFIX):
+        return None
+    path = split_hub_path(name)
     try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    except ImportError as error:
-        raise UserError(
-            f"{path} needs huggingface_hub; install it with: pip install huggingface_hub"
-        ) from error
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:
+        return None
     try:
-        return Path(hf_hub_download(repo_id=repository, filename=file))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise UserError(
-            f"{path} cannot be fetched ({error}); check the name and the network, "
-            "set HF_TOKEN if the repository is gated, or give a local file"
-        ) from error
+        found = try_to_load_from_cache(path.repository, path.file, revision=path.revision)
+    except HFValidationError as error:
+        raise UserError(f"{name} is no name that the hub could have: {error}") from error
+    return Path(found) if isinstance(found, str) else None

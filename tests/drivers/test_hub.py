@@ -46,7 +46,7 @@ def test_a_draft_is_found_by_its_hub_path(tmp_path: Path) -> None:
 def test_a_draft_the_hub_does_not_have_is_a_sentence(tmp_path: Path) -> None:
     code = "from edge_client.llama.files import find_model; find_model('hf://forerun-test/pair/none.gguf')"
     done = python(code, tmp_path)
-    assert "UserError: hf://forerun-test/pair/none.gguf cannot be fetched" in done.stderr
+    assert "forerun pull hf://forerun-test/pair/none.gguf" in done.stderr
 
 
 @pytest.mark.torch

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from edge_client.llama.files import find_model, split_hub_path
+from edge_client.llama.files import find_model
 from edge_client.llama.library import NativeLog, extra_bufts_are_safe
 from edge_client.llama.settings import LlamaSettings
 
@@ -35,11 +35,6 @@ def test_a_bad_setting_is_named(field: str, value: Any) -> None:
 def test_quantised_kv_needs_flash_attention() -> None:
     with pytest.raises(UserError, match="flash_attention"):
         LlamaSettings("model.gguf", kv_type="q8_0", flash_attention=False)
-
-
-def test_a_hub_path_names_a_repository_and_a_file() -> None:
-    assert split_hub_path("hf://org/repo/file.gguf") == ("org/repo", "file.gguf")
-    assert split_hub_path("hf://org/repo/q8/file.gguf") == ("org/repo", "q8/file.gguf")
 
 
 @pytest.mark.parametrize("path", ["hf://", "hf://org", "hf://org/repo", "hf://org/repo/", "hf:///repo/file"])

@@ -1,0 +1,169 @@
+"""One HTTP request for a file, its redirects followed with care for who gets to see the token."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.message import Message
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from common.errors import ForerunError, PeerError, UnavailableError, UserError
+
+TIMEOUT = 30.0
+"""Seconds without a byte."""
+
+MOST_REDIRECTS = 10
+REDIRECTS = (301, 302, 303, 307, 308)
+SHA256 = re.compile(r"[0-9a-f]{64}")
+CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+)")
+AGENT = "forerun"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A token, and the one origin that may see it."""
+
+    token: str
+    url: str  # any of that origin
+
+    def headers_for(self, url: str) -> dict[str, str]:
+        """Nothing for another host, port or scheme, nor in plain text over a network."""
+        if not self.token or _origin(url) != _origin(self.url) or not is_private(url):
+            return {}
+        return {"Authorization": f"Bearer {self.token}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a server told of a file before its bytes."""
+
+    response: Any  # to `read` from and to `close`
+    start: int  # the first byte that comes
+    size: int | None  # of the whole file, where told
+    sha256: str  # of the whole file, where told; else empty
+    identity: str  # differs when the file does; empty if the server says nothing of the kind
+    commit: str  # of the hub's repository, where told
+    ends_before: bool = False  # nothing comes: `start` bytes were asked for and there are no more
+
+
+def open_source(url: str, start: int, credentials: Credentials) -> Source:
+    """Ask for a file from byte `start` on, through redirects.
+
+    Raises `UserError` for what asking again would not change, `UnavailableError` for what it may.
+    """
+    headers = {"User-Agent": AGENT, "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    told: dict[str, str] = {}
+    for _ in range(MOST_REDIRECTS):
+        response = _open(url, {**headers, **credentials.headers_for(url)})
+        for name, value in response.headers.items():
+            told.setdefault(name.lower(), value)  # the hub's own words come first, its storage's last
+        if response.status not in REDIRECTS:
+            return _source(response, url, start, told)
+        url = _next(url, response)
+    raise PeerError(f"{url} is redirected more than {MOST_REDIRECTS} times")
+
+
+def is_private(url: str) -> bool:
+    """Whether nobody between here and there can read along: TLS, or this very machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or _is_loopback(parts.hostname or "")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """Redirects come back as they are."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _open(url: str, headers: dict[str, str]) -> Any:
+    """A response of any status that means something to the caller."""
+    opener = urllib.request.build_opener(_StayHere)
+    try:
+        return opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code in (*REDIRECTS, 416):
+            return error
+        with error:
+            raise _refusal(url, error) from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        if "CERTIFICATE_VERIFY_FAILED" in str(reason):
+            raise UserError(f"{url}: the server's certificate is not trusted ({reason})") from error
+        raise UnavailableError(f"{url} cannot be reached: {reason}") from error
+
+
+def _refusal(url: str, error: urllib.error.HTTPError) -> ForerunError:
+    if error.code in (401, 403):
+        return UserError(
+            f"{url} is not open to you ({error.code}); if it is gated, accept its terms and set HF_TOKEN"
+        )
+    if error.code in (404, 410):
+        return UserError(f"{url} is not there ({error.code}); check organisation, repository, file, revision")
+    if error.code == 429 or error.code >= 500:
+        return UnavailableError(f"{url} answered {error.code} {error.reason}; try again later")
+    return UserError(f"{url} answered {error.code} {error.reason}")
+
+
+def _next(url: str, response: Any) -> str:
+    """Where a redirect leads; never from TLS to plain text, nor out of the web."""
+    with response:
+        there: str = urljoin(url, response.headers.get("Location", ""))
+    if urlsplit(there).scheme not in ("https", "http") or (is_private(url) and not is_private(there)):
+        raise PeerError(f"{url} is redirected to {there}, which is not followed: it is not encrypted")
+    return there
+
+
+def _source(response: Any, url: str, start: int, told: Mapping[str, str]) -> Source:
+    headers: Message = response.headers
+    if headers.get("Content-Encoding", "identity") != "identity":
+        response.close()
+        raise PeerError(f"{url} came packed ({headers['Content-Encoding']}), which was not asked for")
+    found = CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
+    length = headers.get("Content-Length", "")
+    size = int(length) if response.status == 200 and length.isdigit() else None
+    if response.status in (206, 416):
+        size = int(found[2]) if found else None
+    begins = int(found[1]) if response.status == 206 and found and found[1] else 0
+    sha256 = _hash_told(told)
+    # Where the bytes come from may be any of many machines, so a tag of the hub's comes before one of theirs.
+    identity = sha256 or _strong(headers.get("ETag", "")) or headers.get("Last-Modified", "")
+    ended = response.status == 416
+    commit = told.get("x-repo-commit", "")
+    return Source(response, start if ended else begins, size, sha256, identity, commit, ended)
+
+
+def _hash_told(told: Mapping[str, str]) -> str:
+    """What the hub says of a large file; tags of other servers may look like hashes and be something else."""
+    if "x-repo-commit" not in told:
+        return ""
+    for name in ("x-linked-etag", "etag"):
+        tag = told.get(name, "").removeprefix("W/").strip('"').lower()
+        if SHA256.fullmatch(tag):
+            return tag
+    return ""
+
+
+def _strong(tag: str) -> str:
+    """A weak tag says that a file means the same, not that its bytes are the same (RFC 9110 8.8.1)."""
+    return "" if tag.startswith("W/") else tag
+
+
+def _origin(url: str) -> tuple[str, str | None, int]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
