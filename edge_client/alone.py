@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
 from common.errors import ForerunError, LocalError
 from common.messages import FinishReason
@@ -12,7 +12,7 @@ from common.sampling import SamplingParams
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.effects import Expand, MoveTip, StartDrafter
 from edge_client.core.stats import SessionStats
-from edge_client.draft_worker import DraftWorker
+from edge_client.draft_worker import Drafts
 
 
 class DeviceGeneration:
@@ -27,24 +27,27 @@ class DeviceGeneration:
 
     def __init__(
         self,
-        drafts: DraftWorker,
+        drafts: Drafts,
         prompt: Sequence[int],
         sampling: SamplingParams,
         eos_ids: Collection[int],
         clock: Callable[[], float] = time.monotonic,
+        text: Sequence[int] = (),
     ) -> None:
+        """`text` is what the answer has already; it goes on behind that."""
         self.stats = SessionStats()
         self.reason: FinishReason | None = None
         self._drafts = drafts
-        self._prompt = tuple(prompt)
+        self._tokens = (*prompt, *text)
+        self._num_text = len(text)
         self._sampling = sampling
         self._stop_ids = sampling.ends(eos_ids)
         self._clock = clock
 
-    async def __aiter__(self) -> AsyncIterator[int]:
-        self._drafts.submit(StartDrafter(self._prompt, 0, self._sampling))
-        token, position = self._prompt[-1], len(self._prompt) - 1
-        for tip in range(self._sampling.max_tokens):  # the tip's node id, too
+    async def __aiter__(self) -> AsyncGenerator[int]:
+        self._drafts.submit(StartDrafter(self._tokens, 0, self._sampling, generated=self._num_text))
+        token, position = self._tokens[-1], len(self._tokens) - 1
+        for tip in range(self._sampling.max_tokens - self._num_text):  # the tip's node id, too
             token = await self._next(DraftRow(tip, None, token, position + tip))
             self._drafts.submit(MoveTip(Reroot(((tip + 1, token),), ())))
             yield token

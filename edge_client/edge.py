@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,9 @@ from edge_client.generation import Generation
 from edge_client.llama.drafter import LlamaDrafter
 from edge_client.llama.model import LlamaModel
 from edge_client.llama.runtime import LlamaRuntime
+from edge_client.text import TextDecoder
+
+__all__ = ["Edge", "Request", "TextDecoder", "reason_in_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +38,6 @@ class Request:
     recall: bool = False  # also propose what the text repeats, of itself and of this edge's texts before
     drafting: bool = True  # run the draft model
     acceptance: Acceptance = COUPLED  # how the verifier decides
-
-
-class TextDecoder:
-    """Turns tokens into text as they come; bytes of an unfinished character wait for the rest."""
-
-    def __init__(self, model: LlamaModel) -> None:
-        self._model = model
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, tokens: Sequence[int]) -> str:
-        return self._decoder.decode(b"".join(self._model.piece(token) for token in tokens))
-
-    def fork(self) -> TextDecoder:
-        """A decoder of what may follow, which leaves this one as it is."""
-        other = TextDecoder(self._model)
-        other._decoder.setstate(self._decoder.getstate())
-        return other
-
-    def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
 
 
 class Edge:

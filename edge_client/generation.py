@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -28,9 +29,13 @@ from edge_client.core.effects import (
 )
 from edge_client.core.policies import Standing
 from edge_client.core.session import EdgeSession
+from edge_client.core.stats import SessionStats
 from edge_client.draft_worker import Drafts
 
 logger = logging.getLogger(__name__)
+
+NUM_RTTS = 256
+"""Round trips kept of a generation, for their median."""
 
 Shown = Emit | Preview | Withdraw | ChangeMode
 """What the user learns, in order."""
@@ -79,6 +84,7 @@ class Generation:
         self.traffic = Traffic()
         self.reason: FinishReason | None = None
         self.modes: list[Standing] = []  # every change, in order
+        self.rtts: deque[float] = deque(maxlen=NUM_RTTS)  # as measured, the newest last; seconds
         self._channel = channel
         self._drafts = drafts
         self._clock = clock
@@ -89,7 +95,18 @@ class Generation:
     def __aiter__(self) -> AsyncIterator[Emit]:
         return OnlyText(self.shown())
 
-    async def shown(self) -> AsyncIterator[Shown]:
+    @property
+    def stats(self) -> SessionStats:
+        """The session's counts so far."""
+        return self.session.stats
+
+    @property
+    def turn(self) -> float:
+        """A target step with its queue, seconds; 0: not measured."""
+        turn = self.session.view.turn
+        return turn.smoothed if turn.num_samples else 0.0
+
+    async def shown(self) -> AsyncGenerator[Shown]:
         """Run the session: its text, its guesses while there is no server, and every change of mode."""
         self._input(self.session.start)
         try:
@@ -117,7 +134,11 @@ class Generation:
 
     def _on_message(self, stream: Stream, message: ServerMessage) -> None:
         if stream is self._stream:
+            rtt = self.session.view.rtt
+            before = rtt.num_samples
             self._input(lambda now: self.session.on_message(message, now))
+            if rtt.num_samples > before:
+                self.rtts.append(rtt.latest_rtt)
 
     def _on_lost(self, stream: Stream, error: ForerunError | None) -> None:
         if stream is self._stream:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.errors import ForerunError
-from common.messages import Close, FinishReason, Open, Propose
+from common.messages import Close, FinishReason, Open, Propose, TokenLogprobs
 from common.sampling import SamplingParams
 from edge_client.core.drafter import DraftRow, Reroot
 from edge_client.core.policies.governor import Standing
@@ -54,6 +54,7 @@ class Emit:
     start: int
     tokens: tuple[int, ...]
     server_made: int
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, if they were asked for
 
 
 @dataclass(frozen=True, slots=True)

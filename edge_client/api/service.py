@@ -1,0 +1,278 @@
+"""From a request's body to a text: models by name, chat templates, prompts in tokens, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from common.errors import UserError
+from common.rpc.describe import Description
+from edge_client.api.asking import Asked, read_asked
+from edge_client.api.errors import ApiError, wrong
+from edge_client.api.fields import Fields
+from edge_client.api.shapes import ChatShape, Heading, Shape, TextShape
+from edge_client.api.telling import Telling
+from edge_client.core.config import Fallback
+from edge_client.daemon.device import Device
+from edge_client.daemon.request import TextRequest, Writer
+from edge_client.daemon.templates import ChatTemplate
+
+MAX_MESSAGES = 4096
+MAX_LOGPROBS = 20
+DEFAULT_TEXT_TOKENS = 16
+"""Of `/v1/completions` where the request does not say, as OpenAI documents it."""
+
+UNKNOWN_ROOM = 4096
+"""Positions that a text is given where no verifier has told yet how many there are."""
+
+ROLES = ("system", "developer", "user", "assistant")
+
+NOT_IN_MESSAGES = ("tool_calls", "function_call", "audio", "tool_call_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a request gets that does not say."""
+
+    draft_name: str = ""  # of the draft model, for `target@draft`; empty: none is configured
+    policy: str = "adaptive"
+    recall: bool = True
+    fallback: Fallback = Fallback.WAIT
+    template: str = ""  # of the draft's own file, for as long as no verifier has told the target's
+
+
+class TextService:
+    """Makes a `Telling` of a request's body. `wall` tells the seconds since 1970."""
+
+    def __init__(self, device: Device, defaults: Defaults, wall: Callable[[], float] = time.time) -> None:
+        self.device = device
+        self.defaults = defaults
+        self._wall = wall
+
+    # Models -----------------------------------------------------------------------------------------------
+
+    @property
+    def target_name(self) -> str:
+        """As the verifier says; `target` while none has spoken."""
+        found = self.device.verifiers.best()
+        return found.model if found is not None and found.model else "target"
+
+    def models(self) -> dict[str, Writer]:
+        """What can be asked for, by its name: first the pair, which is also the default."""
+        target, draft = self.target_name, self.defaults.draft_name
+        if not draft:
+            return {target: Writer.TARGET}
+        return {f"{target}@{draft}": Writer.SPLIT, target: Writer.TARGET, draft: Writer.DRAFT}
+
+    def writer(self, name: str) -> tuple[str, Writer]:
+        """The model of this name; the default for an empty one. Raises `ApiError` for another."""
+        models = self.models()
+        if name in ("", "default", "forerun"):
+            return next(iter(models.items()))
+        if name not in models:
+            known = ", ".join(models)
+            raise ApiError(
+                404,
+                f"the model {name!r} does not exist here; there are: {known}",
+                param="model",
+                code="model_not_found",
+            )
+        return name, models[name]
+
+    # Requests ---------------------------------------------------------------------------------------------
+
+    async def chat(self, body: dict[str, Any]) -> tuple[Telling, Asked]:
+        """A chat completion's. Raises `ApiError` or `ForerunError`."""
+        fields = Fields(body)
+        messages = read_messages(fields)
+        template_settings = read_template_settings(fields)
+        wants = fields.flag("logprobs")
+        top = fields.whole("top_logprobs", 0, 0, MAX_LOGPROBS)
+        if fields.has("top_logprobs") and not wants:
+            raise wrong("top_logprobs", "top_logprobs goes with logprobs: true only")
+        asked = read_asked(fields)
+        fields.finish()
+        prompt = await self.chat_prompt(messages, template_settings)
+        return self._telling(ChatShape(), prompt, asked, top if wants else None, None), asked
+
+    async def completion(self, body: dict[str, Any]) -> tuple[Telling, Asked]:
+        """A text completion's. Raises `ApiError` or `ForerunError`."""
+        fields = Fields(body)
+        prompt = self._read_prompt(fields)
+        fields.only("suffix", ("",), "the target only goes on from a text's end")
+        fields.only("echo", (False,), "put the prompt before the answer yourself")
+        logprobs = fields.whole("logprobs", 0, 0, MAX_LOGPROBS) if fields.has("logprobs") else None
+        asked = read_asked(fields)
+        fields.finish()
+        return self._telling(TextShape(), prompt, asked, logprobs, DEFAULT_TEXT_TOKENS), asked
+
+    async def chat_prompt(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> tuple[int, ...]:
+        """A chat's token ids, by the target's own template."""
+        text = await self.render(messages, settings)
+        return self._tokens(text, "messages")
+
+    async def render(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> str:
+        """A chat as the target reads it."""
+        found = self.device.verifiers.best()
+        template = chat_template(found, self.defaults.template)
+        return await asyncio.to_thread(lambda: template.render(messages, **settings))
+
+    def tokenize(self, text: str, special: bool = True) -> tuple[int, ...]:
+        """Token ids of a text; with `special`, texts of control tokens become those tokens."""
+        try:
+            return tuple(self.device.words.tokenize(text, special))
+        except UnicodeEncodeError as error:
+            raise ApiError(400, "the text holds half a surrogate pair, which is no character") from error
+
+    def _tokens(self, text: str, param: str) -> tuple[int, ...]:
+        tokens = self.tokenize(text)
+        if not tokens:
+            raise wrong(param, "the prompt is empty; at least one token is needed")
+        return tokens
+
+    def _read_prompt(self, fields: Fields) -> tuple[int, ...]:
+        """A string or a list of token ids; a list with one of these counts as that."""
+        prompt = fields.any("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return self._tokens(prompt, "prompt")
+        if not isinstance(prompt, list) or not prompt:
+            raise fields.wrong("prompt", "must be a string or a list of token ids that is not empty")
+        if any(isinstance(each, str | list) for each in prompt):
+            raise wrong(
+                "prompt", "several prompts in one request are not supported; send one request for each"
+            )
+        top = self.device.words.num_vocab
+        if not all(
+            isinstance(each, int) and not isinstance(each, bool) and 0 <= each < top for each in prompt
+        ):
+            raise wrong("prompt", f"prompt must hold token ids from 0 to {top - 1} only")
+        return tuple(prompt)
+
+    def _telling(
+        self,
+        shape: Shape,
+        prompt: tuple[int, ...],
+        asked: Asked,
+        logprobs: int | None,
+        default_tokens: int | None,
+    ) -> Telling:
+        name, writer = self.writer(asked.model)
+        if logprobs is not None and writer is Writer.DRAFT:
+            raise wrong(
+                "logprobs", f"{name} writes without the target, whose log-probabilities these would be"
+            )
+        extras, defaults = asked.extras, self.defaults
+        identity = shape.prefix + secrets.token_hex(12)
+        limit = self._limit(len(prompt), asked.max_tokens, default_tokens)
+        request = TextRequest(
+            prompt=prompt,
+            sampling=replace(asked.sampling, max_tokens=limit),
+            id=identity,
+            writer=Writer.TARGET if writer is Writer.SPLIT and not extras.speculate else writer,
+            stops=asked.stops,
+            logprobs=logprobs,
+            fallback=extras.fallback or defaults.fallback,
+            revises=extras.revise and asked.stream,
+            policy=extras.policy if extras.policy != "adaptive" else defaults.policy,
+            recall=defaults.recall if extras.recall is None else extras.recall,
+            acceptance=extras.acceptance,
+        )
+        words = self.device.words if logprobs is not None else None
+        heading = Heading(identity, int(self._wall()), name, self._system_fingerprint())
+        return Telling(heading, shape, request, asked.client, words, asked.include_usage, extras.origins)
+
+    def _limit(self, num_prompt: int, asked: int | None, default: int | None) -> int:
+        """Tokens that the text may have. Raises `ApiError` if not all that was asked for fits."""
+        room = (self.device.max_positions or max(UNKNOWN_ROOM, num_prompt + 1)) - num_prompt
+        if room < 1 or (asked is not None and asked > room and self.device.max_positions):
+            raise wrong(
+                "messages" if default is None else "prompt",
+                f"the target has room for {self.device.max_positions} tokens; the prompt has {num_prompt}, "
+                f"and {asked or 1} more were asked for",
+                "context_length_exceeded",
+            )
+        return asked if asked is not None else min(room, default or room)
+
+    def _system_fingerprint(self) -> str:
+        """Names what else a text depends on: the target's build and its tokens."""
+        found = self.device.verifiers.best()
+        fingerprint = found.fingerprint if found is not None else self.device.vocabulary.fingerprint
+        return f"fp_{fingerprint[:6].hex()}"
+
+
+def read_messages(fields: Fields) -> list[dict[str, Any]]:
+    """A chat's messages: roles and texts. Raises `ApiError`."""
+    messages = fields.list("messages", MAX_MESSAGES)
+    if not messages:
+        raise wrong("messages", "messages must have at least one message")
+    return [_read_message(f"messages[{at}]", each) for at, each in enumerate(messages)]
+
+
+def chat_template(found: Description | None, own: str) -> ChatTemplate:
+    """The target's, or for as long as that is not known the draft's. Raises `UserError` if there is none."""
+    if found is not None and found.chat_template:
+        return _parsed(found.chat_template, found.bos_token, found.eos_token)
+    if own:
+        return _parsed(own, "", "")
+    if found is None:
+        raise UserError("no verifier has told its chat template yet; use /v1/completions, or try again")
+    raise UserError(f"the target {found.model} has no chat template; use /v1/completions")
+
+
+@lru_cache(maxsize=8)
+def _parsed(source: str, bos: str, eos: str) -> ChatTemplate:
+    return ChatTemplate(source, {"bos_token": bos, "eos_token": eos})
+
+
+def _read_message(at: str, message: object) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise wrong(at, f"{at} must be an object with a role and a content")
+    fields = Fields(message, f"{at}.")
+    for name in NOT_IN_MESSAGES:
+        fields.only(name, ([],), "it has no tools; the model's text is all that comes")
+    fields.only("refusal", (), "an answer that was refused has no text to go on from")
+    role = fields.text("role", longest=32)
+    if role not in ROLES:
+        raise fields.wrong("role", f"must be one of {', '.join(ROLES)}")
+    if role == "developer":  # OpenAI's newer word, which templates do not know
+        role = "system"
+    found = {"role": role, "content": _read_content(fields)}
+    if name := fields.text("name", longest=256):
+        found["name"] = name
+    fields.finish()
+    return found
+
+
+def _read_content(fields: Fields) -> str:
+    """A string, or parts of which each must be text."""
+    content = fields.any("content")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise fields.wrong("content", "must be a string or a list of text parts")
+    texts = list[str]()
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise wrong(
+                "messages", f"a part of type {kind!r} is not supported; text is", "unsupported_parameter"
+            )
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def read_template_settings(fields: Fields) -> dict[str, Any]:
+    """The template's own switches, as vLLM and llama-server take them."""
+    settings = fields.any("chat_template_kwargs")
+    if settings is None:
+        return {}
+    if not isinstance(settings, dict) or "messages" in settings:
+        raise fields.wrong("chat_template_kwargs", "must be an object, and without `messages`")
+    return settings

@@ -1,0 +1,149 @@
+"""Streamed texts: written by tasks of their own, read by connections that may come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from common.errors import UserError
+from edge_client.api import asked_again
+from edge_client.api.errors import too_long
+from edge_client.api.replay import Replay, Stream, StreamStore
+from edge_client.api.telling import DONE, Part, Telling, frame, keep_alive, parts
+from edge_client.daemon.device import Device
+from edge_client.daemon.journal import Entry, Journal, Recorded
+from edge_client.daemon.request import Begun
+
+logger = logging.getLogger(__name__)
+
+
+class TextStreams:
+    """Writes texts as event streams. Named ones go on without a reader, and are kept `keep` seconds after
+    their end; with a journal they outlive the daemon. None takes longer than `limit` seconds. `wall` tells
+    the seconds since 1970."""
+
+    def __init__(
+        self, device: Device, keep: float, limit: float, journal: Journal | None, wall: Callable[[], float]
+    ) -> None:
+        self.store = StreamStore(keep, wall, self._forget)
+        self._device = device
+        self._limit = limit
+        self._journal = journal
+        self._tasks = set[asyncio.Task[None]]()
+
+    def unnamed(self, telling: Telling) -> AsyncIterator[bytes]:
+        """A text for one reader, which ends with it."""
+        replay = Replay()
+        return _until_gone(replay, self._start(self._write(replay, telling, None)))
+
+    def named(self, name: str, telling: Telling) -> AsyncIterator[bytes]:
+        """A text that goes on whoever reads it. Raises `ApiError` while one of this name is written."""
+        stream = self.store.begin(name)
+        entry = None
+        if self._journal is not None:
+            entry = self._journal.begin(name, stream.started_at, asked_again.as_json(telling))
+        stream.task = self._start(self._write_named(stream, telling, entry))
+        return stream.replay.read(0)
+
+    def go_on(self) -> int:
+        """Take up what the journal holds of the daemon's last run; how many texts go on."""
+        found = 0
+        for recorded in self._journal.recorded() if self._journal is not None else ():
+            try:
+                found += self._take_up(recorded)
+            except (ValueError, KeyError, TypeError, UserError) as error:
+                logger.warning("! a stream on disk cannot be gone on with: %s", type(error).__name__)
+                self._forget(recorded.name)
+        return found
+
+    async def close(self) -> None:
+        """End what still runs; what the journal holds goes on with the daemon's next start."""
+        journal, self._journal = self._journal, None  # nothing is forgotten now
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._journal = journal
+
+    def _take_up(self, recorded: Recorded) -> bool:
+        assert self._journal is not None, "it holds the record"
+        stream = self.store.begin(recorded.name, recorded.started_at)
+        for each in recorded.frames:
+            stream.replay.restore(each)
+        if recorded.done:
+            stream.replay.finish()
+            self.store.end(stream)
+            return False
+        telling = asked_again.from_json(recorded.head, self._device.words, recorded.begun)
+        entry = self._journal.resume(recorded.name)
+        stream.task = self._start(self._write_named(stream, telling, entry))
+        return True
+
+    async def _write_named(self, stream: Stream, telling: Telling, entry: Entry | None) -> None:
+        try:
+            await self._write(stream.replay, telling, entry)
+        finally:
+            self.store.end(stream)
+
+    async def _write(self, replay: Replay, telling: Telling, entry: Entry | None) -> None:
+        """Write a text's events to their end."""
+        beat = asyncio.create_task(keep_alive(replay.comment, lambda: replay.total_bytes))
+        resumed = replay.num_events > 0
+        try:
+            async with contextlib.aclosing(self._in_time(telling, resumed)) as found:
+                async for chunk, new in found:
+                    _add(replay, entry, frame(replay.num_events + 1, chunk), new)
+                    if "error" in chunk:
+                        break
+                else:
+                    _add(replay, entry, DONE, Begun())
+            if entry is not None:
+                entry.finish()
+        except asyncio.CancelledError:
+            if entry is not None:
+                entry.abandon()
+            raise
+        finally:
+            beat.cancel()
+            replay.finish()
+
+    async def _in_time(self, telling: Telling, resumed: bool) -> AsyncGenerator[Part]:
+        """The text's parts, the last of which may be that it took too long."""
+        try:
+            async with (
+                asyncio.timeout(self._limit),
+                contextlib.aclosing(parts(self._device, telling, resumed)) as found,
+            ):
+                async for part in found:
+                    yield part
+        except TimeoutError:
+            yield too_long(self._limit).body, Begun()
+
+    def _forget(self, name: str) -> None:
+        if self._journal is not None:
+            self._journal.remove(name)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _add(replay: Replay, entry: Entry | None, event: bytes, new: Begun) -> None:
+    """On disk before anybody reads it."""
+    if entry is not None:
+        entry.add(event, new.tokens, new.origins)
+    replay.add(event)
+
+
+async def _until_gone(replay: Replay, task: asyncio.Task[None]) -> AsyncIterator[bytes]:
+    """A stream that ends with its only reader."""
+    try:
+        async for chunk in replay.read(0):
+            yield chunk
+    finally:
+        task.cancel()

@@ -1,0 +1,232 @@
+"""Chat completions: the target's own text in OpenAI's shape, whole and streamed, every option honoured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.edge_client.api.world import alone, events_of, world
+
+pytestmark = [pytest.mark.api, pytest.mark.grpc]
+
+
+async def test_the_text_is_the_targets() -> None:
+    async with world() as found:
+        body = await found.chat()
+    assert body["object"] == "chat.completion"
+    assert body["id"].startswith("chatcmpl-")
+    assert body["created"] == 1_700_000_000
+    assert body["model"] == "tiny@tiny-draft"
+    (choice,) = body["choices"]
+    assert choice["message"] == {"role": "assistant", "content": alone(), "refusal": None}
+    assert choice["index"] == 0
+    assert choice["logprobs"] is None
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.8, "seed": 7},
+        {"temperature": 1.2, "seed": 7, "top_k": 3},
+        {"temperature": 1.0, "seed": 1, "top_p": 0.7},
+        {"temperature": 1.0, "seed": 1, "min_p": 0.2},
+        {"temperature": 1.0, "seed": 2, "presence_penalty": 1.5},
+        {"temperature": 1.0, "seed": 2, "frequency_penalty": -1.0},
+        {"temperature": 1.0, "seed": 2, "repetition_penalty": 1.3},
+        {"temperature": 0.0, "logit_bias": ((3, 5.0), (4, -100.0))},
+        {"temperature": 0.5, "seed": 2**63 + 5},
+    ],
+)
+async def test_sampling_is_honoured(sampling: dict[str, Any]) -> None:
+    fields = dict(sampling)
+    if "logit_bias" in fields:
+        fields["logit_bias"] = {str(token): bias for token, bias in fields["logit_bias"]}
+    async with world() as found:
+        body = await found.chat(**fields)
+    assert body["choices"][0]["message"]["content"] == alone(**sampling)
+
+
+async def test_the_same_seed_gives_the_same_text_and_none_a_new_one() -> None:
+    async with world() as found:
+        seeded = [await found.chat(temperature=1.0, seed=5) for _ in range(2)]
+        free = [await found.chat(temperature=2.0, max_tokens=40, ignore_eos=True) for _ in range(2)]
+    assert seeded[0]["choices"] == seeded[1]["choices"]
+    assert free[0]["forerun"]["seed"] != free[1]["forerun"]["seed"]
+    assert free[0]["choices"] != free[1]["choices"]
+    again = alone(temperature=2.0, max_tokens=40, ignore_eos=True, seed=free[0]["forerun"]["seed"])
+    assert free[0]["choices"][0]["message"]["content"] == again
+
+
+async def test_a_seed_may_be_negative_as_openais_are() -> None:
+    async with world() as found:
+        body = await found.chat(temperature=1.0, seed=-1)
+    assert body["choices"][0]["message"]["content"] == alone(temperature=1.0, seed=2**64 - 1)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_the_number_of_tokens_is_bounded(name: str) -> None:
+    async with world() as found:
+        body = await found.chat(**{"ignore_eos": True, "max_tokens": None, name: 7})
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 7, "total_tokens": 10}
+
+
+async def test_without_a_number_a_text_may_fill_the_context() -> None:
+    async with world() as found:
+        body = await found.chat(ignore_eos=True, max_tokens=None)
+    assert body["usage"]["total_tokens"] == 512
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("as_list", [False, True])
+async def test_a_text_ends_before_a_stop_string(length: int, as_list: bool) -> None:
+    whole = alone(ignore_eos=True, max_tokens=60, temperature=1.0, seed=4)
+    stop = whole[10 : 10 + length]
+    async with world() as found:
+        body = await found.chat(
+            ignore_eos=True, max_tokens=60, temperature=1.0, seed=4, stop=[stop, "zz"] if as_list else stop
+        )
+        usual = await found.chat(ignore_eos=True, max_tokens=60, temperature=1.0, seed=4)
+    assert usual["choices"][0]["message"]["content"] == whole
+    assert body["choices"][0]["message"]["content"] == whole[: whole.find(stop)]
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert body["forerun"]["stopped_by"] == stop
+
+
+async def test_stop_tokens_end_a_text_and_are_none_of_it() -> None:
+    whole = alone(ignore_eos=True)
+    async with world() as found:
+        body = await found.chat(stop_token_ids=[4], ignore_eos=True)
+    assert body["choices"][0]["message"]["content"] == whole.split("d")[0]
+
+
+async def test_messages_go_through_the_targets_template() -> None:
+    messages = [
+        {"role": "system", "content": "ab"},
+        {"role": "user", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]},
+        {"role": "assistant", "content": "e"},
+        {"role": "user", "content": "f", "name": "somebody"},
+    ]
+    async with world() as found:
+        answer = await found.client.post(
+            "/v1/chat/completions", json={"messages": messages, "max_tokens": 9, "temperature": 0}
+        )
+        prompt = await found.client.post("/v1/apply-template", json={"messages": messages})
+    assert prompt.json() == {"prompt": "abcdef"}
+    assert answer.json()["choices"][0]["message"]["content"] == alone("abcdef", max_tokens=9)
+
+
+async def test_a_developers_message_is_the_systems() -> None:
+    template = "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}"
+    async with world(template=template) as found:
+        answer = await found.client.post(
+            "/v1/apply-template", json={"messages": [{"role": "developer", "content": "be brief"}]}
+        )
+    assert answer.json() == {"prompt": "be brief"}
+
+
+async def test_a_stream_brings_the_same_text_in_openais_order() -> None:
+    async with world() as found:
+        answer = await found.post_chat(stream=True, stream_options={"include_usage": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = events_of(answer.text)
+    first, *middle, last, usage = events
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(event["choices"][0]["delta"].get("content", "") for event in middle)
+    assert text == alone()
+    assert all(event["choices"][0]["finish_reason"] is None for event in (first, *middle))
+    assert last["choices"][0]["delta"] == {}
+    assert last["choices"][0]["finish_reason"] in ("stop", "length")
+    assert usage["choices"] == []
+    assert usage["usage"]["prompt_tokens"] == 3
+    assert {event["id"] for event in events} == {first["id"]}
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+
+
+async def test_usage_stands_in_its_own_chunk_only_if_asked_for() -> None:
+    async with world() as found:
+        without = events_of((await found.post_chat(stream=True)).text)
+        with_it = events_of((await found.post_chat(stream=True, stream_options={"include_usage": True})).text)
+    assert not any("usage" in event for event in without)
+    assert ["usage" in event for event in with_it] == [False] * (len(with_it) - 1) + [True]
+
+
+async def test_events_are_numbered() -> None:
+    async with world() as found:
+        answer = await found.post_chat(stream=True)
+    numbers = [int(line[4:]) for line in answer.text.splitlines() if line.startswith("id: ")]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_the_last_chunk_says_how_it_went() -> None:
+    async with world() as found:
+        events = events_of((await found.post_chat(stream=True, max_tokens=30, ignore_eos=True)).text)
+    ours = events[-1]["forerun"]
+    assert ours["mode"] == "ahead"
+    assert ours["tokens"] == 30
+    assert 0 < ours["target_steps"] <= 30
+    assert ours["accepted"] + ours["target_steps"] >= 30
+    assert ours["proposed"] == ours["accepted"] + ours["wasted"]
+    assert ours["bytes_up"] > 0
+    assert ours["bytes_down"] > 0
+    assert ours["rtt_p50_ms"] > 0
+    assert ours["elapsed_ms"] >= ours["first_token_ms"] > 0
+
+
+async def test_who_wrote_each_token_is_told_if_asked_for() -> None:
+    async with world() as found:
+        body = await found.chat(max_tokens=30, ignore_eos=True, forerun={"origins": True})
+        events = events_of(
+            (
+                await found.post_chat(stream=True, max_tokens=30, ignore_eos=True, forerun={"origins": True})
+            ).text
+        )
+    runs = body["forerun"]["origins"]
+    assert "".join(text for text, _, _ in runs) == body["choices"][0]["message"]["content"]
+    counts = {origin: sum(n for _, each, n in runs if each == origin) for origin in ("drafted", "server")}
+    assert counts["drafted"] == body["forerun"]["accepted"]
+    assert sum(counts.values()) == 30
+    streamed = [run for event in events for run in event.get("forerun", {}).get("origins", [])]
+    assert "".join(text for text, _, _ in streamed) == "".join(text for text, _, _ in runs)
+
+
+async def test_speculation_can_be_turned_off_for_one_request() -> None:
+    async with world() as found:
+        body = await found.chat(max_tokens=30, ignore_eos=True, forerun={"speculate": False})
+    assert body["choices"][0]["message"]["content"] == alone(max_tokens=30, ignore_eos=True)
+    assert body["forerun"]["mode"] == "server-only"
+    assert body["forerun"]["proposed"] == 0
+    assert body["forerun"]["target_steps"] == 30
+
+
+@pytest.mark.parametrize("policy", ["tree", "chain", "sync:4", "off", "adaptive"])
+async def test_any_growth_policy_gives_the_same_text(policy: str) -> None:
+    async with world() as found:
+        body = await found.chat(max_tokens=30, ignore_eos=True, forerun={"policy": policy, "recall": False})
+    assert body["choices"][0]["message"]["content"] == alone(max_tokens=30, ignore_eos=True)
+
+
+async def test_a_pair_can_be_asked_for_as_target_only_or_as_draft_only() -> None:
+    async with world() as found:
+        target = await found.chat(model="tiny", max_tokens=30, ignore_eos=True)
+        draft = await found.chat(model="tiny-draft", max_tokens=30, ignore_eos=True)
+    assert target["forerun"]["mode"] == "server-only"
+    assert target["choices"][0]["message"]["content"] == alone(max_tokens=30, ignore_eos=True)
+    assert draft["forerun"]["mode"] == "device-only"
+    assert draft["forerun"]["device_tokens"] == 30
+    assert draft["forerun"]["target_steps"] == 0
+    assert [origin for _, origin, _ in draft["forerun"]["origins"]] == ["device"]
+
+
+async def test_texts_run_side_by_side() -> None:
+    import asyncio
+
+    async with world() as found:
+        bodies = await asyncio.gather(
+            *(found.chat(temperature=1.0, seed=seed, ignore_eos=True, max_tokens=40) for seed in range(8))
+        )
+    for seed, body in enumerate(bodies):
+        expected = alone(temperature=1.0, seed=seed, ignore_eos=True, max_tokens=40)
+        assert body["choices"][0]["message"]["content"] == expected

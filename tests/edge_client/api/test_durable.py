@@ -1,0 +1,94 @@
+"""A daemon that is stopped in the middle of a named stream goes on with it: byte for byte one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_client.daemon.journal import Journal
+from tests.edge_client.api.world import World, alone, events_of, world
+
+pytestmark = [pytest.mark.api, pytest.mark.grpc]
+
+LONG: dict[str, Any] = {"max_tokens": 60, "stream": True, "ignore_eos": True, "temperature": 1.0, "seed": 3}
+NAME = {"x-conversation-id": "talk"}
+
+
+@contextlib.asynccontextmanager
+async def daemon(folder: Path) -> AsyncIterator[World]:
+    async with world(step_time=0.005, journal=Journal(folder)) as found:
+        found.api.streams.go_on()
+        yield found
+
+
+async def begin(found: World, num_tokens: int, **fields: Any) -> bytes:
+    """Ask for a named stream; what came of it when it had so many tokens."""
+    messages = [{"role": "user", "content": "abc"}]
+    asking = asyncio.create_task(
+        found.client.post("/v1/chat/completions", json={"messages": messages, **LONG, **fields}, headers=NAME)
+    )
+    while not (  # noqa: ASYNC110 - tokens are announced to the stream's readers alone
+        (stream := found.api.streams.store.get("talk")) and _has(found, num_tokens)
+    ):
+        await asyncio.sleep(0.001)
+    asking.cancel()
+    return b"".join(stream.replay._from(0))
+
+
+def is_filled(folder: Path) -> bool:
+    return any(folder.iterdir())
+
+
+def _has(found: World, num_tokens: int) -> bool:
+    return any(len(live.answer.tokens) >= num_tokens for live in found.device.live.values())
+
+
+@pytest.mark.parametrize("num_tokens", [1, 20, 45])
+@pytest.mark.parametrize(
+    "fields", [{}, {"stop": ["ab", "fe"], "max_tokens": 50}, {"forerun": {"origins": True}}]
+)
+async def test_a_stream_goes_on_over_a_restart(
+    tmp_path: Path, num_tokens: int, fields: dict[str, Any]
+) -> None:
+    if "stop" in fields and num_tokens > 1:
+        pytest.skip("the stop string ends this text before")
+    async with daemon(tmp_path) as found:
+        before = await begin(found, num_tokens, **fields)
+    async with daemon(tmp_path) as found:
+        answer = await found.client.get("/v1/stream", params={"conv_id": "talk"})
+    assert answer.content.startswith(before)
+    events = events_of(answer.text)
+    text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+    whole = alone(max_tokens=60, ignore_eos=True, temperature=1.0, seed=3)
+    stops = [whole.find(stop) for stop in fields.get("stop", ()) if stop in whole]
+    assert text == (whole[: min(stops)] if stops else whole)
+    numbers = [int(line[4:]) for line in answer.text.splitlines() if line.startswith("id: ")]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_a_stream_that_had_ended_is_read_again_after_a_restart(tmp_path: Path) -> None:
+    async with daemon(tmp_path) as found:
+        messages = [{"role": "user", "content": "abc"}]
+        first = await found.client.post(
+            "/v1/chat/completions", json={"messages": messages, **LONG}, headers=NAME
+        )
+    async with daemon(tmp_path) as found:
+        again = await found.client.get("/v1/stream", params={"conv_id": "talk"})
+        assert not found.device.live
+        await found.client.delete("/v1/stream", params={"conv_id": "talk"})
+    assert again.content == first.content
+    assert not is_filled(tmp_path)
+
+
+async def test_a_deleted_stream_does_not_come_back(tmp_path: Path) -> None:
+    async with daemon(tmp_path) as found:
+        await begin(found, 5)
+        await found.client.delete("/v1/stream", params={"conv_id": "talk"})
+    async with daemon(tmp_path) as found:
+        answer = await found.client.get("/v1/stream", params={"conv_id": "talk"})
+    assert answer.status_code == 404

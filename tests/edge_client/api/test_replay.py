@@ -1,0 +1,120 @@
+"""A stream is read again from any byte and any event, by any number of readers, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from edge_client.api.errors import ApiError
+from edge_client.api.replay import Replay, StreamStore
+
+FRAMES = [b"id: 1\ndata: a\n\n", b"id: 2\ndata: bb\n\n", b"id: 3\ndata: ccc\n\n"]
+
+
+def filled(max_bytes: int = 10_000) -> Replay:
+    replay = Replay(max_bytes)
+    for frame in FRAMES:
+        replay.add(frame)
+    return replay
+
+
+async def read(replay: Replay, start: int = 0) -> bytes:
+    return b"".join([chunk async for chunk in replay.read(start)])
+
+
+async def test_every_byte_offset_gives_the_rest() -> None:
+    replay = filled()
+    replay.finish()
+    whole = b"".join(FRAMES)
+    for start in range(len(whole) + 1):
+        replay.check(start)
+        assert await read(replay, start) == whole[start:]
+
+
+async def test_every_event_number_gives_what_came_after_it() -> None:
+    replay = filled()
+    replay.comment(b": waiting\n\n")
+    replay.add(b"id: 4\ndata: d\n\n")
+    replay.finish()
+    for seen in range(4):
+        rest = await read(replay, replay.offset_after(seen))
+        assert rest.startswith(b"id: %d" % (seen + 1))
+    assert await read(replay, replay.offset_after(4)) == b""
+
+
+async def test_comments_count_as_bytes_and_not_as_events() -> None:
+    replay = Replay()
+    replay.comment(b": waiting\n\n")
+    replay.add(FRAMES[0])
+    assert replay.num_events == 1
+    assert replay.total_bytes == len(b": waiting\n\n") + len(FRAMES[0])
+
+
+async def test_readers_get_what_comes_later() -> None:
+    replay = Replay()
+    readers = [asyncio.create_task(read(replay)) for _ in range(3)]
+    for frame in FRAMES:
+        await asyncio.sleep(0)
+        replay.add(frame)
+    replay.finish()
+    assert await asyncio.gather(*readers) == [b"".join(FRAMES)] * 3
+
+
+async def test_what_is_not_kept_any_more_is_refused_and_what_is_kept_is_whole() -> None:
+    replay = filled(max_bytes=len(FRAMES[1]) + len(FRAMES[2]))
+    with pytest.raises(ApiError, match="byte 0 of this stream is not kept"):
+        replay.check(0)
+    with pytest.raises(ApiError, match="event 0 of this stream is not kept"):
+        replay.offset_after(0)
+    replay.finish()
+    assert await read(replay, replay.offset_after(1)) == FRAMES[1] + FRAMES[2]
+
+
+@pytest.mark.parametrize("start", [10_000, 49])
+async def test_an_offset_beyond_the_end_is_refused(start: int) -> None:
+    with pytest.raises(ApiError):
+        filled().check(start)
+
+
+async def test_a_name_is_in_use_while_its_stream_runs_and_free_after_it() -> None:
+    now = [100.0]
+    store = StreamStore(60.0, lambda: now[0])
+    stream = store.begin("talk")
+    with pytest.raises(ApiError, match="still being written"):
+        store.begin("talk")
+    store.end(stream)
+    assert store.get("talk") is stream
+    assert store.begin("talk") is not stream
+
+
+async def test_ended_streams_are_forgotten_after_their_time() -> None:
+    now = [100.0]
+    store = StreamStore(60.0, lambda: now[0])
+    store.end(store.begin("talk"))
+    now[0] = 160.0
+    assert store.get("talk") is not None
+    now[0] = 160.1
+    assert store.get("talk") is None
+
+
+async def test_when_all_places_are_taken_the_oldest_that_ended_goes() -> None:
+    now = [100.0]
+    store = StreamStore(1e6, lambda: now[0])
+    for number in range(StreamStore.MOST):
+        now[0] += 1
+        stream = store.begin(f"talk {number}")
+        if number in (3, 5):
+            store.end(stream)
+    store.begin("one more")
+    assert store.get("talk 3") is None
+    assert store.get("talk 5") is not None
+
+
+async def test_removing_a_stream_ends_its_text() -> None:
+    store = StreamStore(60.0, lambda: 0.0)
+    stream = store.begin("talk")
+    stream.task = asyncio.create_task(asyncio.sleep(3600))
+    assert await store.remove("talk")
+    assert stream.task.cancelled()
+    assert not await store.remove("talk")

@@ -1,0 +1,85 @@
+"""Nobody asks the daemon who should not: tokens, Host and Origin, sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_client.api.security import Gate
+
+OWN = {"host": "127.0.0.1:8080"}
+TOKEN = Gate(token="secret")
+
+
+def status(gate: Gate, path: str = "/v1/models", method: str = "GET", **headers: str) -> int:
+    """200, or that of the refusal."""
+    refusal = gate.refusal(path, method, {**OWN, **headers})
+    return 200 if refusal is None else refusal.status
+
+
+@pytest.mark.parametrize(
+    ("authorization", "expected"),
+    [
+        ("Bearer secret", 200),
+        ("bearer secret", 200),
+        ("Bearer  secret ", 200),
+        ("Bearer wrong", 401),
+        ("Bearer ", 401),
+        ("Basic secret", 401),
+        ("secret", 401),
+        ("Bearer sécret", 401),
+    ],
+)
+def test_a_token_must_be_the_daemons(authorization: str, expected: int) -> None:
+    assert status(TOKEN, authorization=authorization) == expected
+
+
+def test_without_a_token_only_open_paths_answer() -> None:
+    assert status(TOKEN) == 401
+    assert [status(TOKEN, path) for path in ("/", "/healthz", "/readyz")] == [200, 200, 200]
+    assert [status(TOKEN, path) for path in ("/v1/status", "/metrics", "/healthz/", "/v1/sessions")] == [
+        401
+    ] * 4
+
+
+def test_over_a_socket_the_files_rights_are_the_token() -> None:
+    assert status(Gate(token="secret", is_socket=True), host="anything") == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1:8080", 200),
+        ("localhost:8080", 200),
+        ("LOCALHOST", 200),
+        ("[::1]:8080", 200),
+        ("[::1]", 200),
+        ("laptop.lan:8080", 200),
+        ("evil.example:8080", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("", 421),
+    ],
+)
+def test_the_host_must_be_a_name_of_this_daemon(host: str, expected: int) -> None:
+    """Against DNS rebinding: a page whose name suddenly means this machine still sends its own name."""
+    assert status(Gate(hosts=("laptop.lan",)), host=host) == expected
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        ("http://127.0.0.1:8080", 200),
+        ("http://127.0.0.1:9999", 403),
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("https://ui.example", 200),
+    ],
+)
+def test_a_browsers_page_must_be_the_daemons_own_or_allowed(origin: str, expected: int) -> None:
+    assert status(Gate(origins=("https://ui.example",)), origin=origin) == expected
+
+
+def test_a_preflight_needs_no_token_but_a_known_origin() -> None:
+    gate = Gate(token="secret", origins=("https://ui.example",))
+    assert status(gate, method="OPTIONS", origin="https://ui.example") == 200
+    assert status(gate, method="OPTIONS", origin="https://evil.example") == 403
+    assert status(gate, method="OPTIONS") == 401

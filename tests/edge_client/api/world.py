@@ -1,0 +1,187 @@
+"""A daemon's API over a real verifier with the tiny target: each of its seven tokens is one letter."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+
+from cloud_verifier.core.config import SchedulerConfig
+from common.errors import CapacityError
+from common.rpc.describe import Description
+from common.sampling import SamplingParams
+from edge_client.api.app import Api, ApiSettings
+from edge_client.api.security import Gate
+from edge_client.api.service import Defaults, TextService
+from edge_client.channel import Streams, VerifierChannel
+from edge_client.core.drafter import Drafter
+from edge_client.core.effects import Expand, MoveTip, StartDrafter
+from edge_client.daemon.device import Device, DeviceSettings
+from edge_client.daemon.journal import Journal
+from edge_client.daemon.metrics import metrics_page
+from edge_client.draft_worker import Drafted, DraftWorker
+from tests.drivers.tiny import EOS, TABLE, System, running
+from tests.worlds.models import VOCAB, TinyDrafter, target_alone
+
+LETTERS = "~abcdef"
+"""By token id; the first ends a text and is none of it."""
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+class Letters:
+    """`Words` of the tiny target: texts are spelled in letters, the handshake is by `TABLE`."""
+
+    num_vocab = VOCAB
+    eos_ids = EOS
+
+    def token_table(self) -> list[bytes | None]:
+        return list(TABLE)
+
+    def tokenize(self, text: str, parse_special: bool) -> list[int]:
+        return [LETTERS.index(letter) for letter in text if letter in LETTERS[1:]]
+
+    def piece(self, token: int) -> bytes:
+        return LETTERS[token].encode()
+
+
+class Seats:
+    """A `DraftSource` of tiny drafters, each with its own thread."""
+
+    def __init__(self, most: int = 8, blend: float = 0.3) -> None:
+        self.num_taken = 0
+        self.most = most
+        self.blend = blend
+
+    async def acquire(self, prompt: Sequence[int]) -> TinySeat:
+        if self.num_taken >= self.most:
+            raise CapacityError("all seats are taken")
+        self.num_taken += 1
+        return TinySeat(self, TinyDrafter(blend=self.blend))
+
+
+class TinySeat:
+    """One drafter's."""
+
+    def __init__(self, source: Seats, drafter: Drafter) -> None:
+        self._source = source
+        self._worker = DraftWorker(drafter)
+        self._worker.__enter__()
+
+    def submit(self, effect: StartDrafter | MoveTip) -> None:
+        self._worker.submit(effect)
+
+    def expand(self, effect: Expand, on_drafted: Drafted) -> None:
+        self._worker.expand(effect, on_drafted)
+
+    def release(self) -> None:
+        self._worker.__exit__()
+        self._source.num_taken -= 1
+
+
+@dataclass
+class OneVerifier:
+    """A `VerifierChoice` of one."""
+
+    channel: VerifierChannel
+    description: Description | None = None
+
+    def route(self, session_id: str) -> Streams:
+        return self.channel
+
+    def best(self) -> Description | None:
+        return self.description
+
+
+@dataclass
+class World:
+    """A client of the API, and what stands behind it."""
+
+    client: httpx.AsyncClient
+    api: Api
+    device: Device
+    system: System
+    seats: Seats
+
+    async def chat(self, content: str = "abc", **fields: Any) -> dict[str, Any]:
+        """A chat completion; it must succeed."""
+        found = await self.post_chat(content, **fields)
+        assert found.status_code == 200, found.text
+        body: dict[str, Any] = found.json()
+        return body
+
+    async def post_chat(self, content: str = "abc", **fields: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": content}]
+        body = {"model": "", "messages": messages, "max_tokens": 20, "temperature": 0, **fields}
+        return await self.client.post("/v1/chat/completions", json=body)
+
+    async def complete(self, prompt: Any = "abc", **fields: Any) -> dict[str, Any]:
+        """A text completion; it must succeed."""
+        found = await self.post(prompt, **fields)
+        assert found.status_code == 200, found.text
+        body: dict[str, Any] = found.json()
+        return body
+
+    async def post(self, prompt: Any = "abc", **fields: Any) -> httpx.Response:
+        body = {"prompt": prompt, "max_tokens": 20, "temperature": 0, **fields}
+        return await self.client.post("/v1/completions", json=body)
+
+
+def alone(prompt: str = "abc", **sampling: Any) -> str:
+    """What the tiny target writes by itself, spelled."""
+    params = SamplingParams(**{"max_tokens": 20, **sampling})
+    text = target_alone(Letters().tokenize(prompt, True), params, EOS)
+    return "".join(LETTERS[token] for token in text if params.ignore_eos or token not in EOS)
+
+
+@contextlib.asynccontextmanager
+async def world(
+    gate: Gate | None = None,
+    settings: DeviceSettings | None = None,
+    defaults: Defaults | None = None,
+    *,
+    config: SchedulerConfig | None = None,
+    seats: Seats | None = None,
+    step_time: float = 0.0,
+    headers: Mapping[str, str] | None = None,
+    max_body_bytes: int = 2**20,
+    template: str = TEMPLATE,
+    journal: Journal | None = None,
+) -> AsyncIterator[World]:
+    """Everything in one process, and HTTP without a socket."""
+    seats = seats or Seats()
+    async with running(config, step_time) as system, VerifierChannel(system.address) as channel:
+        described = replace(await channel.describe(), chat_template=template)
+        device = Device(Letters(), OneVerifier(channel, described), seats, settings or DeviceSettings())
+        service = TextService(device, defaults or Defaults(draft_name="tiny-draft"), lambda: 1_700_000_000.0)
+        api = Api(
+            service,
+            ApiSettings(gate or Gate(), max_body_bytes=max_body_bytes),
+            status=lambda: {"mode": "ahead"},
+            ready=lambda: "",
+            metrics=metrics_page(device, lambda: {system.address: True}),
+            journal=journal,
+        )
+        transport = httpx.ASGITransport(api.app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:8080", headers=headers, timeout=60
+        ) as client:
+            yield World(client, api, device, system, seats)
+        await api.streams.close()
+    assert device.live == {}
+    assert seats.num_taken == 0
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The objects of an event stream, which must end as OpenAI's do."""
+    import json
+
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+__all__ = ["LETTERS", "Letters", "OneVerifier", "Seats", "World", "alone", "events_of", "world"]

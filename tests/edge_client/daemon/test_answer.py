@@ -1,0 +1,223 @@
+"""A text survives what its sessions do not: what was shown stays, and every token says who wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from common.errors import UnavailableError
+from common.messages import FinishReason
+from common.sampling import SamplingParams
+from edge_client.core.config import Fallback
+from edge_client.core.effects import ChangeMode, Emit, Preview, Withdraw
+from edge_client.core.policies import Mode, Standing
+from edge_client.core.stats import SessionStats
+from edge_client.daemon.answer import Answer, AnswerEvent, Difference, Guess, ModeChange, Piece, Retract
+from edge_client.daemon.figures import Account
+from edge_client.daemon.request import Begun, TextRequest, Writer
+from edge_client.generation import Shown, Traffic
+from edge_client.text import Origin
+from tests.edge_client.api.world import LETTERS, Letters
+
+PROMPT = (1, 2, 3)
+GONE = ChangeMode(Standing(Mode.DEVICE_ONLY, "the verifier has not answered for 1.0 s"))
+BACK = ChangeMode(Standing(Mode.AHEAD, "the verifier writes again after 3.0 s"))
+
+
+@dataclass
+class Scripted:
+    """A session that shows what it is told to."""
+
+    items: Sequence[Shown]
+    end: FinishReason | Exception = FinishReason.LENGTH
+    traffic: Traffic = field(default_factory=lambda: Traffic(10, 5))
+    reason: FinishReason | None = None
+    stats: SessionStats = field(default_factory=SessionStats)
+    rtts: Sequence[float] = ()
+    turn: float = 0.0
+    was_closed: bool = False
+
+    async def shown(self) -> AsyncGenerator[Shown]:
+        try:
+            for item in self.items:
+                yield item
+        finally:
+            self.was_closed = True
+        if isinstance(self.end, Exception):
+            raise self.end
+        self.reason = self.end
+
+
+def emit(place: int, letters: str, server_made: int = 0) -> Emit:
+    return Emit(len(PROMPT) + place, tuple(LETTERS.index(each) for each in letters), server_made)
+
+
+def preview(place: int, letters: str) -> Preview:
+    return Preview(len(PROMPT) + place, tuple(LETTERS.index(each) for each in letters))
+
+
+def withdraw(place: int, letters: str) -> Withdraw:
+    return Withdraw(len(PROMPT) + place, tuple(LETTERS.index(each) for each in letters))
+
+
+@dataclass
+class Told:
+    """What a client learnt."""
+
+    answer: Answer
+    events: list[AnswerEvent]
+    begun: list[tuple[int, ...]]  # the text that each session began with
+    error: Exception | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(each.text for each in self.events if isinstance(each, Piece))
+
+
+REQUEST = TextRequest(PROMPT, SamplingParams(max_tokens=12))
+
+
+async def tell(*sessions: Scripted, request: TextRequest = REQUEST) -> Told:
+    """Run an answer over these sessions, one after the other."""
+    waiting, begun = list(sessions), list[tuple[int, ...]]()
+
+    def begin(written: Sequence[int]) -> Scripted:
+        begun.append(tuple(written))
+        return waiting.pop(0)
+
+    ticks = iter(range(1000))
+    answer = Answer(
+        request, Letters(), frozenset((0,)), begin, Account(asked_at=0.0), lambda: float(next(ticks))
+    )
+    told = Told(answer, [], begun)
+    try:
+        async for event in answer.events():
+            told.events.append(event)
+    except UnavailableError as error:
+        told.error = error
+    assert all(session.was_closed for session in sessions)
+    return told
+
+
+async def test_one_session_is_one_text() -> None:
+    told = await tell(Scripted([emit(0, "ab", 0b10), emit(2, "c")]))
+    assert told.text == "abc"
+    (first, second) = (event for event in told.events if isinstance(event, Piece))
+    assert [each.origin for each in first.written] == [Origin.DRAFTED, Origin.SERVER]
+    assert [each.origin for each in second.written] == [Origin.DRAFTED]
+    assert told.answer.finish is FinishReason.LENGTH
+    assert told.answer.figures.tokens == 3
+
+
+async def test_an_end_token_ends_it_without_a_word() -> None:
+    told = await tell(Scripted([emit(0, "ab~")]))
+    assert told.text == "ab"
+    assert told.answer.finish is FinishReason.STOP
+    assert told.answer.figures.tokens == 3
+
+
+async def test_a_stop_string_ends_it_and_its_session() -> None:
+    told = await tell(Scripted([emit(0, "abcde")]), request=replace(REQUEST, stops=("cd",)))
+    assert told.text == "ab"
+    assert told.answer.finish is FinishReason.STOP
+    assert told.answer.stopped_by == "cd"
+
+
+async def test_an_error_ends_it_and_what_was_written_stands() -> None:
+    told = await tell(Scripted([emit(0, "ab")], UnavailableError("gone")))
+    assert told.text == "ab"
+    assert isinstance(told.error, UnavailableError)
+    assert told.answer.finish is None
+    assert told.answer.figures.tokens == 2
+
+
+async def test_alone_the_device_goes_on_and_every_token_says_so() -> None:
+    request = replace(REQUEST, fallback=Fallback.DRAFT)
+    session = Scripted([emit(0, "ab"), GONE, preview(2, "c"), preview(3, "d"), BACK, emit(2, "cdef", 0b1000)])
+    told = await tell(session, request=request)
+    assert told.text == "abcdef"
+    assert told.answer.figures.device_tokens == 2
+    assert [event.standing.mode for event in told.events if isinstance(event, ModeChange)] == [
+        Mode.DEVICE_ONLY,
+        Mode.AHEAD,
+    ]
+    origins = [each.origin for event in told.events if isinstance(event, Piece) for each in event.written]
+    assert origins == [Origin.DRAFTED] * 2 + [Origin.DEVICE] * 2 + [Origin.DRAFTED, Origin.SERVER]
+
+
+async def test_where_the_target_differs_it_says_so_and_the_text_goes_on_from_what_was_read() -> None:
+    request = replace(REQUEST, fallback=Fallback.DRAFT)
+    first = Scripted([emit(0, "ab"), GONE, preview(2, "cde"), BACK, withdraw(3, "de"), emit(2, "cfa")])
+    second = Scripted([emit(5, "bb")])
+    told = await tell(first, second, request=request)
+    assert told.text == "abcdebb"
+    assert [event for event in told.events if isinstance(event, Difference)] == [Difference(3, "de", "fa")]
+    assert told.begun == [(), tuple(LETTERS.index(each) for each in "abcde")]
+    assert told.answer.figures.resumes == 1
+    assert told.answer.figures.bytes_up == 20
+
+
+async def test_alone_to_the_end_the_text_is_whole() -> None:
+    request = replace(REQUEST, fallback=Fallback.DRAFT)
+    told = await tell(Scripted([emit(0, "a"), GONE, preview(1, "bc~")]), request=request)
+    assert told.text == "abc"
+    assert told.answer.finish is FinishReason.STOP
+    by_length = await tell(Scripted([GONE, preview(0, "abcdefabcdef")]), request=request)
+    assert by_length.text == "abcdefabcdef"
+    assert by_length.answer.finish is FinishReason.LENGTH
+
+
+async def test_a_client_that_revises_sees_guesses_and_the_targets_own_text() -> None:
+    request = replace(REQUEST, revises=True)
+    told = await tell(
+        Scripted([emit(0, "ab"), GONE, preview(2, "cd"), BACK, withdraw(3, "d"), emit(2, "cfa")]),
+        request=request,
+    )
+    assert told.text == "abcfa"
+    assert [event for event in told.events if isinstance(event, Guess | Retract)] == [
+        Guess(2, ("c", "d")),
+        Retract(3),
+    ]
+    assert told.answer.figures.device_tokens == 0
+
+
+async def test_a_client_that_revises_keeps_the_guess_if_it_is_whole_and_allowed() -> None:
+    request = replace(REQUEST, revises=True, fallback=Fallback.DRAFT)
+    told = await tell(Scripted([emit(0, "ab"), GONE, preview(2, "cd"), preview(4, "e~")]), request=request)
+    assert told.text == "abcde"
+    assert told.answer.figures.device_tokens == 4
+    assert told.answer.finish is FinishReason.STOP
+
+
+async def test_a_text_goes_on_after_a_restart_where_it_was() -> None:
+    begun = Begun((1, 2), (Origin.DRAFTED, Origin.SERVER))
+    told = await tell(Scripted([emit(2, "cd")]), request=replace(REQUEST, begun=begun))
+    assert told.text == "cd"
+    assert told.begun == [(1, 2)]
+    assert told.answer.tokens == (1, 2, 3, 4)
+
+
+async def test_a_stop_string_may_lie_across_a_restart() -> None:
+    begun = Begun((1, 2), (Origin.DRAFTED, Origin.SERVER))
+    request = replace(REQUEST, begun=begun, stops=("bc",))
+    told = await tell(Scripted([emit(2, "cd")]), request=request)
+    assert told.text == ""
+    assert told.answer.stopped_by == "bc"
+
+
+async def test_the_drafts_own_text_is_the_devices() -> None:
+    request = replace(REQUEST, writer=Writer.DRAFT, revises=True)
+    told = await tell(Scripted([preview(0, "a"), preview(1, "b")]), request=request)
+    assert told.text == "ab"
+    assert told.answer.figures.device_tokens == 2
+
+
+@pytest.mark.parametrize(("turn", "expected"), [(0.0, 0.0), (3.0, 3.0)])
+async def test_the_estimated_speedup_is_over_streaming_at_the_verifiers_pace(
+    turn: float, expected: float
+) -> None:
+    """Tokens are a second apart by the test's clock; a step of the verifier takes `turn` seconds."""
+    told = await tell(Scripted([emit(0, "ab"), emit(2, "cd")], turn=turn))
+    assert told.answer.figures.estimated_speedup == expected
