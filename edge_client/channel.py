@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -18,6 +19,7 @@ from common.rpc.codec import decode_response, encode_request
 from common.rpc.describe import Description, decode_description, encode_describe_request
 from common.rpc.options import Options, channel_options
 from common.rpc.status import to_error
+from edge_client.tls import TlsSettings
 
 logger = logging.getLogger(__name__)
 
@@ -27,24 +29,82 @@ DESCRIBE_TIMEOUT = 10.0
 OWN_CONNECTION: Options = (("grpc.use_local_subchannel_pool", 1),)
 """Channels of one process to one address share a connection otherwise; those of two devices cannot."""
 
+NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""Statuses that gRPC gives by itself when nobody answers; any other comes from somebody."""
+
+OnMessage = Callable[[ServerMessage], None]
+OnLost = Callable[[ForerunError | None], None]
+
+
+class Streams(Protocol):
+    """Where the streams of a session go: to one verifier, or to whichever is best at the time."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another verifier is there, now that a stream was lost; then no pause is needed."""
+        ...
+
+    def open(self, on_message: OnMessage, on_lost: OnLost) -> Stream:
+        """A new stream, at once."""
+        ...
+
+    def watch(self, on_ready: Callable[[], None] | None) -> None:
+        """From now on call `on_ready` whenever a verifier turns up; None for no more. A session is under way
+        in between."""
+        ...
+
+
+class Connection:
+    """A gRPC channel and what still uses it. One that is retired closes when its last stream has ended."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.stub = pb_grpc.VerifierServiceStub(channel)
+        self.num_streams = 0
+        self._retired = False
+        self._closing: asyncio.Task[None] | None = None
+
+    def retire(self) -> None:
+        self._retired = True
+        self._close_if_done()
+
+    def release(self) -> None:
+        """A stream has ended."""
+        self.num_streams -= 1
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._retired and not self.num_streams and self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self.channel.close())
+
+    async def answers(self, patience: float) -> bool:
+        """Whether the verifier says anything within `patience` seconds. Its engine has no part in this."""
+        try:
+            await self.stub.Describe(encode_describe_request(), timeout=patience)
+        except grpc.aio.AioRpcError as error:
+            return error.code() not in NO_ANSWER
+        return True
+
 
 class Stream:
     """One `Session` call: `send` never blocks, what comes is handed to `on_message`, the end to `on_lost`.
 
-    `on_lost` is called at most once, with None after an orderly end, and never after `abandon`.
+    `on_lost` is called at most once, with None after an orderly end, and never after `abandon`. `on_silent`,
+    when a question beside the stream has found no answer.
     """
 
     def __init__(
-        self,
-        stub: pb_grpc.VerifierServiceStub,
-        on_message: Callable[[ServerMessage], None],
-        on_lost: Callable[[ForerunError | None], None],
+        self, connection: Connection, on_message: OnMessage, on_lost: OnLost, on_silent: Callable[[], None]
     ) -> None:
         self._outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._on_message = on_message
         self._on_lost = on_lost
-        self._call = stub.Session(self._requests())
+        self._on_silent = on_silent
+        self._connection = connection
+        connection.num_streams += 1
+        self._call = connection.stub.Session(self._requests())
         self._reader = asyncio.create_task(self._read())
+        self._reader.add_done_callback(lambda _: connection.release())
         self.bytes_up = 0  # serialised messages, gRPC framing excluded
         self.bytes_down = 0
 
@@ -66,6 +126,14 @@ class Stream:
             await asyncio.wait_for(self._reader, patience)
         self._call.cancel()
 
+    async def answers(self, patience: float) -> bool:
+        """Whether the verifier, asked beside this stream on the same connection, says anything in time. If
+        not the next stream is opened on another connection."""
+        alive = await self._connection.answers(patience)
+        if not alive:
+            self._on_silent()
+        return alive
+
     async def _requests(self) -> AsyncIterator[pb.SessionRequest]:
         while (request := await self._outgoing.get()) is not None:
             self.bytes_up += request.ByteSize()
@@ -82,6 +150,10 @@ class Stream:
         except ForerunError as error:
             self._call.cancel()
             lost = error
+        except asyncio.CancelledError:
+            if self._reader.cancelling():
+                raise
+            lost = UnavailableError("the connection was closed here")
         except Exception as error:  # outermost frame of this task: the user must not wait for ever
             logger.exception("! the stream's reader failed")
             self._call.cancel()
@@ -91,38 +163,76 @@ class Stream:
 
 
 class VerifierChannel:
-    """A channel to the verifier at `address` (HOST:PORT), without TLS. An async context manager.
+    """A channel to the verifier at `address` (HOST:PORT), without TLS unless `tls` says how. An async context
+    manager.
 
     `more` are options of gRPC's beside ours; with `OWN_CONNECTION` it shares none with other channels.
+    `name`, of the host, that its certificate must bear if the settings have none. Raises `UserError` for TLS
+    files that cannot be used.
     """
 
-    def __init__(self, address: str, more: Options = ()) -> None:
+    elsewhere = False  # there is one verifier
+
+    def __init__(
+        self, address: str, more: Options = (), tls: TlsSettings | None = None, name: str = ""
+    ) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=(*channel_options(), *more))
-        self._stub = pb_grpc.VerifierServiceStub(self._channel)
+        self._more = more
+        self._credentials = None if tls is None else tls.credentials()
+        self._name = (tls.server_name or name) if tls is not None else ""
+        self._connection = self._connect(more)
 
     async def __aenter__(self) -> VerifierChannel:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._channel.close()
+        await self._connection.channel.close()
 
-    async def describe(self, include_vocabulary: bool = False) -> Description:
+    @property
+    def num_streams(self) -> int:
+        """Open now."""
+        return self._connection.num_streams
+
+    async def describe(
+        self, include_vocabulary: bool = False, patience: float = DESCRIBE_TIMEOUT
+    ) -> Description:
         """What the verifier serves. Raises `UnavailableError` when it cannot be reached."""
         request = encode_describe_request(include_vocabulary)
         try:
-            response = await self._stub.Describe(request, timeout=DESCRIBE_TIMEOUT)
+            response = await self._connection.stub.Describe(request, timeout=patience)
         except grpc.aio.AioRpcError as error:
             failure = to_error(error)
             if isinstance(failure, UnavailableError):
                 failure = UnavailableError(
                     f"the verifier at {self.address} cannot be reached ({failure}); "
-                    "is `forerun verify` running there?"
+                    "is `forerun verify` running there?",
+                    failure.code,
                 )
             raise failure from error
         return decode_description(response)
 
-    def open(
-        self, on_message: Callable[[ServerMessage], None], on_lost: Callable[[ForerunError | None], None]
-    ) -> Stream:
-        return Stream(self._stub, on_message, on_lost)
+    def open(self, on_message: OnMessage, on_lost: OnLost) -> Stream:
+        """See `Streams`."""
+        connection = self._connection
+        return Stream(connection, on_message, on_lost, lambda: self._replace(connection))
+
+    def watch(self, on_ready: Callable[[], None] | None) -> None:
+        """Nobody is told: a session's own pauses are how one verifier is found again."""
+
+    def renew(self) -> None:
+        """Begin anew with a connection of its own, without what gRPC remembers of the one before: a link that
+        swallows everything, or pauses that have grown. Streams stay where they are."""
+        self._replace(self._connection)
+
+    def _replace(self, old: Connection) -> None:
+        if old is self._connection:
+            self._connection = self._connect((*self._more, *OWN_CONNECTION))
+            old.retire()
+
+    def _connect(self, more: Options) -> Connection:
+        options: list[tuple[str, int | str]] = [*channel_options(), *dict(more).items()]
+        if self._credentials is None:
+            return Connection(grpc.aio.insecure_channel(self.address, options=options))
+        if self._name:
+            options.append(("grpc.ssl_target_name_override", self._name))
+        return Connection(grpc.aio.secure_channel(self.address, self._credentials, options=options))

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from common.errors import ForerunError, LocalError
-from edge_client.core.drafter import Drafter, Expansion
+from edge_client.core.drafter import Drafter, Expansion, begin
 from edge_client.core.effects import Expand, MoveTip, StartDrafter
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,9 @@ class DraftWorker:
     def _do(self, effect: StartDrafter | Expand | MoveTip) -> Sequence[Expansion]:
         match effect:
             case StartDrafter():
-                self._drafter.start(effect.tokens, effect.tip, effect.sampling, effect.plain)
+                begin(
+                    self._drafter, effect.tokens, effect.tip, effect.sampling, effect.plain, effect.generated
+                )
             case MoveTip():
                 self._drafter.reroot(effect.change)
             case Expand():

@@ -27,6 +27,9 @@ from edge_client.text import TextDecoder
 
 __all__ = ["Edge", "Request", "TextDecoder", "reason_in_words"]
 
+MAX_ATTEMPTS = 8
+"""Reconnects in a row that bring no text before a command gives up: some 20 seconds of pauses."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -111,6 +114,7 @@ class Edge:
             eos_token_ids=self._eos,
             prior=self._beliefs.before(request.sampling),
             acceptance=request.acceptance,
+            max_attempts=MAX_ATTEMPTS,
         )
         if drafts is None or not self._preview:
             config = replace(config, patience=None)

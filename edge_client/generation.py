@@ -12,7 +12,7 @@ from typing import assert_never
 
 from common.errors import ForerunError, LocalError, UnavailableError
 from common.messages import FinishReason, ServerMessage
-from edge_client.channel import Stream, VerifierChannel
+from edge_client.channel import Stream, Streams
 from edge_client.core.drafter import Expansion
 from edge_client.core.effects import (
     ChangeMode,
@@ -23,6 +23,8 @@ from edge_client.core.effects import (
     Finished,
     MoveTip,
     Preview,
+    PreviewEnds,
+    Probe,
     Send,
     StartDrafter,
     Withdraw,
@@ -37,7 +39,7 @@ logger = logging.getLogger(__name__)
 NUM_RTTS = 256
 """Round trips kept of a generation, for their median."""
 
-Shown = Emit | Preview | Withdraw | ChangeMode
+Shown = Emit | Preview | Withdraw | PreviewEnds | ChangeMode
 """What the user learns, in order."""
 
 
@@ -76,7 +78,7 @@ class Generation:
     def __init__(
         self,
         session: EdgeSession,
-        channel: VerifierChannel,
+        streams: Streams,
         drafts: Drafts | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,11 +87,13 @@ class Generation:
         self.reason: FinishReason | None = None
         self.modes: list[Standing] = []  # every change, in order
         self.rtts: deque[float] = deque(maxlen=NUM_RTTS)  # as measured, the newest last; seconds
-        self._channel = channel
+        self._streams = streams
         self._drafts = drafts
         self._clock = clock
         self._stream: Stream | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # on the session's clock
+        self._question: asyncio.Task[None] | None = None
         self._shown: asyncio.Queue[Shown | Finished] = asyncio.Queue()
 
     def __aiter__(self) -> AsyncIterator[Emit]:
@@ -108,12 +112,16 @@ class Generation:
 
     async def shown(self) -> AsyncGenerator[Shown]:
         """Run the session: its text, its guesses while there is no server, and every change of mode."""
+        self._streams.watch(self._on_ready)
         self._input(self.session.start)
+        item: Shown | Finished | None = None
         try:
             while not isinstance(item := await self._shown.get(), Finished):
                 yield item
         finally:
-            await self._close()
+            self._streams.watch(None)
+            failed = item.error if isinstance(item, Finished) else None
+            await self._close(nobody_listens=isinstance(failed, UnavailableError))
         self.reason = item.reason
         if item.error is not None:
             raise item.error
@@ -143,7 +151,15 @@ class Generation:
     def _on_lost(self, stream: Stream, error: ForerunError | None) -> None:
         if stream is self._stream:
             lost = error or UnavailableError("the verifier ended the stream without a Finish")
-            self._input(lambda now: self.session.on_stream_lost(lost, now))
+            elsewhere = self._streams.elsewhere
+            self._input(lambda now: self.session.on_stream_lost(lost, now, elsewhere))
+
+    def _on_probed(self, stream: Stream, alive: bool) -> None:
+        if stream is self._stream:
+            self._input(lambda now: self.session.on_probed(alive, now))
+
+    def _on_ready(self) -> None:
+        self._input(self.session.on_ready)
 
     def _on_drafted(self, outcome: Sequence[Expansion] | ForerunError) -> None:
         if isinstance(outcome, ForerunError):
@@ -152,6 +168,7 @@ class Generation:
             self._input(lambda now: self.session.on_drafted(outcome, now))
 
     def _on_timer(self) -> None:
+        self._timer = None
         self._input(self.session.on_timer)
 
     def _fail(self, error: ForerunError) -> None:
@@ -176,11 +193,13 @@ class Generation:
             case Send():
                 if self._stream is not None:
                     self._stream.send(effect.message)
+            case Probe():
+                self._ask(effect.patience)
             case ChangeMode():
                 logger.info("%s: %s", effect.standing.mode.value, effect.standing.why)
                 self.modes.append(effect.standing)
                 self._shown.put_nowait(effect)
-            case Emit() | Preview() | Withdraw() | Finished():
+            case Emit() | Preview() | Withdraw() | PreviewEnds() | Finished():
                 self._shown.put_nowait(effect)
             case _:
                 assert_never(effect)
@@ -193,17 +212,31 @@ class Generation:
 
     def _connect(self) -> None:
         self._drop_stream()
-        stream = self._channel.open(
+        stream = self._streams.open(
             lambda message: self._on_message(stream, message), lambda error: self._on_lost(stream, error)
         )
         self._stream = stream
 
+    def _ask(self, patience: float) -> None:
+        stream = self._stream
+        if stream is None:
+            return
+
+        async def ask() -> None:
+            self._on_probed(stream, await stream.answers(patience))
+
+        self._question = asyncio.create_task(ask())
+
     def _set_timer(self) -> None:
+        """One that would come too early stays: it does nothing and sets the next. Most inputs put it off."""
+        at = self.session.next_timer_at
         if self._timer is not None:
+            if at is not None and self._timer_at <= at:
+                return
             self._timer.cancel()
             self._timer = None
-        at = self.session.next_timer_at
         if at is not None:
+            self._timer_at = at
             delay = max(0.0, at - self._clock())
             self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
 
@@ -217,9 +250,13 @@ class Generation:
         self.traffic.up += stream.bytes_up
         self.traffic.down += stream.bytes_down
 
-    async def _close(self) -> None:
+    async def _close(self, nobody_listens: bool) -> None:
         """The user stopped early, or the session ended: say goodbye if somebody listens."""
         self._input(self.session.close)
+        if self._question is not None:
+            self._question.cancel()
+        if nobody_listens:
+            self._drop_stream()
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.finish()

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
-from edge_client.core.effects import ChangeMode, Emit, Preview, Withdraw
+from edge_client.core.effects import ChangeMode, Emit, Preview, PreviewEnds, Withdraw
 from edge_client.core.policies import Standing
 from forerun.paint import Painter, note
 from forerun.screen import Screen
@@ -126,6 +126,8 @@ class Teller:
             case ChangeMode():
                 if self._listener is not None:
                     self._listener.mode(shown.standing)
+            case PreviewEnds():
+                pass  # who reads along sees that no more comes
             case _:
                 assert_never(shown)
 

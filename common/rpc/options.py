@@ -5,17 +5,27 @@ from __future__ import annotations
 
 Options = tuple[tuple[str, int], ...]
 
-KEEPALIVE_TIME_MS = 20_000
-"""A ping after this much silence. NATs and mobile carriers forget an idle flow after 30 s and more."""
+KEEPALIVE_TIME_MS = 2_000
+"""An edge pings after this much silence of a connection that has a call. With the time for the answer a peer
+that froze is found within 5 s, whatever runs on the connection. One without a call is never pinged: an idle
+laptop's radio sleeps, and who needs a verifier asks it (`edge_client.verifiers`)."""
 
-KEEPALIVE_TIMEOUT_MS = 10_000
-"""A peer that leaves a ping unanswered for this long is gone: several times the worst mobile RTT."""
+KEEPALIVE_TIMEOUT_MS = 2_000
+"""A verifier that leaves a ping unanswered for this long is gone. Pings are answered below Python and below
+the engine, so a busy verifier answers them, too; and a stream that was given up wrongly is only resumed."""
+
+SERVER_KEEPALIVE_TIME_MS, SERVER_KEEPALIVE_TIMEOUT_MS = 20_000, 10_000
+"""A verifier is in no such hurry: an edge that went leaves slots behind, no waiting person."""
 
 MIN_PING_INTERVAL_MS = KEEPALIVE_TIME_MS // 2
 """What the server puts up with: half the client's interval, because timers on both sides drift."""
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """A million prompt and a million committed tokens at four bytes each; gRPC's own default is 4 MiB."""
+
+CONNECT_TIMEOUT_MS = 1_500
+"""For one attempt to connect, TLS included: five round trips of a bad mobile link. Who named a wrong address
+should know within 2 s, where gRPC's default is 20."""
 
 FIRST_RECONNECT_MS = 100
 """gRPC waits 1 s at first; a user who watches text appear notices that."""
@@ -24,10 +34,7 @@ MAX_RECONNECT_MS = 5_000
 """gRPC goes up to 120 s; a device that comes out of a tunnel should not sit that out."""
 
 _BOTH: Options = (
-    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    # A session without a call yet, or between two streams, finds a dead connection before it needs it.
-    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_permit_without_calls", 0),
     # gRPC stops after two pings without data by default; a long prefill or a wait for capacity sends none.
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -39,10 +46,11 @@ def channel_options() -> Options:
     """For `grpc.aio.secure_channel` and `insecure_channel`."""
     return (
         *_BOTH,
+        *_keepalive(KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS),
+        # Whatever its name says, it is how long one attempt to connect may take.
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_MS),
-        # grpc.min_reconnect_backoff_ms stays at its default of 20 s: whatever its name says, it is how long
-        # one attempt to connect may take, TLS included.
         # A verifier is named on purpose. A web proxy from the environment cannot carry it.
         ("grpc.enable_http_proxy", 0),
         # gRPC's retries cannot resume a stream; the edge reconnects with its committed tokens (rule 12).
@@ -58,7 +66,18 @@ def server_options(*, reuse_port: bool = False) -> Options:
     """
     return (
         *_BOTH,
+        *_keepalive(SERVER_KEEPALIVE_TIME_MS, SERVER_KEEPALIVE_TIMEOUT_MS),
         # gRPC's default of 5 minutes would answer our own client's pings with GOAWAY.
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         ("grpc.so_reuseport", int(reuse_port)),
+    )
+
+
+def _keepalive(time_ms: int, timeout_ms: int) -> Options:
+    """A ping that stays without an answer is dropped after `ping_timeout_ms`, a minute by default, and only
+    then does keepalive's own timeout end the connection: without the third option the second means little."""
+    return (
+        ("grpc.keepalive_time_ms", time_ms),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
     )

@@ -120,9 +120,13 @@ def to_status(error: ForerunError, detail: StatusDetail | None = None) -> Status
 def to_error(error: grpc.aio.AioRpcError) -> ForerunError:
     """The error that the edge raises for a failed call. Never fails: a broken detail counts as none."""
     kind, code = _without_detail(error.code())
-    fault = _read(error).fault
-    kind = _ERROR_OF.get(fault, kind)
-    return kind((error.details() or error.code().name)[:MAX_MESSAGE_CHARS], code)
+    detail = _read(error)
+    kind = _ERROR_OF.get(detail.fault, kind)
+    words = (error.details() or error.code().name)[:MAX_MESSAGE_CHARS]
+    if kind is CapacityError:
+        advice = detail.retry_after_us * 1e-6 if detail.HasField("retry_after_us") else None
+        return CapacityError(words, code, advice)
+    return kind(words, code)
 
 
 def to_detail(error: grpc.aio.AioRpcError) -> StatusDetail:

@@ -64,3 +64,22 @@ class Drafter(Protocol):
     def reroot(self, change: Reroot) -> None:
         """Keep what hangs below the new tip, free the rest. Cheap: no model evaluation."""
         ...
+
+
+def begin(
+    drafter: Drafter,
+    tokens: Sequence[int],
+    tip: int,
+    sampling: SamplingParams,
+    plain: int = 0,
+    generated: int = 0,
+) -> None:
+    """Start a drafter on a prompt and the last `generated` of `tokens`, which are text: what `reroot` adds
+    counts as that. The ids on the way are the drafter's alone, and below all others."""
+    num_prompt = len(tokens) - generated
+    if not generated:
+        drafter.start(tokens, tip, sampling, plain)
+        return
+    drafter.start(tokens[:num_prompt], tip - generated, sampling, plain)
+    ids = range(tip - generated + 1, tip + 1)
+    drafter.reroot(Reroot(tuple(zip(ids, tokens[num_prompt:], strict=True)), ()))

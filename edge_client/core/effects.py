@@ -15,10 +15,11 @@ from edge_client.core.policies.governor import Standing
 class StartDrafter:
     """Hand the drafter its text; what follows it are `Expand` and `MoveTip` for these nodes."""
 
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # prompt, then text that is there already
     tip: int
     sampling: SamplingParams
     plain: int = 0  # candidates after each node, ranked without the noise; 0: under it, as the drafter likes
+    generated: int = 0  # of `tokens`, the last so many are text and no prompt: penalties count them so
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,14 @@ class Send:
     """Write the message on the current stream."""
 
     message: Open | Propose | Close
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask the current stream's verifier, beside the stream, whether it is there; `on_probed` says whether it
+    answered within `patience` seconds. One at a time; a new stream makes it void."""
+
+    patience: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,16 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
+class PreviewEnds:
+    """The guess is finished at `position`, its last token's. With a reason the draft holds the text for
+    whole, so who will not wait may take the guess for the answer; None: it has its greatest length. Told
+    again only after the guess has changed."""
+
+    position: int
+    reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeMode:
     """Who writes the text is another one now; tell the user why."""
 
@@ -89,4 +108,17 @@ class Finished:
     error: ForerunError | None = None
 
 
-Effect = StartDrafter | Expand | MoveTip | Connect | Send | Emit | Preview | Withdraw | ChangeMode | Finished
+Effect = (
+    StartDrafter
+    | Expand
+    | MoveTip
+    | Connect
+    | Send
+    | Probe
+    | Emit
+    | Preview
+    | Withdraw
+    | PreviewEnds
+    | ChangeMode
+    | Finished
+)

@@ -10,14 +10,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from common.chances import Chances, SeededChances
-from common.errors import (
-    CapacityError,
-    Code,
-    ForerunError,
-    LocalError,
-    PeerError,
-    UnavailableError,
-)
+from common.errors import Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.messages import (
     INITIAL_CREDIT,
     MAX_NODES,
@@ -43,6 +36,7 @@ from edge_client.core.effects import (
     Expand,
     Finished,
     MoveTip,
+    Probe,
     Send,
     StartDrafter,
 )
@@ -51,6 +45,8 @@ from edge_client.core.policies import Candidates, Governed, GrowthPolicy, Growth
 from edge_client.core.policies.governor import GOES_AHEAD
 from edge_client.core.policies.offline import OfflineChain
 from edge_client.core.priors import SHIPPED
+from edge_client.core.reconnect import Luck, Reconnects, same_kind
+from edge_client.core.silence import Silence, patience_for
 from edge_client.core.stats import SessionStats, StepTimes
 from edge_client.core.wire import Outgoing
 
@@ -59,9 +55,6 @@ MOST_GUESSED = 32
 
 SURELY_GUESSED = math.log(0.5)
 """Chance of each guess beside a draft model, which knows better than a guess that is more often wrong."""
-
-MAX_DOUBLINGS = 64
-"""Of the pause between reconnects; beyond it the largest pause has long been reached."""
 
 
 class State(Enum):
@@ -78,8 +71,9 @@ class EdgeSession:
     """Drives one generation from the prompt to its end, across reconnects.
 
     The driver calls `start` once, then `on_drafted` / `on_drafter_failed` after each `Expand`, `on_message`
-    for what the stream brings, `on_stream_lost` when it breaks, `on_timer` when `next_timer_at` has come and
-    `close` when the user has enough. After each call it carries out `effects()` in order.
+    for what the stream brings, `on_stream_lost` when it breaks, `on_probed` after a `Probe`, `on_ready` when
+    a verifier turns up, `on_timer` when `next_timer_at` has come and `close` when the user has enough. After
+    each call it carries out `effects()` in order.
 
     It measures what policies need (`view`): RTT, draft time, step time, and acceptance, the share of
     committed positions with a sent candidate at which one of those was right.
@@ -91,23 +85,25 @@ class EdgeSession:
         policy: GrowthPolicy,
         ngrams: NgramTable | None = None,
         chances: Chances | None = None,
+        luck: Luck | None = None,
     ) -> None:
-        """`ngrams`, to guess from; `chances`, to draw drafts by: the seed's, unless a test has others."""
+        """`ngrams`, to guess from; `chances`, to draw drafts by: the seed's, unless a test has others;
+        `luck`, to vary the pauses between reconnects by: of seed and session id."""
         self.config = config
         self.policy = policy
         self.state = State.NEW
         self.stats = SessionStats()
         self.draft_times = StepTimes()
         self.target_times = StepTimes()  # by this session's rows, as the verifier tells them
-        self.tree = SpeculationTree(config.prompt)
+        self.tree = SpeculationTree(config.begins_with)
         last_position = len(config.prompt) + config.sampling.max_tokens - 1
         self.view = GrowthView(self.tree, last_position, INITIAL_CREDIT)
         self.calibration = Calibration(config.prior or SHIPPED.at(config.sampling.temperature))
         self._expansions: dict[int, Expansion] = {}  # of live nodes, for the calibration
         self._effects: list[Effect] = []
         self._outgoing = Outgoing()
-        self._attempts = 0
-        self._reconnect_at: float | None = None
+        self._reconnects = Reconnects(config, luck)
+        self._silence = Silence() if config.asks_when_silent else None
         self._drafting = False
         self._draft_began_at = 0.0
         self._drafter_ok = True
@@ -115,14 +111,14 @@ class EdgeSession:
         self._standing = GOES_AHEAD if self._governed is None else self._governed.standing
         governor = None if self._governed is None else self._governed.governor
         chain = OfflineChain(config.max_preview, len(config.prompt), config.ends, governor)
-        self._offline = Offline(config.patience, chain)
+        self._offline = Offline(config.patience, chain, config.fallback)
         drafts = policy.fill and policy.name != "off"  # the classic scheme, and none, stay what they are
         self._drawing: Drawing | None = None
         if config.draws:
             self._drawing = Drawing(chances or SeededChances(config.sampling.seed))
             self.view.drawn = True
             drafts = False  # a guess that is also drawn would be no draw any more
-        self._recall = Recall(config.prompt, ngrams) if config.recall and drafts else None
+        self._recall = Recall(config.begins_with, ngrams) if config.recall and drafts else None
 
     # Inputs -----------------------------------------------------------------------------------------------
 
@@ -131,8 +127,10 @@ class EdgeSession:
         self._expect(State.NEW)
         self._offline.left_alone(now)
         self._guess()
-        plain = self.config.draft_top if self._drawing is not None else 0
-        start = StartDrafter(self.config.prompt, self.tree.tip.id, self.config.sampling, plain)
+        config, plain = self.config, self.config.draft_top if self._drawing is not None else 0
+        start = StartDrafter(
+            config.begins_with, self.tree.tip.id, config.sampling, plain, len(config.committed)
+        )
         self._effects.append(start)
         self._connect(now)
 
@@ -148,7 +146,7 @@ class EdgeSession:
             case Commit():
                 self._on_commit(message, now)
             case Drain():
-                self.on_stream_lost(UnavailableError("the verifier is draining"), now)
+                self._on_drain(now)
             case Finish():
                 self._on_finish(message, now)
 
@@ -172,34 +170,42 @@ class EdgeSession:
         self._offline.give_up()
         self._pump(now)
 
-    def on_stream_lost(self, error: ForerunError, now: float) -> None:
-        """The stream broke or was refused: reconnect after a pause if that can help, else end."""
-        if self.state in (State.OVER, State.LOST):
-            return  # a stream given up after `Drain` ends while we wait to reconnect
-        self._expect(State.OPENING, State.OPEN)
-        if (
-            not isinstance(error, UnavailableError | CapacityError)
-            or self._attempts >= self.config.max_attempts
-        ):
-            self._end(None, self._given_up(error))
+    def on_stream_lost(self, error: ForerunError, now: float, elsewhere: bool = False) -> None:
+        """The stream broke or was refused: reconnect if that can help, else end. Without a pause if another
+        verifier is there `elsewhere`."""
+        if self._can_go_on(error):
+            self._reconnects.lost(error, now, elsewhere)
+            self._lose(now)
+
+    def on_ready(self, now: float) -> None:
+        """A verifier is there that has not just failed this session: no pause is sat out."""
+        if self.state is State.LOST and self._reconnects.hurry(now):
+            self._reconnect(now)
+
+    def on_probed(self, alive: bool, now: float) -> None:
+        """What came of a `Probe` of the current stream. Silence without an answer is a loss."""
+        if self._silence is None or self._silence.asked_at is None:
+            return  # something has come meanwhile, or there is no stream any more
+        if alive:
+            self._silence.answered(now)
             return
-        if self.state is State.OPEN:
-            self._offline.left_alone(now)
-        doublings = min(self._attempts, MAX_DOUBLINGS)
-        pause = min(self.config.max_backoff, self.config.first_backoff * 2**doublings)
-        self._attempts += 1
-        self.state = State.LOST
-        self.view.stream_up = False
-        self._reconnect_at = now + pause
-        self._pump(now)
+        quiet = self._silence.quiet_for(now)
+        words = f"the verifier has said nothing for {quiet:.1f} s and does not answer when it is asked"
+        self.on_stream_lost(UnavailableError(words), now)
 
     def on_timer(self, now: float) -> None:
         """`next_timer_at` has come."""
-        if self._reconnect_at is not None and now >= self._reconnect_at:
-            self._reconnect_at = None
-            self.stats.resumes += 1
-            self._connect(now)
-        elif self.next_timer_at is not None and now >= self.next_timer_at:
+        due_at = self.next_timer_at
+        if due_at is None or now < due_at:
+            return
+        if self._offline.fails(now):
+            self._end(None, self._nobody_answers(now))
+        elif self._reconnects.at is not None and now >= self._reconnects.at:
+            self._reconnect(now)
+        elif self._silence is not None and self._silence.at is not None and now >= self._silence.at:
+            self._silence.asked(now)
+            self._effects.append(Probe(patience_for(self.view.rtt.smoothed_rtt)))
+        else:
             self._pump(now)
 
     def close(self, now: float) -> None:
@@ -228,7 +234,8 @@ class EdgeSession:
         """When `on_timer` is due, seconds; None for never."""
         if self.state is State.OVER:
             return None
-        due = [at for at in (self._reconnect_at, self._offline.timer_at) if at is not None]
+        asks_at = None if self._silence is None else self._silence.at
+        due = [at for at in (self._reconnects.at, self._offline.timer_at, asks_at) if at is not None]
         return min(due, default=None)
 
     @property
@@ -250,8 +257,38 @@ class EdgeSession:
 
     # The stream -------------------------------------------------------------------------------------------
 
+    def _can_go_on(self, error: ForerunError) -> bool:
+        """Whether a stream that `error` ends is to be followed by another; if not, that ends the session."""
+        if self.state in (State.OVER, State.LOST):
+            return False  # a stream given up after `Drain` ends while we wait to reconnect
+        self._expect(State.OPENING, State.OPEN)
+        if self._reconnects.can_help(error):
+            return True
+        self._end(None, self._reconnects.given_up(error))
+        return False
+
+    def _on_drain(self, now: float) -> None:
+        error = UnavailableError("the verifier is draining")
+        if self._can_go_on(error):
+            self._reconnects.leave(error, now)
+            self._lose(now)
+
+    def _lose(self, now: float) -> None:
+        if self.state is State.OPEN:
+            self._offline.left_alone(now)
+        self.state = State.LOST
+        self.view.stream_up = False
+        self._pump(now)
+
+    def _reconnect(self, now: float) -> None:
+        self.stats.resumes += 1
+        self._connect(now)
+
     def _connect(self, now: float) -> None:
         """A new stream begins with what is committed; every live node is to be sent anew."""
+        self._reconnects.began()
+        if self._silence is not None:
+            self._silence.opening(now)
         self.state = State.OPENING
         self.view.stream_up = True
         self.view.credit = INITIAL_CREDIT
@@ -288,7 +325,9 @@ class EdgeSession:
                 f"the verifier opened at position {message.position}, not {self.tree.tip_position}"
             )
         self.state = State.OPEN
-        self._offline.opened()
+        self._offline.opened(now)
+        if self._silence is not None:
+            self._silence.opened(now)
         self.view.credit = message.credit
         self.view.rtt.sample(now - self._outgoing.opened_at, message.hold_us * 1e-6)
         self._pump(now)
@@ -298,7 +337,9 @@ class EdgeSession:
             raise PeerError(f"a Commit begins at {message.start}; {self.tree.tip_position + 1} comes next")
         if message.start + len(message.tokens) - 1 > self.view.last_position:
             raise PeerError(f"a Commit goes beyond the last position asked for, {self.view.last_position}")
-        self._attempts = 0  # only text is progress: a verifier that opens and drops would be tried for ever
+        self._reconnects.text_came()
+        if self._silence is not None:
+            self._silence.heard(now, usual=self.view.news_at is not None)
         self._sample_rtt(message, now)
         self._count(message)
         self.view.news_at = now
@@ -402,7 +443,8 @@ class EdgeSession:
         self.view.now = now
         if self.state is State.OVER:
             return
-        if self._offline.is_due(now):
+        self._effects += self._offline.begin(now)
+        if self._offline.active:
             confidence = self.calibration.confidence
             self._effects += self._offline.extend(self.view, self._expansions, confidence)
         waits = self._can_wait(now)
@@ -418,6 +460,13 @@ class EdgeSession:
         if self._governed is not None and self._governed.standing is not self._standing:
             self._standing = self._governed.standing
             self._effects.append(ChangeMode(self._standing))
+        if self._silence is not None:
+            self._silence.listen(self._is_owed(), now)
+
+    def _is_owed(self) -> bool:
+        """Whether the stream has something to say: with fill always, else if it was asked something."""
+        asked = self.policy.fill or self.view.num_sent > 0 or self._outgoing.nudged
+        return self.view.stream_up and (asked or self.state is State.OPENING)
 
     def _can_wait(self, now: float) -> bool:
         """Whether what could be sent may leave with what the draft step brings that is under way, or that may
@@ -490,12 +539,11 @@ class EdgeSession:
         self.view.stream_up = False
         self._effects.append(Finished(reason, error))
 
-    def _given_up(self, error: ForerunError) -> ForerunError:
-        """What ended the last stream, with how often it was tried."""
-        if not self._attempts or not isinstance(error, UnavailableError | CapacityError):
-            return error
-        tried = f"{self._attempts} reconnects in a row brought no text; the last failed because {error}"
-        return type(error)(tried, error.code)
+    def _nobody_answers(self, now: float) -> ForerunError:
+        """What a session ends with that is to fail when no server is there."""
+        words = f"no verifier has answered for {self._offline.alone_for(now):.1f} s"
+        last = self._reconnects.last_error
+        return UnavailableError(words) if last is None else same_kind(last, f"{words}; the last said: {last}")
 
     def _expect(self, *states: State) -> None:
         if self.state not in states:

@@ -80,7 +80,9 @@ def generation(
     **config: float | str | Acceptance,
 ) -> Generation:
     """Without guesses, which take the one processor from the verifier, unless `patience` is given."""
-    session = SessionConfig(prompt, sampling, VOCABULARY.fingerprint, first_backoff=0.01, patience=None)
+    session = SessionConfig(
+        prompt, sampling, VOCABULARY.fingerprint, first_backoff=0.01, max_attempts=8, patience=None
+    )
     session = replace(session, **config)  # type: ignore[arg-type]  # fields vary by case
     return Generation(EdgeSession(session, policy or TreePolicy()), channel, drafts)
 

@@ -59,7 +59,7 @@ def test_without_any_server_the_record_tells_the_guess_from_the_text(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing listens on port 1. All that may fail fast does, so the pauses are made short."""
-    monkeypatch.setattr("edge_client.core.session.MAX_DOUBLINGS", 4)
+    monkeypatch.setattr("edge_client.core.reconnect.GROWTH", 1.5)
     words = ["edge", "complete", "--verifier", "127.0.0.1:1", "--draft", DRAFT, "--threads", "1", "--json"]
     assert main([*words, "--prompt", "def parse_header(line):", "--max-tokens", "24"]) == 1
     out, err = capsys.readouterr()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from cloud_verifier.core.config import SchedulerConfig
 from common.sampling import SamplingParams
@@ -41,6 +42,8 @@ def spec_of(seed: int) -> WorldSpec:
     draw = random.Random(seed)
     recall = draw.choice([False, True])
     ngrams = draw.choice([0, 0, 3, 300]) if recall else 0
+    memory = draw.choice([1, 2, 3, 3])
+    edges = tuple(_begun(_edge(draw), memory, draw) for _ in range(draw.randint(1, 4)))
     return WorldSpec(
         config=SchedulerConfig(
             prefill_chunk=5,
@@ -51,14 +54,19 @@ def spec_of(seed: int) -> WorldSpec:
             max_context=draw.choice([2**20, 60]),
         ),
         num_slots=draw.choice([4096, 160, 90]),  # the longest text needs 68: with few, sessions give way
-        memory=draw.choice([1, 2, 3, 3]),
+        memory=memory,
         ngrams=draw.choice([0, 5, 300]),
-        edges=tuple(_edge(draw) for _ in range(draw.randint(1, 4))),
+        edges=edges,
         seed=seed,
         delay=draw.choice([(0.0, 0.0), (0.001, 0.01), (0.005, 0.15)]),
         step_time=draw.choice([(0.01, 0.01), (0.005, 0.05)]),
         draft_time=draw.choice([(0.0005, 0.001), (0.005, 0.03), (0.05, 0.2)]),
         losses=draw.choice([0, 0, 1, 4]),
+        freezes=draw.choice([0, 0, 0, 1, 3]),
+        verifiers=draw.choice([1, 1, 2, 3]),
+        drains=tuple(draw.uniform(0.0, 2.0) for _ in range(2)),
+        grace=draw.choice([0.0, 0.3, 5.0]),
+        refusals=draw.choice([(0.0, 0.0), (0.0, 0.0), (0.1, 1.0)]),
         outages=_outages(draw),
         looks_ahead=draw.choice([0.0, 0.5, 1.0]),
         lag=draw.choice([(0.0, 0.0), (0.0, 0.02)]),
@@ -72,9 +80,11 @@ def _outages(draw: random.Random) -> tuple[tuple[float, float], ...]:
 
 
 def _edge(draw: random.Random) -> EdgeSpec:
+    prompt = tuple(draw.randrange(VOCAB) for _ in range(draw.randint(1, 12)))
+    sampling = _sampling(draw)
     return EdgeSpec(
-        prompt=tuple(draw.randrange(VOCAB) for _ in range(draw.randint(1, 12))),
-        sampling=_sampling(draw),
+        prompt=prompt,
+        sampling=sampling,
         policy=draw.choice(list(POLICIES.values())),
         drafter=draw.choice(list(DRAFTERS.values())),
         starts_at=draw.uniform(0.0, 0.5),
@@ -83,6 +93,14 @@ def _edge(draw: random.Random) -> EdgeSpec:
         patience=draw.choice([1.0, 0.3, None]),
         eos=draw.choice([(), (0,)]),
     )
+
+
+def _begun(edge: EdgeSpec, memory: int, draw: random.Random) -> EdgeSpec:
+    """One in three begins with a part of its text, or all of it, as after a restart."""
+    if draw.random() < 0.7:
+        return edge
+    text = target_alone(edge.prompt, edge.sampling, (0,), memory=memory)
+    return replace(edge, committed=text[: draw.choice([1, len(text) // 2, len(text)])])
 
 
 def _sampling(draw: random.Random) -> SamplingParams:
@@ -116,13 +134,14 @@ def check_laws(world: World) -> None:
             edge.spec.prompt, edge.spec.sampling, world.spec.eos, memory=world.spec.memory
         )
         assert edge.session.text == expected, "law 1: the text is the target's alone"
-        assert tuple(edge.emitted) == expected, "law 2: what was shown stays"
+        assert edge.spec.committed + tuple(edge.emitted) == expected, "law 2: what was shown stays"
         assert not edge.preview, "law 2: a guess was shown beyond the text"
         assert not edge.device_only, "a server wrote the end, and the mode says that none is there"
-    memory = world.scheduler.memory
-    assert memory.pool.num_free + memory.cache.num_slots == world.spec.num_slots, "law 3: a slot leaked"
-    assert (memory.num_reserved, memory.cache.num_locked) == (0, 0), "law 3: a reservation leaked"
-    assert not len(world.scheduler.tenants), "law 3: a tenant was not forgotten"
+    for host in world.hosts:
+        memory = host.scheduler.memory
+        assert memory.pool.num_free + memory.cache.num_slots == world.spec.num_slots, "law 3: a slot leaked"
+        assert (memory.num_reserved, memory.cache.num_locked) == (0, 0), "law 3: a reservation leaked"
+        assert not len(host.scheduler.tenants), "law 3: a tenant was not forgotten"
 
 
 def check_seed(seed: int) -> str | None:

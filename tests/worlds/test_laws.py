@@ -102,6 +102,42 @@ def test_time_without_a_server_is_not_lost() -> None:
     assert writing < 0.5 * waiting
 
 
+def test_a_drained_verifiers_sessions_move_to_another_at_once() -> None:
+    sampling = SamplingParams(temperature=0.7, max_tokens=100, seed=3, ignore_eos=True)
+    edges = tuple(EdgeSpec((1, 2, key), sampling, POLICIES["tree"]) for key in range(5))
+    world = run(WorldSpec(edges, verifiers=2, drains=(0.5,), grace=1.0, config=SchedulerConfig()))
+    check_laws(world)
+    assert {edge.hosts[0] for edge in world.edges} == {0, 1}, "they are spread"
+    for edge in world.edges:
+        assert edge.hosts in ([1], [0, 1]), "who was there moves once, who was not stays"
+
+
+def test_a_stream_that_fell_silent_is_found_and_the_text_goes_on() -> None:
+    sampling = SamplingParams(max_tokens=120, ignore_eos=True)
+    for policy in POLICIES:
+        spec = EdgeSpec((1, 2), sampling, POLICIES[policy])
+        world = run(WorldSpec((spec,), freezes=2, seed=4))
+        check_laws(world)
+        assert world.edges[0].session.stats.resumes >= 1
+        assert world.edges[0].num_probes >= 1
+
+
+@pytest.mark.parametrize("kept", [1, 7, 40])
+def test_a_text_is_resumed_in_the_middle_as_if_it_had_never_stopped(kept: int) -> None:
+    """The penalties tell generated text from the prompt, on both sides."""
+    sampling = SamplingParams(
+        temperature=0.9, max_tokens=40, seed=5, ignore_eos=True, presence_penalty=0.7, repetition_penalty=1.3
+    )
+    text = target_alone((1, 2, 3), sampling, (0,))
+    spec = EdgeSpec((1, 2, 3), sampling, POLICIES["chain"], DRAFTERS["twin"], committed=text[:kept])
+    world = run(WorldSpec((spec,), draft_time=(0.001, 0.001)))
+    check_laws(world)
+    assert tuple(world.edges[0].emitted) == text[kept:]
+    stats = world.edges[0].session.stats
+    assert stats.committed == 40 - kept
+    assert stats.target_steps <= 0.6 * stats.committed, "the drafts are the target's own, penalties and all"
+
+
 def test_sessions_that_gave_way_write_the_same_text_later() -> None:
     """Four texts of 100 tokens in slots for one and a half: the youngest are dropped and come again."""
     sampling = SamplingParams(temperature=0.8, max_tokens=100, seed=9, ignore_eos=True)
@@ -115,7 +151,8 @@ def test_sessions_that_gave_way_write_the_same_text_later() -> None:
 def test_a_text_that_is_resumed_is_not_read_again() -> None:
     sampling = SamplingParams(max_tokens=200, ignore_eos=True)
     spec = EdgeSpec((1, 2), sampling, POLICIES["tree"])
-    counters = run(WorldSpec((spec,), losses=5, seed=2)).scheduler.counters
+    outages = ((0.5, 1.5), (3.0, 4.0))  # long enough for the verifier to know that the edge is gone
+    counters = run(WorldSpec((spec,), outages=outages, seed=2)).scheduler.counters
     assert counters.num_opened > 1
     assert counters.num_prefilled <= counters.num_opened, "at most a prompt of two tokens, once each"
 

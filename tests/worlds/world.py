@@ -1,4 +1,4 @@
-"""A world: edges and one verifier in virtual time, with delays, lost streams and odd drafters.
+"""A world: edges and verifiers in virtual time, with delays, lost streams, drains and odd drafters.
 
 A heap of (time, sequence, action) as in SimPy; the machines are the real ones, the rest is seeded.
 """
@@ -12,21 +12,23 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from cloud_verifier.core import effects as server_effects
-from cloud_verifier.core.ahead import NextStep
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.target import TargetInfo
 from common.acceptance import COUPLED, Acceptance
 from common.chances import Chances
-from common.errors import ForerunError, LocalError, UnavailableError
+from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
 from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
 from common.recall import NgramTable
 from common.sampling import SamplingParams
 from edge_client.core import effects as edge_effects
 from edge_client.core.config import SessionConfig
+from edge_client.core.drafter import begin
 from edge_client.core.policies import GrowthPolicy, Mode
+from edge_client.core.ranking import Candidate, Demerits, choose, has_another
 from edge_client.core.session import EdgeSession
-from tests.worlds.models import FINGERPRINT, VOCAB, TinyDrafter, TinyTarget
+from tests.worlds.host import Host
+from tests.worlds.models import FINGERPRINT, VOCAB, TinyDrafter
 
 Down = Opened | Commit | Drain | Finish | server_effects.End
 
@@ -46,6 +48,7 @@ class EdgeSpec:
     eos: tuple[int, ...] = ()  # what it knows of the target's end tokens
     acceptance: Acceptance = COUPLED
     draft_top: int = 32
+    committed: tuple[int, ...] = ()  # text that it begins with; the target's own, or law 1 means nothing
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,11 @@ class WorldSpec:
     ngrams: int = 0  # keys of a table that all edges guess from
     looks_ahead: float = 0.0  # how often the engine goes on with a step that was planned ahead
     lag: tuple[float, float] = (0.0, 0.0)  # from a step's end to when the verifier hears of it, if it did
+    verifiers: int = 1
+    drains: tuple[float, ...] = ()  # when which drains: the first the first; the last verifier stays
+    grace: float = 0.3  # of a drain
+    freezes: int = 0  # streams that fall silent at random moments, and nobody is told
+    refusals: tuple[float, float] = (0.0, 0.0)  # from when to when no session is let in; seconds to wait
 
 
 class Edge:
@@ -89,7 +97,7 @@ class Edge:
             session_id=f"edge-{index}",
             recall=spec.recall,
             patience=spec.patience,
-            max_attempts=100,  # with few slots it may be refused for as long as others write
+            committed=spec.committed,
             eos_token_ids=spec.eos,
             acceptance=spec.acceptance,
             draft_top=spec.draft_top,
@@ -106,6 +114,16 @@ class Edge:
         self.num_previewed = 0
         self.device_only = False
         self.end: edge_effects.Finished | None = None
+        self.first = len(config.begins_with)  # position of the first token that it shows
+        self.demerits = Demerits()
+        self.host = 0  # of its current stream
+        self.hosts: list[int] = []  # of all its streams
+        self.num_probes = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """For its current stream to be open, or for text on it."""
+        return self.end is None and self.session.state.value in ("opening", "open")
 
 
 class World:
@@ -118,17 +136,13 @@ class World:
         self.now = 0.0
         self.trace: list[str] = []
         info = TargetInfo("tiny", VOCAB, 512, spec.num_slots, spec.eos, FINGERPRINT)
-        self.engine = TinyTarget(info, memory=spec.memory, chances=chances)
-        self.scheduler = VerifyScheduler(info, spec.config)
+        self.hosts = [Host(self, info, chances) for _ in range(spec.verifiers)]
         ngrams = NgramTable(spec.ngrams) if spec.ngrams else None
         self.edges = [Edge(i, e, spec.memory, ngrams, chances) for i, e in enumerate(spec.edges)]
         self.streams: dict[int, Edge] = {}  # alive
         self.arrival: dict[tuple[int, str], float] = {}  # last arrival per stream and direction
         self._next_stream = 0
         self._sequence = 0
-        self._steps = 0
-        self.steps_ahead = 0
-        self._ahead: NextStep | None = None
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
 
     def run(self) -> None:
@@ -137,16 +151,30 @@ class World:
             self.at(edge.spec.starts_at, partial(self._start, edge))
         for _ in range(self.spec.losses):
             self.at(self.random.uniform(0.0, 3.0), self._break_some_stream)
+        for _ in range(self.spec.freezes):
+            self.at(self.random.uniform(0.0, 3.0), self._freeze_some_stream)
         for start, _ in self.spec.outages:
             self.at(start, self._break_all_streams)
+        for host, when in zip(self.hosts[:-1], self.spec.drains, strict=False):
+            self.at(when, host.drain)
         events = 0
         while self._heap:
             self.now, _, action = heapq.heappop(self._heap)
             action()
-            self.scheduler.check_integrity()
+            for host in self.hosts:
+                host.scheduler.check_integrity()
             events += 1
             if events > 200_000:
                 raise LocalError("this world does not end")
+
+    @property
+    def scheduler(self) -> VerifyScheduler:
+        """Of the first verifier, where there is one."""
+        return self.hosts[0].scheduler
+
+    @property
+    def steps_ahead(self) -> int:
+        return sum(host.steps_ahead for host in self.hosts)
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         self._sequence += 1
@@ -177,7 +205,9 @@ class World:
         assert edge.end is None, f"{effect} after the end"
         match effect:
             case edge_effects.StartDrafter():
-                edge.drafter.start(effect.tokens, effect.tip, effect.sampling, effect.plain)
+                begin(
+                    edge.drafter, effect.tokens, effect.tip, effect.sampling, effect.plain, effect.generated
+                )
             case edge_effects.Expand():
                 self._expand(edge, effect)
             case edge_effects.MoveTip():
@@ -187,21 +217,25 @@ class World:
                 self._connect(edge)
             case edge_effects.Send():
                 self._up(edge, effect.message)
+            case edge_effects.Probe():
+                self._probe(edge, effect.patience)
             case edge_effects.Emit():
-                assert effect.start == len(edge.spec.prompt) + len(edge.emitted)
+                assert effect.start == edge.first + len(edge.emitted)
                 edge.emitted += effect.tokens
                 agreed = edge.preview[: len(effect.tokens)]
                 assert agreed == list(effect.tokens[: len(agreed)]), "a wrong guess was not withdrawn"
                 del edge.preview[: len(effect.tokens)]
             case edge_effects.Preview():
-                assert effect.start == len(edge.spec.prompt) + len(edge.emitted) + len(edge.preview)
+                assert effect.start == edge.first + len(edge.emitted) + len(edge.preview)
                 assert edge.device_only, "a guess came before the mode was told"
                 edge.preview += effect.tokens
                 edge.num_previewed += len(effect.tokens)
             case edge_effects.Withdraw():
-                kept = effect.start - len(edge.spec.prompt) - len(edge.emitted)
+                kept = effect.start - edge.first - len(edge.emitted)
                 assert edge.preview[kept:] == list(effect.tokens), "what was not shown cannot be withdrawn"
                 del edge.preview[kept:]
+            case edge_effects.PreviewEnds():
+                assert effect.position == edge.first + len(edge.emitted) + len(edge.preview) - 1
             case edge_effects.ChangeMode():
                 edge.device_only = effect.standing.mode is Mode.DEVICE_ONLY
             case edge_effects.Finished():
@@ -238,9 +272,50 @@ class World:
             self._break(edge.stream, tell_edge=False)
         edge.stream = self._next_stream
         self._next_stream += 1
+        edge.host = self._host_of(edge)
+        edge.hosts.append(edge.host)
         self.streams[edge.stream] = edge
         if any(start <= self.now < end for start, end in self.spec.outages):
             self._break(edge.stream, tell_edge=True)
+
+    def _candidates(self) -> list[Candidate]:
+        """As probes show them, which may be late: a verifier that drains is known by one look in two."""
+        known = [host.scheduler.draining and self.random.random() < 0.5 for host in self.hosts]
+        return [Candidate(str(index), ready=not gone) for index, gone in enumerate(known)]
+
+    def _host_of(self, edge: Edge) -> int:
+        if len(self.hosts) == 1:
+            return 0
+        over = edge.demerits.passed_over(self.now)
+        found = choose(edge.session.config.session_id, self._candidates(), over)
+        assert found is not None
+        return int(found.name)
+
+    def _lose(self, edge: Edge, error: ForerunError) -> None:
+        """The edge learns that its stream has ended."""
+        retry_after = error.retry_after if isinstance(error, CapacityError) else None
+        edge.demerits.failed(str(edge.host), self.now, self.random.random(), retry_after)
+        if len(self.hosts) == 1:
+            self._input(edge, lambda: edge.session.on_stream_lost(error, self.now))
+            return
+        another = has_another(self._candidates(), edge.demerits.passed_over(self.now))
+        self._input(edge, lambda: edge.session.on_stream_lost(error, self.now, another))
+        self.at(self.now + self.random.uniform(0.0, 0.5), lambda: self._turn_up(edge))
+
+    def _turn_up(self, edge: Edge) -> None:
+        if edge.end is None:
+            self._input(edge, lambda: edge.session.on_ready(self.now))
+
+    def _probe(self, edge: Edge, patience: float) -> None:
+        stream, edge.num_probes = edge.stream, edge.num_probes + 1
+        alive = stream in self.streams
+        wait = sum(self.random.uniform(*self.spec.delay) for _ in range(2)) if alive else patience
+
+        def answer() -> None:
+            if edge.stream == stream and edge.is_waiting:
+                self._input(edge, lambda: edge.session.on_probed(stream in self.streams, self.now))
+
+        self.at(self.now + wait, answer)
 
     # The network ------------------------------------------------------------------------------------------
 
@@ -256,9 +331,15 @@ class World:
         stream = edge.stream
         if stream not in self.streams:
             return
-        self._delayed(stream, "up", lambda: self._server_receives(stream, message))
+        host = self.hosts[edge.host]
+        start, end = self.spec.refusals
+        if isinstance(message, Open) and start <= self.now < end:
+            error = CapacityError("no room for now", retry_after=0.2)
+            self._delayed(stream, "up", lambda: self.down(stream, server_effects.End(stream, error)))
+            return
+        self._delayed(stream, "up", lambda: host.receive(stream, message))
 
-    def _down(self, stream: int, message: Down) -> None:
+    def down(self, stream: int, message: Down) -> None:
         if stream in self.streams:
             self._delayed(stream, "down", lambda: self._edge_receives(stream, message))
 
@@ -270,8 +351,10 @@ class World:
             del self.streams[stream]
             error = message.error or UnavailableError("the stream ended")
             if edge.session.state.value != "over":
-                self._input(edge, lambda: edge.session.on_stream_lost(error, self.now))
+                self._lose(edge, error)
             return
+        if isinstance(message, Drain):
+            edge.demerits.failed(str(edge.host), self.now, self.random.random())
         self._input(edge, lambda: edge.session.on_message(message, self.now))
 
     def _break_all_streams(self) -> None:
@@ -282,77 +365,22 @@ class World:
         if self.streams:
             self._break(self.random.choice(sorted(self.streams)), tell_edge=True)
 
+    def _freeze_some_stream(self) -> None:
+        if self.streams:
+            self._break(self.random.choice(sorted(self.streams)), tell_edge=False)
+
     def _break(self, stream: int, tell_edge: bool) -> None:
         edge = self.streams.pop(stream)
+        host = self.hosts[edge.host]
         self.trace.append(f"{self.now:.6f} stream {stream} breaks")
 
         def server_learns() -> None:
-            self._server(lambda: self.scheduler.on_close(stream, None, self.now))
+            host.input(lambda: host.scheduler.on_close(stream, None, self.now))
 
         def edge_learns() -> None:
-            if edge.end is None and edge.stream == stream and edge.session.state.value in ("opening", "open"):
-                error = UnavailableError("the link broke")
-                self._input(edge, lambda: edge.session.on_stream_lost(error, self.now))
+            if edge.stream == stream and edge.is_waiting:
+                self._lose(edge, UnavailableError("the link broke"))
 
         self.at(self.now + self.random.uniform(0.0, 0.3), server_learns)
         if tell_edge:
             self.at(self.now + self.random.uniform(0.0, 0.3), edge_learns)
-
-    # The verifier -----------------------------------------------------------------------------------------
-
-    def _server_receives(self, stream: int, message: Open | Propose | Close) -> None:
-        match message:
-            case Open():
-                self._server(lambda: self.scheduler.on_open(stream, message, self.now))
-            case Propose():
-                self._server(lambda: self.scheduler.on_propose(stream, message, self.now))
-            case Close():
-                self._server(lambda: self.scheduler.on_close(stream, message, self.now))
-
-    def _server(self, call: Callable[[], None]) -> None:
-        call()
-        for effect in self.scheduler.effects():
-            self.trace.append(f"{self.now:.6f} verifier {effect}")
-            match effect:
-                case server_effects.Reply():
-                    self._down(effect.session, effect.message)
-                case server_effects.End():
-                    self._down(effect.session, effect)
-        if self._ahead is not None and self.scheduler.outlook_changed:
-            self._ahead = None
-            self.scheduler.look_back()
-        plan = self.scheduler.next_step(self.now)
-        if plan is not None:
-            self._step(plan)
-
-    def _step(self, plan: StepPlan, result: StepResult | None = None) -> None:
-        """The engine begins a step; it has the result already if it began before the verifier heard of the
-        end of the one before."""
-        self._steps += 1
-        fails = self._steps in self.spec.steps_failing
-        result = result or self.engine.evaluate(plan)
-        if self.random.random() < self.spec.looks_ahead:
-            self._ahead = self.scheduler.look_ahead()
-
-        def done() -> None:
-            ahead, self._ahead = self._ahead, None
-            if fails:
-                error: ForerunError = LocalError("the engine failed")
-                self._server(lambda: self.scheduler.on_step_failed(error, self.now))
-                return
-            begins = ahead is not None and self.random.random() < 0.8
-            next_plan = ahead.complete(result) if ahead is not None and begins else None
-            if next_plan is None:
-                self._server(lambda: self.scheduler.on_step_done(result, self.now))
-                return
-            ended_at, self.steps_ahead = self.now, self.steps_ahead + 1
-            heard_at = self.now + self.random.uniform(*self.spec.lag)
-            next_result = self.engine.evaluate(next_plan) if self.random.random() < 0.5 else None
-
-            def heard() -> None:
-                self._server(lambda: self.scheduler.on_step_done(result, self.now, ended_at, True))
-                self._step(next_plan, next_result)
-
-            self.at(heard_at, heard)
-
-        self.at(self.now + self.random.uniform(*self.spec.step_time), done)

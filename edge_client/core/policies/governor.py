@@ -22,6 +22,7 @@ class Mode(Enum):
     AHEAD = "ahead"  # the device drafts, the verifier decides
     SERVER_ONLY = "server-only"  # the verifier alone
     DEVICE_ONLY = "device-only"  # the draft alone, and only as a guess: no server is there
+    WAITING = "waiting"  # nobody: no server is there, and no guess is wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from common.messages import FinishReason
 from common.tree import Node
 from edge_client.core.calibration import promised
 from edge_client.core.confidence import Confidence
@@ -19,12 +20,16 @@ class OfflineChain:
     and what of it the target confirms is committed at once when it is back. Nodes that the policy left out
     are grown. The power budget of the policy's `governor` holds.
 
-    Args: longest, tokens below the tip at most; first, position of the text's first token; ends, tokens that
-    end a text.
+    Args: longest, tokens below the tip at most, or None; first, position of the text's first token; ends,
+    tokens that end a text.
     """
 
-    def __init__(self, longest: int, first: int, ends: frozenset[int], governor: Governor | None) -> None:
+    def __init__(
+        self, longest: int | None, first: int, ends: frozenset[int], governor: Governor | None
+    ) -> None:
         self.draft_at: float | None = None  # seconds; when the power budget lets the next draft step begin
+        self.finished = False  # the path that `follow` found last is all that there will be ...
+        self.reason: FinishReason | None = None  # ... and this is why; None: it has its greatest length
         self._longest, self._first, self._ends = longest, first, ends
         self._governor = governor
         self._head: Node | None = None  # the path's last node; None: nothing may follow it
@@ -41,6 +46,10 @@ class OfflineChain:
                 node = tree.live[child]
             path.append(node)
         self._head = None if self._is_last(node, len(path)) else node
+        self.finished = self._head is None or node.position >= view.last_position
+        self.reason = FinishReason.STOP if self._ends_text(node) else None
+        if self.reason is None and node.position >= view.last_position:
+            self.reason = FinishReason.LENGTH
         return path
 
     def expand(self, view: GrowthView) -> Sequence[Node]:
@@ -67,4 +76,7 @@ class OfflineChain:
         return found if found is not None and found.tokens else None
 
     def _is_last(self, node: Node, depth: int) -> bool:
-        return depth >= self._longest or (node.position >= self._first and node.token in self._ends)
+        return (self._longest is not None and depth >= self._longest) or self._ends_text(node)
+
+    def _ends_text(self, node: Node) -> bool:
+        return node.position >= self._first and node.token in self._ends

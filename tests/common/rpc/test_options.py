@@ -91,8 +91,9 @@ async def test_messages_cross_a_connection() -> None:
 async def test_an_error_and_its_detail_cross_a_connection() -> None:
     _, error = await converse(encode_request(OPEN), encode_request(Propose()))
     assert error is not None
-    assert isinstance(to_error(error), CapacityError)
-    assert str(to_error(error)) == "all slots are taken; try later"
+    full = to_error(error)
+    assert isinstance(full, CapacityError)
+    assert (str(full), full.retry_after) == ("all slots are taken; try later", 0.25)
     assert to_detail(error) == StatusDetail(retry_after_us=250_000)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from common.messages import Close
+from common.messages import Close, FinishReason
 from common.sampling import SamplingParams
 from edge_client.core.drafter import DraftRow, Reroot
 from edge_client.core.effects import (
@@ -17,6 +17,8 @@ from edge_client.core.effects import (
     Finished,
     MoveTip,
     Preview,
+    PreviewEnds,
+    Probe,
     Send,
     StartDrafter,
     Withdraw,
@@ -32,6 +34,8 @@ EFFECTS = (
     Emit(2, (5,), 0),
     Preview(3, (6,)),
     Withdraw(3, (6,)),
+    PreviewEnds(3, FinishReason.STOP),
+    Probe(1.0),
     ChangeMode(Standing(Mode.DEVICE_ONLY, "no server")),
     Finished(None),
 )

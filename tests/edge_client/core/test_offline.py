@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from common.errors import LocalError, UnavailableError
+from common.errors import CapacityError, LocalError, UnavailableError
 from common.messages import INITIAL_CREDIT, Commit, Finish, FinishReason, Opened, Propose
 from common.sampling import SamplingParams
-from edge_client.core.config import SessionConfig
+from edge_client.core.config import Fallback, SessionConfig
 from edge_client.core.drafter import Expansion, Reroot
 from edge_client.core.effects import (
     ChangeMode,
@@ -20,6 +20,7 @@ from edge_client.core.effects import (
     Finished,
     MoveTip,
     Preview,
+    PreviewEnds,
     Send,
     Withdraw,
 )
@@ -46,8 +47,11 @@ GUESS = "what follows is the draft's own guess and will be replaced"
 def make(
     policy: GrowthPolicy | None = None, sampling: SamplingParams | None = None, **config: object
 ) -> EdgeSession:
-    settings = SessionConfig(PROMPT, sampling or SamplingParams(max_tokens=20), b"print")
-    return EdgeSession(replace(settings, **config), policy or chain())  # type: ignore[arg-type]  # many types
+    settings = SessionConfig(
+        PROMPT, sampling or SamplingParams(max_tokens=20), b"print", asks_when_silent=False
+    )
+    settings = replace(settings, **config)  # type: ignore[arg-type]  # many types
+    return EdgeSession(settings, policy or chain(), luck=lambda number: 0.0)
 
 
 def chain() -> ChainPolicy:
@@ -80,9 +84,9 @@ def timer(session: EdgeSession, now: float) -> list[Effect]:
     return session.effects()
 
 
-def alone(tokens: Sequence[int] = (5, 6, 4)) -> EdgeSession:
+def alone(tokens: Sequence[int] = (5, 6, 4), **config: object) -> EdgeSession:
     """Reconnecting since 1.1 without an answer and device-only since 2.0, `tokens` shown."""
-    session = lost()
+    session = lost(**config)  # type: ignore[arg-type]  # many types
     timer(session, 1.1)
     draft(session, 1.2, tokens[:1])
     draft(session, 1.3, tokens[1:2])
@@ -127,6 +131,7 @@ def test_the_time_alone_counts_from_the_loss_and_not_from_each_attempt() -> None
     for now in (1.1, 1.5):
         session.on_timer(now)
         session.on_stream_lost(GONE, now + 0.2)
+    session.on_timer(1.8)
     assert session.next_timer_at == pytest.approx(2.0)
 
 
@@ -164,11 +169,11 @@ def test_without_a_drafter_nobody_writes() -> None:
     assert session.effects()[2:] == []
 
 
-def test_a_mode_without_anything_to_show_is_not_told() -> None:
+def test_the_mode_is_told_before_there_is_anything_to_show() -> None:
     session = lost()
     timer(session, 1.1)
     draft(session, 1.2, ())
-    assert timer(session, 2.0) == []
+    assert kinds(timer(session, 2.0)) == [ChangeMode]
     assert session.next_timer_at is None
 
 
@@ -204,7 +209,7 @@ def test_it_ends_where_the_text_must() -> None:
         draft(session, now)
     timer(session, 2.0)
     assert kinds(draft(session, 2.1)) == [Preview, Expand]
-    assert unsent(draft(session, 2.2)) == [Preview(5, (5,))]
+    assert unsent(draft(session, 2.2)) == [Preview(5, (5,)), PreviewEnds(5, FinishReason.LENGTH)]
     assert session.next_timer_at is None
 
 
@@ -221,7 +226,9 @@ def test_it_ends_at_an_end_token(sampling: SamplingParams, eos: tuple[int, ...])
     timer(session, 1.1)
     draft(session, 1.2, (6,) if eos == (6,) else (4,))
     draft(session, 1.3, (5,))
-    assert kinds(timer(session, 2.0)) == [ChangeMode, Preview]
+    effects = timer(session, 2.0)
+    assert kinds(effects) == [ChangeMode, Preview, PreviewEnds]
+    assert PreviewEnds(3, FinishReason.STOP) in effects
 
 
 def test_an_end_token_of_the_prompt_ends_nothing() -> None:
@@ -239,8 +246,28 @@ def test_it_has_a_greatest_length() -> None:
     draft(session, 1.2)
     timer(session, 2.0)
     draft(session, 2.1)
-    assert unsent(draft(session, 2.2)) == [Preview(4, (5,))]
+    assert unsent(draft(session, 2.2)) == [Preview(4, (5,)), PreviewEnds(4, None)]
     assert session.tree.num_speculative == 3
+
+
+def test_it_may_run_to_the_end_of_a_long_text_and_says_once_that_it_has() -> None:
+    session = lost(max_preview=None, sampling=SamplingParams(max_tokens=400))
+    timer(session, 1.1)
+    ends, now = list[Effect](), 2.0
+    session.on_timer(now)
+    while any(node.busy for node in session.tree.live.values()):
+        now += 0.01
+        ends += [effect for effect in draft(session, now) if isinstance(effect, PreviewEnds)]
+    session.on_timer(now + 1.0)
+    assert len(session.preview) == 400
+    assert ends == [PreviewEnds(401, FinishReason.LENGTH)]
+
+
+def test_a_text_that_was_whole_before_has_a_finished_guess_of_nothing() -> None:
+    session = make(sampling=SamplingParams(stop_token_ids=(6,)), committed=(5, 6))
+    session.start(0.0)
+    session.on_timer(1.0)
+    assert PreviewEnds(3, FinishReason.STOP) in session.effects()
 
 
 def test_the_power_budget_holds_and_a_timer_says_when_it_goes_on() -> None:
@@ -269,7 +296,7 @@ def test_a_stream_that_opens_and_no_more_does_not_end_it() -> None:
     assert ChangeMode not in kinds(session.effects())
     assert kinds(draft(session, 3.1))[0] is Preview
     session.on_stream_lost(GONE, 3.2)
-    timer(session, 3.4)
+    timer(session, 3.3)
     session.on_message(Opened(1, 32), 3.5)
     session.effects()
     session.on_message(Commit(2, (5,)), 4.0)
@@ -343,8 +370,8 @@ def test_a_second_outage_goes_on_where_the_guess_stands() -> None:
     assert preview(session) == [6, 4]
     timer(session, 4.1)
     effects = timer(session, 5.0)
-    assert ChangeMode not in kinds(effects), "nothing new is shown yet"
-    assert draft(session, 5.1, (3,))[1] == Preview(5, (3,))
+    assert Preview not in kinds(effects), "nothing new is shown yet"
+    assert draft(session, 5.1, (3,))[0] == Preview(5, (3,))
     assert preview(session) == [6, 4, 3]
 
 
@@ -376,7 +403,7 @@ def test_a_guess_that_is_right_becomes_text_as_fast_as_it_can_be_sent(policy: st
 
 
 def test_reconnecting_in_vain_ends_with_the_guess_told_apart() -> None:
-    session = alone((5, 6, 4))
+    session = alone((5, 6, 4), max_attempts=8)
     for _ in range(7):
         session.on_stream_lost(GONE, session.next_timer_at or 3.0)
         assert session.next_timer_at is not None
@@ -396,3 +423,75 @@ def test_without_fill_a_server_that_is_back_is_asked_for_a_step_when_the_guess_h
     timer(session, 2.0)
     effects = draft(session, 2.1, (6,))  # two tokens are no block of four, and nothing follows an end
     assert [e.message for e in effects if isinstance(e, Send)] == [Propose()]
+
+
+# The other fallbacks ----------------------------------------------------------------------------------
+
+
+def test_who_waits_is_told_so_once_and_reconnects_for_ever() -> None:
+    session = lost(fallback=Fallback.WAIT)
+    told = list[Effect]()
+    for now in range(2, 300):
+        session.on_timer(float(now))
+        told += [effect for effect in session.effects() if isinstance(effect, ChangeMode | Preview)]
+        session.on_stream_lost(GONE, now + 0.5)
+    words = "the verifier has not answered for 1.0 s: the text goes on when one does"
+    assert told == [ChangeMode(Standing(Mode.WAITING, words))]
+    session.on_timer(400.0)
+    session.on_message(Opened(1, 32), 400.1)
+    session.on_message(Commit(2, (5,)), 400.2)
+    back = "the verifier writes again after 399.2 s; the draft runs ahead"
+    assert ChangeMode(Standing(Mode.AHEAD, back)) in session.effects()
+
+
+def test_who_is_to_fail_ends_when_nobody_has_answered_for_its_patience() -> None:
+    session = lost(fallback=Fallback.FAIL)
+    session.on_timer(1.1)  # opening, and nobody answers
+    session.effects()
+    (finished,) = timer(session, 2.0)
+    assert isinstance(finished, Finished)
+    assert isinstance(finished.error, UnavailableError)
+    assert str(finished.error) == "no verifier has answered for 1.0 s; the last said: the link broke"
+    assert session.next_timer_at is None
+
+
+def test_who_is_to_fail_does_so_from_the_start_on() -> None:
+    session = make(fallback=Fallback.FAIL, patience=0.5)
+    session.start(3.0)
+    session.on_timer(3.5)
+    finished = session.effects()[-1]
+    assert isinstance(finished, Finished)
+    assert str(finished.error) == "no verifier has answered for 0.5 s"
+
+
+def test_who_is_to_fail_gives_a_refusal_on_with_the_verifiers_advice() -> None:
+    session = make(fallback=Fallback.FAIL)
+    session.start(0.0)
+    session.on_stream_lost(CapacityError("no room", retry_after=7.0), 0.25)
+    session.on_timer(1.0)
+    finished = session.effects()[-1]
+    assert isinstance(finished, Finished)
+    assert isinstance(finished.error, CapacityError)
+    assert finished.error.retry_after == 7.0
+
+
+def test_a_verifier_that_opens_and_drops_saves_nobody_from_failing() -> None:
+    session = lost(fallback=Fallback.FAIL)
+    session.on_timer(1.1)
+    session.on_message(Opened(1, 32), 1.25)
+    session.on_stream_lost(GONE, 5.0)
+    session.on_timer(5.1)
+    session.effects()
+    (finished,) = timer(session, 5.75)
+    assert isinstance(finished, Finished)
+    assert "no verifier has answered for 1.0 s" in str(finished.error)
+
+
+def test_a_verifier_that_has_opened_may_read_a_long_prompt() -> None:
+    session = make(fallback=Fallback.FAIL)
+    session.start(0.0)
+    session.on_message(Opened(1, 32), 0.5)
+    session.on_timer(60.0)
+    assert session.next_timer_at is None
+    session.on_message(Commit(2, (5,)), 61.0)
+    assert session.text == (5,)

@@ -24,7 +24,7 @@ from common.messages import INITIAL_CREDIT, Close, Commit, Drain, Finish, Finish
 from common.recall import NgramTable
 from common.sampling import SamplingParams
 from common.tree import Node
-from edge_client.core.config import SessionConfig
+from edge_client.core.config import Fallback, SessionConfig
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.drawing import FIRST
 from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
@@ -50,11 +50,18 @@ OUT_OF_PAPER = LocalError("out of paper")
 
 
 def make(policy: GrowthPolicy | None = None, max_tokens: int = 20, **config: float) -> EdgeSession:
-    """Without the mode `device-only`, whose laws are those of test_offline.py."""
+    """Without the mode `device-only` and questions into silence, whose laws are those of test_offline.py and
+    test_silence.py; pauses are the shortest."""
     settings = SessionConfig(
-        PROMPT, SamplingParams(max_tokens=max_tokens), b"print", session_id="s", patience=None
+        PROMPT,
+        SamplingParams(max_tokens=max_tokens),
+        b"print",
+        session_id="s",
+        patience=None,
+        asks_when_silent=False,
     )
-    return EdgeSession(replace(settings, **config), policy or OffPolicy())  # type: ignore[arg-type]  # numbers
+    settings = replace(settings, **config)  # type: ignore[arg-type]  # numbers
+    return EdgeSession(settings, policy or OffPolicy(), luck=lambda number: 0.0)
 
 
 def opened(policy: GrowthPolicy | None = None, max_tokens: int = 20, credit: int = 32) -> EdgeSession:
@@ -351,16 +358,12 @@ def test_an_echo_of_what_was_never_sent_gives_no_sample() -> None:
     assert session.view.rtt.num_samples == 1
 
 
-def test_the_pauses_between_reconnects_double_up_to_the_largest() -> None:
+def test_who_gives_up_says_how_often_it_tried() -> None:
     session = make(max_attempts=7)
     session.start(0.0)
-    pauses = []
     for now in (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0):
         session.on_stream_lost(GONE, now)
-        assert session.next_timer_at is not None
-        pauses.append(round(session.next_timer_at - now, 9))
         session.on_timer(now + 9.0)
-    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
     session.effects()
     session.on_stream_lost(GONE, 80.0)
     (finished,) = session.effects()
@@ -371,20 +374,82 @@ def test_the_pauses_between_reconnects_double_up_to_the_largest() -> None:
     assert isinstance(finished.error, UnavailableError)
 
 
-def test_only_text_starts_the_pauses_anew() -> None:
-    session = make()
+def test_only_text_counts_attempts_anew() -> None:
+    session = make(max_attempts=2)
     session.start(0.0)
     for now in (1.0, 2.0):
         session.on_stream_lost(GONE, now)
         session.on_timer(now + 0.9)
     session.on_message(Opened(1, 32), 3.0)
+    session.on_message(Commit(2, (5,)), 3.1)
     session.on_stream_lost(GONE, 4.0)
-    assert session.next_timer_at == 4.4  # a verifier that opens and drops would be tried for ever
-    session.on_timer(4.4)
-    session.on_message(Opened(1, 32), 5.0)
-    session.on_message(Commit(2, (5,)), 5.1)
+    session.on_timer(4.9)
+    session.on_message(Opened(2, 32), 5.0)  # a verifier that opens and drops would be tried for ever
     session.on_stream_lost(GONE, 6.0)
-    assert session.next_timer_at == 6.1
+    session.on_timer(6.9)
+    session.on_stream_lost(GONE, 7.0)
+    assert session.state is State.OVER
+
+
+def test_another_verifier_is_asked_at_once() -> None:
+    session = opened()
+    session.on_stream_lost(GONE, 2.0, elsewhere=True)
+    assert session.next_timer_at == 2.0
+    session.on_timer(2.0)
+    assert [type(effect) for effect in session.effects()] == [Connect, Send]
+
+
+def test_a_verifier_that_turns_up_ends_the_pause() -> None:
+    session = in_state(State.LOST)
+    session.effects()
+    session.on_ready(2.01)
+    assert session.state is State.OPENING
+    assert [type(effect) for effect in session.effects()] == [Connect, Send]
+    session.on_ready(2.02)
+    assert session.effects() == [], "there is a stream already"
+
+
+def test_a_drain_is_left_at_once_and_only_once() -> None:
+    session = opened()
+    session.on_message(Drain(), 2.0)
+    assert session.next_timer_at == 2.0
+    session.on_timer(2.0)
+    session.on_message(Drain(), 2.5)  # still no text: it would be asked as fast as it answers
+    assert session.next_timer_at == 2.6
+
+
+def test_a_refusal_is_not_tried_again_before_the_verifiers_own_time() -> None:
+    session = opened()
+    session.on_stream_lost(CapacityError("full", retry_after=3.0), 2.0)
+    assert session.next_timer_at == 5.0
+    session.on_ready(2.5)  # another one: what the first asked for is not its affair
+    assert session.state is State.OPENING
+
+
+# Text that is there when the session begins -----------------------------------------------------------
+
+
+def test_a_session_goes_on_from_the_text_that_is_there() -> None:
+    session = make(chain(), committed=(5, 6))  # type: ignore[arg-type]  # no number
+    session.start(0.0)
+    drafter, _, opening, expand = session.effects()
+    assert isinstance(drafter, StartDrafter)
+    assert (drafter.tokens, drafter.generated) == ((*PROMPT, 5, 6), 2)
+    assert isinstance(opening, Send)
+    assert isinstance(opening.message, Open)
+    assert (opening.message.prompt, opening.message.committed) == (PROMPT, (5, 6))
+    assert isinstance(expand, Expand)
+    assert expand.rows[0].position == 3
+    session.on_message(Opened(3, 32), 1.0)
+    session.on_message(Commit(4, (9,)), 1.1)
+    assert Emit(4, (9,), 0) in session.effects(), "only what is new is shown"
+    assert session.text == (5, 6, 9)
+    assert session.view.last_position == 21, "max_tokens counts all of it"
+
+
+def test_more_text_than_was_asked_for_is_refused() -> None:
+    with pytest.raises(UserError, match="3 tokens are there already, more than the 2 asked for"):
+        make(max_tokens=2, committed=(5, 6, 7))  # type: ignore[arg-type]  # no number
 
 
 def test_an_edge_may_try_for_a_very_long_time() -> None:
@@ -654,10 +719,11 @@ def test_a_draft_step_may_end_after_the_session() -> None:
         ("max_attempts", -1, "max_attempts is -1"),
         ("patience", 0.0, "patience is 0.0 s; it must be above 0"),
         ("max_preview", 0, "max_preview is 0"),
+        ("fallback", Fallback.FAIL, "the fallback fail needs a patience"),
     ],
 )
-def test_a_bad_setting_is_named(field: str, value: float | tuple[int, ...], words: str) -> None:
-    good = SessionConfig(PROMPT, SamplingParams(), b"")
+def test_a_bad_setting_is_named(field: str, value: float | tuple[int, ...] | Fallback, words: str) -> None:
+    good = SessionConfig(PROMPT, SamplingParams(), b"", patience=None)
     with pytest.raises(UserError, match=words):
         replace(good, **{field: value})  # type: ignore[arg-type]  # one of several types
 

@@ -1,0 +1,123 @@
+"""Encrypted connections to verifiers: what an edge trusts, who it is, and in words why a handshake failed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from common.errors import UserError
+
+HANDSHAKE_TIME = 2.0
+"""Seconds for the handshake that looks for the reason of a failure."""
+
+ALPN = ["h2"]
+"""What a gRPC server insists on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """How an edge speaks TLS. Raises `UserError` for a certificate without its key, or the reverse."""
+
+    ca: Path | None = None  # PEM; who signed the verifiers' certificates. None: those that the system trusts
+    cert: Path | None = None  # PEM; this edge's own, for verifiers that ask who it is
+    key: Path | None = None  # of `cert`
+    server_name: str = ""  # that the certificate must bear; empty: the host that was named
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise UserError("a TLS client certificate needs its key, and a key its certificate; give both")
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For a channel. Raises `UserError` that names the file which cannot be used."""
+        self.context()  # gRPC itself would only say that no connection could be made
+        ca, key, cert = (
+            None if path is None else path.read_bytes() for path in (self.ca, self.key, self.cert)
+        )
+        return grpc.ssl_channel_credentials(ca, key, cert)
+
+    def context(self) -> ssl.SSLContext:
+        """The same for Python's own sockets. Raises `UserError` as `credentials`."""
+        context = ssl.create_default_context()
+        if self.ca is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            with _named("the TLS CA", self.ca):
+                context.load_verify_locations(self.ca)
+        if self.cert is not None:
+            with _named("the TLS client certificate", self.cert):
+                context.load_cert_chain(self.cert, self.key)
+        context.set_alpn_protocols(ALPN)
+        return context
+
+
+@contextlib.contextmanager
+def _named(what: str, path: Path):  # type: ignore[no-untyped-def]  # a generator of nothing
+    try:
+        yield
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(f"{what} {path} cannot be used: {error.strerror or error}") from error
+
+
+async def explain(host: str, port: int, tls: TlsSettings | None, name: str = "") -> str | None:
+    """In words, what a connection to that place fails for as far as TLS goes; None if that is not it.
+
+    gRPC tells little of it, so a handshake is made with Python's own TLS. `name`: that the certificate must
+    bear, unless the settings have one.
+    """
+    expected = (tls.server_name if tls else "") or name or host
+    context = _any_context() if tls is None else tls.context()
+    try:
+        async with asyncio.timeout(HANDSHAKE_TIME):
+            await _shake_hands(host, port, context, expected)
+    except ssl.SSLCertVerificationError as error:
+        return _about_certificate(error, expected)
+    except ssl.SSLError as error:
+        return None if tls is None else _about_handshake(error)
+    except (OSError, TimeoutError):
+        return None
+    return None if tls else "it speaks TLS; name the CA that signed its certificate"
+
+
+async def _shake_hands(host: str, port: int, context: ssl.SSLContext, name: str) -> None:
+    """And read: under TLS 1.3 a server says only afterwards that it wants a certificate."""
+    reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
+    try:
+        await reader.read(1)
+    finally:
+        writer.transport.abort()
+
+
+def _any_context() -> ssl.SSLContext:
+    """To see whether it is TLS at all: nothing is sent over it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(ALPN)
+    return context
+
+
+def _about_certificate(error: ssl.SSLCertVerificationError, name: str) -> str:
+    words = error.verify_message
+    if "expired" in words or "not yet valid" in words:
+        return f"its TLS certificate is out of date ({words}); renew it, or set this machine's clock"
+    if "ismatch" in words:
+        return (
+            f"its TLS certificate is not for {name!r} ({words}); name the host as the certificate does, or "
+            "give the name as server_name"
+        )
+    return f"its TLS certificate is not signed by a trusted CA ({words}); name the CA that signed it"
+
+
+def _about_handshake(error: ssl.SSLError) -> str:
+    reason = (error.reason or str(error)).replace("_", " ").lower()
+    if "certificate required" in reason or "handshake failure" in reason:
+        return "it wants a TLS client certificate; give the edge one with its key"
+    if "unknown ca" in reason or "bad certificate" in reason or "certificate unknown" in reason:
+        return f"it does not accept this edge's TLS client certificate ({reason})"
+    if "wrong version" in reason or "record layer" in reason:
+        return "it does not speak TLS; connect without, or start the verifier with --tls-cert"
+    return f"the TLS handshake fails ({reason})"

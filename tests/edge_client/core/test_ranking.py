@@ -1,0 +1,127 @@
+"""Laws of the choice among verifiers: near ones first, sticky, and no session moves for another's sake."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_client.core.ranking import (
+    FIRST_DEMERIT,
+    LONGEST_DEMERIT,
+    Candidate,
+    Demerits,
+    choose,
+    has_another,
+    nearest,
+)
+
+SESSIONS = tuple(f"session-{number}" for number in range(600))
+THREE = tuple(Candidate(f"10.0.0.{number}:50051", rtt=0.010) for number in (1, 2, 3))
+
+
+def homes(candidates: tuple[Candidate, ...]) -> dict[str, str]:
+    found = {session: choose(session, candidates, ()) for session in SESSIONS}
+    return {session: each.name for session, each in found.items() if each is not None}
+
+
+def name_of(session: str, *candidates: Candidate, passed_over: tuple[str, ...] = ()) -> str:
+    found = choose(session, candidates, passed_over)
+    assert found is not None
+    return found.name
+
+
+def test_equals_share_the_sessions_evenly_and_each_keeps_its_own() -> None:
+    first, again = homes(THREE), homes(THREE[::-1])
+    assert first == again, "the order in which they are named does not matter"
+    counts = [list(first.values()).count(each.name) for each in THREE]
+    assert min(counts) > 160
+    assert sum(counts) == 600
+
+
+def test_a_verifier_that_goes_moves_its_own_sessions_only() -> None:
+    before, after = homes(THREE), homes(THREE[:2])
+    moved = [session for session in SESSIONS if before[session] != after[session]]
+    assert {before[session] for session in moved} == {THREE[2].name}
+    assert len({after[session] for session in moved}) == 2, "and they do not all go to the same"
+
+
+def test_a_verifier_that_comes_takes_its_share_from_all() -> None:
+    before, after = homes(THREE[:2]), homes(THREE)
+    moved = [session for session in SESSIONS if before[session] != after[session]]
+    assert {after[session] for session in moved} == {THREE[2].name}
+    assert {before[session] for session in moved} == {each.name for each in THREE[:2]}
+    assert 160 < len(moved) < 240
+
+
+@pytest.mark.parametrize(
+    ("rtts", "near"),
+    [
+        ((0.001, 0.003, 0.0031), 2),  # two milliseconds are nothing
+        ((0.100, 0.125, 0.126), 2),  # nor is a quarter
+        ((0.010, 0.0125, 0.0126), 2),
+        ((0.050, None, 0.200), 1),  # who was never measured is not near
+        ((None, None, None), 3),
+    ],
+)
+def test_those_as_near_as_the_nearest_are_equals(rtts: tuple[float | None, ...], near: int) -> None:
+    candidates = [Candidate(f"{number}", rtt=rtt) for number, rtt in enumerate(rtts)]
+    assert [each.name for each in nearest(candidates)] == [f"{number}" for number in range(near)]
+
+
+def test_a_far_one_is_taken_only_where_no_near_one_is_ready() -> None:
+    near, far = Candidate("near", rtt=0.01), Candidate("far", rtt=0.2)
+    assert {name_of(session, near, far) for session in SESSIONS} == {"near"}
+    gone = Candidate("near", ready=False, rtt=0.01)
+    assert {name_of(session, gone, far) for session in SESSIONS} == {"far"}
+
+
+def test_one_that_failed_the_session_is_passed_over_while_another_is_there() -> None:
+    home = name_of("s", *THREE)
+    other = name_of("s", *THREE, passed_over=(home,))
+    assert other != home
+    everyone = tuple(each.name for each in THREE)
+    assert name_of("s", *THREE, passed_over=everyone) == home, "better that than none"
+
+
+def test_ready_and_just_failed_comes_before_not_ready() -> None:
+    failed, silent = Candidate("failed"), Candidate("silent", ready=False)
+    assert name_of("s", failed, silent, passed_over=("failed",)) == "failed"
+    assert name_of("s", silent) == "silent", "the probe may be old; it is tried all the same"
+    assert name_of("s", silent, Candidate("x", ready=False), passed_over=("x",)) == "silent"
+
+
+def test_other_tokens_are_taken_only_where_there_are_no_others() -> None:
+    other, unknown = Candidate("other", fits=False), Candidate("unknown", ready=False)
+    assert name_of("s", other, unknown) == "unknown"
+    assert name_of("s", other) == "other", "it will say which token differs"
+    assert choose("s", (), ()) is None
+
+
+def test_a_fair_chance_is_a_ready_one_that_fits_and_did_not_just_fail() -> None:
+    assert has_another(THREE, (THREE[0].name, THREE[1].name))
+    assert not has_another(THREE, tuple(each.name for each in THREE))
+    assert not has_another((Candidate("a", fits=False), Candidate("b", ready=False)), ())
+
+
+def test_a_demerit_ends_and_doubles_with_failures_in_a_row() -> None:
+    own = Demerits()
+    lasted = []
+    for attempt in range(7):
+        now = 1000.0 * attempt
+        own.failed("a", now, 0.0)
+        lasted.append(next(s for s in (2, 4, 8, 16, 32, 60) if "a" not in own.passed_over(now + s)))
+        assert "a" in own.passed_over(now + lasted[-1] - 0.001)
+    assert lasted == [2, 4, 8, 16, 32, 60, 60]
+    own.wrote("a")
+    assert own.passed_over(6000.0) == frozenset()
+    own.failed("a", 7000.0, 0.0)
+    assert own.passed_over(7000.0 + FIRST_DEMERIT) == frozenset(), "text begins the count anew"
+
+
+def test_a_demerit_lasts_as_long_as_the_verifier_asked_and_no_two_the_same() -> None:
+    own = Demerits()
+    own.failed("a", 0.0, 0.5, retry_after=8.0)
+    own.failed("b", 0.0, 0.9)
+    assert own.passed_over(8.999) == {"a"}
+    assert own.passed_over(9.0) == frozenset()
+    own.failed("c", 0.0, 0.0, retry_after=1e9)
+    assert own.passed_over(LONGEST_DEMERIT) == frozenset()
