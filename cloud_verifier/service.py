@@ -121,6 +121,8 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                     words = "a second Open came on this stream" if opened else "a stream begins with Open"
                     raise PeerError(words, Code.FAILED_PRECONDITION)
                 opened = True
+                if isinstance(message, Open):
+                    await self._worker.check(message)
                 self._worker.receive(key, message)
         except ForerunError as error:
             self._worker.violate(key, error)

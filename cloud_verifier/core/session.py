@@ -106,7 +106,7 @@ class VerifySession:
         self.kept = RatioEstimator(prior=1.0, prior_weight=4.0)  # were right, of those that should be
         self._stop_ids = stop_ids
         self._prompt: IntArray | None = None  # made once: a step may come every few milliseconds
-        if request.sampling.has_penalties:
+        if request.sampling.reads_text:
             self._prompt = np.array(request.prompt, dtype=np.int32)
         self._bare_step_granted = False
         self._offers = Offers.of(request.acceptance, request.sampling)

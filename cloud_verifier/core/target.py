@@ -32,7 +32,7 @@ class StepItem:
     slots: IntArray  # [T] where each row's KV is written; distinct, and not among any prefix's
     outputs: IntArray  # [O] rows whose choice is wanted, increasing; may be empty
     sampling: SamplingParams
-    # The two fields below are filled only if sampling.has_penalties.
+    # The two fields below are filled only if sampling.reads_text.
     prompt: IntArray | None = None  # [P] the whole prompt, wherever the rows begin
     generated: IntArray | None = None  # [G] committed tokens after the prompt, at positions before row 0's.
     # A row's choice counts as generated: `generated`, then its path's rows from position P on, itself too.

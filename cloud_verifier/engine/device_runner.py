@@ -11,7 +11,7 @@ import torch
 from cloud_verifier.core.target import FloatArray, IntArray
 from cloud_verifier.engine.counts import StepCounts
 from cloud_verifier.engine.device_choice import choice_table, choose_plain, finish
-from cloud_verifier.engine.engine import TorchEngine, choice_rows, no_choices
+from cloud_verifier.engine.engine import TorchEngine, no_choices
 from cloud_verifier.engine.graphs import Capture, GraphRunner
 from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.engine.triton_attention import TritonBackend
@@ -29,7 +29,12 @@ class DeviceRunner:
         self.graphs: GraphRunner | None = None
         if capture is not None:
             self.graphs = GraphRunner(
-                engine.model.forward, engine.kv, engine.backend, engine.model.device, choice_rows, capture
+                engine.model.forward,
+                engine.kv,
+                engine.backend,
+                engine.model.device,
+                engine.choice_rows,
+                capture,
             )
             self._counts = self.graphs.counts
 
@@ -63,7 +68,7 @@ class DeviceRunner:
         logits = self._engine.forward(step)
         if not len(step.outputs):
             return no_choices()
-        table = choice_table(step, choice_rows)
+        table = choice_table(step, self._engine.choice_rows)
         packed = torch.from_numpy(np.stack((table.temperatures.view(np.int64), table.keys))).to(logits.device)
         result = torch.empty((2, table.num_rows), dtype=torch.int32, device=logits.device)
         choose_plain(logits, packed[0].view(torch.float64), packed[1], result)

@@ -15,13 +15,15 @@ from cloud_verifier.core.target import FloatArray, IntArray, StepItem, StepPlan,
 from cloud_verifier.engine.attention import AttentionBackend, StepContext, current_step
 from cloud_verifier.engine.choice import ChoiceRow, choose
 from cloud_verifier.engine.counts import StepCounts
+from cloud_verifier.engine.grammar import Mask, MaskOf, TargetGrammars
 from cloud_verifier.engine.kv import KVStore
 from cloud_verifier.engine.near_tie import near_tie
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
 from cloud_verifier.engine.rules import decide_by_rules, has_rules
 from cloud_verifier.engine.stats import Stats
 from cloud_verifier.engine.torch_ref import TorchRefBackend
-from common.errors import CapacityError
+from common.errors import CapacityError, LocalError
+from common.messages import Open
 
 if TYPE_CHECKING:
     from cloud_verifier.engine.transformers_adapter import TargetModel
@@ -68,7 +70,8 @@ class TorchEngine:
             near_tie=near_tie(model.dtype),
         )
         self._limits = StepLimits(model.vocab_size, model.max_positions, num_slots)
-        self.runner: StepRunner = RowByRow(self.forward)
+        self._grammars = TargetGrammars(model.grammar_tokens)
+        self.runner: StepRunner = RowByRow(self.forward, self.choice_rows)
 
     @property
     def info(self) -> TargetInfo:
@@ -115,10 +118,18 @@ class TorchEngine:
         with out_of_memory_told(plan):
             return self.forward(pack(plan, self._limits))
 
+    def check_grammar(self, request: Open) -> None:
+        """See `ChecksGrammars`."""
+        self._grammars.check(request)
+
+    def choice_rows(self, item: StepItem) -> list[ChoiceRow]:
+        """What each output row's choice depends on besides its logits, masks of grammars included."""
+        return choice_rows(item, self._grammars.mask)
+
     def _by_rules(self, plan: StepPlan, step: PackedStep) -> StepResult:
         """A step with sessions that asked for another rule than the coupled one; rules read the logits."""
         self.runner.counts.eager += 1
-        rows = [row for item in plan.items for row in choice_rows(item)]
+        rows = [row for item in plan.items for row in self.choice_rows(item)]
         logits = self.forward(step)
         choices, margins = choose(logits, rows)
         found = _by_item(plan, choices.cpu().numpy().astype(np.int32), margins.cpu().numpy())
@@ -139,9 +150,12 @@ class TorchEngine:
 class RowByRow:
     """Eager steps, and `choice.choose` on their rows. A `StepRunner`."""
 
-    def __init__(self, forward: Callable[[PackedStep], Tensor]) -> None:
+    def __init__(
+        self, forward: Callable[[PackedStep], Tensor], rows_of: Callable[[StepItem], list[ChoiceRow]]
+    ) -> None:
         self.counts = StepCounts()
         self._forward = forward
+        self._rows_of = rows_of
 
     def run(self, step: PackedStep) -> tuple[IntArray, FloatArray]:
         """See `StepRunner.run`."""
@@ -151,7 +165,7 @@ class RowByRow:
             if step.num_rows:
                 self._forward(step)
             return no_choices()
-        rows = [row for item in step.items for row in choice_rows(item)]
+        rows = [row for item in step.items for row in self._rows_of(item)]
         choices, margins = choose(self._forward(step), rows)
         return choices.cpu().numpy().astype(np.int32), margins.cpu().numpy()
 
@@ -177,15 +191,26 @@ def no_choices() -> tuple[IntArray, FloatArray]:
     return np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
-def choice_rows(item: StepItem) -> list[ChoiceRow]:
-    """What each output row's choice depends on besides its logits."""
-    sampling, positions = item.sampling, item.positions
-    if not sampling.has_penalties:
-        return [ChoiceRow(sampling, int(positions[row]), None, None) for row in item.outputs.tolist()]
-    return [
-        ChoiceRow(sampling, int(positions[row]), item.prompt, _generated(item, row))
-        for row in item.outputs.tolist()
-    ]
+def choice_rows(item: StepItem, mask_of: MaskOf | None = None) -> list[ChoiceRow]:
+    """What each output row's choice depends on besides its logits. `mask_of` is asked where there is a
+    grammar; `LocalError` without."""
+    sampling, positions, outputs = item.sampling, item.positions, item.outputs.tolist()
+    if not sampling.reads_text:
+        return [ChoiceRow(sampling, int(positions[row]), None, None) for row in outputs]
+    rows = []
+    for row in outputs:
+        generated = _generated(item, row)
+        allowed = _allowed(item, generated, mask_of) if sampling.grammar else None
+        rows.append(ChoiceRow(sampling, int(positions[row]), item.prompt, generated, allowed))
+    return rows
+
+
+def _allowed(item: StepItem, generated: IntArray, mask_of: MaskOf | None) -> Mask | None:
+    """None also where the row's own path breaks the grammar: its parent's choice is never this row, so
+    whatever it chooses is dropped."""
+    if mask_of is None:
+        raise LocalError("a session has a grammar and nobody to tell its masks")
+    return mask_of(item.session, item.sampling.grammar, generated)
 
 
 def _generated(item: StepItem, row: int) -> IntArray:

@@ -33,6 +33,7 @@ from cloud_verifier.engine.quantize import Shrinkage, check_quantization, quanti
 from cloud_verifier.engine.refusals import Refusal, refuse_architecture, refuse_config, refuse_division
 from cloud_verifier.engine.widening import HALF, can_widen, float32_inside
 from common.errors import UserError
+from common.grammar import Tokens
 
 ATTENTION = "forerun"
 """The name our attention function is registered under."""
@@ -216,6 +217,14 @@ class TargetModel:
         """Token texts as the tokenizer stores them (byte-level unicode, UTF-8), by id; None without one."""
         tokens = self._words.convert_ids_to_tokens(list(range(self.vocab_size)))
         return [None if token is None else token.encode() for token in cast(list[str | None], tokens)]
+
+    def grammar_tokens(self) -> Tokens:
+        """Its tokens' bytes, for grammars. Takes seconds for a large vocabulary; raises `UserError` if they
+        cannot be told."""
+        written = getattr(self._words, "backend_tokenizer", None)
+        if written is None:
+            raise UserError(f"model '{self.name}' takes no grammars: its tokenizer is none of tokenizer.json")
+        return Tokens.of_tokenizer_json(written.to_str(), self.eos_token_ids, self.vocab_size)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of `text`, with the special tokens that the tokenizer puts around a prompt."""

@@ -67,6 +67,14 @@ CASES: dict[str, tuple[Sequence[ClientMessage], Status, str]] = {
     "lossy rule": (
         [replace(GOOD, acceptance=make_acceptance("bild"))], Status.FAILED_PRECONDITION, "bild is not",
     ),
+    "no grammar": (
+        [replace(GOOD, sampling=replace(SAMPLING, grammar="(")), GOOD],
+        Status.INVALID_ARGUMENT, "the grammar is refused: '(' is no digit",
+    ),
+    "not its text": (
+        [replace(GOOD, sampling=replace(SAMPLING, grammar="2"), committed=(4, 4))],
+        Status.INVALID_ARGUMENT, "break the session's grammar",
+    ),
     "sees the future": ([GOOD, propose(seen_advance=400)], Status.OUT_OF_RANGE, "seen_advance 400"),
 }  # fmt: skip
 
@@ -97,6 +105,18 @@ async def test_a_bad_stream_ends_with_its_status_and_no_other_notices(name: str)
     assert (code, words in details) == (status, True), details
     assert run.session.text == target_alone((1, 2, 3), SAMPLING, EOS)
     assert run.session.stats.resumes == 0
+
+
+async def test_a_session_with_a_grammar_is_served_and_one_with_a_bad_one_was_never_admitted() -> None:
+    good, bad = replace(SAMPLING, grammar="2"), replace(SAMPLING, grammar="start: /a/")
+    async with running() as system:
+        run = await complete(system.address, good)
+        request = encode_request(Open((1,), bad, VOCABULARY.fingerprint))
+        await status_of(system.address, [request])
+        counters = system.worker.scheduler.counters
+        assert (counters.num_opened, counters.num_refused) == (1, {"INVALID_ARGUMENT": 1})
+    assert run.session.text == target_alone((1, 2, 3), good, EOS)
+    assert run.session.text != target_alone((1, 2, 3), SAMPLING, EOS)
 
 
 BAD_FIELDS: dict[str, tuple[pb.SessionRequest, str]] = {

@@ -33,6 +33,7 @@ DRAFTERS: dict[str, Callable[[], TinyDrafter]] = {
     "fair": lambda: TinyDrafter(blend=0.4),
     "liar": lambda: TinyDrafter(lie=True),
     "mute": lambda: TinyDrafter(mute_after=4),
+    "unruly": lambda: TinyDrafter(blend=0.2, knows_grammar=False),
 }
 TRACED_TWICE = 10  # of so many seeds one is run again: law 5 costs a second run
 
@@ -116,6 +117,7 @@ def _sampling(draw: random.Random) -> SamplingParams:
         ignore_eos=draw.random() < 0.5,
         max_tokens=draw.randint(1, 40),
         seed=draw.getrandbits(64),
+        grammar=draw.choice(["", "", "2", "3"]),
     )
 
 
