@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.forerun-installed
+NODE := tests/edge_client/api/node
+NODE_STAMP := $(NODE)/node_modules/.forerun-installed
 
 # On Linux the registry's own torch wheel brings gigabytes of CUDA libraries. A machine without an NVIDIA GPU
 # saves them with  make TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -27,7 +29,7 @@ setup: $(STAMP) ## create .venv with all that the project needs
 demo: setup ## run the demonstration
 	$(BIN)/forerun demo $(ARGS)
 
-test: setup ## run the tests
+test: setup $(NODE_STAMP) ## run the tests
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 static: setup ## check format, lint and types
@@ -56,7 +58,7 @@ clean: ## remove caches and build results
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## also remove .venv
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(NODE)/node_modules
 
 # Says in a sentence what is missing, before minutes are spent. The compiler is for llama.cpp, which has no wheels.
 preflight:
@@ -90,3 +92,11 @@ $(STAMP): pyproject.toml constraints/dev.txt
 		-e '.[edge,hub,verifier,quantized,parallel,simulation,dev]'
 	@touch $@
 	@echo "forerun: $(VENV) is ready"
+
+# One test speaks to the local API through the SDK that Node programs use; without npm it is skipped with a reason.
+$(NODE_STAMP): $(NODE)/package-lock.json
+	@command -v npm >/dev/null 2>&1 || echo "forerun: npm was not found; the test of the Node SDK will be skipped"
+	@if command -v npm >/dev/null 2>&1; then \
+		npm ci --prefix $(NODE) --no-audit --no-fund --silent && touch $@ \
+			|| echo "forerun: the Node SDK cannot be installed; its test will be skipped"; \
+	fi

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -38,6 +39,8 @@ NEEDED_PROGRAMS = {
     "node": ("node", "npm"),
 }
 """Mark -> programs that its tests start; `.ci/run` installs them where it may."""
+
+NODE_PACKAGES = Path(__file__).parent / "edge_client" / "api" / "node" / "node_modules"
 
 WHERE_PROGRAMS_ARE = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
 """Debian puts a broker beside other daemons, where only root's PATH looks."""
@@ -78,7 +81,11 @@ def why_not(mark: str) -> str:
     if modules:
         return f"needs {' and '.join(modules)}: {NEEDED_MODULES[mark][1]}"
     programs = [name for name in NEEDED_PROGRAMS.get(mark, ()) if program(name) is None]
-    return f"needs the programs {' and '.join(programs)}; .ci/run installs them" if programs else ""
+    if programs:
+        return f"needs the programs {' and '.join(programs)}; .ci/run installs them"
+    if mark == "node" and not NODE_PACKAGES.is_dir():
+        return "needs the Node SDK: npm ci --prefix tests/edge_client/api/node, as `make test` does"
+    return ""
 
 
 @cache

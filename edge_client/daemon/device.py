@@ -93,7 +93,9 @@ class Orders(Enum):
             case Orders.REMOTE_OFF if request.logprobs is None:
                 return replace(request, writer=Writer.DRAFT)
             case _:
-                raise UnavailableError(f"this device's fleet has ordered {self.value}: no such text is written")
+                raise UnavailableError(
+                    f"this device's fleet has ordered {self.value}: no such text is written"
+                )
 
 
 @dataclass(slots=True)

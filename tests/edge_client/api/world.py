@@ -150,6 +150,7 @@ async def world(
     max_body_bytes: int = 2**20,
     template: str = TEMPLATE,
     journal: Journal | None = None,
+    not_ready: str = "",
 ) -> AsyncIterator[World]:
     """Everything in one process, and HTTP without a socket."""
     seats = seats or Seats()
@@ -161,7 +162,7 @@ async def world(
             service,
             ApiSettings(gate or Gate(), max_body_bytes=max_body_bytes),
             status=lambda: {"mode": "ahead"},
-            ready=lambda: "",
+            ready=lambda: not_ready,
             metrics=metrics_page(device, lambda: {system.address: True}),
             journal=journal,
         )

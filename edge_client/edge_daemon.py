@@ -1,0 +1,241 @@
+"""The daemon put together: draft model, verifiers, texts, the local API, and whoever watches over it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.routing import Route
+
+from edge_client import daemon_file
+from edge_client.api.app import Api, ApiSettings
+from edge_client.api.listening import UNIX, Listening
+from edge_client.api.security import Gate
+from edge_client.api.service import Defaults, TextService
+from edge_client.config import EdgeConfig
+from edge_client.config.checks import is_loopback
+from edge_client.core.config import Fallback
+from edge_client.core.priors import PriorTable
+from edge_client.daemon.device import Device, DeviceSettings
+from edge_client.daemon.journal import Journal
+from edge_client.daemon.metrics import metrics_page
+from edge_client.draft_model import DraftModel
+from edge_client.llama.model import LlamaModel
+from edge_client.llama.settings import LlamaSettings
+from edge_client.notify import Notifier, Watchdog, loop_ping
+from edge_client.paths import EdgePaths, make_private
+from edge_client.status import StatusPage
+from edge_client.token_file import ensure_token
+from edge_client.verifiers import Verifiers
+
+logger = logging.getLogger(__name__)
+
+DURABLE = "durable"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the command line found out for the daemon."""
+
+    version: str
+    draft_file: str  # of the draft model, or of one whose tokens are the target's
+    priors: PriorTable | None = None
+    notify_socket: str = ""  # of the service manager; empty: there is none
+    watchdog: float | None = None  # seconds that the service manager waits for a sign of life
+    routes: tuple[Route, ...] = ()  # beside the API's own
+    on_ready: Callable[[str, str], None] = field(default=lambda address, token: None)
+
+
+class EdgeDaemon:
+    """One daemon. `run` it once.
+
+    Args: config; paths, whose folders are made as they are needed; around. Raises `UserError` from `run` for
+    whatever keeps it from starting.
+    """
+
+    def __init__(self, config: EdgeConfig, paths: EdgePaths, around: Surroundings) -> None:
+        self._config = config
+        self._paths = paths
+        self._around = around
+        self._began_at = time.monotonic()
+        self._notifier = Notifier(around.notify_socket)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set, then let requests end for `service.stop_timeout` seconds."""
+        config, api = self._config, self._config.api
+        make_private(self._paths.state)
+        token = self._token()
+        async with contextlib.AsyncExitStack() as stack:
+            words = stack.enter_context(LlamaModel(self._llama(), weights=False))
+            drafts = self._drafts()
+            if drafts is not None:
+                stack.push_async_callback(drafts.close)
+            verifiers = await stack.enter_async_context(self._verifiers(words))
+            device = Device(words, verifiers, drafts, self._device_settings())
+            page = self._status_page(device, drafts, verifiers)
+            app = self._api(device, words, page, token)
+            stack.push_async_callback(app.streams.close)
+            grace = config.service.stop_timeout
+            listening = await stack.enter_async_context(
+                Listening(app.app, api.listen, grace=grace, cert=api.tls_cert, key=api.tls_key)
+            )
+            num_resumed = app.streams.go_on()
+            stack.enter_context(self._announced(listening.address, token, num_resumed))
+            await stack.enter_async_context(self._watched(drafts))
+            await self._until_told(stop, listening)
+            self._notifier.stopping("waiting for requests to end")
+
+    # Parts ------------------------------------------------------------------------------------------------
+
+    def _llama(self) -> LlamaSettings:
+        draft = self._config.draft
+        return LlamaSettings(
+            path=self._around.draft_file,
+            n_ctx=draft.context,
+            threads=draft.threads,
+            gpu_layers=draft.gpu_layers,
+        )
+
+    def _drafts(self) -> DraftModel | None:
+        draft = self._config.draft
+        if draft.policy == "off":
+            return None
+        return DraftModel(self._llama(), draft.seats, draft.keep_alive)
+
+    def _verifiers(self, words: LlamaModel) -> Verifiers:
+        raise NotImplementedError
+
+    def _device_settings(self) -> DeviceSettings:
+        config = self._config
+        return DeviceSettings(
+            seats=config.draft.seats,
+            max_waiting=config.api.max_queue,
+            ngrams=config.draft.ngrams if config.draft.recall else 0,
+            patience=config.verifier.patience,
+            priors=self._around.priors,
+        )
+
+    def _api(self, device: Device, words: LlamaModel, page: StatusPage, token: str) -> Api:
+        config = self._config
+        defaults = Defaults(
+            draft_name=Path(self._around.draft_file).stem if device.can_draft else "",
+            policy=config.draft.policy,
+            recall=config.draft.recall,
+            fallback=Fallback(config.verifier.fallback),
+            template=words.chat_template,
+        )
+        gate = Gate(
+            token=token,
+            hosts=config.api.allowed_hosts,
+            origins=config.api.allowed_origins,
+            is_socket=config.api.listen.startswith(UNIX),
+        )
+        settings = ApiSettings(
+            gate,
+            max_body_bytes=config.api.max_body_bytes,
+            keep=config.api.resume_ttl,
+            limit=config.api.request_timeout,
+        )
+        reachable = lambda: {each["address"]: each["reachable"] for each in page.verifiers()}  # noqa: E731
+        return Api(
+            TextService(device, defaults),
+            settings,
+            status=page,
+            ready=page.why_not_ready,
+            metrics=metrics_page(device, reachable) if config.api.metrics else None,
+            journal=self._journal(),
+            more=self._around.routes,
+        )
+
+    def _journal(self) -> Journal | None:
+        if self._config.api.resume != DURABLE:
+            return None
+        return Journal(make_private(self._paths.journal))
+
+    def _token(self) -> str:
+        """Of the API; empty where none is asked for."""
+        api = self._config.api
+        if not api.auth or api.listen.startswith(UNIX):
+            return ""
+        return ensure_token(self._token_file)
+
+    @property
+    def _token_file(self) -> Path:
+        chosen = self._config.api.token_file
+        return Path(chosen).expanduser() if chosen else self._paths.token
+
+    def _status_page(self, device: Device, drafts: DraftModel | None, verifiers: Verifiers) -> StatusPage:
+        about = {"version": self._around.version, "pid": os.getpid(), "started_at": round(time.time(), 1)}
+        return StatusPage(
+            device,
+            Fallback(self._config.verifier.fallback),
+            about,
+            draft=lambda: _draft_status(drafts, self._around.draft_file),
+            verifiers=verifiers.snapshot,
+            fleet=dict,
+            uptime=lambda: time.monotonic() - self._began_at,
+        )
+
+    # Life -------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _announced(self, address: str, token: str, num_resumed: int) -> Any:
+        """Client commands find it and the service manager knows that it serves, while the block runs."""
+        record = daemon_file.this_process(
+            started_at=time.time(),
+            listen=address,
+            version=self._around.version,
+            token_file=str(self._token_file) if token else "",
+            tls_cert=self._config.api.tls_cert,
+            log_file=self._config.log.file,
+        )
+        daemon_file.write(self._paths.daemon, record)
+        self._notifier.ready(f"serving at {address}")
+        logger.info("serving at %s", address, extra={"fields": {"resumed": num_resumed}})
+        self._around.on_ready(address, token)
+        try:
+            yield
+        finally:
+            daemon_file.remove(self._paths.daemon, record)
+
+    @contextlib.asynccontextmanager
+    async def _watched(self, drafts: DraftModel | None) -> Any:
+        """The service manager's watchdog is fed meanwhile, if it has one."""
+        if self._around.watchdog is None:
+            yield
+            return
+        drafter = drafts.ping if drafts is not None else loop_ping
+        task = asyncio.create_task(
+            Watchdog(self._notifier.alive, self._around.watchdog, loop_ping, drafter).run()
+        )
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _until_told(self, stop: asyncio.Event, listening: Listening) -> None:
+        told, broken = asyncio.create_task(stop.wait()), asyncio.create_task(listening.wait())
+        await asyncio.wait({told, broken}, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if broken.done():
+            await broken
+        broken.cancel()
+
+
+def _draft_status(drafts: DraftModel | None, file: str) -> dict[str, Any]:
+    if drafts is None:
+        return {"state": "off", "file": file}
+    return {"state": drafts.state.value, "file": file, "size_bytes": drafts.size_bytes, "error": drafts.error}
+
+
+def is_public(listen: str) -> bool:
+    """Whether other machines reach the API there."""
+    return not (listen.startswith(UNIX) or is_loopback(listen))

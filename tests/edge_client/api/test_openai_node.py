@@ -1,0 +1,62 @@
+"""The official Node SDK of OpenAI runs against the daemon as it would against OpenAI (node/cases.mjs)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.edge_client.api.served import TOKEN, served
+from tests.edge_client.api.world import alone
+
+pytestmark = [pytest.mark.api, pytest.mark.grpc, pytest.mark.node]
+
+FOLDER = Path(__file__).parent / "node"
+PATIENCE = 120.0  # seconds; Node itself takes one to start
+
+
+async def run_cases() -> dict[str, Any]:
+    async with served(step_time=0.002) as found:
+        node = await asyncio.create_subprocess_exec(
+            "node", "cases.mjs", found.url, TOKEN, cwd=FOLDER, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await asyncio.wait_for(node.communicate(), PATIENCE)
+    assert node.returncode == 0
+    told: dict[str, Any] = json.loads(out)
+    return told
+
+
+async def test_every_case_of_the_sdk() -> None:
+    """One run of Node for all: it takes a second to start."""
+    told = await run_cases()
+    text = alone()
+    assert [name for name, found in told.items() if "failed" in found] == [], told
+    assert told["chat"]["text"] == text
+    assert told["chat"]["ours"] == told["chat"]["usage"]["completion_tokens"]
+    assert told["chat_stream"]["text"] == text
+    assert told["chat_stream"]["usages"] == 1
+    assert told["chat_stream"]["last_usage"]["prompt_tokens"] == 3
+    assert len(told["chat_stream"]["reasons"]) == 1
+    assert told["stream_helper"] == {"deltas": text, "text": text}
+    assert told["completion"]["text"] == told["completion_stream"]["text"] == text
+    assert told["models"] == {"ids": ["tiny@tiny-draft", "tiny", "tiny-draft"], "one": "tiny"}
+    assert told["logprobs"]["tokens"].startswith(text)
+    assert set(told["logprobs"]["tops"]) == {2}
+
+
+async def test_errors_are_the_sdks_own() -> None:
+    told = await run_cases()
+    kinds = {name: found["kind"] for name, found in told.items() if "kind" in found}
+    assert kinds == {
+        "wrong_field": "BadRequestError",
+        "unknown_model": "NotFoundError",
+        "unsupported": "BadRequestError",
+        "error_in_stream": "APIError",
+        "wrong_key": "AuthenticationError",
+    }
+    assert told["wrong_field"]["param"] == "temperature"
+    assert told["unknown_model"]["code"] == "model_not_found"
+    assert told["unsupported"]["code"] == "unsupported_parameter"
