@@ -12,7 +12,7 @@ from common.sampling import SamplingParams
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.effects import Expand, MoveTip, StartDrafter
 from edge_client.core.stats import SessionStats
-from edge_client.draft_worker import DraftWorker
+from edge_client.draft_worker import Drafts
 
 
 class DeviceGeneration:
@@ -27,7 +27,7 @@ class DeviceGeneration:
 
     def __init__(
         self,
-        drafts: DraftWorker,
+        drafts: Drafts,
         prompt: Sequence[int],
         sampling: SamplingParams,
         eos_ids: Collection[int],

@@ -155,6 +155,10 @@ class DraftGroup:
         self._num_releases += 1
         member.released_at = self._num_releases
 
+    def fail(self, index: int, error: ForerunError) -> None:
+        """A member drafts no more until its next text: a defect was met."""
+        self._fail(self.members[index], error)
+
     # --- a turn -----------------------------------------------------------------------------------------
 
     def turn(self) -> list[Answer]:
