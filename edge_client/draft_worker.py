@@ -33,7 +33,11 @@ class Drafts(Protocol):
 
 
 class DraftWorker:
-    """Owns a drafter: it is called from this worker's one thread only. A context manager."""
+    """Owns a drafter for one session: it is called from this worker's one thread only. A context manager.
+
+    Leaving it waits for the draft step under way; in an event loop, `await close()` instead. A context of
+    llama.cpp that several sessions share belongs to a `DraftPool`.
+    """
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -47,6 +51,11 @@ class DraftWorker:
     def __exit__(self, *_: object) -> None:
         self._jobs.put(None)
         self._thread.join()
+
+    async def close(self) -> None:
+        """As leaving the context, without a pause of the event loop."""
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
 
     def submit(self, effect: StartDrafter | MoveTip) -> None:
         self._jobs.put((effect, None))

@@ -1,9 +1,9 @@
-"""Which sequences hold the live tree's KV: our bookkeeping, and the calls that keep llama.cpp's equal to it.
+"""Which sequences hold a session's tree: our bookkeeping, and the calls that keep llama.cpp's equal to it.
 
-The *trunk* (sequence 0) holds the committed text. A node that the draft evaluated has its KV in at least one
-*branch*, a sequence that runs from the first token down to its *head*. A head is a node without an evaluated
-child, so branches and leaves correspond one to one: a head's child extends its branch, any other child forks
-a new one. A fork shares cells, nothing is copied.
+The *trunk*, a sequence that is the session's own, holds the committed text. A node that the draft evaluated
+has its KV in at least one *branch*, a sequence that runs from the first token down to its *head*. A head is a
+node without an evaluated child, so branches and leaves correspond one to one: a head's child extends its
+branch, any other child forks a new one. A fork shares cells, nothing is copied.
 
 Copying a long prefix costs one ordered-set insertion per cell inside llama.cpp. So a branch that ends
 keeps the trunk's cells, and the next fork adds only what the trunk has grown by since.
@@ -11,86 +11,36 @@ keeps the trunk's cells, and the next fork adds only what the trunk has grown by
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterable
 
 from common.errors import LocalError
-from edge_client.core.drafter import Expansion
-
-TRUNK = 0
-NO_SEQUENCE = -1
-NOT_PLANNED = -1
-
-
-class Surprise(Exception):
-    """The KV is not what we think it is, or has no room. Answered by a resync; never leaves the drafter."""
-
-    def __init__(self, message: str, full: bool = False) -> None:
-        super().__init__(message)
-        self.full = full  # for want of room
-
-
-class SequenceMemory(Protocol):
-    """What llama.cpp's memory does (`LlamaRuntime`)."""
-
-    def seq_copy(self, source: int, destination: int, start: int, stop: int) -> None: ...
-    def seq_remove(self, sequence: int, start: int) -> bool: ...
-
-
-@dataclass(slots=True, eq=False)
-class DraftNode:
-    """A node the draft was asked about, or the tip."""
-
-    id: int
-    parent: DraftNode | None = field(repr=False)  # None: the tip
-    token: int
-    position: int
-    sequence: int = NO_SEQUENCE  # one that holds its KV; NO_SEQUENCE = not evaluated, or lost
-    row: int = NOT_PLANNED  # in the batch that is being put together
-    expansion: Expansion | None = None
-
-    def path(self) -> Iterator[DraftNode]:
-        """The node, then its ancestors up to and with the tip."""
-        node: DraftNode | None = self
-        while node is not None:
-            yield node
-            node = node.parent
-
-
-@dataclass(slots=True)
-class BatchPlan:
-    """The rows of the next llama_decode."""
-
-    tokens: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    sequences: list[int] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)  # 1: give logits, 0: only its KV is needed
-    nodes: list[DraftNode | None] = field(default_factory=list)  # None: a committed token before the tip
-    shared: dict[int, list[int]] = field(default_factory=dict)  # row -> sequences beyond its first
-
-    def add(self, node: DraftNode) -> None:
-        node.row = len(self.tokens)
-        self.add_token(node.token, node.position, node.sequence, node)
-
-    def add_token(self, token: int, position: int, sequence: int, node: DraftNode | None = None) -> None:
-        self.tokens.append(token)
-        self.positions.append(position)
-        self.sequences.append(sequence)
-        self.outputs.append(0)
-        self.nodes.append(node)
+from edge_client.llama.plan import NO_SEQUENCE, NOT_PLANNED, BatchPlan, DraftNode, Surprise
+from edge_client.llama.sequences import SequenceMemory, Sequences
 
 
 class Branches:
-    """The live nodes and their sequences. `num_sequences` counts the trunk."""
+    """A session's live nodes and their sequences: its `trunk`, and branches drawn from the context's."""
 
-    def __init__(self, memory: SequenceMemory, num_sequences: int) -> None:
+    def __init__(self, memory: SequenceMemory, sequences: Sequences, trunk: int) -> None:
         self._memory = memory
+        self._sequences = sequences
+        self.trunk = trunk
+        self.trunk_length = 0  # cells of the trunk
         self.nodes: dict[int, DraftNode] = {}  # below the tip, parents first
         self.heads: dict[int, DraftNode] = {}  # branch -> its head
-        self.free = list(range(num_sequences - 1, TRUNK, -1))  # the last is taken first
-        self.shared_length = [0] * num_sequences  # leading cells that a sequence surely shares with the trunk
-        self.trunk_length = 0  # cells of the trunk
+        self.free: list[int] = []  # branches that ended; the last is taken first
+        self.shared_length: dict[int, int] = {}  # leading cells that a branch surely shares with the trunk
+        sequences.join(self)
+
+    @property
+    def branches(self) -> list[int]:
+        """All that it has, live and free."""
+        return [*self.heads, *self.free]
+
+    @property
+    def num_free(self) -> int:
+        """Branches that are only kept for the next fork."""
+        return len(self.free)
 
     # --- growing ----------------------------------------------------------------------------------------
 
@@ -109,10 +59,8 @@ class Branches:
 
     def _fork(self, node: DraftNode, plan: BatchPlan) -> int:
         """A new branch that holds all of the node's ancestors, those in the batch included."""
-        if not self.free:
-            raise Surprise(f"all {len(self.shared_length) - 1} branch sequences are taken", full=True)
-        branch = self.free.pop()
-        source, stop = TRUNK, self.trunk_length
+        branch = self.free.pop() if self.free else self._sequences.take()
+        source, stop = self.trunk, self.trunk_length
         for above in node.path():
             if above is node:
                 continue
@@ -121,12 +69,30 @@ class Branches:
                 break
             plan.shared.setdefault(above.row, []).append(branch)
             if above.parent is None:  # the tip, behind the committed tokens that are evaluated with it
-                for row in range(above.row):
+                for row in range(plan.first, above.row):
                     plan.shared.setdefault(row, []).append(branch)
-        start = self.shared_length[branch]
+        start = self.shared_length.get(branch, 0)
         if start < stop:
             self._memory.seq_copy(source, branch, start, stop)
-            self.shared_length[branch] = min(stop, self.trunk_length)
+            start = min(stop, self.trunk_length)
+        self.shared_length[branch] = start
+        return branch
+
+    def retract(self, nodes: Iterable[DraftNode | None]) -> None:
+        """Take back what `place` did for nodes whose batch was not evaluated.
+
+        Raises `Surprise` if llama.cpp refuses to remove what may be there of them.
+        """
+        for node in nodes:
+            if node is not None:
+                node.sequence, node.row = NO_SEQUENCE, NOT_PLANNED
+        self._cut(self.trunk, self.trunk_length)
+        self._settle()
+
+    def give_up(self) -> int:
+        """Part with the branch that was free for longest; the caller removes its cells."""
+        branch = self.free.pop(0)
+        del self.shared_length[branch]
         return branch
 
     # --- pruning ----------------------------------------------------------------------------------------
@@ -140,7 +106,7 @@ class Branches:
             if node is not None and node.sequence != NO_SEQUENCE:
                 last = node
         if last is not None:
-            self._memory.seq_copy(last.sequence, TRUNK, self.trunk_length, last.position + 1)
+            self._memory.seq_copy(last.sequence, self.trunk, self.trunk_length, last.position + 1)
             self.trunk_length = last.position + 1
         return node
 
@@ -154,6 +120,10 @@ class Branches:
         for node in list(self.nodes.values()):
             if node.parent is not tip and not self._is_alive(node.parent):
                 del self.nodes[node.id]
+        self._settle()
+
+    def _settle(self) -> None:
+        """Every branch ends at an evaluated live node, or is free."""
         covered: set[int] = set()
         ended = [
             (branch, head) for branch, head in self.heads.items() if not self._keep(branch, head, covered)
@@ -163,7 +133,7 @@ class Branches:
 
     def _keep(self, branch: int, head: DraftNode, covered: set[int]) -> bool:
         """Whether the branch goes on as it is. Its nodes are then `covered`, and say so."""
-        if not self._is_alive(head):
+        if not self._is_held(head):
             return False
         self.shared_length[branch] = self.trunk_length
         for node in head.path():
@@ -174,8 +144,8 @@ class Branches:
         return True
 
     def _shorten(self, branch: int, head: DraftNode, covered: set[int]) -> None:
-        """End a branch at its lowest live node if no other branch holds that one, else free it."""
-        lowest = next((node for node in head.path() if self._is_alive(node)), None)
+        """End a branch at its lowest evaluated live node if no other branch holds that one, else free it."""
+        lowest = next((node for node in head.path() if self._is_held(node)), None)
         if lowest is None or lowest.id in covered:
             del self.heads[branch]
             self.free.append(branch)
@@ -192,10 +162,30 @@ class Branches:
     def _is_alive(self, node: DraftNode | None) -> bool:
         return node is not None and self.nodes.get(node.id) is node
 
+    def _is_held(self, node: DraftNode) -> bool:
+        return node.sequence != NO_SEQUENCE and self.nodes.get(node.id) is node
+
     # --- starting over ----------------------------------------------------------------------------------
 
-    def release_all(self, trunk_length: int) -> None:
-        """Branches are gone, the trunk is this short, nodes lose their KV. The caller removes the cells."""
+    def cut_back(self, length: int) -> bool:
+        """Branches end, the trunk is this short, nodes lose their KV. False: llama.cpp refused."""
+        longer = [
+            branch for branch, kept in self.shared_length.items() if kept > length or branch in self.heads
+        ]
+        self._end_all(length)
+        self.shared_length = {branch: min(kept, length) for branch, kept in self.shared_length.items()}
+        return all(self._memory.seq_remove(sequence, length) for sequence in (self.trunk, *longer))
+
+    def clear(self) -> None:
+        """Nothing is held any more, and other sessions may have the branches."""
+        self._end_all(0)
+        for sequence in (self.trunk, *self.free):
+            self._memory.seq_remove(sequence, 0)  # of whole sequences it never fails
+        self._sequences.idle += reversed(self.free)
+        self.free.clear()
+        self.shared_length.clear()
+
+    def _end_all(self, trunk_length: int) -> None:
         for branch in self.heads:  # a live branch holds the whole trunk, also where its count lags behind
             self.shared_length[branch] = self.trunk_length
         self.free += sorted(self.heads, reverse=True)
@@ -203,14 +193,12 @@ class Branches:
         for node in self.nodes.values():
             node.sequence, node.row = NO_SEQUENCE, NOT_PLANNED
         self.trunk_length = trunk_length
-        self.shared_length = [min(length, trunk_length) for length in self.shared_length]
 
     # --- law 3 ------------------------------------------------------------------------------------------
 
     def check_integrity(self, tip: DraftNode) -> None:
         """Nothing leaks and nothing is missing. Raises `LocalError` that says what is wrong."""
-        branches = sorted([*self.free, *self.heads])
-        _hold(branches == list(range(1, len(self.shared_length))), f"sequences leak: {branches} of 1..n")
+        _hold(set(self.shared_length) == {*self.free, *self.heads}, "a branch has cells that nobody counts")
         _hold(all(self._is_alive(head) for head in self.heads.values()), "a branch ends at a dead node")
         held = {branch: set(map(id, head.path())) for branch, head in self.heads.items()}
         for node in self.nodes.values():

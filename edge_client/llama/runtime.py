@@ -21,6 +21,7 @@ from edge_client.llama.settings import KV_TYPES, LlamaSettings
 
 FloatArray = NDArray[np.float32]
 
+NO_KV_SLOT = 1  # llama_decode: no free cells, nothing was changed
 ALL_SEQUENCES = -1
 TO_THE_END = -1
 MAX_UBATCH = 512  # llama.cpp's default: larger physical batches cost memory and gain nothing on a processor
@@ -58,7 +59,7 @@ class LlamaRuntime(LlamaModel):
     # --- evaluation -------------------------------------------------------------------------------------
 
     def decode(self) -> int:
-        """Evaluate `batch`. 0 = done; 1 = no free KV cells, nothing changed; else the KV may have changed."""
+        """Evaluate `batch`. 0 = done; NO_KV_SLOT = nothing changed; else the KV may have changed."""
         code: int = self._library.llama_decode(self._context, self.batch.struct)
         return code
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from common.errors import LocalError
-from edge_client.llama.branches import TRUNK, BatchPlan, Branches, DraftNode, Surprise
+from edge_client.llama.branches import Branches
+from edge_client.llama.plan import BatchPlan, DraftNode, Surprise
+from edge_client.llama.sequences import Sequences
+
+TRUNK = 0
 
 
 class CellMemory:
@@ -31,7 +35,8 @@ class World:
 
     def __init__(self, num_sequences: int = 6, refuses: bool = False) -> None:
         self.memory = CellMemory(num_sequences, refuses)
-        self.branches = Branches(self.memory, num_sequences)
+        self.sequences = Sequences(self.memory, 1, num_sequences)
+        self.branches = Branches(self.memory, self.sequences, TRUNK)
         self.tip = DraftNode(0, None, 9, 3, TRUNK)
         self.memory.cells[TRUNK] = {0, 1, 2, 3}
         self.branches.trunk_length = 4
@@ -63,6 +68,7 @@ class World:
         self.check()
 
     def check(self) -> None:
+        self.sequences.check_integrity()
         self.branches.check_integrity(self.tip)
         for branch, head in self.branches.heads.items():
             assert self.memory.cells[branch] == set(range(head.position + 1))
@@ -152,6 +158,6 @@ def test_a_refused_removal_is_a_surprise() -> None:
 
 def test_a_leak_is_found() -> None:
     world = World()
-    world.branches.free.pop()
+    world.sequences.idle.pop()
     with pytest.raises(LocalError, match="leak"):
         world.check()

@@ -1,0 +1,556 @@
+"""Sessions that share a context are each answered as if they were alone in it, and each fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import CapacityError, ForerunError, LocalError, UserError
+from common.sampling import SamplingParams
+from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from edge_client.core.effects import StartDrafter
+from edge_client.llama.group import fair_shares
+from edge_client.llama.settings import LlamaSettings
+from tests.edge_client.llama.tree_world import (
+    GREEDY,
+    SAMPLED,
+    TOLERANCE,
+    TreeWorld,
+    assert_same,
+    count_decodes,
+    exact_settings,
+    fail_decodes,
+    from_scratch,
+)
+
+if TYPE_CHECKING:
+    from edge_client.llama.drafter import LlamaDrafter
+    from edge_client.llama.group import DraftGroup
+    from edge_client.llama.runtime import LlamaRuntime
+
+pytestmark = pytest.mark.llama
+
+Q8_TOLERANCE = (
+    5e-2  # the demo draft's activations are rounded to 8 bits, so an ulp before may be a step after
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.edge_client.llama.tiny_gguf import write_tiny_gguf
+
+    return write_tiny_gguf(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def oracle(model: Path) -> Iterator[LlamaDrafter]:
+    """Another context, which is only ever asked for the tip of a text."""
+    from edge_client.llama.drafter import LlamaDrafter
+    from edge_client.llama.runtime import LlamaRuntime
+
+    with LlamaRuntime(exact_settings(model, n_seq_max=2)) as loaded:
+        yield LlamaDrafter(loaded)
+
+
+@pytest.fixture(scope="module")
+def shared(model: Path) -> Iterator[LlamaRuntime]:
+    from edge_client.llama.runtime import LlamaRuntime
+
+    with LlamaRuntime(exact_settings(model, n_ctx=1024, n_seq_max=64)) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def runtime(shared: LlamaRuntime) -> LlamaRuntime:
+    shared.clear()
+    return shared
+
+
+@dataclass
+class MemberDrafter:
+    """A member of a group as a drafter: it waits for its own answer and keeps those of the others."""
+
+    group: DraftGroup
+    index: int
+    answers: dict[int, Sequence[Expansion] | ForerunError] = field(default_factory=dict)
+
+    def start(self, tokens: Sequence[int], tip: int, sampling: SamplingParams, plain: int = 0) -> None:
+        self.group.begin(self.index, StartDrafter(tuple(tokens), tip, sampling, plain))
+
+    def reroot(self, change: Reroot) -> None:
+        self.group.reroot(self.index, change)
+
+    def expand(self, rows: Sequence[DraftRow]) -> list[Expansion]:
+        self.group.ask(self.index, rows)
+        while self.index not in self.answers:
+            self.turn()
+        outcome = self.answers.pop(self.index)
+        if isinstance(outcome, ForerunError):
+            raise outcome
+        return list(outcome)
+
+    def turn(self) -> None:
+        """Let the group take one turn; the answers are those of all members."""
+        self.answers.update({each.member: each.outcome for each in self.group.turn()})
+        self.check_integrity()
+
+    def check_integrity(self) -> None:
+        self.group.check_integrity()
+
+
+class Crowd:
+    """Sessions that ask, commit, prune, end and begin as they like, while the group takes its turns."""
+
+    def __init__(self, group: DraftGroup, chance: Random, num_tokens: int = 300) -> None:
+        self.group = group
+        self.chance = chance
+        self.worlds = [
+            TreeWorld(
+                MemberDrafter(group, place),
+                Random(chance.random()),
+                GREEDY if place % 2 else SAMPLED,
+                num_tokens=num_tokens,
+            )
+            for place in range(len(group.members))
+        ]
+        self.under_way: dict[int, list[int]] = {}  # member -> nodes that it asked about
+        self.texts: list[list[int]] = []  # that sessions had; new ones may begin likewise
+        self.num_failed = 0
+
+    def begin(self, place: int, longest: int) -> None:
+        """A new text, which may begin as another did."""
+        chance, world = self.chance, self.worlds[place]
+        text = [chance.randrange(world.num_tokens) for _ in range(chance.randint(1, longest))]
+        if self.texts and chance.random() < 0.6:
+            before = chance.choice(self.texts)
+            text = [*before[: chance.randint(1, len(before))], *text][:longest]
+        world.start(text)
+        self.texts = [*self.texts[-7:], text]
+
+    def act(self, place: int, longest: int) -> None:
+        """One input of a session that has no draft step under way."""
+        chance, world = self.chance, self.worlds[place]
+        choice = chance.random()
+        if not world.text or len(world.text) > longest or choice < 0.05:
+            self.group.release(place)
+            self.begin(place, longest)
+        elif choice < 0.25 and world.paths:
+            world.random_pruning()
+        elif choice < 0.5:
+            world.reroot(world.random_commit())
+        else:
+            rows = self.under_way[place] = world.random_rows()
+            self.group.ask(place, [world.row(node) for node in rows])
+
+    def turn(self, check: Callable[[TreeWorld, int, Expansion], None]) -> None:
+        """One turn of the group; a session that failed begins anew."""
+        for answer in self.group.turn():
+            nodes, world = self.under_way.pop(answer.member), self.worlds[answer.member]
+            if isinstance(answer.outcome, ForerunError):
+                assert isinstance(answer.outcome, CapacityError)
+                self.num_failed += 1
+                world.text = []
+                continue
+            world.learn(nodes, answer.outcome)
+            for node, found in zip(nodes, answer.outcome, strict=True):
+                if self.chance.random() < 0.25:
+                    check(world, node, found)
+        self.group.check_integrity()
+
+    def run(self, num_steps: int, longest: int, check: Callable[[TreeWorld, int, Expansion], None]) -> None:
+        for _ in range(num_steps):
+            for place in range(len(self.worlds)):
+                if place not in self.under_way and self.chance.random() < 0.7:
+                    self.act(place, longest)
+            self.turn(check)
+        while self.group.has_work:
+            self.turn(check)
+
+
+def checker(
+    oracle: LlamaDrafter, tolerance: float = TOLERANCE
+) -> Callable[[TreeWorld, int, Expansion], None]:
+    """Holds an expansion against its path evaluated from scratch in a context of its own."""
+    return lambda world, node, found: assert_same(
+        found, from_scratch(oracle, world.text_of(node), world.sampling), tolerance
+    )
+
+
+def group_on(runtime: LlamaRuntime, size: int) -> DraftGroup:
+    from edge_client.llama.group import DraftGroup
+
+    return DraftGroup(runtime, size)
+
+
+def drafters(group: DraftGroup) -> list[MemberDrafter]:
+    """Its members; they keep answers in one place, as any of them may take a turn."""
+    answers: dict[int, Sequence[Expansion] | ForerunError] = {}
+    return [MemberDrafter(group, member.index, answers) for member in group.members]
+
+
+def worlds_on(group: DraftGroup) -> list[TreeWorld]:
+    return [TreeWorld(drafter, Random(drafter.index)) for drafter in drafters(group)]
+
+
+def nothing_is_held(group: DraftGroup, runtime: LlamaRuntime) -> bool:
+    for member in group.members:
+        member.session.clear()
+    group.check_integrity()
+    return all(runtime.seq_span(sequence) == (-1, -1) for sequence in range(runtime.n_seq_max))
+
+
+@pytest.mark.parametrize(
+    ("size", "n_ctx", "n_seq_max"),
+    [(8, 1024, 64), (3, 512, 64), (8, 1024, 16), (5, 256, 32), (2, 256, 4), (1, 256, 2)],
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_interleaved_sessions_are_answered_as_if_alone(
+    model: Path, oracle: LlamaDrafter, size: int, n_ctx: int, n_seq_max: int, seed: int
+) -> None:
+    from edge_client.llama.runtime import LlamaRuntime
+
+    with LlamaRuntime(exact_settings(model, n_ctx, n_seq_max)) as runtime:
+        group = group_on(runtime, size)
+        crowd = Crowd(group, Random(seed))
+        crowd.run(90, 70, checker(oracle))
+        for place in range(size):
+            group.release(place)
+        group.check_integrity()
+        assert n_ctx < 512 or crowd.num_failed == 0
+        assert sum(member.num_rows for member in group.members) > 20 * size
+        assert nothing_is_held(group, runtime)
+
+
+def test_the_demo_draft_answers_a_crowd_as_each_alone() -> None:
+    from demo_models import DRAFT_GGUF
+    from edge_client.llama.drafter import LlamaDrafter
+    from edge_client.llama.runtime import LlamaRuntime
+
+    def settings(n_seq_max: int) -> LlamaSettings:
+        return LlamaSettings(
+            str(DRAFT_GGUF), n_ctx=1024, n_seq_max=n_seq_max, n_batch=64, max_rows=16, threads=1,
+            kv_type="f32", flash_attention=False,
+        )  # fmt: skip
+
+    with LlamaRuntime(settings(64)) as runtime, LlamaRuntime(settings(2)) as alone:
+        group = group_on(runtime, 4)
+        Crowd(group, Random(1), runtime.num_vocab).run(40, 60, checker(LlamaDrafter(alone), Q8_TOLERANCE))
+        assert nothing_is_held(group, runtime)
+
+
+def test_all_that_wait_are_evaluated_in_one_decode(
+    runtime: LlamaRuntime, oracle: LlamaDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_on(runtime, 4)
+    worlds = worlds_on(group)
+    for world in worlds:
+        world.start([world.chance.randrange(300) for _ in range(20)])
+        world.expand([world.tip])
+    stems = [[world.child(world.tip, token) for token in (3, 4, 5)] for world in worlds]
+    for place, world in enumerate(worlds):
+        group.ask(place, [world.row(node) for node in stems[place]])
+    num_decodes = count_decodes(runtime, monkeypatch)
+    answers = group.turn()
+    assert num_decodes() == 1
+    assert [answer.member for answer in answers] == [0, 1, 2, 3]
+    for answer, world in zip(answers, worlds, strict=True):
+        assert not isinstance(answer.outcome, ForerunError)
+        for node, found in zip(stems[answer.member], answer.outcome, strict=True):
+            assert_same(found, from_scratch(oracle, world.text_of(node), GREEDY))
+    assert not group.has_work
+
+
+def test_a_long_prompt_holds_nobody_up(runtime: LlamaRuntime) -> None:
+    group = group_on(runtime, 2)
+    slow, quick = worlds_on(group)
+    quick.start(list(range(10)))
+    quick.expand([quick.tip])
+    slow.start([place % 300 for place in range(500)])
+    group.ask(0, [slow.row(slow.tip)])
+    num_steps = 0
+    while 0 in {member.index for member in group.members if member.asked is not None}:
+        node = quick.child(quick.tip, num_steps)
+        group.ask(1, [quick.row(node)])
+        before = group.members[0].session.num_held
+        assert 1 in [answer.member for answer in group.turn()], "every turn evaluates what is asked"
+        assert group.members[0].session.num_held - before <= runtime.max_rows + 1
+        num_steps += 1
+    assert num_steps >= 500 // runtime.max_rows
+
+
+def test_a_prompt_alone_is_read_a_batch_at_a_time(
+    runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_on(runtime, 2)
+    (world, _) = worlds_on(group)
+    num_decodes = count_decodes(runtime, monkeypatch)
+    world.start(list(range(97)))
+    while group.has_work:
+        group.turn()
+    assert num_decodes() == 2  # 96 tokens, 64 a batch; the tip waits for its rows
+
+
+def test_draft_rows_are_shared_out_fairly(runtime: LlamaRuntime) -> None:
+    """Eight sessions, each asking again as soon as it is answered, for one to eight rows at a time."""
+    group = group_on(runtime, 8)
+    worlds = worlds_on(group)
+    for world in worlds:
+        world.start([world.chance.randrange(300) for _ in range(world.chance.randint(1, 40))])
+        world.expand([world.tip])
+    waiting: dict[int, list[int]] = {}
+    for _ in range(150):
+        for place, world in enumerate(worlds):
+            if place not in waiting:
+                world.reroot([(world.new_id(), world.chance.randrange(300))] if len(world.text) < 50 else [])
+                count = world.chance.randint(1, 8)
+                waiting[place] = [world.tip] if world.tip not in world.expanded else []
+                waiting[place] += [world.child(world.tip, token) for token in range(count)]
+                group.ask(place, [world.row(node) for node in waiting[place]])
+        for answer in group.turn():
+            assert not isinstance(answer.outcome, ForerunError)
+            worlds[answer.member].learn(waiting.pop(answer.member), answer.outcome)
+            world = worlds[answer.member]
+            world.drafter.reroot(Reroot((), tuple(world.paths)))
+            world.paths, world.tokens = {}, {}
+    rows = [member.num_rows for member in group.members]
+    assert sum(rows) > 150 * 10
+    assert jain(rows) >= 0.95
+
+
+def test_a_session_asking_for_much_takes_nothing_from_one_that_asks_for_little(runtime: LlamaRuntime) -> None:
+    group = group_on(runtime, 2)
+    greedy, modest = worlds_on(group)
+    for world in (greedy, modest):
+        world.start([1, 2, 3])
+        world.expand([world.tip])
+    many = [greedy.child(greedy.tip, token) for token in range(40)]
+    group.ask(0, [greedy.row(node) for node in many])
+    for token in range(3):
+        group.ask(1, [modest.row(modest.child(modest.tip, token))])
+        assert [answer.member for answer in group.turn()] == [1]
+    (answer,) = group.turn()
+    assert answer.member == 0
+
+
+def test_a_lone_session_may_have_all_branches_and_gives_them_up(runtime: LlamaRuntime) -> None:
+    group = group_on(runtime, 8)
+    worlds = worlds_on(group)
+    rich, *others = worlds
+    rich.start([1, 2, 3])
+    rich.expand([rich.tip])
+    all_branches = runtime.n_seq_max - 8
+    rich.expand([rich.child(rich.tip, token) for token in range(all_branches)])
+    assert group.members[0].session.num_branches == all_branches
+    for world in others:
+        world.start([4, 5, 6])
+        world.expand([world.tip])
+        world.expand([world.child(world.tip, token) for token in range(6)])
+    rich.expand([rich.child(node, 7) for node in list(rich.paths)[:3]])
+
+
+def test_branches_kept_by_one_are_taken_by_another(runtime: LlamaRuntime) -> None:
+    group = group_on(runtime, 2)
+    first, second = worlds_on(group)
+    for world in (first, second):
+        world.start([1, 2, 3])
+        world.expand([world.tip])
+    for world in (first, second, first):
+        nodes = [world.child(world.tip, token) for token in range(62)]
+        world.expand(nodes)
+        world.reroot([(world.new_id(), 8)])
+        world.expand([world.tip])
+    assert sum(member.session.num_resyncs for member in group.members) == 0
+
+
+def test_a_released_text_is_not_read_again(runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_on(runtime, 2)
+    world, _ = worlds_on(group)
+    world.start(list(range(100)))
+    world.expand([world.tip])
+    stem = world.child(world.tip, 9)
+    world.expand([stem])
+    group.release(0)
+    group.check_integrity()
+    num_decodes = count_decodes(runtime, monkeypatch)
+    world.start([*range(100), 50, 51])
+    world.expand([world.tip])
+    assert group.members[0].session.num_held == 102
+    assert num_decodes() <= 2
+
+
+def test_a_prefix_that_another_session_holds_is_shared(
+    runtime: LlamaRuntime, oracle: LlamaDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_on(runtime, 2)
+    first, second = worlds_on(group)
+    first.start(list(range(200)))
+    first.expand([first.tip])
+    num_decodes = count_decodes(runtime, monkeypatch)
+    second.start([*range(190), 7, 8])
+    (found,) = second.expand([second.tip])
+    assert num_decodes() <= 2
+    assert_same(found, from_scratch(oracle, second.text, GREEDY))
+    group.release(0)
+    first.start([5, 6])
+    (found,) = second.expand([second.child(second.tip, 3)])
+    assert_same(found, from_scratch(oracle, [*second.text, 3], GREEDY))
+
+
+def test_kept_texts_go_first_and_the_oldest_of_them_before_the_others(model: Path) -> None:
+    from edge_client.llama.runtime import LlamaRuntime
+
+    with LlamaRuntime(exact_settings(model, 256, 16)) as runtime:
+        group = group_on(runtime, 4)
+        worlds = worlds_on(group)
+        for place, world in enumerate(worlds[:3]):
+            world.start([place + 1] * 60)
+            world.expand([world.tip])
+        group.release(1)
+        group.release(0)
+        worlds[3].start([9] * 90)
+        worlds[3].expand([worlds[3].tip])
+        held = [member.session.num_held for member in group.members]
+        assert held == [60, 0, 60, 90]
+        assert sum(member.session.num_resyncs for member in group.members) == 0
+
+
+def test_a_session_that_does_not_fit_fails_alone(model: Path, oracle: LlamaDrafter) -> None:
+    from edge_client.llama.runtime import LlamaRuntime
+
+    with LlamaRuntime(exact_settings(model, 256, 16)) as runtime:
+        group = group_on(runtime, 3)
+        first, second, third = worlds_on(group)
+        first.start([1] * 100)
+        first.expand([first.tip])
+        second.start([2] * 100)
+        second.expand([second.tip])
+        third.start([3] * 100)
+        group.ask(2, [third.row(third.tip)])
+        stems = [first.child(first.tip, token) for token in (3, 4)]
+        for node, found in zip(stems, first.expand(stems), strict=True):
+            assert_same(found, from_scratch(oracle, first.text_of(node), GREEDY))
+        with pytest.raises(CapacityError, match="raise n_ctx"):
+            finish(group, third)
+        second.expand([second.child(second.tip, 7)])
+        with pytest.raises(CapacityError, match="raise n_ctx"):
+            third.expand([third.tip])
+        group.release(1)
+        third.start([3] * 100)
+        third.expand([third.tip])
+
+
+def finish(group: DraftGroup, world: TreeWorld) -> None:
+    """Let the group go on until that session is answered."""
+    drafter = world.drafter
+    assert isinstance(drafter, MemberDrafter)
+    while drafter.index not in drafter.answers:
+        drafter.turn()
+    outcome = drafter.answers.pop(drafter.index)
+    if isinstance(outcome, ForerunError):
+        raise outcome
+
+
+@pytest.mark.parametrize("code", [1, 2, -1, -3])
+@pytest.mark.parametrize("num_failures", [1, 2, 3])
+def test_a_failed_decode_costs_nobody_an_answer(
+    runtime: LlamaRuntime,
+    oracle: LlamaDrafter,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    num_failures: int,
+) -> None:
+    group = group_on(runtime, 3)
+    worlds = worlds_on(group)
+    for world in worlds:
+        world.start([world.chance.randrange(300) for _ in range(20)])
+        world.expand([world.tip])
+        world.expand([world.child(world.tip, token) for token in (3, 4, 5)])
+    asked = [[world.child(node, 9) for node in list(world.paths)[:2]] for world in worlds]
+    fail_decodes(runtime, monkeypatch, code, num_failures)
+    for place, world in enumerate(worlds):
+        group.ask(place, [world.row(node) for node in asked[place]])
+    answers = []
+    while group.has_work:
+        answers += group.turn()
+        group.check_integrity()
+    assert sorted(answer.member for answer in answers) == [0, 1, 2]
+    for answer in answers:
+        assert not isinstance(answer.outcome, ForerunError)
+        for node, found in zip(asked[answer.member], answer.outcome, strict=True):
+            assert_same(found, from_scratch(oracle, worlds[answer.member].text_of(node), GREEDY))
+
+
+def test_kv_that_one_session_lost_costs_the_others_nothing(
+    runtime: LlamaRuntime, oracle: LlamaDrafter
+) -> None:
+    group = group_on(runtime, 2)
+    first, second = worlds_on(group)
+    for world in (first, second):
+        world.start([world.chance.randrange(300) for _ in range(40)])
+        world.expand([world.tip])
+    runtime.seq_remove(0, 20)
+    for place, world in enumerate((first, second)):
+        group.ask(place, [world.row(world.child(world.tip, 5))])
+    answers = []
+    while group.has_work:
+        answers += group.turn()
+    for answer in answers:
+        assert not isinstance(answer.outcome, ForerunError)
+        world = (first, second)[answer.member]
+        assert_same(answer.outcome[0], from_scratch(oracle, [*world.text, 5], GREEDY))
+    assert group.members[0].session.num_resyncs > 0
+    assert group.members[1].session.num_resyncs == 0
+    group.check_integrity()
+
+
+def test_a_defect_of_one_session_ends_it_alone_until_its_next_text(runtime: LlamaRuntime) -> None:
+    group = group_on(runtime, 2)
+    first, second = worlds_on(group)
+    for world in (first, second):
+        world.start([1, 2, 3])
+        world.expand([world.tip])
+    for _ in range(2):
+        with pytest.raises(LocalError, match="node 88 at position 5"):
+            first.drafter.expand([DraftRow(88, 77, 4, 5)])
+    second.expand([second.child(second.tip, 3)])
+    first.drafter.start([], 9, GREEDY)
+    with pytest.raises(LocalError, match="outside its vocabulary"):
+        first.drafter.expand([])
+    first.start([1, 2])
+    first.expand([first.tip])
+
+
+def test_a_release_ends_the_draft_step_under_way(runtime: LlamaRuntime) -> None:
+    group = group_on(runtime, 2)
+    (world, _) = worlds_on(group)
+    world.start([1, 2, 3])
+    group.ask(0, [world.row(world.tip)])
+    group.release(0)
+    assert not group.has_work
+    assert group.turn() == []
+
+
+def test_more_sessions_than_sequences_are_refused(runtime: LlamaRuntime) -> None:
+    with pytest.raises(UserError, match="n_seq_max to be 66 at least"):
+        group_on(runtime, 33)
+
+
+@given(st.lists(st.integers(0, 20), max_size=10), st.integers(0, 60))
+def test_shares_are_max_min_fair(wanted: list[int], total: int) -> None:
+    shares = fair_shares(wanted, total)
+    assert all(0 <= share <= want for share, want in zip(shares, wanted, strict=True))
+    assert sum(shares) == min(total, sum(wanted))
+    for share, want in zip(shares, wanted, strict=True):
+        assert share == want or share >= max(shares) - 1
+
+
+def jain(values: Sequence[float]) -> float:
+    """Jain's index of fairness: 1 if all are equal, 1 / n if one has everything."""
+    return sum(values) ** 2 / (len(values) * sum(value**2 for value in values))
