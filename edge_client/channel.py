@@ -211,10 +211,18 @@ class VerifierChannel:
             raise failure from error
         return decode_description(response)
 
-    def open(self, on_message: OnMessage, on_lost: OnLost) -> Stream:
-        """See `Streams`."""
+    def open(
+        self, on_message: OnMessage, on_lost: OnLost, on_silent: Callable[[], None] | None = None
+    ) -> Stream:
+        """See `Streams`. `on_silent`, when the verifier left a question beside this stream unanswered."""
         connection = self._connection
-        return Stream(connection, on_message, on_lost, lambda: self._replace(connection))
+
+        def silent() -> None:
+            self._replace(connection)
+            if on_silent is not None:
+                on_silent()
+
+        return Stream(connection, on_message, on_lost, silent)
 
     def watch(self, on_ready: Callable[[], None] | None) -> None:
         """Nobody is told: a session's own pauses are how one verifier is found again."""

@@ -156,7 +156,8 @@ class Generation:
 
     def _on_probed(self, stream: Stream, alive: bool) -> None:
         if stream is self._stream:
-            self._input(lambda now: self.session.on_probed(alive, now))
+            elsewhere = self._streams.elsewhere
+            self._input(lambda now: self.session.on_probed(alive, now, elsewhere))
 
     def _on_ready(self) -> None:
         self._input(self.session.on_ready)

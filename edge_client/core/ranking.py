@@ -48,8 +48,8 @@ class Demerits:
         lasts = max(lasts, min(retry_after or 0.0, LONGEST_DEMERIT))
         self._until[name] = now + lasts * (1.0 + SPREAD * chance)
 
-    def wrote(self, name: str) -> None:
-        """Text came from there."""
+    def forget(self, name: str) -> None:
+        """Text came from there, or it is another one by now."""
         self._until.pop(name, None)
         self._in_a_row.pop(name, None)
 

@@ -182,8 +182,9 @@ class EdgeSession:
         if self.state is State.LOST and self._reconnects.hurry(now):
             self._reconnect(now)
 
-    def on_probed(self, alive: bool, now: float) -> None:
-        """What came of a `Probe` of the current stream. Silence without an answer is a loss."""
+    def on_probed(self, alive: bool, now: float, elsewhere: bool = False) -> None:
+        """What came of a `Probe` of the current stream. Silence without an answer is a loss, which another
+        verifier that is there makes good at once."""
         if self._silence is None or self._silence.asked_at is None:
             return  # something has come meanwhile, or there is no stream any more
         if alive:
@@ -191,7 +192,7 @@ class EdgeSession:
             return
         quiet = self._silence.quiet_for(now)
         words = f"the verifier has said nothing for {quiet:.1f} s and does not answer when it is asked"
-        self.on_stream_lost(UnavailableError(words), now)
+        self.on_stream_lost(UnavailableError(words), now, elsewhere)
 
     def on_timer(self, now: float) -> None:
         """`next_timer_at` has come."""

@@ -111,7 +111,7 @@ def test_a_demerit_ends_and_doubles_with_failures_in_a_row() -> None:
         lasted.append(next(s for s in (2, 4, 8, 16, 32, 60) if "a" not in own.passed_over(now + s)))
         assert "a" in own.passed_over(now + lasted[-1] - 0.001)
     assert lasted == [2, 4, 8, 16, 32, 60, 60]
-    own.wrote("a")
+    own.forget("a")
     assert own.passed_over(6000.0) == frozenset()
     own.failed("a", 7000.0, 0.0)
     assert own.passed_over(7000.0 + FIRST_DEMERIT) == frozenset(), "text begins the count anew"

@@ -1,0 +1,174 @@
+"""One verifier of several: its channel, and what asking it again and again has shown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from common.errors import Code, ForerunError, UnavailableError
+from common.estimators import RttEstimator
+from common.rpc.describe import Description
+from common.vocabulary import Vocabulary, explain_mismatch
+from edge_client.channel import OWN_CONNECTION, VerifierChannel
+from edge_client.core.ranking import Candidate
+from edge_client.tls import TlsSettings, explain
+from edge_client.verifiers.addresses import VerifierAddress
+from edge_client.verifiers.status import Health, VerifierStatus
+
+PROBE_TIME = 1.8
+"""Seconds for an answer; a wrong address is known within two."""
+
+RECENT = 8
+"""Round trips of which the shortest counts: a route that has become longer is believed after so many."""
+
+
+class Member:
+    """Asked with `probe`; `on_change` is called when its health becomes another one."""
+
+    def __init__(
+        self,
+        address: VerifierAddress,
+        name: str,
+        vocabulary: Vocabulary | None,
+        tls: TlsSettings | None,
+        clock: Callable[[], float],
+        on_change: Callable[[Member], None],
+    ) -> None:
+        """`name`, of the host as it was named, which a certificate bears."""
+        self.address = address
+        self.description: Description | None = None
+        self.health, self.why = Health.ASKED, "it is being asked for the first time"
+        self.failures = 0  # in a row
+        self.idle = 0  # probes in a row while nobody needed it
+        self.asked_at = -1e9
+        self.wake = asyncio.Event()
+        self.channel = VerifierChannel(str(address), OWN_CONNECTION, tls, name)
+        self._name, self._vocabulary, self._tls = name, vocabulary, tls
+        self._clock, self._on_change = clock, on_change
+        self._since = clock()
+        self._rtt = RttEstimator()
+        self._recent = deque[float](maxlen=RECENT)
+        self._last_error = ""
+        self._fits: bool | None = None
+        self._explained: dict[bytes, str] = {}  # by fingerprint
+
+    @property
+    def is_reachable(self) -> bool:
+        return self.health not in (Health.ASKED, Health.UNREACHABLE)
+
+    def candidate(self) -> Candidate:
+        rtt = min(self._recent, default=None)
+        return Candidate(str(self.address), self.health is Health.READY, self._fits, rtt)
+
+    def status(self) -> VerifierStatus:
+        told, load, measured = self.description, None, self._rtt.num_samples > 0
+        if told is not None:
+            load = told.load
+        return VerifierStatus(
+            str(self.address),
+            self.health,
+            self.why,
+            self._clock() - self._since,
+            self._rtt.latest_rtt if measured else None,
+            self._rtt.min_rtt if measured else None,
+            self._rtt.smoothed_rtt if measured else None,
+            "" if told is None else told.model,
+            "" if told is None else told.version,
+            self._fits,
+            None if load is None else load.num_sessions,
+            (load.max_sessions or None) if load is not None else None,
+            self.channel.num_streams,
+            self._last_error,
+        )
+
+    # What is seen -----------------------------------------------------------------------------------------
+
+    async def probe(self) -> None:
+        """Ask once, and once more if the connection was new: a handshake is no round trip."""
+        began = self.asked_at = self._clock()
+        was_reachable = self.is_reachable
+        try:
+            description = await self.channel.describe(patience=PROBE_TIME)
+            if not was_reachable:
+                began = self._clock()
+                description = await self.channel.describe(patience=PROBE_TIME)
+            self._measure(self._clock() - began)
+            await self._take(description)
+        except UnavailableError as error:
+            await self._fail(error)
+        except ForerunError as error:  # it answers, and nothing that can be used
+            self.failures, self._fits = 0, False
+            self._last_error = str(error)
+            self._set(Health.UNFIT, str(error))
+
+    def fell_silent(self) -> None:
+        """A stream was silent, and a question beside it had no answer."""
+        self.failures += 1
+        self._last_error = "it fell silent"
+        self._set(Health.UNREACHABLE, "it fell silent: a stream of it had to be given up")
+        self.wake.set()
+
+    def drains(self) -> None:
+        """It said so on a stream."""
+        self._set(Health.DRAINING, "it is draining: it goes away and takes no new sessions")
+        self.wake.set()
+
+    def failed(self, error: ForerunError) -> None:
+        """A stream of it was lost."""
+        self._last_error = str(error)
+        self.wake.set()
+
+    async def close(self) -> None:
+        await self.channel.__aexit__()
+
+    def _measure(self, elapsed: float) -> None:
+        self._rtt.sample(elapsed)
+        self._recent.append(elapsed)
+
+    async def _take(self, told: Description) -> None:
+        self.failures, self.description = 0, told
+        mismatch = await self._mismatch(told)
+        self._fits = not mismatch
+        load = told.load
+        if mismatch:
+            self._set(Health.UNFIT, mismatch)
+        elif load is not None and load.draining:
+            self._set(Health.DRAINING, "it is draining: it goes away and takes no new sessions")
+        elif load is not None and 0 < load.max_sessions <= load.num_sessions:
+            self._set(Health.FULL, f"it has {load.num_sessions} sessions, as many as it takes")
+        else:
+            self._set(Health.READY, f"it serves {told.model}")
+
+    async def _mismatch(self, told: Description) -> str:
+        """Which token differs first; empty if none does, or nobody has a vocabulary to compare."""
+        own = self._vocabulary
+        if own is None or told.fingerprint == own.fingerprint:
+            return ""
+        if told.fingerprint not in self._explained:
+            table = (await self.channel.describe(include_vocabulary=True)).vocabulary
+            self._explained[told.fingerprint] = explain_mismatch(own, Vocabulary(list(table or ())))
+        return self._explained[told.fingerprint]
+
+    async def _fail(self, error: UnavailableError) -> None:
+        self.failures += 1
+        self._last_error = str(error)
+        if error.code is not Code.DEADLINE_EXCEEDED or not self.channel.num_streams:
+            self.channel.renew()  # else sessions that still hear from it find out by themselves
+        elif self.failures == 1:
+            return
+        known = self.health is Health.UNREACHABLE
+        self._set(Health.UNREACHABLE, self.why if known else str(error))
+        if self._tls is not None or not known:
+            reason = await explain(self.address.bare_host, self.address.port, self._tls, self._name)
+            if reason is not None:
+                self._last_error = f"the verifier at {self.address} cannot be used: {reason}"
+                self._set(Health.UNREACHABLE, self._last_error)
+            else:
+                self._set(Health.UNREACHABLE, str(error))
+
+    def _set(self, health: Health, why: str) -> None:
+        changed, self.why = health is not self.health, why
+        if changed:
+            self.health, self._since = health, self._clock()
+            self._on_change(self)
