@@ -14,6 +14,8 @@ from typing import Any
 
 from starlette.routing import Route
 
+from common.errors import LocalError
+from common.vocabulary import Vocabulary
 from edge_client import daemon_file
 from edge_client.api.app import Api, ApiSettings
 from edge_client.api.listening import UNIX, Listening
@@ -31,7 +33,8 @@ from edge_client.llama.model import LlamaModel
 from edge_client.llama.settings import LlamaSettings
 from edge_client.notify import Notifier, Watchdog, loop_ping
 from edge_client.paths import EdgePaths, make_private
-from edge_client.status import StatusPage
+from edge_client.status import StatusPage, verifier_status
+from edge_client.tls import TlsSettings
 from edge_client.token_file import ensure_token
 from edge_client.verifiers import Verifiers
 
@@ -73,10 +76,7 @@ class EdgeDaemon:
         make_private(self._paths.state)
         token = self._token()
         async with contextlib.AsyncExitStack() as stack:
-            words = stack.enter_context(LlamaModel(self._llama(), weights=False))
-            drafts = self._drafts()
-            if drafts is not None:
-                stack.push_async_callback(drafts.close)
+            drafts, words = self._models(stack)
             verifiers = await stack.enter_async_context(self._verifiers(words))
             device = Device(words, verifiers, drafts, self._device_settings())
             page = self._status_page(device, drafts, verifiers)
@@ -103,14 +103,27 @@ class EdgeDaemon:
             gpu_layers=draft.gpu_layers,
         )
 
-    def _drafts(self) -> DraftModel | None:
+    def _models(self, stack: contextlib.AsyncExitStack) -> tuple[DraftModel | None, LlamaModel]:
+        """The draft model, if one is to draft, and the tokens."""
         draft = self._config.draft
         if draft.policy == "off":
-            return None
-        return DraftModel(self._llama(), draft.seats, draft.keep_alive)
+            return None, stack.enter_context(LlamaModel(self._llama(), weights=False))
+        drafts = DraftModel(self._llama(), draft.seats, draft.keep_alive)
+        stack.push_async_callback(drafts.close)
+        return drafts, drafts.tokens
 
     def _verifiers(self, words: LlamaModel) -> Verifiers:
-        raise NotImplementedError
+        section = self._config.verifier
+        tls = None
+        if section.asks_for_tls:
+            tls = TlsSettings(
+                _path(section.tls_ca),
+                _path(section.tls_cert),
+                _path(section.tls_key),
+                section.tls_server_name,
+            )
+        vocabulary = Vocabulary(words.token_table())
+        return Verifiers(section.addresses, vocabulary=vocabulary, tls=tls, insecure=section.insecure)
 
     def _device_settings(self) -> DeviceSettings:
         config = self._config
@@ -178,7 +191,7 @@ class EdgeDaemon:
             Fallback(self._config.verifier.fallback),
             about,
             draft=lambda: _draft_status(drafts, self._around.draft_file),
-            verifiers=verifiers.snapshot,
+            verifiers=lambda: [verifier_status(each) for each in verifiers.snapshot()],
             fleet=dict,
             uptime=lambda: time.monotonic() - self._began_at,
         )
@@ -211,10 +224,14 @@ class EdgeDaemon:
         if self._around.watchdog is None:
             yield
             return
-        drafter = drafts.ping if drafts is not None else loop_ping
-        task = asyncio.create_task(
-            Watchdog(self._notifier.alive, self._around.watchdog, loop_ping, drafter).run()
-        )
+        patience = self._around.watchdog
+
+        async def drafter_ping() -> None:
+            if drafts is not None and not await drafts.ping(patience):
+                raise LocalError("the draft model's thread does not answer")
+
+        watchdog = Watchdog(self._notifier.alive, patience, loop_ping, drafter_ping)
+        task = asyncio.create_task(watchdog.run())
         try:
             yield
         finally:
@@ -233,7 +250,19 @@ class EdgeDaemon:
 def _draft_status(drafts: DraftModel | None, file: str) -> dict[str, Any]:
     if drafts is None:
         return {"state": "off", "file": file}
-    return {"state": drafts.state.value, "file": file, "size_bytes": drafts.size_bytes, "error": drafts.error}
+    return {
+        "state": drafts.state.value,
+        "file": file,
+        "size_bytes": drafts.size_bytes,
+        "seats": drafts.num_seats,
+        "used": drafts.num_used,
+        "unloads_in_s": drafts.seconds_left,
+        "error": drafts.failure,
+    }
+
+
+def _path(name: str) -> Path | None:
+    return Path(name).expanduser() if name else None
 
 
 def is_public(listen: str) -> bool:

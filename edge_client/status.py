@@ -9,6 +9,32 @@ from typing import Any
 from edge_client.core.config import Fallback
 from edge_client.core.policies.governor import Mode
 from edge_client.daemon.device import Device, Orders
+from edge_client.verifiers.status import Health, VerifierStatus
+
+
+def verifier_status(found: VerifierStatus) -> dict[str, Any]:
+    """One verifier, as the page tells it."""
+    return {
+        "address": found.address,
+        "health": found.health.value,
+        "reachable": found.health in (Health.READY, Health.FULL, Health.DRAINING),
+        "why": found.why,
+        "for_s": round(found.lasts, 1),
+        "rtt_ms": _ms(found.latest_rtt),
+        "min_rtt_ms": _ms(found.min_rtt),
+        "smoothed_rtt_ms": _ms(found.smoothed_rtt),
+        "model": found.model,
+        "version": found.version,
+        "fits": found.fits,
+        "sessions": found.num_sessions,
+        "max_sessions": found.max_sessions,
+        "streams": found.num_streams,
+        "last_error": found.last_error,
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +52,11 @@ class StatusPage:
     def __call__(self) -> dict[str, Any]:
         device = self.device
         verifiers = self.verifiers()
+        mode = self.mode(any(each["reachable"] for each in verifiers))
         return {
             **self.about,
             "uptime_s": round(self.uptime(), 1),
-            "mode": self.mode(any(each["reachable"] for each in verifiers)),
+            "mode": mode.value if mode is not None else Orders.HALT.value,
             "orders": device.orders.value,
             "draft": self.draft(),
             "verifiers": verifiers,
@@ -43,21 +70,22 @@ class StatusPage:
             "fleet": self.fleet(),
         }
 
-    def mode(self, is_reachable: bool) -> str:
-        """Who would write a text that began now."""
+    def mode(self, is_reachable: bool) -> Mode | None:
+        """Who would write a text that began now; None: nobody may."""
         orders, can_draft = self.device.orders, self.device.can_draft
         if orders is Orders.HALT:
-            return orders.value
+            return None
         if is_reachable and orders is not Orders.REMOTE_OFF:
-            drafts = can_draft and orders is not Orders.DRAFT_OFF
-            return (Mode.AHEAD if drafts else Mode.SERVER_ONLY).value
-        if orders is Orders.REMOTE_OFF or (can_draft and self.fallback is Fallback.DRAFT):
-            return Mode.DEVICE_ONLY.value
-        return Mode.WAITING.value
+            return Mode.AHEAD if can_draft and orders is not Orders.DRAFT_OFF else Mode.SERVER_ONLY
+        alone = orders is Orders.REMOTE_OFF or (can_draft and self.fallback is Fallback.DRAFT)
+        return Mode.DEVICE_ONLY if alone else Mode.WAITING
 
     def why_not_ready(self) -> str:
         """Why a request could not be answered now; empty if it can."""
-        mode = self.mode(any(each["reachable"] for each in self.verifiers()))
-        if mode == Orders.HALT.value:
-            return "this device's fleet has halted it"
-        return "no verifier answers" if mode == Mode.WAITING.value else ""
+        match self.mode(any(each["reachable"] for each in self.verifiers())):
+            case None:
+                return "this device's fleet has halted it"
+            case Mode.WAITING:
+                return "no verifier answers"
+            case _:
+                return ""

@@ -65,8 +65,14 @@ DRAWN_AHEAD = (
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("edge", help="draft on this device for a verifier (the edge side)")
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    parser = commands.add_parser(
+        "edge",
+        help="the daemon on this device: drafts for verifiers, with an API for this machine's programs",
+        description=daemon_command.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    daemon_command.add_options(parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
     complete = _add_action(actions, "complete", "write one completion", COMPLETE)
     prompt = complete.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT", help="the prompt; else --prompt-file or standard input")

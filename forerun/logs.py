@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from logging.handlers import QueueHandler
 from typing import Any, TextIO
 
-OURS = ("cloud_verifier", "common", "forerun")
+OURS = ("cloud_verifier", "edge_client", "common", "forerun")
 """The loggers that `--log-level` is about; the libraries' warnings are shown in any case."""
 
 TALKATIVE = ("torchao", "torch.utils._pytree")

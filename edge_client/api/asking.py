@@ -17,7 +17,7 @@ from edge_client.daemon.request import MAX_STOPS
 
 MOST = 2**31 - 1
 
-NOT_DONE = {
+NOT_DONE: dict[str, tuple[tuple[Any, ...], str]] = {
     "tools": ((), "it has no tools; the model's text is all that comes"),
     "tool_choice": (("none", "auto"), "it has no tools"),
     "parallel_tool_calls": ((True, False), "it has no tools"),

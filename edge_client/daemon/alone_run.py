@@ -38,7 +38,7 @@ class AloneRun:
     async def shown(self) -> AsyncGenerator[Shown]:
         """The text, token by token."""
         position = self._start
-        async with contextlib.aclosing(aiter(self._generation)) as tokens:  # type: ignore[type-var]  # a generator
+        async with contextlib.aclosing(aiter(self._generation)) as tokens:
             async for token in tokens:
                 yield Preview(position, (token,))
                 position += 1

@@ -267,4 +267,5 @@ def _session_fallback(request: TextRequest, drafting: bool) -> Fallback:
 def _first_mode(request: TextRequest, seat: Seat | None) -> str:
     if request.writer is Writer.DRAFT:
         return Mode.DEVICE_ONLY.value
-    return (Mode.AHEAD if seat is not None else Mode.SERVER_ONLY).value
+    mode = Mode.AHEAD if seat is not None else Mode.SERVER_ONLY
+    return mode.value

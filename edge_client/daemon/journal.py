@@ -13,8 +13,9 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Literal
 
 from common.errors import UserError
 from edge_client.daemon.request import Begun
@@ -42,7 +43,7 @@ class Recorded:
 class Entry:
     """One stream's file, open for writing."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: FileIO) -> None:
         self._file = file
         self._broken = False
 
@@ -104,10 +105,10 @@ class Journal:
                 logger.warning("! a stream on disk cannot be read and is dropped: %s", type(error).__name__)
                 path.unlink(missing_ok=True)
 
-    def _open(self, name: str, mode: str) -> BinaryIO:
+    def _open(self, name: str, mode: Literal["wb", "ab"]) -> FileIO:
         flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if mode == "wb" else os.O_APPEND)
         descriptor = os.open(self._path(name), flags, 0o600)
-        return os.fdopen(descriptor, mode, buffering=0)
+        return open(descriptor, mode, buffering=0)
 
     def _path(self, name: str) -> Path:
         """Names are the client's, and no file names."""

@@ -40,6 +40,12 @@ class LlamaModel:
         self._library.llama_model_desc(self._model, text, len(text))
         return text.value.decode("utf-8", "replace")
 
+    @property
+    def chat_template(self) -> str:
+        """Of the file itself, as Jinja; empty if it has none."""
+        found: bytes | None = self._library.llama_model_chat_template(self._model, None)
+        return found.decode("utf-8", "replace") if found else ""
+
     # --- vocabulary -------------------------------------------------------------------------------------
 
     @property

@@ -28,6 +28,17 @@ class LlamaVocabulary:
         is_end = self._library.llama_vocab_is_eog
         return tuple(token for token in range(self.size) if is_end(self._vocab, token))
 
+    @cached_property
+    def adds_bos(self) -> bool:
+        """Whether a text begins with the model's own begin token."""
+        return bool(self._library.llama_vocab_get_add_bos(self._vocab))
+
+    @cached_property
+    def bos_id(self) -> int | None:
+        """The begin token; None if there is none."""
+        token: int = self._library.llama_vocab_bos(self._vocab)
+        return token if token >= 0 else None
+
     def token_table(self) -> list[bytes | None]:
         """[size] each token's text as the tokenizer file spells it (UTF-8); None if unused or padding."""
         return [self._entry(token) for token in range(self.size)]

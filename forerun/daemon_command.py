@@ -1,0 +1,139 @@
+"""`forerun edge`, without an action: the daemon, in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from common.errors import UserError
+from edge_client.config import EdgeConfig
+from edge_client.config.flags import add_flags
+from edge_client.model_name import is_remote
+from edge_client.paths import EdgePaths
+from edge_client.prior_file import read_priors
+from forerun.edge_places import add_config, add_place, loaded, models_folder, places
+from forerun.logs import writing
+from forerun.paint import note
+
+if TYPE_CHECKING:
+    from edge_client.edge_daemon import Surroundings
+
+DESCRIPTION = """\
+Runs the edge daemon in the foreground: a draft model on this device, verifiers elsewhere, and an API on this
+machine that speaks OpenAI's words. Point any tool at it:
+
+  forerun edge --draft hf://ORGANISATION/REPOSITORY/FILE.gguf --verifier HOST:PORT
+  export OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=$(cat TOKEN_FILE)
+
+Every setting below can stand in a file or the environment, too: `forerun edge config init`, docs/edge_config.md.
+Without an action the daemon runs; the actions ask it, stop it, install it, or write a text without it."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The daemon's own, beside those of all settings."""
+    add_place(parser)
+    add_config(parser)
+    add_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Until SIGTERM or Ctrl-C."""
+    paths = places(options)
+    config = loaded(options, paths).config
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(_log_file(config.log.file)) if config.log.file else None
+        stack.enter_context(writing(config.log.level, config.log.format, out))
+        return asyncio.run(_run(config, paths))
+
+
+async def _run(config: EdgeConfig, paths: EdgePaths) -> int:
+    try:
+        from edge_client.edge_daemon import EdgeDaemon
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed; pip install 'forerun[edge]'") from error
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, stop.set)
+    await EdgeDaemon(config, paths, surroundings(config)).run(stop)
+    return 0
+
+
+def surroundings(config: EdgeConfig) -> Surroundings:
+    """What only the command line knows: the environment, files by their names, the version."""
+    from edge_client.edge_daemon import Surroundings
+    from edge_client.notify import watchdog_interval
+
+    return Surroundings(
+        version=own_version(),
+        draft_file=draft_file(config),
+        priors=read_priors(Path(config.draft.prior)) if config.draft.prior else None,
+        notify_socket=os.environ.get("NOTIFY_SOCKET", ""),
+        watchdog=watchdog_interval(os.environ, os.getpid()),
+        on_ready=_greet,
+    )
+
+
+def draft_file(config: EdgeConfig) -> str:
+    """The draft model's file on this machine. Raises `UserError` if there is none, or it is another one."""
+    from edge_client.llama.files import find_model
+
+    name = config.draft.model
+    if not name:
+        raise UserError(
+            "no draft model is named; give --draft FILE (a GGUF file, or a name that `forerun pull` knows), or "
+            "set draft.model. With --policy off nothing is drafted, and the file only tells the tokens"
+        )
+    found = find_model(name, models_folder(name) if is_remote(name) else "")
+    if config.draft.sha256:
+        _check_hash(found, config.draft.sha256)
+    return found
+
+
+def own_version() -> str:
+    """Of the installed package; `source` where it runs from a clone."""
+    try:
+        return version("forerun")
+    except PackageNotFoundError:
+        return "source"
+
+
+def _check_hash(path: str, expected: str) -> None:
+    from edge_client.model_store import hash_of
+
+    found = hash_of(Path(path), lambda done, size: None)
+    if found != expected.lower():
+        raise UserError(
+            f"{path} is not the file that draft.sha256 names: it hashes to {found}; fetch it again, or name its "
+            "own hash"
+        )
+
+
+def _log_file(name: str) -> TextIO:
+    """For its owner alone. Raises `UserError`."""
+    path = Path(name).expanduser()
+    try:
+        return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="ascii")
+    except OSError as error:
+        raise UserError(f"the log file {path} cannot be written: {error.strerror or error}") from error
+
+
+def _greet(address: str, token: str) -> None:
+    """For a person who started it in a terminal."""
+    if not sys.stderr.isatty():
+        return
+    if address.startswith("unix:"):
+        note(f"serving at {address}; Ctrl-C ends")
+        return
+    note(f"serving at http://{address}/v1; Ctrl-C ends")
+    note(f"the page: http://{address}/" + (f"#token={token}" if token else ""))
+
+
