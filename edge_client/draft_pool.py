@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from common.errors import CapacityError, LocalError, UnavailableError
+from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
 from edge_client.core.effects import Expand, MoveTip, StartDrafter
 from edge_client.draft_worker import Drafted
 from edge_client.llama.group import Answer, DraftGroup, Outcome
@@ -29,20 +29,20 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
-    """Who waits for a draft step, and in which event loop."""
-
-    loop: asyncio.AbstractEventLoop
-    on_drafted: Drafted
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """What a seat wants done. No effect: the seat is released."""
 
     place: int
     effect: StartDrafter | MoveTip | Expand | None
-    asker: Asker | None = None  # of an Expand
+    hand_back: HandBack | None = None  # of an Expand
+
+
+@dataclass(frozen=True, slots=True)
+class HandBack:
+    """Who waits for a draft step, and in which event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    on_drafted: Drafted
 
 
 Ping = Callable[[], None]
@@ -54,7 +54,7 @@ class Place:
     """The loop's side of a place in the group."""
 
     index: int
-    is_taken: bool = False
+    seat: Seat | None = None  # None: it is free
     text: list[int] = field(default_factory=list)  # of its latest session, as far as it was told
     released_at: int = 0  # count of releases; the longest free is the first to lose its text
 
@@ -65,6 +65,7 @@ class Seat:
     def __init__(self, pool: DraftPool, place: Place) -> None:
         self._pool = pool
         self._place = place
+        self._waiting: deque[Drafted] = deque()  # draft steps that were asked for, in order
         self._is_released = False
 
     def submit(self, effect: StartDrafter | MoveTip) -> None:
@@ -74,29 +75,38 @@ class Seat:
                 self._place.text = list(effect.tokens)
             case MoveTip():
                 self._place.text += [token for _, token in effect.change.committed]
-        self._post(effect, None)
+        self._post(Job(self._place.index, effect))
 
     def expand(self, effect: Expand, on_drafted: Drafted) -> None:
-        """Run a draft step, one at a time. `on_drafted` is called later in the event loop's thread, with the
-        expansions or the failure; not after `release`. Raises `LocalError` after `release`."""
-
-        def unless_released(outcome: Outcome) -> None:
-            if not self._is_released:
-                on_drafted(outcome)
-
-        self._post(effect, Asker(asyncio.get_running_loop(), unless_released))
+        """Run a draft step. `on_drafted` is called later in the event loop's thread, with the expansions or
+        the failure; not after `release`. Raises `LocalError` after `release`."""
+        loop = asyncio.get_running_loop()
+        self._waiting.append(on_drafted)
+        self._post(Job(self._place.index, effect, HandBack(loop, self._on_drafted)))
+        if self._pool.is_closing:
+            loop.call_soon(self._on_drafted, put_away())
 
     def release(self) -> None:
         """The generation is over; its text is kept for one that begins likewise. Again is allowed."""
         if not self._is_released:
-            self._post(None, None)
+            self._post(Job(self._place.index, None))
             self._is_released = True
+            self._waiting.clear()
             self._pool.take_back(self._place)
 
-    def _post(self, effect: StartDrafter | MoveTip | Expand | None, asker: Asker | None) -> None:
+    def end(self, error: ForerunError) -> None:
+        """For the pool: what was asked for here will not be answered."""
+        while self._waiting:
+            self._on_drafted(error)
+
+    def _on_drafted(self, outcome: Outcome) -> None:
+        if self._waiting:
+            self._waiting.popleft()(outcome)
+
+    def _post(self, job: Job) -> None:
         if self._is_released:
             raise LocalError("a generation drafts on after it gave up its seat")
-        self._pool.post(Job(self._place.index, effect, asker))
+        self._pool.post(job)
 
 
 class DraftPool:
@@ -107,8 +117,12 @@ class DraftPool:
     too few sequences for so many seats.
     """
 
-    def __init__(self, runtime: LlamaRuntime, seats: int = 8) -> None:
+    def __init__(
+        self, runtime: LlamaRuntime, seats: int = 8, on_release: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_release` is called whenever a seat is given back."""
         self.beats = 0
+        self._on_release = on_release
         self._group = DraftGroup(runtime, seats)
         self._places = tuple(Place(index) for index in range(seats))
         self._num_releases = 0
@@ -116,9 +130,9 @@ class DraftPool:
         self._held_back: list[Job | Ping] | None = (
             None  # while draft steps that ended together are handed out
         )
-        self._is_closing = False
+        self.is_closing = False
         self._queues: tuple[deque[Job], ...] = tuple(deque() for _ in range(seats))  # of the thread
-        self._askers: dict[int, Asker] = {}  # of the thread: place -> of the draft step under way
+        self._under_way: dict[int, HandBack] = {}  # of the thread: place -> of its draft step
         self._thread = threading.Thread(target=self._run, name="drafter", daemon=True)
 
     # --- the loop's side --------------------------------------------------------------------------------
@@ -130,12 +144,16 @@ class DraftPool:
     async def close(self, patience: float | None = None) -> bool:
         """End the thread after the turn under way; draft steps that it does not come to fail.
 
-        False: it has not ended within `patience` seconds, so its runtime must not be closed.
+        The event loop goes on meanwhile. False: it has not ended within `patience` seconds, so its runtime
+        must not be closed.
         """
-        self._is_closing = True
+        self.is_closing = True
         self._letters.put(None)
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join, patience)
+        for place in self._places:
+            if place.seat is not None:
+                place.seat.end(put_away())
         return not self._thread.is_alive()
 
     async def __aenter__(self) -> DraftPool:
@@ -148,7 +166,7 @@ class DraftPool:
     @property
     def num_free(self) -> int:
         """Seats that nobody has."""
-        return sum(not place.is_taken for place in self._places)
+        return sum(place.seat is None for place in self._places)
 
     @property
     def num_seats(self) -> int:
@@ -159,15 +177,15 @@ class DraftPool:
 
         Raises `CapacityError` if all are taken.
         """
-        free = [self._kept(place) for place in self._places if not place.is_taken]
+        free = [self._kept(place) for place in self._places if place.seat is None]
         if not free:
             raise CapacityError(
                 f"all {self.num_seats} seats at the draft model are taken; try again when a text has ended, "
                 "or give the draft model more seats"
             )
         place = self._places[best_place(prompt, free)]
-        place.is_taken = True
-        return Seat(self, place)
+        place.seat = Seat(self, place)
+        return place.seat
 
     def _kept(self, place: Place) -> Kept:
         # The thread may take the text's cells for others at any time: then the choice costs a prefill only.
@@ -177,14 +195,12 @@ class DraftPool:
     def take_back(self, place: Place) -> None:
         """For `Seat`: nobody has it any more."""
         self._num_releases += 1
-        place.is_taken, place.released_at = False, self._num_releases
+        place.seat, place.released_at = None, self._num_releases
+        self._on_release()
 
     def post(self, letter: Job | Ping) -> None:
         """For `Seat`: leave it to the thread."""
-        if self._is_closing:
-            if isinstance(letter, Job) and letter.asker is not None:
-                letter.asker.loop.call_soon(letter.asker.on_drafted, put_away())
-        elif self._held_back is None:
+        if self._held_back is None:
             self._letters.put((letter,))
         else:
             self._held_back.append(letter)
@@ -223,9 +239,6 @@ class DraftPool:
                 self._carry_out(index)
             self._hand_back(self._turn())
             self.beats += 1
-        waiting = [job.asker for queue in self._queues for job in queue if job.asker is not None]
-        for asker in (*self._askers.values(), *waiting):
-            _call(asker.loop, asker.on_drafted, put_away())
 
     def _receive(self) -> bool:
         """Sort what was posted to the places; wait for it if there is nothing else to do. False: the end."""
@@ -248,11 +261,11 @@ class DraftPool:
         queue = self._queues[letter.place]
         if letter.effect is None:  # nobody wants what it asked for before
             queue.clear()
-            self._askers.pop(letter.place, None)
+            self._under_way.pop(letter.place, None)
         queue.append(letter)
 
     def _can_go_on(self, index: int) -> bool:
-        return bool(self._queues[index]) and index not in self._askers
+        return bool(self._queues[index]) and index not in self._under_way
 
     def _carry_out(self, index: int) -> None:
         """A seat's jobs in order, up to a draft step: that ends before what was posted after it."""
@@ -267,8 +280,8 @@ class DraftPool:
                 self._group.fail(index, LocalError(f"the drafter failed: {error}"))
 
     def _do(self, job: Job) -> None:
-        if job.asker is not None:
-            self._askers[job.place] = job.asker
+        if job.hand_back is not None:
+            self._under_way[job.place] = job.hand_back
         match job.effect:
             case StartDrafter():
                 self._group.begin(job.place, job.effect)
@@ -292,8 +305,8 @@ class DraftPool:
         """In the loops of those who wait; several draft steps at once where they ended at once."""
         ended: dict[asyncio.AbstractEventLoop, list[tuple[Drafted, Outcome]]] = {}
         for answer in answers:
-            asker = self._askers.pop(answer.member)  # an answer without one would be a defect of the group
-            ended.setdefault(asker.loop, []).append((asker.on_drafted, answer.outcome))
+            step = self._under_way.pop(answer.member)
+            ended.setdefault(step.loop, []).append((step.on_drafted, answer.outcome))
         for loop, steps in ended.items():
             if len(steps) == 1:
                 _call(loop, *steps[0])

@@ -246,8 +246,9 @@ async def test_a_hung_decode_is_told_from_an_idle_thread(
         assert not await pool.ping(0.01)
         assert not await pool.close(0.01)
         assert pool.beats == before
+        with pytest.raises(UnavailableError, match="was put away"):
+            await step
         gate.open.set()
-        await step
         assert await pool.close(LONG_WAIT)
 
 
