@@ -57,15 +57,6 @@ class FinishReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """How likely the target held one committed token, and what else it thought of there. Natural logarithms,
-    of the target's own logits: before bias, penalties, temperature and filters."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()  # (token, its log-probability), the likeliest first
-
-
-@dataclass(frozen=True, slots=True)
 class Open:
     """First message of a stream. On a reconnect `committed` carries what the edge already has."""
 

@@ -188,16 +188,14 @@ class VerifierChannel:
     async def __aexit__(self, *_: object) -> None:
         await self._connection.channel.close()
 
-    @property
-    def num_streams(self) -> int:
-        """Open now."""
-        return self._connection.num_streams
-
     async def describe(
-        self, include_vocabulary: bool = False, patience: float = DESCRIBE_TIMEOUT
+        self,
+        include_vocabulary: bool = False,
+        include_chat_template: bool = False,
+        patience: float = DESCRIBE_TIMEOUT,
     ) -> Description:
         """What the verifier serves. Raises `UnavailableError` when it cannot be reached."""
-        request = encode_describe_request(include_vocabulary)
+        request = encode_describe_request(include_vocabulary, include_chat_template)
         try:
             response = await self._connection.stub.Describe(request, timeout=patience)
         except grpc.aio.AioRpcError as error:

@@ -32,7 +32,8 @@ machine that speaks OpenAI's words. Point any tool at it:
   forerun edge --draft hf://ORGANISATION/REPOSITORY/FILE.gguf --verifier HOST:PORT
   export OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=$(cat TOKEN_FILE)
 
-Every setting below can stand in a file or the environment, too: `forerun edge config init`, docs/edge_config.md.
+Every setting below can stand in a file or the environment, too: `forerun edge config init` writes one
+(docs/edge_config.md).
 Without an action the daemon runs; the actions ask it, stop it, install it, or write a text without it."""
 
 
@@ -135,5 +136,3 @@ def _greet(address: str, token: str) -> None:
         return
     note(f"serving at http://{address}/v1; Ctrl-C ends")
     note(f"the page: http://{address}/" + (f"#token={token}" if token else ""))
-
-

@@ -17,7 +17,7 @@ from common.errors import ForerunError, PeerError, UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from edge_client.prior_file import read_priors
-from forerun import config_command, logs_command, process_command
+from forerun import config_command, daemon_command, logs_command, process_command
 from forerun.edge_places import models_folder
 from forerun.options import RULES_IN_WORDS, add_core, add_sampling, pin_to_core, read_prompt, sampling_from
 from forerun.paint import Painter, note

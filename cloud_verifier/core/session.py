@@ -215,6 +215,7 @@ class VerifySession:
             self._prompt,
             self._generated(start) if self._prompt is not None else None,
             self._offers.ask(self.tree, nodes) if self._offers is not None and nodes else None,
+            self.request.logprobs,
         )
 
     def item_ahead(self, token: IntArray, slots: Sequence[int]) -> StepItem:
@@ -234,6 +235,7 @@ class VerifySession:
             self.request.sampling,
             self._prompt,
             self._generated(position) if self._prompt is not None else None,
+            logprobs=self.request.logprobs,
         )
 
     def apply(self, choices: IntArray, memory: KvMemory, now: float, in_next: bool = False) -> Progress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,18 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.target import FloatArray, IntArray, StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.target import IntArray, StepItem, StepPlan, StepResult, TargetInfo
 from cloud_verifier.engine.attention import AttentionBackend, StepContext, current_step
 from cloud_verifier.engine.choice import ChoiceRow, choose
 from cloud_verifier.engine.counts import StepCounts
 from cloud_verifier.engine.grammar import Mask, MaskOf, TargetGrammars
 from cloud_verifier.engine.kv import KVStore
+from cloud_verifier.engine.logprobs import Chosen, row_logprobs
 from cloud_verifier.engine.near_tie import near_tie
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
 from cloud_verifier.engine.rules import decide_by_rules, has_rules
 from cloud_verifier.engine.stats import Stats
 from cloud_verifier.engine.torch_ref import TorchRefBackend
 from common.errors import CapacityError, LocalError
+from common.grammar.library import is_installed
 from common.messages import Open
 
 if TYPE_CHECKING:
@@ -37,8 +40,8 @@ class StepRunner(Protocol):
         """How its steps ran so far."""
         ...
 
-    def run(self, step: PackedStep) -> tuple[IntArray, FloatArray]:
-        """Choices int32 [O] and margins float32 [O] of `step.outputs`, on the host."""
+    def run(self, step: PackedStep) -> Chosen:
+        """Of `step.outputs`."""
         ...
 
 
@@ -68,6 +71,8 @@ class TorchEngine:
             fingerprint=fingerprint,
             rows_per_read=getattr(self._backend, "rows_per_read", 1),
             near_tie=near_tie(model.dtype),
+            chat=model.chat,
+            grammars=model.has_tokenizer and is_installed(),
         )
         self._limits = StepLimits(model.vocab_size, model.max_positions, num_slots)
         self._grammars = TargetGrammars(model.grammar_tokens)
@@ -110,7 +115,7 @@ class TorchEngine:
             step = pack(plan, self._limits)
             if has_rules(plan) and len(step.outputs):
                 return self._by_rules(plan, step)
-            return _by_item(plan, *self.runner.run(step))
+            return _by_item(plan, self.runner.run(step))
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
@@ -132,8 +137,9 @@ class TorchEngine:
         rows = [row for item in plan.items for row in self.choice_rows(item)]
         logits = self.forward(step)
         choices, margins = choose(logits, rows)
-        found = _by_item(plan, choices.cpu().numpy().astype(np.int32), margins.cpu().numpy())
-        return decide_by_rules(plan, logits, rows, found)
+        coupled = Chosen(choices.cpu().numpy().astype(np.int32), margins.cpu().numpy())
+        found = decide_by_rules(plan, logits, rows, _by_item(plan, coupled))
+        return replace(found, logprobs=row_logprobs(plan.items, logits, np.concatenate(found.choices)))
 
     def forward(self, step: PackedStep) -> Tensor:
         """Write the rows' KV and return logits float32 [O, V]: the one place where a step is computed, on
@@ -157,7 +163,7 @@ class RowByRow:
         self._forward = forward
         self._rows_of = rows_of
 
-    def run(self, step: PackedStep) -> tuple[IntArray, FloatArray]:
+    def run(self, step: PackedStep) -> Chosen:
         """See `StepRunner.run`."""
         if step.num_rows:
             self.counts.eager += 1
@@ -166,8 +172,10 @@ class RowByRow:
                 self._forward(step)
             return no_choices()
         rows = [row for item in step.items for row in self._rows_of(item)]
-        choices, margins = choose(self._forward(step), rows)
-        return choices.cpu().numpy().astype(np.int32), margins.cpu().numpy()
+        logits = self._forward(step)
+        tokens, margins = choose(logits, rows)
+        choices = tokens.cpu().numpy().astype(np.int32)
+        return Chosen(choices, margins.cpu().numpy(), row_logprobs(step.items, logits, choices))
 
 
 @contextmanager
@@ -186,9 +194,9 @@ def out_of_memory_told(plan: StepPlan) -> Iterator[None]:
     )
 
 
-def no_choices() -> tuple[IntArray, FloatArray]:
+def no_choices() -> Chosen:
     """The choices of a step without outputs."""
-    return np.zeros(0, np.int32), np.zeros(0, np.float32)
+    return Chosen(np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
 def choice_rows(item: StepItem, mask_of: MaskOf | None = None) -> list[ChoiceRow]:
@@ -221,8 +229,11 @@ def _generated(item: StepItem, row: int) -> IntArray:
     return np.concatenate((earlier, item.tokens[path]))
 
 
-def _by_item(plan: StepPlan, choices: IntArray, margins: FloatArray) -> StepResult:
-    """Split choices int32 [O] and margins float32 [O] by item."""
+def _by_item(plan: StepPlan, chosen: Chosen) -> StepResult:
+    """Split choices and margins by item."""
+    choices, margins, logprobs = chosen
     ends = [0, *accumulate(len(item.outputs) for item in plan.items)]
     parts = [slice(*ends[at : at + 2]) for at in range(len(plan.items))]
-    return StepResult(tuple(choices[part] for part in parts), tuple(margins[part] for part in parts))
+    return StepResult(
+        tuple(choices[part] for part in parts), tuple(margins[part] for part in parts), logprobs
+    )

@@ -3,6 +3,7 @@ none."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from common.errors import UserError
@@ -21,6 +22,11 @@ def matcher_class() -> type[LLMatcher]:
             "'forerun[verifier]'"
         ) from error
     return LLMatcher
+
+
+def is_installed() -> bool:
+    """Whether llguidance is there; nothing is imported."""
+    return find_spec("llguidance") is not None
 
 
 def limits() -> LLParserLimits:

@@ -211,7 +211,7 @@ def _logprobs(message: pb.Commit, num_tokens: int) -> tuple[TokenLogprobs, ...]:
     logprobs, tokens, values = message.logprobs, message.top_tokens, message.top_logprobs
     bounds.count("commit.logprobs", len(logprobs), num_tokens, num_tokens)
     bounds.count("commit.top_logprobs", len(values), len(tokens), len(tokens))
-    each, rest = divmod(len(tokens), max(1, num_tokens))
+    each, rest = divmod(len(tokens), num_tokens) if num_tokens else (0, len(tokens))
     if not all(value <= 0.0 for value in (*logprobs, *values)):  # False also for what is no number
         raise PeerError("commit.logprobs or commit.top_logprobs has one that is not 0 or less")
     if rest or each > MAX_TOP_LOGPROBS:

@@ -45,6 +45,7 @@ class Description:
     chat_template: str = ""  # of Jinja; empty if it was not asked for or the target has none
     bos_token: str = ""  # its text, for the template; empty without one
     eos_token: str = ""
+    grammars: bool = False  # whether a session may have one: a verifier that does not know them ignores it
 
 
 def encode_describe_request(
@@ -73,6 +74,7 @@ def encode_description(description: Description) -> pb.DescribeResponse:
         chat_template=description.chat_template,
         bos_token=description.bos_token,
         eos_token=description.eos_token,
+        grammars=description.grammars,
     )
 
 
@@ -99,6 +101,7 @@ def decode_description(response: pb.DescribeResponse) -> Description:
         ),
         bos_token=bounds.page("describe.bos_token", response.bos_token, bounds.MAX_PIECE_BYTES),
         eos_token=bounds.page("describe.eos_token", response.eos_token, bounds.MAX_PIECE_BYTES),
+        grammars=response.grammars,
     )
 
 

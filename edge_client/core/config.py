@@ -8,6 +8,7 @@ from enum import Enum
 from common.acceptance import COUPLED, Acceptance
 from common.draft import MAX_TOKENS
 from common.errors import UserError
+from common.messages import MAX_TOP_LOGPROBS
 from common.sampling import SamplingParams
 from edge_client.core.confidence import Prior
 
@@ -41,6 +42,7 @@ class SessionConfig:
     committed: tuple[int, ...] = ()  # text that is there when the session begins, after a restart for example
     eos_token_ids: tuple[int, ...] = ()  # the target's own end tokens, where known: a guess ends there
     acceptance: Acceptance = COUPLED  # how the verifier decides
+    logprobs: int | None = None  # have each token's told, and of so many of the likeliest; None = of nothing
     draft_top: int = MAX_TOKENS  # that a drawn draft may have; those of hardly any chance are left out anyway
 
     def __post_init__(self) -> None:
@@ -61,6 +63,8 @@ class SessionConfig:
                 f"{len(self.committed)} tokens are there already, more than the {self.sampling.max_tokens} "
                 "asked for"
             )
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
+            raise UserError(f"logprobs is {self.logprobs}; it must lie in [0, {MAX_TOP_LOGPROBS}]")
         if not 1 <= self.draft_top <= MAX_TOKENS:
             raise UserError(f"draft_top is {self.draft_top}; it must lie in [1, {MAX_TOKENS}]")
 

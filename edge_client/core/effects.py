@@ -58,7 +58,8 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Committed text for the user, from `start` on. Bit i of `server_made`: token i was not drafted."""
+    """Committed text for the user, from `start` on. Bit i of `server_made`: token i was not drafted. What the
+    session asked to be told of the tokens, one a token; empty if it did not ask."""
 
     start: int
     tokens: tuple[int, ...]

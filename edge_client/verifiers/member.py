@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from common.errors import Code, ForerunError, UnavailableError
 from common.estimators import RttEstimator
@@ -52,6 +53,7 @@ class Member:
         self._last_error = ""
         self._fits: bool | None = None
         self._explained: dict[bytes, str] = {}  # by fingerprint
+        self._template = ("", "", "")  # of chats, and its begin and end words
 
     @property
     def is_reachable(self) -> bool:
@@ -85,16 +87,19 @@ class Member:
     # What is seen -----------------------------------------------------------------------------------------
 
     async def probe(self) -> None:
-        """Ask once, and once more if the connection was new: a handshake is no round trip."""
+        """Ask once, and before that for what is large and stays, if it was not there: a new connection's
+        handshake is no round trip."""
         began = self.asked_at = self._clock()
         was_reachable = self.is_reachable
         try:
-            description = await self.channel.describe(patience=PROBE_TIME)
             if not was_reachable:
+                whole = await self.channel.describe(include_chat_template=True, patience=PROBE_TIME)
+                self._template = (whole.chat_template, whole.bos_token, whole.eos_token)
                 began = self._clock()
-                description = await self.channel.describe(patience=PROBE_TIME)
+            description = await self.channel.describe(patience=PROBE_TIME)
             self._measure(self._clock() - began)
-            await self._take(description)
+            template, bos, eos = self._template
+            await self._take(replace(description, chat_template=template, bos_token=bos, eos_token=eos))
         except UnavailableError as error:
             await self._fail(error)
         except ForerunError as error:  # it answers, and nothing that can be used

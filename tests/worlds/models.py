@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.core.rules import decide
-from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.target import RowLogprobs, StepItem, StepPlan, StepResult, TargetInfo
 from common.chances import Chances
 from common.choice import choose, process_logits
 from common.errors import PeerError, UserError
@@ -87,9 +87,10 @@ class TinyTarget:
         assert len(set(written)) == len(written), "two rows write one slot"
         assert not prefixes & set(written), "a row overwrites somebody's prefix"
         results = [self._item(item) for item in plan.items]
-        return StepResult(tuple(r[0] for r in results), tuple(r[1] for r in results))
+        told = tuple(r[2] for r in results) if any(r[2] for r in results) else ()
+        return StepResult(tuple(r[0] for r in results), tuple(r[1] for r in results), told)
 
-    def _item(self, item: StepItem) -> tuple[np.ndarray, np.ndarray]:
+    def _item(self, item: StepItem) -> tuple[np.ndarray, np.ndarray, RowLogprobs | None]:
         prefix = self._read(item)
         paths: list[list[int]] = []
         for row, (token, parent) in enumerate(zip(item.tokens.tolist(), item.parents.tolist(), strict=True)):
@@ -103,7 +104,11 @@ class TinyTarget:
         if item.ask is not None:
             outputs = item.outputs.tolist()
             choices = decide(item, choices, lambda row: self._law(item, paths[outputs[row]]), self.chances)
-        return choices, np.array([c[1] for c in chosen], np.float32)
+        told = None
+        if item.logprobs is not None:
+            outputs = [paths[row] for row in item.outputs.tolist()]
+            told = tiny_logprobs(self.salt, outputs, choices.tolist(), item.logprobs, self.memory)
+        return choices, np.array([c[1] for c in chosen], np.float32), told
 
     def _law(self, item: StepItem, path: list[int]) -> NDArray[np.float64]:
         prompt, generated, allowed = self._history(item, path)
@@ -134,6 +139,17 @@ class TinyTarget:
         assert generated.tolist()[: len(item.generated)] == item.generated.tolist()
         grammar = item.sampling.grammar
         return item.prompt, generated, self.mask_of(grammar, generated.tolist()) if grammar else None
+
+
+def tiny_logprobs(
+    salt: int, paths: Sequence[Sequence[int]], choices: Sequence[int], most: int, memory: int = 3
+) -> RowLogprobs:
+    """What the tiny model holds of these choices after these paths, and of its likeliest tokens."""
+    logits = np.array([tiny_logits(salt, path, memory) for path in paths]).reshape(-1, VOCAB)
+    logprobs = (logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))).astype(np.float32)
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :most].astype(np.int32)
+    own = logprobs[np.arange(len(choices)), list(choices)]
+    return RowLogprobs(own, order, np.take_along_axis(logprobs, order, axis=1))
 
 
 def target_alone(

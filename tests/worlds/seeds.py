@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cloud_verifier.core.config import SchedulerConfig
+from common.messages import TokenLogprobs
 from common.sampling import SamplingParams
 from edge_client.core.policies import (
     AdaptivePolicy,
@@ -18,7 +19,7 @@ from edge_client.core.policies import (
     TreePolicy,
     TreeSettings,
 )
-from tests.worlds.models import VOCAB, TinyDrafter, target_alone
+from tests.worlds.models import VOCAB, TinyDrafter, target_alone, tiny_logprobs
 from tests.worlds.world import EdgeSpec, World, WorldSpec
 
 POLICIES: dict[str, Callable[[], GrowthPolicy]] = {
@@ -93,6 +94,7 @@ def _edge(draw: random.Random) -> EdgeSpec:
         recall=draw.choice([False, True]),
         patience=draw.choice([1.0, 0.3, None]),
         eos=draw.choice([(), (0,)]),
+        logprobs=draw.choice([None, None, 0, 2, 20]),
     )
 
 
@@ -137,6 +139,8 @@ def check_laws(world: World) -> None:
         )
         assert edge.session.text == expected, "law 1: the text is the target's alone"
         assert edge.spec.committed + tuple(edge.emitted) == expected, "law 2: what was shown stays"
+        told = told_alone(edge.spec, expected, world.spec.memory)[len(edge.spec.committed) :]
+        assert edge.logprobs == told, "law 1: so is what is told of it"
         assert not edge.preview, "law 2: a guess was shown beyond the text"
         assert not edge.device_only, "a server wrote the end, and the mode says that none is there"
     for host in world.hosts:
@@ -144,6 +148,14 @@ def check_laws(world: World) -> None:
         assert memory.pool.num_free + memory.cache.num_slots == world.spec.num_slots, "law 3: a slot leaked"
         assert (memory.num_reserved, memory.cache.num_locked) == (0, 0), "law 3: a reservation leaked"
         assert not len(host.scheduler.tenants), "law 3: a tenant was not forgotten"
+
+
+def told_alone(spec: EdgeSpec, text: Sequence[int], memory: int) -> list[TokenLogprobs]:
+    """What an edge must be told of its text."""
+    if spec.logprobs is None:
+        return []
+    paths = [[*spec.prompt, *text[:at]] for at in range(len(text))]
+    return list(tiny_logprobs(1, paths, text, spec.logprobs, memory).of(range(len(text))))
 
 
 def check_seed(seed: int) -> str | None:

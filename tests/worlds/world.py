@@ -18,7 +18,7 @@ from cloud_verifier.core.target import TargetInfo
 from common.acceptance import COUPLED, Acceptance
 from common.chances import Chances
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
-from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
+from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose, TokenLogprobs
 from common.recall import NgramTable
 from common.sampling import SamplingParams
 from edge_client.core import effects as edge_effects
@@ -49,6 +49,7 @@ class EdgeSpec:
     acceptance: Acceptance = COUPLED
     draft_top: int = 32
     committed: tuple[int, ...] = ()  # text that it begins with; the target's own, or law 1 means nothing
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Edge:
             eos_token_ids=spec.eos,
             acceptance=spec.acceptance,
             draft_top=spec.draft_top,
+            logprobs=spec.logprobs,
         )
         self.session = EdgeSession(config, spec.policy(), ngrams, chances)
         self.drafter = spec.drafter()
@@ -110,6 +112,7 @@ class Edge:
         self.draft_steps = 0
         self.stream = -1
         self.emitted: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.preview: list[int] = []  # what the user sees after it, told apart
         self.num_previewed = 0
         self.device_only = False
@@ -222,6 +225,7 @@ class World:
             case edge_effects.Emit():
                 assert effect.start == edge.first + len(edge.emitted)
                 edge.emitted += effect.tokens
+                edge.logprobs += effect.logprobs
                 agreed = edge.preview[: len(effect.tokens)]
                 assert agreed == list(effect.tokens[: len(agreed)]), "a wrong guess was not withdrawn"
                 del edge.preview[: len(effect.tokens)]

@@ -67,7 +67,8 @@ async def test_a_seed_may_be_negative_as_openais_are() -> None:
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 async def test_the_number_of_tokens_is_bounded(name: str) -> None:
     async with world() as found:
-        body = await found.chat(**{"ignore_eos": True, "max_tokens": None, name: 7})
+        fields: dict[str, Any] = {"ignore_eos": True, "max_tokens": None, name: 7}
+        body = await found.chat(**fields)
     assert body["choices"][0]["finish_reason"] == "length"
     assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 7, "total_tokens": 10}
 
