@@ -188,6 +188,11 @@ class VerifierChannel:
     async def __aexit__(self, *_: object) -> None:
         await self._connection.channel.close()
 
+    @property
+    def num_streams(self) -> int:
+        """Open now."""
+        return self._connection.num_streams
+
     async def describe(
         self,
         include_vocabulary: bool = False,

@@ -90,8 +90,8 @@ def draft_file(config: EdgeConfig) -> str:
     name = config.draft.model
     if not name:
         raise UserError(
-            "no draft model is named; give --draft FILE (a GGUF file, or a name that `forerun pull` knows), or "
-            "set draft.model. With --policy off nothing is drafted, and the file only tells the tokens"
+            "no draft model is named; give --draft FILE (a GGUF file, or a name that `forerun pull` knows), "
+            "or set draft.model. With --policy off nothing is drafted, and the file only tells the tokens"
         )
     found = find_model(name, models_folder(name) if is_remote(name) else "")
     if config.draft.sha256:
@@ -113,8 +113,8 @@ def _check_hash(path: str, expected: str) -> None:
     found = hash_of(Path(path), lambda done, size: None)
     if found != expected.lower():
         raise UserError(
-            f"{path} is not the file that draft.sha256 names: it hashes to {found}; fetch it again, or name its "
-            "own hash"
+            f"{path} is not the file that draft.sha256 names: it hashes to {found}; fetch it again, or name "
+            "its own hash"
         )
 
 

@@ -55,6 +55,7 @@ class Listening:
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                log_level="warning",
                 access_log=False,
                 proxy_headers=False,  # nothing in front may say who asks
                 server_header=False,
