@@ -26,7 +26,9 @@ class LlamaModel:
         native_log().verbose = settings.verbose
         native_log().errors.clear()
         self.uses_extra_bufts = self._choose_extra_bufts()
-        self._model: Any = self._load_model(find_model(settings.path, settings.models), weights)
+        self._model: Any = self._load_model(
+            find_model(settings.path, settings.models, settings.sha256), weights
+        )
         self.vocabulary = LlamaVocabulary(self._library, self._library.llama_model_get_vocab(self._model))
 
     @property

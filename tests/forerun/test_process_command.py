@@ -104,11 +104,12 @@ def test_logs_prints_the_end_of_the_file(state: Path, capsys: pytest.CaptureFixt
     assert main(["edge", "logs", "-n", "-1"]) == 2
 
 
+@pytest.mark.parametrize("word", ["active", "failed"])
 def test_logs_asks_the_journal_where_systemd_runs_the_daemon(
-    state: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    word: str, state: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Programs of these names stand in for systemd's; they tell with what they were called."""
-    for name, text in (("systemctl", "exit 0"), ("journalctl", 'echo "$@"')):
+    for name, text in (("systemctl", f"echo {word}; exit 3"), ("journalctl", 'echo "$@"')):
         program = state.parent / name
         program.write_text(f"#!/bin/sh\n{text}\n")
         program.chmod(0o755)
