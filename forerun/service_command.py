@@ -14,6 +14,10 @@ from typing import Any
 
 import forerun
 from common.errors import UserError
+from edge_client.config import EdgeConfig
+from edge_client.config.checks import UNIX, is_unix
+from edge_client.config.schema import ENTRIES
+from edge_client.model_name import is_remote
 from edge_client.paths import EdgePaths, make_private
 from forerun.edge_places import add_config, add_json, add_place, loaded, places
 from forerun.service_units import LABEL, MARK, UNIT, ServicePlan, launchd_plist, systemd_unit
@@ -29,6 +33,9 @@ launchd agent. It is this user's, or with --system the machine's. Nothing is sta
 SYSTEM_UNITS = Path("/etc/systemd/system")
 HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
 """What ProtectHome hides."""
+
+OWN_FOLDERS = (Path("/tmp"), Path("/var/tmp"), Path("/dev"))
+"""Of which PrivateTmp and PrivateDevices give the service its own."""
 
 PROBE = """\
 import ctypes
@@ -104,25 +111,46 @@ def _install(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace, paths: EdgePaths) -> ServicePlan:
     """Raises `UserError` if this program cannot be a service, or its configuration is wrong."""
-    service = loaded(options, paths).config.service
+    config = loaded(options, paths).config
+    _check_socket(config)
     chosen = ["--config", str(options.config.absolute())] if options.config else []
     return ServicePlan(
         command=(sys.executable, "-P", "-m", "forerun", "edge", *chosen),
         paths=paths,
-        service=service,
+        service=config.service,
         system=options.system,
         user=options.run_as,
         device=options.device or "",
-        reads_home=_is_in_home(),
+        in_home=_in_home(config),
+        writable=_written(config),
         namespaces=_has_namespaces() if options.namespaces is None else options.namespaces,
         denies_write_execute=_calls_back_without_writing_code(),
     )
 
 
-def _is_in_home() -> bool:
-    """Whether this program's files are below somebody's home."""
-    files = (Path(sys.executable).resolve(), Path(sys.prefix), Path(forerun.__file__).resolve())
-    return any(home in file.parents for file in files for home in HOMES)
+def _in_home(config: EdgeConfig) -> tuple[Path, ...]:
+    """Files of the program and of its configuration that are below somebody's home."""
+    program = (Path(sys.executable).resolve(), Path(sys.prefix), Path(forerun.__file__).resolve())
+    paths = [entry for entry in ENTRIES if entry.setting.is_path]
+    told = [getattr(getattr(config, entry.section), entry.key) for entry in paths]
+    files = [*program, *(Path(each) for each in told if each and not is_remote(each))]
+    return tuple(file for file in files if any(home in file.parents for home in HOMES))
+
+
+def _written(config: EdgeConfig) -> tuple[Path, ...]:
+    """Folders that the configuration has the daemon write to."""
+    socket = config.api.listen.removeprefix(UNIX) if is_unix(config.api.listen) else ""
+    return tuple(Path(each).parent for each in (config.log.file, config.api.token_file, socket) if each)
+
+
+def _check_socket(config: EdgeConfig) -> None:
+    """Raise `UserError` for one that nobody else would see."""
+    path = Path(config.api.listen.removeprefix(UNIX)) if is_unix(config.api.listen) else Path()
+    if any(folder in path.parents for folder in OWN_FOLDERS):
+        raise UserError(
+            f"api.listen is {config.api.listen}, and the service has a {path.parts[1]} folder of its own that "
+            "nobody else sees; use a socket in the runtime folder (`forerun edge config path`)"
+        )
 
 
 def _has_namespaces() -> bool:

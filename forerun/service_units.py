@@ -50,7 +50,8 @@ class ServicePlan:
     system: bool = False  # of the whole machine, not of one user
     user: str = ""  # a system's: whom it runs as; empty: a user that exists only while it runs
     device: str = ""  # a key of DEVICES
-    reads_home: bool = False  # a system's: its program or a file of its is below /home
+    in_home: tuple[Path, ...] = ()  # files of its program and its configuration that are in somebody's home
+    writable: tuple[Path, ...] = ()  # folders beside its own that it writes to
     namespaces: bool = True  # a user's: whether the kernel gives users namespaces, which most walls need
     denies_write_execute: bool = True  # whether memory that is written can never run
 
@@ -59,10 +60,10 @@ class ServicePlan:
             raise UserError("the service's program must be an absolute path")
         if self.user and not self.system:
             raise UserError("a user's own service runs as that user; --run-as belongs to --system")
-        if self.reads_home and self.system and not self.user:
+        if self.in_home and self.system and not self.user:
             raise UserError(
-                "this Forerun is installed in somebody's home, where a user of the service's own cannot "
-                "read: install it elsewhere, for example in /opt, or name a user with --run-as"
+                f"{self.in_home[0]} is in somebody's home, where a user of the service's own cannot read: "
+                "put it elsewhere, for example below /opt, or name a user with --run-as"
             )
 
 
@@ -134,9 +135,8 @@ def _running(plan: ServicePlan) -> list[str]:
 def _places(plan: ServicePlan) -> list[str]:
     """Whom it runs as, and what it may write."""
     if not plan.system:
-        folders = dict.fromkeys((plan.paths.state, plan.paths.models, plan.paths.cache))
-        writable = [f"ReadWritePaths={_word(str(folder))}" for folder in folders] if plan.namespaces else []
-        return [f"RuntimeDirectory={APPLICATION}", "RuntimeDirectoryMode=0700", *writable]
+        own = (plan.paths.state, plan.paths.models, plan.paths.cache)
+        return [f"RuntimeDirectory={APPLICATION}", "RuntimeDirectoryMode=0700", *_writable(plan, own)]
     names = ("State", "Cache", "Runtime")
     return [
         *([f"User={plan.user}"] if plan.user else ["DynamicUser=yes"]),
@@ -145,7 +145,16 @@ def _places(plan: ServicePlan) -> list[str]:
         f"ConfigurationDirectory={APPLICATION}",
         "ConfigurationDirectoryMode=0755",
         "RemoveIPC=yes",
+        *_writable(plan, ()),
     ]
+
+
+def _writable(plan: ServicePlan, own: tuple[Path, ...]) -> list[str]:
+    """Its own folders are there; of others that are not, the daemon itself tells best."""
+    if not (plan.system or plan.namespaces):
+        return []  # nothing is closed
+    more = [f"-{folder}" for folder in plan.writable]
+    return [f"ReadWritePaths={_word(each)}" for each in dict.fromkeys([*map(str, own), *more])]
 
 
 def _walls(plan: ServicePlan) -> list[str]:
@@ -175,7 +184,7 @@ def _memory(plan: ServicePlan) -> list[str]:
 def _namespaces(plan: ServicePlan) -> list[str]:
     """What needs a view of the system of its own. /proc stays whole (no ProcSubset=pid): the daemon's file
     names the boot that it runs in."""
-    home = "read-only" if plan.reads_home or not plan.system else "yes"
+    home = "read-only" if plan.in_home or not plan.system else "yes"
     return [
         "CapabilityBoundingSet=",
         "AmbientCapabilities=",

@@ -105,6 +105,38 @@ def test_the_configuration_is_read_first(home: Path, capsys: pytest.CaptureFixtu
     assert not unit(home).exists()
 
 
+def test_what_the_configuration_needs_is_open(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = home / "edge.toml"
+    file.write_text('[log]\nfile = "logs/edge.log"\n[api]\nlisten = "unix:/srv/forerun/api"\n')
+    assert main(["edge", "install-service", "--print", "--namespaces", "--config", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert f"ReadWritePaths=-{home}/logs\n" in out
+    assert "ReadWritePaths=-/srv/forerun\n" in out
+
+
+def test_a_socket_that_nobody_would_see_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = home / "edge.toml"
+    file.write_text('[api]\nlisten = "unix:/tmp/edge.sock"\n')
+    assert main(["edge", "install-service", "--print", "--config", str(file)]) == 2
+    assert "the service has a tmp folder of its own" in capsys.readouterr().err
+
+
+def test_a_model_in_a_home_needs_a_named_user(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_command, "HOMES", (home,))
+    file = home / "edge.toml"
+    file.write_text('[draft]\nmodel = "d.gguf"\n')
+    words = ["edge", "install-service", "--print", "--system", "--config", str(file)]
+    assert main(words) == 2
+    assert f"{home}/d.gguf is in somebody's home" in capsys.readouterr().err
+    assert main([*words, "--run-as", "me"]) == 0
+    assert "ProtectHome=read-only" in capsys.readouterr().out
+    file.write_text('[draft]\nmodel = "hf://o/r/d.gguf"\n')
+    assert main(words) == 0
+    assert "ProtectHome=yes" in capsys.readouterr().out
+
+
 def test_the_machines_unit(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +155,7 @@ def test_a_program_in_a_home_is_no_service_of_the_machine(
 ) -> None:
     monkeypatch.setattr(service_command, "HOMES", (Path("/"),))
     assert main(["edge", "install-service", "--system", "--print"]) == 2
-    assert "is installed in somebody's home" in capsys.readouterr().err
+    assert "is in somebody's home" in capsys.readouterr().err
     assert main(["edge", "install-service", "--print"]) == 0
 
 

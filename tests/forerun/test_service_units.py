@@ -99,9 +99,16 @@ def test_the_network_and_its_own_folders_stay_open() -> None:
     assert values(system, "StateDirectory") == values(system, "CacheDirectory") == ["forerun"]
     assert values(system, "ProtectHome") == ["yes"]
     assert values(system, "DynamicUser") == ["yes"]
-    named = systemd_unit(plan(system=True, user="drafter", reads_home=True))
+    named = systemd_unit(plan(system=True, user="drafter", in_home=(Path("/home/x"),)))
     assert (values(named, "User"), values(named, "DynamicUser")) == (["drafter"], [])
     assert values(named, "ProtectHome") == ["read-only"]
+
+
+def test_folders_of_the_configuration_are_writable_and_need_not_be_there() -> None:
+    more = (Path("/var/log/my logs"),)
+    assert '"-/var/log/my logs"' in values(systemd_unit(plan(writable=more)), "ReadWritePaths")
+    assert values(systemd_unit(plan(system=True, writable=more)), "ReadWritePaths") == ['"-/var/log/my logs"']
+    assert values(systemd_unit(plan(namespaces=False, writable=more)), "ReadWritePaths") == []
 
 
 def test_the_files_of_the_machines_daemon_are_where_its_clients_look() -> None:
@@ -153,7 +160,7 @@ def test_words_are_written_so_that_systemd_reads_them_back(word: str, written: s
     [
         ({"command": ("forerun",)}, "absolute path"),
         ({"user": "x"}, "--run-as belongs to --system"),
-        ({"system": True, "reads_home": True}, "install it elsewhere, for example in /opt"),
+        ({"system": True, "in_home": (Path("/home/x/d.gguf"),)}, "/home/x/d.gguf is in somebody's home"),
     ],
 )
 def test_what_cannot_be_a_service_is_refused(more: dict[str, object], words: str) -> None:
