@@ -11,8 +11,6 @@ from typing import Any
 from common.errors import ForerunError
 from edge_client import daemon_file
 from edge_client.daemon_file import DaemonRecord
-from edge_client.local_client import client_of
-from edge_client.stopping import stop
 from forerun.edge_places import add_json, add_place, places
 
 STATUS_PATH = "/v1/status"
@@ -68,6 +66,8 @@ def _found(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         return {"status": "stopped"}, NOT_RUNNING
     if not daemon_file.is_alive(record):
         return {"status": "stale", "pid": record.pid}, NOT_RUNNING
+    from edge_client.local_client import client_of  # here: HTTP takes a while to import
+
     found = {"status": "running", **_of_record(record)}
     try:
         return {**found, "api": client_of(record).get(STATUS_PATH)}, RUNNING
@@ -113,6 +113,8 @@ def _lines(told: Any, depth: int = 1) -> list[str]:
 
 
 def _stop(options: argparse.Namespace) -> int:
+    from edge_client.stopping import stop
+
     record = daemon_file.read(places(options).daemon)
     if record is None:
         _tell(options, {"stopped": False, "running": False}, "not running")

@@ -148,8 +148,8 @@ def _check_socket(config: EdgeConfig) -> None:
     path = Path(config.api.listen.removeprefix(UNIX)) if is_unix(config.api.listen) else Path()
     if any(folder in path.parents for folder in OWN_FOLDERS):
         raise UserError(
-            f"api.listen is {config.api.listen}, and the service has a {path.parts[1]} folder of its own that "
-            "nobody else sees; use a socket in the runtime folder (`forerun edge config path`)"
+            f"api.listen is {config.api.listen}, and the service has a {path.parts[1]} folder of its own "
+            "that nobody else sees; use a socket in the runtime folder (`forerun edge config path`)"
         )
 
 
