@@ -97,16 +97,27 @@ def _in_words(found: dict[str, Any]) -> str:
 
 def _lines(told: Any, depth: int = 1) -> list[str]:
     """Of what the daemon says, a line a value, indented by depth."""
+    room = "  " * depth
     if not isinstance(told, dict):
-        return [f"{'  ' * depth}{told}"]
+        return [f"{room}{_value(told)}"]
     lines = []
     for name, value in told.items():
-        if isinstance(value, dict):
-            lines += [f"{'  ' * depth}{name}:", *_lines(value, depth + 1)]
+        if isinstance(value, dict) and value:
+            lines += [f"{room}{name}:", *_lines(value, depth + 1)]
+        elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
+            lines += [f"{room}{name}:", *(f"{room}  - {_value(each)}" for each in value)]
         else:
-            shown = value if isinstance(value, str) else json.dumps(value)
-            lines.append(f"{'  ' * depth}{name}: {shown}")
+            lines.append(f"{room}{name}: {_value(value)}")
     return lines
+
+
+def _value(value: Any) -> str:
+    """On one line; what is not known is a dash."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_value(each)}" for name, each in value.items()) or "-"
+    if value is None or value in ("", []):
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 # stop -------------------------------------------------------------------------------------------------------

@@ -35,7 +35,14 @@ def own(listen: str, **more: str) -> DaemonRecord:
 
 def status(request: Handler) -> None:
     assert request.path == "/v1/status"
-    body = {"mode": "split", "verifier": {"address": "v:1", "rtt_ms": 1.5}, "seats": [1, 2]}
+    body = {
+        "mode": "split",
+        "verifier": {"address": "v:1", "rtt_ms": 1.5},
+        "seats": [1, 2],
+        "fleet": {},
+        "error": None,
+        "all": [{"address": "v:1", "rtt": None}],
+    }
     request.reply(200, json.dumps(body).encode(), Content_Type="application/json")
 
 
@@ -60,6 +67,7 @@ def test_a_running_daemon_tells_of_itself(state: Path, capsys: pytest.CaptureFix
         words = capsys.readouterr().out
     assert words.startswith("running as process ")
     assert "  mode: split\n  verifier:\n    address: v:1\n    rtt_ms: 1.5\n  seats: [1, 2]\n" in words
+    assert words.endswith("  fleet: -\n  error: -\n  all:\n    - address v:1, rtt -\n")
 
 
 def test_a_daemon_that_does_not_answer(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
