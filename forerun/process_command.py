@@ -80,6 +80,7 @@ def _of_record(record: DaemonRecord) -> dict[str, Any]:
         "pid": record.pid,
         "listen": record.listen,
         "version": record.version,
+        "token_file": record.token_file,
         "uptime": round(max(0.0, time.time() - record.started_at), 1),  # seconds
     }
 
@@ -90,8 +91,10 @@ def _in_words(found: dict[str, Any]) -> str:
     if found["status"] == "stale":
         return f"not running; process {found['pid']} ended without saying so (its log may tell why)"
     line = f"running as process {found['pid']} at {found['listen']} for {found['uptime']:.0f} s"
+    if found["token_file"]:
+        line += f"\nprograms show it the token in {found['token_file']}"
     if found["status"] == "unresponsive":
-        return f"{line}, but it does not answer: {found['error']}"
+        return f"{line}\nbut it does not answer: {found['error']}"
     return "\n".join([line, *_lines(found["api"])])
 
 

@@ -174,7 +174,11 @@ class ApiSection:
         is_path=True,
         is_local=True,
     )
-    auth: bool = setting(True, "ask for the token; only a local address may do without", is_local=True)
+    auth: bool = setting(
+        True,
+        "ask for the token; over a unix socket the rights of its file decide in its place",
+        is_local=True,
+    )
     allowed_hosts: tuple[str, ...] = setting(
         (),
         "names beside the listen address that a request's Host may have",
@@ -208,7 +212,7 @@ class ApiSection:
         "where running completions are kept for that: in memory, on disk over restarts, or nowhere",
         choices=("memory", "durable", "off"),
     )
-    metrics: bool = setting(True, "serve /metrics for Prometheus, without a token on a local address")
+    metrics: bool = setting(True, "serve /metrics for Prometheus, which asks with the token like everybody")
     page: bool = setting(True, "serve the status page at /", is_local=True)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from edge_client import daemon_file
 from edge_client.daemon_file import DaemonRecord, process_start, this_process
+from edge_client.token_file import ensure_token
 from forerun.cli import main
 from forerun.logs_command import followed
 from tests.edge_client.small_server import Handler, serving
@@ -58,14 +59,19 @@ def test_without_a_daemon(state: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_running_daemon_tells_of_itself(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(status) as address:
-        daemon_file.write(state / "edge.pid", own(address))
+        token = state / "token"
+        ensure_token(token)
+        daemon_file.write(state / "edge.pid", own(address, token_file=str(token)))
         assert main(["edge", "status", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["status"], told["listen"], told["version"]) == ("running", address, "1.2.3")
         assert told["api"]["mode"] == "split"
+        assert told["token_file"] == str(token)
         assert main(["edge", "status"]) == 0
         words = capsys.readouterr().out
     assert words.startswith("running as process ")
+    assert f"the token in {token}\n" in words
+    assert token.read_text().strip() not in words
     assert "  mode: split\n  verifier:\n    address: v:1\n    rtt_ms: 1.5\n  seats: [1, 2]\n" in words
     assert words.endswith("  fleet: -\n  error: -\n  all:\n    - address v:1, rtt -\n")
 
