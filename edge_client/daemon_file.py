@@ -102,6 +102,16 @@ def _is_record(found: Any) -> bool:
     return numbers and all(isinstance(found.get(name), str) for name in texts)
 
 
+def refuse_second(path: Path) -> None:
+    """Raise `UserError` if a daemon runs already: two would share a journal, a token and a socket."""
+    record = read(path)
+    if record is not None:
+        raise UserError(
+            f"an edge daemon runs already, as process {record.pid} at {record.listen}; "
+            "stop it with: forerun edge stop"
+        )
+
+
 def is_alive(record: DaemonRecord) -> bool:
     """Whether the very process still runs."""
     return process_start(record.pid) == record.process_start

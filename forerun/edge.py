@@ -17,7 +17,7 @@ from common.errors import ForerunError, PeerError, UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from edge_client.prior_file import read_priors
-from forerun import config_command, daemon_command, logs_command, process_command
+from forerun import config_command, daemon_command, logs_command, process_command, service_command
 from forerun.edge_places import models_folder
 from forerun.options import RULES_IN_WORDS, add_core, add_sampling, pin_to_core, read_prompt, sampling_from
 from forerun.paint import Painter, note
@@ -50,7 +50,7 @@ Serves requests one after the other: one JSON object a line on standard input, J
 
 The policy "device" leaves the verifier out: the draft model's own text, which need not be the target's."""
 
-DAEMON_ACTIONS = (process_command, logs_command, config_command)
+DAEMON_ACTIONS = (process_command, logs_command, config_command, service_command)
 """Modules that add actions for the daemon."""
 
 DEVICE = "device"

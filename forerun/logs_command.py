@@ -19,8 +19,11 @@ from common.errors import UserError
 from edge_client import daemon_file
 from edge_client.paths import EdgePaths
 from forerun.edge_places import add_json, add_place, places
+from forerun.service_units import UNIT
 
-UNIT = "forerun-edge.service"
+OF_THE_JOURNAL = ("active", "activating", "reloading", "deactivating", "failed")
+"""States in which the unit's log is the one to read: after a failure more than ever."""
+
 LOOK = 0.25
 """Seconds between two looks at a file that is followed."""
 
@@ -46,7 +49,7 @@ def add_actions(actions: Any) -> None:
 def _logs(options: argparse.Namespace) -> int:
     if options.lines < 0:
         raise UserError(f"--lines is {options.lines}; it must be 0 or more")
-    if _unit_is_active(options.system):
+    if _state_of_unit(options.system) in OF_THE_JOURNAL:
         return subprocess.run(_journal(options), check=False).returncode
     file = _log_file(places(options))
     for line in last_lines(file, options.lines):
@@ -57,14 +60,14 @@ def _logs(options: argparse.Namespace) -> int:
     return 0
 
 
-def _unit_is_active(system: bool) -> bool:
-    """Whether systemd runs the daemon now."""
+def _state_of_unit(system: bool) -> str:
+    """As systemd words it; empty where there is none."""
     systemctl = shutil.which("systemctl")
     if systemctl is None or shutil.which("journalctl") is None:
-        return False
+        return ""
     scope = [] if system else ["--user"]
-    done = subprocess.run([systemctl, *scope, "is-active", "--quiet", UNIT], capture_output=True, check=False)
-    return done.returncode == 0
+    command = [systemctl, *scope, "is-active", UNIT]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _journal(options: argparse.Namespace) -> list[str]:
@@ -80,7 +83,7 @@ def _log_file(paths: EdgePaths) -> Path:
     file = Path(record.log_file) if record is not None and record.log_file else paths.log
     if not file.is_file():
         raise UserError(
-            f"there is no log at {file}, and systemd does not run the daemon: it logs to its standard error; "
+            f"there is no log at {file}, and systemd does not run the daemon: it logs to standard error; "
             "start it with --log-file to keep that"
         )
     return file

@@ -11,8 +11,6 @@ from typing import Any
 from common.errors import ForerunError
 from edge_client import daemon_file
 from edge_client.daemon_file import DaemonRecord
-from edge_client.local_client import client_of
-from edge_client.stopping import stop
 from forerun.edge_places import add_json, add_place, places
 
 STATUS_PATH = "/v1/status"
@@ -68,6 +66,8 @@ def _found(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         return {"status": "stopped"}, NOT_RUNNING
     if not daemon_file.is_alive(record):
         return {"status": "stale", "pid": record.pid}, NOT_RUNNING
+    from edge_client.local_client import client_of  # here: HTTP takes a while to import
+
     found = {"status": "running", **_of_record(record)}
     try:
         return {**found, "api": client_of(record).get(STATUS_PATH)}, RUNNING
@@ -80,6 +80,7 @@ def _of_record(record: DaemonRecord) -> dict[str, Any]:
         "pid": record.pid,
         "listen": record.listen,
         "version": record.version,
+        "token_file": record.token_file,
         "uptime": round(max(0.0, time.time() - record.started_at), 1),  # seconds
     }
 
@@ -90,29 +91,44 @@ def _in_words(found: dict[str, Any]) -> str:
     if found["status"] == "stale":
         return f"not running; process {found['pid']} ended without saying so (its log may tell why)"
     line = f"running as process {found['pid']} at {found['listen']} for {found['uptime']:.0f} s"
+    if found["token_file"]:
+        line += f"\nprograms show it the token in {found['token_file']}"
     if found["status"] == "unresponsive":
-        return f"{line}, but it does not answer: {found['error']}"
+        return f"{line}\nbut it does not answer: {found['error']}"
     return "\n".join([line, *_lines(found["api"])])
 
 
 def _lines(told: Any, depth: int = 1) -> list[str]:
     """Of what the daemon says, a line a value, indented by depth."""
+    room = "  " * depth
     if not isinstance(told, dict):
-        return [f"{'  ' * depth}{told}"]
+        return [f"{room}{_value(told)}"]
     lines = []
     for name, value in told.items():
-        if isinstance(value, dict):
-            lines += [f"{'  ' * depth}{name}:", *_lines(value, depth + 1)]
+        if isinstance(value, dict) and value:
+            lines += [f"{room}{name}:", *_lines(value, depth + 1)]
+        elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
+            lines += [f"{room}{name}:", *(f"{room}  - {_value(each)}" for each in value)]
         else:
-            shown = value if isinstance(value, str) else json.dumps(value)
-            lines.append(f"{'  ' * depth}{name}: {shown}")
+            lines.append(f"{room}{name}: {_value(value)}")
     return lines
+
+
+def _value(value: Any) -> str:
+    """On one line; what is not known is a dash."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_value(each)}" for name, each in value.items()) or "-"
+    if value is None or value in ("", []):
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 # stop -------------------------------------------------------------------------------------------------------
 
 
 def _stop(options: argparse.Namespace) -> int:
+    from edge_client.stopping import stop
+
     record = daemon_file.read(places(options).daemon)
     if record is None:
         _tell(options, {"stopped": False, "running": False}, "not running")

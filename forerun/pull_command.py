@@ -14,10 +14,8 @@ from typing import Any
 
 from common.errors import UserError
 from edge_client.config.checks import SHA256
-from edge_client.fetch import Surroundings, fetch
 from edge_client.model_name import HUB, is_remote, parse_name
 from edge_client.model_store import ModelStore, Progress, Stored, check_magic, hash_of
-from edge_client.web import Credentials
 from forerun.edge_places import add_json, add_place, places
 from forerun.progress import ProgressBar
 
@@ -94,6 +92,9 @@ def _pull(options: argparse.Namespace, store: ModelStore) -> int:
         return _tell(options, stored, "is here already")
     if options.offline:
         raise UserError(f"{options.name} is not in {store.root}, and --offline forbids to fetch it")
+    from edge_client.fetch import Surroundings, fetch  # here: HTTP and TLS take a while to import
+    from edge_client.web import Credentials
+
     hub = os.environ.get("HF_ENDPOINT") or HUB
     name = parse_name(options.name, hub)
     with ProgressBar(sys.stderr) as bar:

@@ -21,6 +21,7 @@ from common.messages import Commit, Open
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.core.drafter import Drafter, DraftRow, Expansion, Reroot
+from forerun.edge_places import models_folder
 from forerun.options import add_sampling, sampling_from
 from forerun.paint import note
 from simulator.knowledge import NUM_CANDIDATES
@@ -100,7 +101,12 @@ def record(options: argparse.Namespace, prompts: Sequence[str], sampling: Sampli
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; pip install 'forerun[edge,verifier]'") from error
     note("loading the draft model and the target model")
-    settings = LlamaSettings(options.draft, n_ctx=options.context, threads=options.threads)
+    settings = LlamaSettings(
+        options.draft,
+        n_ctx=options.context,
+        threads=options.threads,
+        models=models_folder(options.draft),
+    )
     with LlamaRuntime(settings) as runtime:
         ids = _tokenized(runtime, prompts, options.context, sampling.max_tokens)
         dtype = "float32" if options.device == "cpu" else "auto"  # as `forerun verify`

@@ -12,11 +12,10 @@ pages      the commented file and the reference page
 from __future__ import annotations
 
 from edge_client.config.merge import Loaded, Origin, Overlay, load_config
-from edge_client.config.schema import (
-    SECTIONS,
+from edge_client.config.schema import SECTIONS, EdgeConfig
+from edge_client.config.sections import (
     ApiSection,
     DraftSection,
-    EdgeConfig,
     FleetSection,
     LogSection,
     ServiceSection,

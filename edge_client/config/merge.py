@@ -8,6 +8,7 @@ setting, and a fleet only moves what nobody there cared about.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -78,7 +79,7 @@ def load_config(
         merged |= _of_file(read_toml(path))
     merged |= _of_environment(environment)
     merged |= _of_flags(flags)
-    return Loaded(_build(merged), {name: origin for name, (_, origin) in merged.items()})
+    return Loaded(_build(_at_home(merged)), {name: origin for name, (_, origin) in merged.items()})
 
 
 # the layers -------------------------------------------------------------------------------------------------
@@ -170,6 +171,15 @@ def _beside(file: Path, entry: Entry, value: Value) -> Value:
     if not entry.setting.is_path or not isinstance(value, str) or not value or "://" in value:
         return value
     return value if value.startswith("~") else str(file.absolute().parent / value)
+
+
+def _at_home(merged: Layer) -> Layer:
+    """With ~ of paths as the home that it stands for."""
+    expanded = dict(merged)
+    for name, (value, origin) in merged.items():
+        if BY_NAME[name].setting.is_path and isinstance(value, str) and value.startswith("~"):
+            expanded[name] = (os.path.expanduser(value), origin)
+    return expanded
 
 
 def _known(origin: Origin, section: str, key: str) -> Entry:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from common.errors import UserError
 from edge_client.model_name import HUB_PREFIX, is_remote, split_hub_path
-from edge_client.model_store import GGUF_MAGIC, ModelStore, check_magic
+from edge_client.model_store import GGUF_MAGIC, ModelStore, check_magic, hash_of
 
 
-def find_model(path: str, models: str = "") -> str:
+def find_model(path: str, models: str = "", sha256: str = "") -> str:
     """The local file of `path`; of a remote name what was fetched before, as nothing is fetched here.
 
-    `models`: the folder of the store; empty: there is none. Raises `UserError` if there is no such file, or
-    it does not begin as a GGUF file.
+    Args: models, the folder of the store, empty if there is none; sha256, what it must hash to, empty for
+    anything. Raises `UserError` if there is no such file, it does not begin as a GGUF file, or differs.
     """
     local = _fetched(path, models) if is_remote(path) else Path(path).expanduser()
     if not local.is_file():
@@ -26,6 +26,8 @@ def find_model(path: str, models: str = "") -> str:
     except OSError as error:
         raise UserError(f"the draft model {local} cannot be read ({error}); check its permissions") from error
     check_magic(str(local), magic)
+    if sha256 and (found := hash_of(local, lambda done, total: None)) != sha256.lower():
+        raise UserError(f"the draft model {local} has the SHA-256 {found}, not {sha256}; it is not loaded")
     return str(local)
 
 

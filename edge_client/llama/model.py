@@ -26,7 +26,7 @@ class LlamaModel:
         native_log().verbose = settings.verbose
         native_log().errors.clear()
         self.uses_extra_bufts = self._choose_extra_bufts()
-        self.path = find_model(settings.path, settings.models)  # the local file
+        self.path = find_model(settings.path, settings.models, settings.sha256)  # the local file
         self._model: Any = self._load_model(self.path, weights)
         self.vocabulary = LlamaVocabulary(self._library, self._library.llama_model_get_vocab(self._model))
 

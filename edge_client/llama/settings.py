@@ -30,6 +30,7 @@ class LlamaSettings:
     gpu_layers: int = 0  # layers on the accelerator; -1 = all
     use_extra_bufts: bool | None = None  # weights repacked for the processor; None = unless that would crash
     models: str = ""  # folder of `forerun pull`, where hf:// and https:// names are looked up; empty: none
+    sha256: str = ""  # what the file must hash to; empty: anything
     verbose: bool = False  # llama.cpp's own log at its own levels, else all of it at DEBUG
 
     def __post_init__(self) -> None:

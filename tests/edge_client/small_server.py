@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import socketserver
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 Answer = Callable[["Handler"], None]
 """What a test does with a request: reads it and writes the answer."""
@@ -47,7 +49,19 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-class _UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class _Quiet(socketserver.BaseServer):
+    """A client that hangs up is no error here; whatever else breaks is told on standard error."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _TcpServer(_Quiet, ThreadingHTTPServer):
+    pass
+
+
+class _UnixServer(_Quiet, socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
 
 
@@ -59,7 +73,7 @@ def serving(answer: Answer, *, unix: Path | None = None, tls: ssl.SSLContext | N
     if unix is not None:
         server, address = _UnixServer(str(unix), handler), f"unix:{unix}"
     else:
-        tcp = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        tcp = _TcpServer(("127.0.0.1", 0), handler)
         if tls is not None:
             tcp.socket = tls.wrap_socket(tcp.socket, server_side=True)
         server, address = tcp, f"127.0.0.1:{tcp.server_address[1]}"

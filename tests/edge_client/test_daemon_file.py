@@ -70,6 +70,16 @@ def test_a_daemon_removes_its_own_file_only(tmp_path: Path) -> None:
     daemon_file.remove(path, own())
 
 
+def test_a_second_daemon_is_refused_while_the_first_runs(tmp_path: Path) -> None:
+    path = tmp_path / "edge.pid"
+    daemon_file.refuse_second(path)
+    daemon_file.write(path, own())
+    with pytest.raises(UserError, match=f"runs already, as process {os.getpid()} at 127.0.0.1:8080"):
+        daemon_file.refuse_second(path)
+    daemon_file.write(path, dataclasses.replace(own(), process_start="another boot:1"))
+    daemon_file.refuse_second(path)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import re
+import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,6 +175,38 @@ def test_redirects_in_a_circle_end(tmp_path: Path) -> None:
 def test_plain_text_over_a_network_needs_a_hash(world: World) -> None:
     with pytest.raises(UserError, match="not encrypted: anybody may change it on its way; give its --sha256"):
         world.fetch(name="http://10.1.2.3/f.gguf")
+
+
+@pytest.mark.parametrize(
+    ("hub", "url", "told"),
+    [
+        ("https://hub.example", "https://hub.example/o/r", True),
+        ("https://hub.example", "https://hub.example:443/o/r", True),
+        ("https://hub.example", "https://cdn.hub.example/o/r", False),
+        ("https://hub.example", "https://hub.example.evil/o/r", False),
+        ("https://hub.example", "https://hub.example:8443/o/r", False),
+        ("https://hub.example", "http://hub.example/o/r", False),
+        ("http://mirror.example", "http://mirror.example/o/r", False),
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000/o/r", True),
+    ],
+)
+def test_the_token_is_for_one_origin_and_never_in_plain_text(hub: str, url: str, told: bool) -> None:
+    assert bool(Credentials("canary", hub).headers_for(url)) is told
+    assert not Credentials("", hub).headers_for(url)
+
+
+@pytest.mark.api
+def test_a_certificate_that_nobody_knows_is_not_asked_again(tmp_path: Path) -> None:
+    trustme = pytest.importorskip("trustme")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    files = Files()
+    with serving(files, tls=context) as address:
+        world = World(ModelStore(tmp_path), files, address)
+        with pytest.raises(UserError, match="the server's certificate is not trusted"):
+            world.fetch(name=f"https://{address}/f.gguf")
+    assert not files.seen
+    assert not world.pauses
 
 
 # what breaks off --------------------------------------------------------------------------------------------

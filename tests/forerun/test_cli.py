@@ -12,7 +12,23 @@ from forerun.cli import build_parser, main
 from forerun.paint import Painter
 from forerun.verify import allowed_rules
 
-COMMANDS = (["demo"], ["verify"], ["models"], ["top"], ["edge"], ["edge", "complete"], ["edge", "pipe"])
+COMMANDS = (
+    ["demo"],
+    ["verify"],
+    ["models"],
+    ["top"],
+    ["pull"],
+    ["edge"],
+    ["edge", "complete"],
+    ["edge", "pipe"],
+    ["edge", "status"],
+    ["edge", "stop"],
+    ["edge", "logs"],
+    ["edge", "config"],
+    ["edge", "config", "show"],
+    ["edge", "install-service"],
+    ["edge", "uninstall-service"],
+)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

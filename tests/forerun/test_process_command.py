@@ -13,6 +13,7 @@ import pytest
 
 from edge_client import daemon_file
 from edge_client.daemon_file import DaemonRecord, process_start, this_process
+from edge_client.token_file import ensure_token
 from forerun.cli import main
 from forerun.logs_command import followed
 from tests.edge_client.small_server import Handler, serving
@@ -35,7 +36,14 @@ def own(listen: str, **more: str) -> DaemonRecord:
 
 def status(request: Handler) -> None:
     assert request.path == "/v1/status"
-    body = {"mode": "split", "verifier": {"address": "v:1", "rtt_ms": 1.5}, "seats": [1, 2]}
+    body = {
+        "mode": "split",
+        "verifier": {"address": "v:1", "rtt_ms": 1.5},
+        "seats": [1, 2],
+        "fleet": {},
+        "error": None,
+        "all": [{"address": "v:1", "rtt": None}],
+    }
     request.reply(200, json.dumps(body).encode(), Content_Type="application/json")
 
 
@@ -51,15 +59,21 @@ def test_without_a_daemon(state: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_running_daemon_tells_of_itself(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(status) as address:
-        daemon_file.write(state / "edge.pid", own(address))
+        token = state / "token"
+        ensure_token(token)
+        daemon_file.write(state / "edge.pid", own(address, token_file=str(token)))
         assert main(["edge", "status", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["status"], told["listen"], told["version"]) == ("running", address, "1.2.3")
         assert told["api"]["mode"] == "split"
+        assert told["token_file"] == str(token)
         assert main(["edge", "status"]) == 0
         words = capsys.readouterr().out
     assert words.startswith("running as process ")
+    assert f"the token in {token}\n" in words
+    assert token.read_text().strip() not in words
     assert "  mode: split\n  verifier:\n    address: v:1\n    rtt_ms: 1.5\n  seats: [1, 2]\n" in words
+    assert words.endswith("  fleet: -\n  error: -\n  all:\n    - address v:1, rtt -\n")
 
 
 def test_a_daemon_that_does_not_answer(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,11 +118,12 @@ def test_logs_prints_the_end_of_the_file(state: Path, capsys: pytest.CaptureFixt
     assert main(["edge", "logs", "-n", "-1"]) == 2
 
 
+@pytest.mark.parametrize("word", ["active", "failed"])
 def test_logs_asks_the_journal_where_systemd_runs_the_daemon(
-    state: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    word: str, state: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Programs of these names stand in for systemd's; they tell with what they were called."""
-    for name, text in (("systemctl", "exit 0"), ("journalctl", 'echo "$@"')):
+    for name, text in (("systemctl", f"echo {word}; exit 3"), ("journalctl", 'echo "$@"')):
         program = state.parent / name
         program.write_text(f"#!/bin/sh\n{text}\n")
         program.chmod(0o755)

@@ -138,7 +138,6 @@ def test_the_usual_folder_is_the_users_own(
     assert (tmp_path / "forerun" / "models" / "o/r/main/f.gguf").read_bytes() == MODEL
 
 
-@pytest.mark.llama  # its package imports llama_cpp
 def test_what_was_fetched_is_found_by_its_name(models: Path) -> None:
     from edge_client.llama.files import find_model
 

@@ -86,11 +86,16 @@ def test_lists_and_truths_are_read_from_variables_and_flags() -> None:
     assert not config.api.page
 
 
-def test_paths_of_a_file_are_meant_from_its_folder(tmp_path: Path) -> None:
+def test_paths_of_a_file_are_meant_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
     text = '[draft]\nmodel = "m/d.gguf"\n[api]\ntoken_file = "/abs/token"\n[log]\nfile = "~/log"'
     config = load_config({"draft.prior": "p.json"}, {}, [written(tmp_path, text)]).config
     assert config.draft.model == str(tmp_path / "m/d.gguf")
-    assert (config.api.token_file, config.log.file, config.draft.prior) == ("/abs/token", "~/log", "p.json")
+    assert (config.api.token_file, config.log.file, config.draft.prior) == (
+        "/abs/token",
+        "/home/me/log",
+        "p.json",
+    )
     hub = written(tmp_path, '[draft]\nmodel = "hf://a/b/c.gguf"')
     assert load_config({}, {}, [hub]).config.draft.model == "hf://a/b/c.gguf"
 
@@ -205,3 +210,17 @@ def test_a_verifier_elsewhere_is_spoken_to_with_tls() -> None:
     assert not section.is_plain("10.0.0.1:1")
     assert load_config({"verifier.insecure": True}, {}, []).config.verifier.is_plain("10.0.0.1:1")
     assert not load_config({"verifier.tls_ca": "c"}, {}, []).config.verifier.is_plain("127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"draft": {"seats": 0}}, "fleet revision 7: draft.seats is 0; it must be"),
+        ({"draft": {"seats": "2"}}, "fleet revision 7: draft.seats is '2'; it must be"),
+        ({"draft": {"seat": 2}}, "fleet revision 7: [draft] has no setting 'seat'; did you mean seats?"),
+        ({"shell": {"run": "x"}}, "fleet revision 7: there is no section 'shell'"),
+        ({"draft": 1}, "fleet revision 7: 'draft' must be a table"),
+    ],
+)
+def test_what_a_fleet_cannot_say_is_refused_by_its_revision(values: dict[str, object], words: str) -> None:
+    assert refusal(fleet=Overlay("revision 7", values)).startswith(words)
