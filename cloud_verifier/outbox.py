@@ -51,6 +51,7 @@ def joined(first: Commit, second: Commit) -> Commit:
         credit=first.credit if second.credit is None else second.credit,
         evaluated=first.evaluated + second.evaluated,
         steps=first.steps + second.steps,
+        logprobs=first.logprobs + second.logprobs,
     )
 
 

@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cloud_verifier.core.effects import End
-from cloud_verifier.core.target import TargetInfo
+from cloud_verifier.core.target import Chat, TargetInfo
 from cloud_verifier.guard import Guard
 from cloud_verifier.outbox import Outbox
 from cloud_verifier.rich_status import with_retry_info
@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER = 1.0
 """Seconds that an edge is told to wait where nobody knows better: about as long as one short text takes."""
 
+NO_CHAT = Chat("")
+
 FLUSH_TIME = 2.0
 """Seconds for the last messages of streams that have ended to get away."""
 
@@ -61,6 +63,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         info = self._info
+        chat = info.chat if info.chat is not None and request.include_chat_template else NO_CHAT
         return encode_description(
             Description(
                 model=info.name,
@@ -72,6 +75,10 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                 vocabulary=self._table if request.include_vocabulary else None,
                 version=self._worker.version,
                 load=self._load(),
+                chat_template=chat.template,
+                bos_token=chat.bos_token,
+                eos_token=chat.eos_token,
+                grammars=info.grammars,
             )
         )
 
@@ -121,6 +128,8 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                     words = "a second Open came on this stream" if opened else "a stream begins with Open"
                     raise PeerError(words, Code.FAILED_PRECONDITION)
                 opened = True
+                if isinstance(message, Open):
+                    await self._worker.check(message)
                 self._worker.receive(key, message)
         except ForerunError as error:
             self._worker.violate(key, error)

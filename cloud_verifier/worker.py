@@ -11,6 +11,7 @@ from cloud_verifier.core.admission import ANYBODY, Caller
 from cloud_verifier.core.effects import End, Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import TargetEngine
+from cloud_verifier.engine.grammar import check_grammar
 from cloud_verifier.engine.stats import stats_of
 from cloud_verifier.engine_thread import EngineThread, Outcome
 from cloud_verifier.outbox import Outbox
@@ -26,8 +27,9 @@ logger = logging.getLogger(__name__)
 class Worker:
     """Joins one engine and one scheduler. All methods belong to the event loop's thread.
 
-    A stream calls `connect` for a key and what is to be sent, then `receive` for each message, and
-    `disconnect` when it is gone for whatever reason. `max_tenants` is `Monitor`'s.
+    A stream calls `connect` for a key and what is to be sent, then `receive` for each message (before it
+    `check`, for its `Open`), and `disconnect` when it is gone for whatever reason. `max_tenants` is
+    `Monitor`'s.
     """
 
     def __init__(
@@ -69,6 +71,12 @@ class Worker:
         self.scheduler.on_connect(key, now)
         self._wake.set()
         return key, outbox
+
+    async def check(self, request: Open) -> None:
+        """Raise `UserError` or `PeerError` for a session whose grammar cannot be followed; before `receive`.
+        In a thread of its own: to compile one may take a while, and nobody else should wait for it."""
+        if request.sampling.grammar:
+            await asyncio.to_thread(check_grammar, self._engine, request)
 
     def receive(self, key: int, message: Open | Propose | Close) -> None:
         now = self._clock()

@@ -1,8 +1,9 @@
 """From logits to a choice: the reference that both sides and every engine must agree with.
 
-Order: logit bias, repetition penalty, presence and frequency penalties, temperature, top-k, top-p, min-p,
-noise, argmax. Each filter looks at what the one before it left, as in Hugging Face's logits processors. What
-is kept is always the front of one order: best logit first, lowest id first among equals.
+Order: grammar, logit bias, repetition penalty, presence and frequency penalties, temperature, top-k, top-p,
+min-p, noise, argmax. Tokens that the grammar does not allow have the logit -inf, so nothing after it brings
+them back. Each filter looks at what the one before it left, as in Hugging Face's logits processors. What is
+kept is always the front of one order: best logit first, lowest id first among equals.
 
 Two rules make the result the same in numpy, torch and CUDA. Logits are float32, adjusted ones are rounded
 back to float32, and all that follows is float64. Probabilities are summed as integers (multiples of 2**-42 of
@@ -26,6 +27,7 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 Logits = NDArray[np.float32]
 TokenIds = NDArray[np.int32] | NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 WEIGHT_UNIT = 2.0**42  # integer weight of the best token; 2**20 tokens then sum to at most 2**62
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -73,16 +75,18 @@ def choose(
     position: int,
     prompt: TokenIds | None = None,
     generated: TokenIds | None = None,
+    allowed: Mask | None = None,
 ) -> Choice:
     """The token written at `position + 1`, from the logits [V] of the row at `position`.
 
-    `prompt` and `generated` are all tokens up to `position`; only penalties read them.
-    Raises `LocalError` if the logits have no finite maximum or penalties lack their tokens.
+    `prompt` and `generated` are all tokens up to `position`; only penalties read them. `allowed` [V] are the
+    tokens that the grammar lets follow them (`common.grammar`); None: all. Raises `LocalError` if the logits,
+    or those of the allowed tokens, have no finite maximum, or penalties lack their tokens.
     """
     if not params.greedy:
-        ranking = rank(logits, params, position, 2, prompt, generated)
+        ranking = rank(logits, params, position, 2, prompt, generated, allowed)
         return Choice(int(ranking.tokens[0]), ranking.margin if ranking.margin <= FLOAT32_MAX else math.inf)
-    adjusted = adjusted_logits(logits, params, prompt, generated)
+    adjusted = adjusted_logits(logits, params, prompt, generated, allowed)
     token = int(adjusted.argmax())  # numpy promises the first, so the lowest id
     others = [float(side.max()) for side in (adjusted[:token], adjusted[token + 1 :]) if side.size]
     return Choice(token, float(adjusted[token]) - max(others, default=-math.inf))
@@ -95,9 +99,10 @@ def rank(
     count: int,
     prompt: TokenIds | None = None,
     generated: TokenIds | None = None,
+    allowed: Mask | None = None,
 ) -> Ranking:
     """The `count` (>= 1) best tokens for `position + 1`: choice, runner-up and so on; else as `choose`."""
-    scaled = _scaled(adjusted_logits(logits, params, prompt, generated), params)
+    scaled = _scaled(adjusted_logits(logits, params, prompt, generated, allowed), params)
     if params.greedy:
         return _rank_plain(scaled, count)
     key = noise_key(params.seed, position + 1)
@@ -112,12 +117,13 @@ def process_logits(
     params: SamplingParams,
     prompt: TokenIds | None = None,
     generated: TokenIds | None = None,
+    allowed: Mask | None = None,
 ) -> FloatArray:
     """The processed logits [V] whose softmax is the law of `choose`; filtered tokens are -inf, the best is 0.
 
     At temperature 0 nothing is scaled or filtered: the best token is never filtered.
     """
-    scaled = _scaled(adjusted_logits(logits, params, prompt, generated), params)
+    scaled = _scaled(adjusted_logits(logits, params, prompt, generated, allowed), params)
     kept = None if params.greedy else _kept(scaled, params)
     if kept is None:
         return scaled
@@ -131,12 +137,17 @@ def adjusted_logits(
     params: SamplingParams,
     prompt: TokenIds | None = None,
     generated: TokenIds | None = None,
+    allowed: Mask | None = None,
 ) -> Logits:
-    """The float32 logits [V] after bias and penalties, checked; the input itself if there are none."""
+    """The float32 logits [V] after grammar, bias and penalties, checked; the input itself without any."""
     given = np.asarray(logits, np.float32)
     if given.ndim != 1 or not given.size:
         raise LocalError(f"logits of one row are wanted, shape [V]; these have shape {list(given.shape)}")
     check_best(float(given.max()))
+    if allowed is not None:
+        check_allowed(allowed, given.size)
+        given = np.where(allowed, given, np.float32(-np.inf))
+        check_best(float(given.max()))
     change = adjustments(params, prompt, generated, given.size)
     if change is None:
         return given
@@ -181,6 +192,17 @@ def check_best(best: float) -> None:
             f"the logits' greatest value is {best}: the model's weights or its arithmetic are broken "
             "(float16 overflows in models made for bfloat16); try another dtype"
         )
+
+
+def check_allowed(allowed: Mask, vocab_size: int) -> None:
+    """Raise `LocalError` unless a grammar's mask says for each token whether it may follow, and one may."""
+    if allowed.dtype != np.bool_ or allowed.shape != (vocab_size,):
+        raise LocalError(
+            f"the mask of a row is {allowed.dtype} of shape {list(allowed.shape)}; "
+            f"bool of shape [{vocab_size}] is wanted"
+        )
+    if not allowed.any():
+        raise LocalError("the mask of a row allows no token at all; end tokens must be left")
 
 
 def nucleus(total: int, top_p: float) -> int:

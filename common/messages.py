@@ -35,6 +35,19 @@ def unpack_logprob(byte: int) -> float:
     return -byte * LOGPROB_STEP
 
 
+MAX_TOP_LOGPROBS = 20
+"""Alternatives that a session may ask to be told of beside each token, as OpenAI's API has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the target held a token of the text, by its raw logits: log-softmax before grammar, bias,
+    penalties and temperature, in nats."""
+
+    logprob: float  # of the token itself
+    top: tuple[tuple[int, float], ...] = ()  # (token, logprob), likeliest first, lowest id first among equals
+
+
 class FinishReason(Enum):
     """Why a session ended."""
 
@@ -55,6 +68,7 @@ class Open:
     fill: bool = True  # evaluate the bare tip when no draft is there
     session_id: str = ""  # chosen by the edge, for logs
     acceptance: Acceptance = COUPLED  # how nodes are decided
+    logprobs: int | None = None  # tell each token's, and of so many alternatives; None = of nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +121,7 @@ class Commit:
     credit: int | None = None  # present when it changed
     evaluated: int = 0  # nodes the step evaluated for this session, the tip included
     steps: int = 1  # that this tells of
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token if the session asked, else none
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ from common.errors import UserError
 MAX_SEED = 2**64 - 1
 MAX_LOGIT_BIAS_ENTRIES = 1024  # OpenAI's API allows 300; a bound keeps one Open small.
 MAX_STOP_TOKENS = 128
+MAX_GRAMMAR_BYTES = 2**16  # of UTF-8; published JSON schemas of whole interfaces take 10 to 50 kB
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen from the target's logits. Checked in the constructor.
 
-    The order is bias, penalties, temperature, top-k, top-p, min-p, noise, argmax (`common.choice`).
+    The order is grammar, bias, penalties, temperature, top-k, top-p, min-p, noise, argmax (`common.choice`).
     Raises `UserError` that names the field, its value and the range allowed.
     """
 
@@ -35,6 +36,7 @@ class SamplingParams:
     ignore_eos: bool = False  # go on after the model's own end tokens
     max_tokens: int = 256  # generated tokens at most
     seed: int = 0  # the noise's key, 64 bits unsigned
+    grammar: str = ""  # of llguidance, which the text must fit (`common.grammar`); empty = any text
 
     def __post_init__(self) -> None:
         for name in ("top_k", "max_tokens", "seed"):
@@ -59,6 +61,7 @@ class SamplingParams:
         for token in self.stop_token_ids:
             _whole("stop_token_ids", token)
             _in_range("stop_token_ids", token, 0, 2**31 - 1)
+        _text_at_most("grammar", self.grammar, MAX_GRAMMAR_BYTES)
 
     @property
     def greedy(self) -> bool:
@@ -72,6 +75,11 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether a choice depends on which tokens came before, beyond what the model itself sees."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a choice needs the tokens before it, prompt and generated ones apart."""
+        return bool(self.grammar) or self.has_penalties
 
 
 def _whole(name: str, value: object) -> None:
@@ -93,3 +101,14 @@ def _in_range(name: str, value: object, low: float, high: float, *, low_open: bo
 def _at_most(name: str, count: int, limit: int) -> None:
     if count > limit:
         raise UserError(f"{name} has {count} entries; at most {limit} are allowed")
+
+
+def _text_at_most(name: str, value: object, limit: int) -> None:
+    if not isinstance(value, str):
+        raise UserError(f"{name} is a {type(value).__name__}; it must be text")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise UserError(f"{name} holds half a character (a lone surrogate); it must be valid text") from None
+    if size > limit:
+        raise UserError(f"{name} is {size} bytes long; at most {limit} are allowed")

@@ -23,6 +23,28 @@ QWEN2_SPLIT: Final = (
 )
 
 
+CHAT_TEMPLATE: Final = """\
+{#- For a model that writes Python and nothing else. It goes on where the last user's text ends; what it wrote
+    before stands where it wrote it; all that others say is a comment. -#}
+{%- for message in messages %}
+    {%- set content = message['content'] or '' %}
+    {%- if message['role'] == 'assistant' %}
+        {{- content }}
+    {%- else %}
+        {%- if not loop.first %}
+            {{- '\\n' }}
+        {%- endif %}
+        {%- if message['role'] == 'user' %}
+            {{- content }}
+        {%- else %}
+            {{- '# ' ~ content | replace('\\n', '\\n# ') }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+"""
+"""Nothing of it is a token or a word that the model has never seen."""
+
+
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """Train the BPE on `texts`; `END_OF_TEXT` takes id 0, then come the 256 bytes, then merges."""
     tokenizer = Tokenizer(models.BPE())
@@ -44,7 +66,8 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, context_length: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json, as `AutoTokenizer` reads them, into `directory`."""
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja into `directory`, where
+    `AutoTokenizer` reads them."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
@@ -57,6 +80,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, context_length: int) -
         "model_max_length": context_length,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:

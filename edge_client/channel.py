@@ -107,9 +107,11 @@ class VerifierChannel:
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
-    async def describe(self, include_vocabulary: bool = False) -> Description:
+    async def describe(
+        self, include_vocabulary: bool = False, include_chat_template: bool = False
+    ) -> Description:
         """What the verifier serves. Raises `UnavailableError` when it cannot be reached."""
-        request = encode_describe_request(include_vocabulary)
+        request = encode_describe_request(include_vocabulary, include_chat_template)
         try:
             response = await self._stub.Describe(request, timeout=DESCRIBE_TIMEOUT)
         except grpc.aio.AioRpcError as error:

@@ -5,13 +5,15 @@ So they are written when effects are taken, which a driver does while the engine
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from cloud_verifier.core.margins import MarginCounter
 from cloud_verifier.core.report import Counters, StepReport, Waits
 from cloud_verifier.core.session import Progress, VerifySession
-from cloud_verifier.core.target import FloatArray
+from cloud_verifier.core.target import FloatArray, RowLogprobs
+from common.messages import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,18 @@ class StepDone:
     predicted: float  # seconds that it should have taken
     parts: Sequence[Progress]
     margins: Sequence[FloatArray]  # of each part, as in `StepResult`
+    logprobs: Sequence[RowLogprobs | None] = ()  # of each part, or empty, as there
 
     @property
     def duration(self) -> float:
         """Seconds."""
         return self.ended_at - self.step.began_at
+
+    def commits(self) -> Iterator[tuple[Progress, tuple[TokenLogprobs, ...]]]:
+        """The parts that brought tokens, and what is told of these."""
+        for part, rows in zip(self.parts, self.logprobs or repeat(None), strict=False):
+            if part.tokens:
+                yield part, () if rows is None else rows.of(part.outputs)
 
 
 class Ledger:

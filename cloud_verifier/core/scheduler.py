@@ -35,7 +35,7 @@ from cloud_verifier.core.target import IntArray, StepPlan, StepResult, TargetInf
 from cloud_verifier.core.tenants import Tenants
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.estimators import IntervalEstimator
-from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose
+from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose, TokenLogprobs
 from common.recall import NgramTable, Recall
 
 DRAIN_KEY = -1  # of its alarm; sessions have keys above 0
@@ -217,7 +217,7 @@ class VerifyScheduler:
         if planned is not None:
             self._running, self._planned = planned.began(ended_at), None
         predicted = self.cost.predict(running.num_rows, running.num_reads)
-        done = StepDone(running, ended_at, now, predicted, parts, result.margins)
+        done = StepDone(running, ended_at, now, predicted, parts, result.margins, result.logprobs)
         self.cost.sample(running.num_rows, running.num_reads, done.duration)
         self.sharing.settle(parts, running.spared)
         self.rows.on_success()
@@ -275,7 +275,7 @@ class VerifyScheduler:
         for each in taken:
             if isinstance(each, StepDone):
                 self.ledger.enter(each)
-                effects += [self._commit(part, each) for part in each.parts if part.tokens]
+                effects += [self._commit(part, each, told) for part, told in each.commits()]
             else:
                 effects.append(each)
         return effects
@@ -353,7 +353,8 @@ class VerifyScheduler:
     def _answers_running(self, result: StepResult) -> bool:
         sessions = self._running.sessions.values() if self._running else ()
         sizes = [len(session.rows.nodes) if session.rows else 0 for session in sessions]
-        return list(map(len, result.choices)) == list(map(len, result.margins)) == sizes
+        told = len(result.logprobs) in (0, len(sizes))
+        return told and list(map(len, result.choices)) == list(map(len, result.margins)) == sizes
 
     def _apply(
         self, session: VerifySession, choices: IntArray, now: float, next_step: Planned | None
@@ -377,7 +378,7 @@ class VerifyScheduler:
         running, self._running = self._running, None
         return running
 
-    def _commit(self, part: Progress, done: StepDone) -> Reply:
+    def _commit(self, part: Progress, done: StepDone, logprobs: tuple[TokenLogprobs, ...]) -> Reply:
         session = part.session
         credit = self.credit.of(session, len(self.sessions))
         told, session.credit_told = session.credit_told, credit
@@ -393,6 +394,7 @@ class VerifyScheduler:
             compute_us=round(done.duration * 1e6),
             credit=credit if credit != told else None,
             evaluated=part.num_outputs,
+            logprobs=logprobs,
         )
         return Reply(session.key, message)
 

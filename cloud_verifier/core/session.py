@@ -106,7 +106,7 @@ class VerifySession:
         self.kept = RatioEstimator(prior=1.0, prior_weight=4.0)  # were right, of those that should be
         self._stop_ids = stop_ids
         self._prompt: IntArray | None = None  # made once: a step may come every few milliseconds
-        if request.sampling.has_penalties:
+        if request.sampling.reads_text:
             self._prompt = np.array(request.prompt, dtype=np.int32)
         self._bare_step_granted = False
         self._offers = Offers.of(request.acceptance, request.sampling)
@@ -215,6 +215,7 @@ class VerifySession:
             self._prompt,
             self._generated(start) if self._prompt is not None else None,
             self._offers.ask(self.tree, nodes) if self._offers is not None and nodes else None,
+            self.request.logprobs,
         )
 
     def item_ahead(self, token: IntArray, slots: Sequence[int]) -> StepItem:
@@ -234,6 +235,7 @@ class VerifySession:
             self.request.sampling,
             self._prompt,
             self._generated(position) if self._prompt is not None else None,
+            logprobs=self.request.logprobs,
         )
 
     def apply(self, choices: IntArray, memory: KvMemory, now: float, in_next: bool = False) -> Progress:

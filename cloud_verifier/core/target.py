@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.core.offers import Ask
+from common.messages import TokenLogprobs
 from common.sampling import SamplingParams
 
 IntArray = NDArray[np.int32]
@@ -32,11 +34,12 @@ class StepItem:
     slots: IntArray  # [T] where each row's KV is written; distinct, and not among any prefix's
     outputs: IntArray  # [O] rows whose choice is wanted, increasing; may be empty
     sampling: SamplingParams
-    # The two fields below are filled only if sampling.has_penalties.
+    # The two fields below are filled only if sampling.reads_text.
     prompt: IntArray | None = None  # [P] the whole prompt, wherever the rows begin
     generated: IntArray | None = None  # [G] committed tokens after the prompt, at positions before row 0's.
     # A row's choice counts as generated: `generated`, then its path's rows from position P on, itself too.
     ask: Ask | None = None  # how choices are made where not by the coupled rule (`core.rules.decide`)
+    logprobs: int | None = None  # tell those of choices and of so many of the likeliest tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,23 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class RowLogprobs:
+    """How likely one item's output rows held what may follow them: log-softmax of the raw logits, in nats."""
+
+    choices: FloatArray  # [O] of the choices
+    top_tokens: IntArray  # [O, K] the likeliest tokens, lowest id first among equals; K as asked, at most V
+    top: FloatArray  # [O, K] theirs
+
+    def of(self, outputs: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+        """As they are told, of these output rows."""
+        tokens, tops = self.top_tokens.tolist(), self.top.tolist()
+        return tuple(
+            TokenLogprobs(float(self.choices[row]), tuple(zip(tokens[row], tops[row], strict=True)))
+            for row in outputs
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """The choices, item by item and row by row as in `StepItem.outputs`.
 
@@ -65,6 +85,16 @@ class StepResult:
 
     choices: tuple[IntArray, ...]  # each [O]
     margins: tuple[FloatArray, ...]  # each [O]: score of the choice minus the runner-up's, >= 0
+    logprobs: tuple[RowLogprobs | None, ...] = ()  # of items that ask; empty if none does
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A model's chat template (Jinja; nobody runs it here), and the words that it may name."""
+
+    template: str
+    bos_token: str = ""  # empty without one
+    eos_token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +109,8 @@ class TargetInfo:
     fingerprint: bytes  # of the token table, `common.vocabulary`
     rows_per_read: int = 1  # rows of one session that share one reading of its context; 1 = none does
     near_tie: float = 0.0  # logits; a choice with a smaller margin might be another after other rounding
+    chat: Chat | None = None  # how messages become a prompt; None if the model does not tell
+    grammars: bool = False  # whether sessions may have one
 
 
 class TargetEngine(Protocol):

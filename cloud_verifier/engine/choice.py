@@ -34,11 +34,12 @@ class ChoiceRow:
     position: int  # of the row; the choice is written at position + 1
     prompt: IntArray | None = None  # [P] with `generated` all tokens up to `position`; read by penalties only
     generated: IntArray | None = None  # [G]
+    allowed: NDArray[np.bool_] | None = None  # [V] by its grammar; None: all
 
     @property
     def plain(self) -> bool:
-        """Whether the logits are taken as they are: no bias, no penalties."""
-        return not self.params.logit_bias and not self.params.has_penalties
+        """Whether the logits are taken as they are: no grammar, no bias, no penalties."""
+        return self.allowed is None and not self.params.logit_bias and not self.params.has_penalties
 
 
 def choose(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Tensor]:
@@ -94,7 +95,7 @@ def _choose_on_cpu(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, T
     for index, row in enumerate(rows):
         if not (row.params.greedy and row.plain):
             one = logits[index].detach().numpy()
-            choice = reference.choose(one, row.params, row.position, row.prompt, row.generated)
+            choice = reference.choose(one, row.params, row.position, row.prompt, row.generated, row.allowed)
             choices[index], margins[index] = choice.token, choice.margin
     return choices, margins
 
@@ -214,9 +215,24 @@ def _weights(scaled: Tensor) -> Tensor:
     return scaled.exp().mul_(reference.WEIGHT_UNIT).round_().long()
 
 
+def masked_rows(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
+    """Logits of which those that a row's grammar does not allow are -inf: a copy, or the input."""
+    found = [(index, row.allowed) for index, row in enumerate(rows) if row.allowed is not None]
+    if not found:
+        return logits
+    for _, allowed in found:
+        reference.check_allowed(allowed, logits.shape[1])
+    forbidden = torch.from_numpy(~np.stack([allowed for _, allowed in found])).to(logits.device)
+    masked = logits.clone(memory_format=torch.contiguous_format)
+    where = torch.tensor([index for index, _ in found], device=logits.device)
+    masked[where] = masked[where].masked_fill_(forbidden, -torch.inf)
+    _check_best(masked)
+    return masked
+
+
 def adjusted_rows(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
-    """Logits after bias and penalties: a copy with the changed ones written in, or the input."""
-    vocab_size = logits.shape[1]
+    """Logits after grammar, bias and penalties: a copy with the changed ones written in, or the input."""
+    logits, vocab_size = masked_rows(logits, rows), logits.shape[1]
     changes = [reference.adjustments(row.params, row.prompt, row.generated, vocab_size) for row in rows]
     found = [(index, change) for index, change in enumerate(changes) if change is not None]
     if not found:

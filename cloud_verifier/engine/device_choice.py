@@ -1,8 +1,8 @@
 """Choices of a whole step on an accelerator: parameters go there in one array, tokens come back in one.
 
 Rows that are greedy, or sampled from the logits as they are, need nothing more, so they can be part of a
-CUDA graph. Rows with filters, a bias or penalties are late: they are chosen from the logits once more, all
-together.
+CUDA graph. Rows with filters, a grammar, a bias or penalties are late: they are chosen from the logits once
+more, all together.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def choice_table(step: PackedStep, rows_of: Callable[[StepItem], list[ChoiceRow]
 
 def needs_more(sampling: SamplingParams) -> bool:
     """Whether the choice depends on more than the logits, the temperature and the noise."""
-    return bool(sampling.logit_bias) or sampling.has_penalties or has_filters(sampling)
+    return sampling.reads_text or bool(sampling.logit_bias) or has_filters(sampling)
 
 
 def _keys(step: PackedStep, counts: Sequence[int], seeds: Sequence[int]) -> IndexArray:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloud_verifier.core.target import FloatArray, IntArray
 from cloud_verifier.engine.counts import StepCounts
-from cloud_verifier.engine.device_choice import choice_table, choose_plain, finish
-from cloud_verifier.engine.engine import TorchEngine, choice_rows, no_choices
-from cloud_verifier.engine.graphs import Capture, GraphRunner
+from cloud_verifier.engine.device_choice import choice_table, choose_plain
+from cloud_verifier.engine.engine import TorchEngine, no_choices
+from cloud_verifier.engine.graphs import Capture, GraphRunner, chosen
+from cloud_verifier.engine.logprobs import Chosen
 from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.engine.triton_attention import TritonBackend
 from common.errors import LocalError
@@ -29,7 +29,12 @@ class DeviceRunner:
         self.graphs: GraphRunner | None = None
         if capture is not None:
             self.graphs = GraphRunner(
-                engine.model.forward, engine.kv, engine.backend, engine.model.device, choice_rows, capture
+                engine.model.forward,
+                engine.kv,
+                engine.backend,
+                engine.model.device,
+                engine.choice_rows,
+                capture,
             )
             self._counts = self.graphs.counts
 
@@ -38,7 +43,7 @@ class DeviceRunner:
         """See `StepRunner.counts`."""
         return self._counts
 
-    def run(self, step: PackedStep) -> tuple[IntArray, FloatArray]:
+    def run(self, step: PackedStep) -> Chosen:
         """See `StepRunner.run`."""
         if not step.num_rows:
             return no_choices()
@@ -57,14 +62,14 @@ class DeviceRunner:
         device = self._engine.model.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
-    def _run_eagerly(self, step: PackedStep) -> tuple[IntArray, FloatArray]:
+    def _run_eagerly(self, step: PackedStep) -> Chosen:
         if self.graphs is None:
             self._counts.eager += 1
         logits = self._engine.forward(step)
         if not len(step.outputs):
             return no_choices()
-        table = choice_table(step, choice_rows)
+        table = choice_table(step, self._engine.choice_rows)
         packed = torch.from_numpy(np.stack((table.temperatures.view(np.int64), table.keys))).to(logits.device)
         result = torch.empty((2, table.num_rows), dtype=torch.int32, device=logits.device)
         choose_plain(logits, packed[0].view(torch.float64), packed[1], result)
-        return finish(logits, result, table)
+        return chosen(step, logits, result, table)

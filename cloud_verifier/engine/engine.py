@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,17 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.target import FloatArray, IntArray, StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.target import IntArray, StepItem, StepPlan, StepResult, TargetInfo
 from cloud_verifier.engine.attention import AttentionBackend, StepContext, current_step
 from cloud_verifier.engine.choice import ChoiceRow, choose
 from cloud_verifier.engine.counts import StepCounts
+from cloud_verifier.engine.grammar import Mask, MaskOf, TargetGrammars
 from cloud_verifier.engine.kv import KVStore
+from cloud_verifier.engine.logprobs import Chosen, row_logprobs
 from cloud_verifier.engine.near_tie import near_tie
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
 from cloud_verifier.engine.rules import decide_by_rules, has_rules
 from cloud_verifier.engine.stats import Stats
 from cloud_verifier.engine.torch_ref import TorchRefBackend
-from common.errors import CapacityError
+from common.errors import CapacityError, LocalError
+from common.grammar.library import is_installed
+from common.messages import Open
 
 if TYPE_CHECKING:
     from cloud_verifier.engine.transformers_adapter import TargetModel
@@ -35,8 +40,8 @@ class StepRunner(Protocol):
         """How its steps ran so far."""
         ...
 
-    def run(self, step: PackedStep) -> tuple[IntArray, FloatArray]:
-        """Choices int32 [O] and margins float32 [O] of `step.outputs`, on the host."""
+    def run(self, step: PackedStep) -> Chosen:
+        """Of `step.outputs`."""
         ...
 
 
@@ -66,9 +71,12 @@ class TorchEngine:
             fingerprint=fingerprint,
             rows_per_read=getattr(self._backend, "rows_per_read", 1),
             near_tie=near_tie(model.dtype),
+            chat=model.chat,
+            grammars=model.has_tokenizer and is_installed(),
         )
         self._limits = StepLimits(model.vocab_size, model.max_positions, num_slots)
-        self.runner: StepRunner = RowByRow(self.forward)
+        self._grammars = TargetGrammars(model.grammar_tokens)
+        self.runner: StepRunner = RowByRow(self.forward, self.choice_rows)
 
     @property
     def info(self) -> TargetInfo:
@@ -107,7 +115,7 @@ class TorchEngine:
             step = pack(plan, self._limits)
             if has_rules(plan) and len(step.outputs):
                 return self._by_rules(plan, step)
-            return _by_item(plan, *self.runner.run(step))
+            return _by_item(plan, self.runner.run(step))
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
@@ -115,14 +123,23 @@ class TorchEngine:
         with out_of_memory_told(plan):
             return self.forward(pack(plan, self._limits))
 
+    def check_grammar(self, request: Open) -> None:
+        """See `ChecksGrammars`."""
+        self._grammars.check(request)
+
+    def choice_rows(self, item: StepItem) -> list[ChoiceRow]:
+        """What each output row's choice depends on besides its logits, masks of grammars included."""
+        return choice_rows(item, self._grammars.mask)
+
     def _by_rules(self, plan: StepPlan, step: PackedStep) -> StepResult:
         """A step with sessions that asked for another rule than the coupled one; rules read the logits."""
         self.runner.counts.eager += 1
-        rows = [row for item in plan.items for row in choice_rows(item)]
+        rows = [row for item in plan.items for row in self.choice_rows(item)]
         logits = self.forward(step)
         choices, margins = choose(logits, rows)
-        found = _by_item(plan, choices.cpu().numpy().astype(np.int32), margins.cpu().numpy())
-        return decide_by_rules(plan, logits, rows, found)
+        coupled = Chosen(choices.cpu().numpy().astype(np.int32), margins.cpu().numpy())
+        found = decide_by_rules(plan, logits, rows, _by_item(plan, coupled))
+        return replace(found, logprobs=row_logprobs(plan.items, logits, np.concatenate(found.choices)))
 
     def forward(self, step: PackedStep) -> Tensor:
         """Write the rows' KV and return logits float32 [O, V]: the one place where a step is computed, on
@@ -139,11 +156,14 @@ class TorchEngine:
 class RowByRow:
     """Eager steps, and `choice.choose` on their rows. A `StepRunner`."""
 
-    def __init__(self, forward: Callable[[PackedStep], Tensor]) -> None:
+    def __init__(
+        self, forward: Callable[[PackedStep], Tensor], rows_of: Callable[[StepItem], list[ChoiceRow]]
+    ) -> None:
         self.counts = StepCounts()
         self._forward = forward
+        self._rows_of = rows_of
 
-    def run(self, step: PackedStep) -> tuple[IntArray, FloatArray]:
+    def run(self, step: PackedStep) -> Chosen:
         """See `StepRunner.run`."""
         if step.num_rows:
             self.counts.eager += 1
@@ -151,9 +171,11 @@ class RowByRow:
             if step.num_rows:
                 self._forward(step)
             return no_choices()
-        rows = [row for item in step.items for row in choice_rows(item)]
-        choices, margins = choose(self._forward(step), rows)
-        return choices.cpu().numpy().astype(np.int32), margins.cpu().numpy()
+        rows = [row for item in step.items for row in self._rows_of(item)]
+        logits = self._forward(step)
+        tokens, margins = choose(logits, rows)
+        choices = tokens.cpu().numpy().astype(np.int32)
+        return Chosen(choices, margins.cpu().numpy(), row_logprobs(step.items, logits, choices))
 
 
 @contextmanager
@@ -172,20 +194,31 @@ def out_of_memory_told(plan: StepPlan) -> Iterator[None]:
     )
 
 
-def no_choices() -> tuple[IntArray, FloatArray]:
+def no_choices() -> Chosen:
     """The choices of a step without outputs."""
-    return np.zeros(0, np.int32), np.zeros(0, np.float32)
+    return Chosen(np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
-def choice_rows(item: StepItem) -> list[ChoiceRow]:
-    """What each output row's choice depends on besides its logits."""
-    sampling, positions = item.sampling, item.positions
-    if not sampling.has_penalties:
-        return [ChoiceRow(sampling, int(positions[row]), None, None) for row in item.outputs.tolist()]
-    return [
-        ChoiceRow(sampling, int(positions[row]), item.prompt, _generated(item, row))
-        for row in item.outputs.tolist()
-    ]
+def choice_rows(item: StepItem, mask_of: MaskOf | None = None) -> list[ChoiceRow]:
+    """What each output row's choice depends on besides its logits. `mask_of` is asked where there is a
+    grammar; `LocalError` without."""
+    sampling, positions, outputs = item.sampling, item.positions, item.outputs.tolist()
+    if not sampling.reads_text:
+        return [ChoiceRow(sampling, int(positions[row]), None, None) for row in outputs]
+    rows = []
+    for row in outputs:
+        generated = _generated(item, row)
+        allowed = _allowed(item, generated, mask_of) if sampling.grammar else None
+        rows.append(ChoiceRow(sampling, int(positions[row]), item.prompt, generated, allowed))
+    return rows
+
+
+def _allowed(item: StepItem, generated: IntArray, mask_of: MaskOf | None) -> Mask | None:
+    """None also where the row's own path breaks the grammar: its parent's choice is never this row, so
+    whatever it chooses is dropped."""
+    if mask_of is None:
+        raise LocalError("a session has a grammar and nobody to tell its masks")
+    return mask_of(item.session, item.sampling.grammar, generated)
 
 
 def _generated(item: StepItem, row: int) -> IntArray:
@@ -196,8 +229,11 @@ def _generated(item: StepItem, row: int) -> IntArray:
     return np.concatenate((earlier, item.tokens[path]))
 
 
-def _by_item(plan: StepPlan, choices: IntArray, margins: FloatArray) -> StepResult:
-    """Split choices int32 [O] and margins float32 [O] by item."""
+def _by_item(plan: StepPlan, chosen: Chosen) -> StepResult:
+    """Split choices and margins by item."""
+    choices, margins, logprobs = chosen
     ends = [0, *accumulate(len(item.outputs) for item in plan.items)]
     parts = [slice(*ends[at : at + 2]) for at in range(len(plan.items))]
-    return StepResult(tuple(choices[part] for part in parts), tuple(margins[part] for part in parts))
+    return StepResult(
+        tuple(choices[part] for part in parts), tuple(margins[part] for part in parts), logprobs
+    )

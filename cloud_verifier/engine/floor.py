@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable
 
 from cloud_verifier.core.target import StepPlan, StepResult, TargetEngine, TargetInfo
+from cloud_verifier.engine.grammar import check_grammar
 from cloud_verifier.engine.stats import Stats, stats_of
 from common.errors import UserError
+from common.messages import Open
 
 
 class FlooredEngine:
@@ -35,6 +37,10 @@ class FlooredEngine:
     def stats(self) -> Stats:
         """See `ReportsStats`: those of the engine below."""
         return stats_of(self._engine)
+
+    def check_grammar(self, request: Open) -> None:
+        """See `ChecksGrammars`."""
+        check_grammar(self._engine, request)
 
     def evaluate(self, plan: StepPlan) -> StepResult:
         """See `TargetEngine.evaluate`."""

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.target import FloatArray, IntArray, StepItem
+from cloud_verifier.core.target import StepItem
 from cloud_verifier.engine.attention import StepContext, current_step
 from cloud_verifier.engine.attention_plan import plan_attention
 from cloud_verifier.engine.choice import ChoiceRow
 from cloud_verifier.engine.counts import StepCounts
 from cloud_verifier.engine.device_choice import ChoiceTable, choice_table, choose_plain, finish
 from cloud_verifier.engine.kv import KVStore
+from cloud_verifier.engine.logprobs import Chosen, row_logprobs
 from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.engine.step_buffers import LEAST_UNITS, ROW_BUCKETS, Bucket, StepBuffers
 from cloud_verifier.engine.triton_attention import TritonBackend
@@ -143,8 +144,8 @@ class GraphRunner:
         )
 
     @torch.inference_mode()
-    def run(self, step: PackedStep) -> tuple[IntArray, FloatArray] | None:
-        """Choices int32 [O] and margins float32 [O] of a step; None if it must run eagerly."""
+    def run(self, step: PackedStep) -> Chosen | None:
+        """What a step chooses; None if it must run eagerly."""
         reason = self._refusal or self._reason_at_sight(step)
         if reason is not None:
             self._count_eager(reason)
@@ -158,12 +159,12 @@ class GraphRunner:
         self._buffers.send(bucket, step, plan, table)
         recording = self._recordings.get(bucket)
         if recording is None:
-            return self._record(bucket, table)
+            return self._record(bucket, (step, table))
         if not recording.trusted and not self._check(recording, len(step.outputs)):
             self._count_eager(DIFFERS)
             return None
         self.counts.graph += 1
-        return finish(recording.repeat(), recording.result, table)
+        return chosen(step, recording.repeat(), recording.result, table)
 
     @torch.inference_mode()
     def warm(self, max_rows: int) -> None:
@@ -199,13 +200,14 @@ class GraphRunner:
         self.counts.eager += 1
         self.counts.reasons[reason] += 1
 
-    def _record(self, bucket: Bucket, table: ChoiceTable | None) -> tuple[IntArray, FloatArray] | None:
-        """Run the bucket's body, and record it. Choices as `run`, None if there is no table."""
+    def _record(self, bucket: Bucket, asked: tuple[PackedStep, ChoiceTable] | None) -> Chosen | None:
+        """Run the bucket's body, and record it. As `run` of the step that asks, None if none does."""
         body, result = self._body(bucket)
         logits = body()
         found = None
-        if table is not None:
-            found = finish(logits, result, table)
+        if asked is not None:
+            step, table = asked
+            found = chosen(step, logits, result, table)
             self._count_eager(FIRST)
         del logits  # its memory may be wanted for the recording
         try:
@@ -250,3 +252,9 @@ class GraphRunner:
         logger.warning("no CUDA graphs any more: %s", reason.strip().splitlines()[0])
         self._refusal = reason.strip().splitlines()[0]
         self._recordings.clear()
+
+
+def chosen(step: PackedStep, logits: Tensor, plain: Tensor, table: ChoiceTable) -> Chosen:
+    """`device_choice.finish`, with what sessions ask to be told."""
+    choices, margins = finish(logits, plain, table)
+    return Chosen(choices, margins, row_logprobs(step.items, logits, choices))

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from cloud_verifier.core.target import IntArray, StepItem, StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.engine.attention import AttentionBackend, StepAttention
+from cloud_verifier.engine.grammar import check_grammar
 from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.engine.stats import Stats, stats_of
 from cloud_verifier.engine.step_frames import (
@@ -40,6 +41,7 @@ from cloud_verifier.engine.step_frames import (
 )
 from cloud_verifier.engine.watchdog import Watchdog
 from common.errors import UnavailableError, UserError
+from common.messages import Open
 from common.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -196,6 +198,10 @@ class LeadingEngine:
     def stats(self) -> Stats:
         """See `ReportsStats`: those of this rank's part."""
         return stats_of(self._engine)
+
+    def check_grammar(self, request: Open) -> None:
+        """See `ChecksGrammars`; only this rank chooses."""
+        check_grammar(self._engine, request)
 
     def evaluate(self, plan: StepPlan) -> StepResult:
         """Run one step. A plan that breaks a rule is refused before the others hear of it."""

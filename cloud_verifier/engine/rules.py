@@ -49,6 +49,6 @@ def _decide(item: StepItem, logits: Tensor, rows: Sequence[ChoiceRow], coupled: 
 
 def probabilities(logits: NDArray[np.float32], row: ChoiceRow) -> NDArray[np.float64]:
     """float64 [V]: the law that the coupled rule's choice has, from one row's logits float32 [V]."""
-    weights = np.exp(process_logits(logits, row.params, row.prompt, row.generated))
+    weights = np.exp(process_logits(logits, row.params, row.prompt, row.generated, row.allowed))
     law: NDArray[np.float64] = weights / weights.sum()
     return law

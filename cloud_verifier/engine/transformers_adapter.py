@@ -7,6 +7,7 @@ The model's code is transformers' own, unmodified; only its attention function i
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,12 +28,17 @@ from transformers import (
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as hf_logging
 
+from cloud_verifier.core.target import Chat
 from cloud_verifier.engine.attention import attention_function
 from cloud_verifier.engine.fp32_head import install_fp32_head
 from cloud_verifier.engine.quantize import Shrinkage, check_quantization, quantize, weight_bytes
 from cloud_verifier.engine.refusals import Refusal, refuse_architecture, refuse_config, refuse_division
 from cloud_verifier.engine.widening import HALF, can_widen, float32_inside
 from common.errors import UserError
+from common.grammar import Tokens
+from common.rpc.bounds import MAX_TEMPLATE_BYTES
+
+logger = logging.getLogger(__name__)
 
 ATTENTION = "forerun"
 """The name our attention function is registered under."""
@@ -216,6 +222,33 @@ class TargetModel:
         """Token texts as the tokenizer stores them (byte-level unicode, UTF-8), by id; None without one."""
         tokens = self._words.convert_ids_to_tokens(list(range(self.vocab_size)))
         return [None if token is None else token.encode() for token in cast(list[str | None], tokens)]
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
+    @property
+    def chat(self) -> Chat | None:
+        """Its chat template, of several the one named default, with the words that it may name; read from the
+        tokenizer's files and not run. None without one, and for one that is too long to be told."""
+        template: Any = getattr(self._tokenizer, "chat_template", None)
+        if isinstance(template, dict):
+            template = template.get("default")
+        if not template or not isinstance(template, str):
+            return None
+        if len(template.encode()) > MAX_TEMPLATE_BYTES:
+            logger.warning("target %s: its chat template is too long to be told", self.name)
+            return None
+        bos, eos = (getattr(self._tokenizer, f"{kind}_token", None) for kind in ("bos", "eos"))
+        return Chat(template, str(bos or ""), str(eos or ""))
+
+    def grammar_tokens(self) -> Tokens:
+        """Its tokens' bytes, for grammars. Takes seconds for a large vocabulary; raises `UserError` if they
+        cannot be told."""
+        written = getattr(self._words, "backend_tokenizer", None)
+        if written is None:
+            raise UserError(f"model '{self.name}' takes no grammars: its tokenizer is none of tokenizer.json")
+        return Tokens.of_tokenizer_json(written.to_str(), self.eos_token_ids, self.vocab_size)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of `text`, with the special tokens that the tokenizer puts around a prompt."""

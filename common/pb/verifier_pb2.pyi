@@ -65,7 +65,7 @@ class SessionRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("prompt", "sampling", "fingerprint", "model", "committed", "fill", "session_id", "acceptance")
+    __slots__ = ("prompt", "sampling", "fingerprint", "model", "committed", "fill", "session_id", "acceptance", "logprobs")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class Open(_message.Message):
     FILL_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     fingerprint: bytes
@@ -82,7 +83,8 @@ class Open(_message.Message):
     fill: bool
     session_id: str
     acceptance: Acceptance
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[str] = ..., committed: _Optional[_Iterable[int]] = ..., fill: _Optional[bool] = ..., session_id: _Optional[str] = ..., acceptance: _Optional[_Union[Acceptance, _Mapping]] = ...) -> None: ...
+    logprobs: int
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[str] = ..., committed: _Optional[_Iterable[int]] = ..., fill: _Optional[bool] = ..., session_id: _Optional[str] = ..., acceptance: _Optional[_Union[Acceptance, _Mapping]] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class Acceptance(_message.Message):
     __slots__ = ("rule", "lenience", "epsilon", "delta", "top", "gap", "rollback")
@@ -103,7 +105,7 @@ class Acceptance(_message.Message):
     def __init__(self, rule: _Optional[_Union[AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., top: _Optional[int] = ..., gap: _Optional[float] = ..., rollback: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop_token_ids", "ignore_eos", "max_tokens", "seed")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop_token_ids", "ignore_eos", "max_tokens", "seed", "grammar")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +118,7 @@ class Sampling(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -128,7 +131,8 @@ class Sampling(_message.Message):
     ignore_eos: bool
     max_tokens: int
     seed: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
+    grammar: str
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class LogitBias(_message.Message):
     __slots__ = ("token", "bias")
@@ -185,7 +189,7 @@ class Opened(_message.Message):
     def __init__(self, position: _Optional[int] = ..., credit: _Optional[int] = ..., hold_us: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("start", "tokens", "server_made", "echo", "hold_us", "queue_us", "compute_us", "credit", "evaluated", "steps")
+    __slots__ = ("start", "tokens", "server_made", "echo", "hold_us", "queue_us", "compute_us", "credit", "evaluated", "steps", "logprobs", "top_tokens", "top_logprobs")
     START_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SERVER_MADE_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +200,9 @@ class Commit(_message.Message):
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     start: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     server_made: bytes
@@ -206,7 +213,10 @@ class Commit(_message.Message):
     credit: int
     evaluated: int
     steps: int
-    def __init__(self, start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., server_made: _Optional[bytes] = ..., echo: _Optional[int] = ..., hold_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., credit: _Optional[int] = ..., evaluated: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    top_tokens: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., server_made: _Optional[bytes] = ..., echo: _Optional[int] = ..., hold_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., credit: _Optional[int] = ..., evaluated: _Optional[int] = ..., steps: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("grace_us",)
@@ -223,13 +233,15 @@ class Finish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., position: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("include_vocabulary",)
+    __slots__ = ("include_vocabulary", "include_chat_template")
     INCLUDE_VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     include_vocabulary: bool
-    def __init__(self, include_vocabulary: _Optional[bool] = ...) -> None: ...
+    include_chat_template: bool
+    def __init__(self, include_vocabulary: _Optional[bool] = ..., include_chat_template: _Optional[bool] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("protocol_version", "model", "vocab_size", "max_positions", "eos_token_ids", "fingerprint", "vocabulary", "acceptance_rules", "version", "load")
+    __slots__ = ("protocol_version", "model", "vocab_size", "max_positions", "eos_token_ids", "fingerprint", "vocabulary", "acceptance_rules", "version", "load", "chat_template", "bos_token", "eos_token", "grammars")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +252,10 @@ class DescribeResponse(_message.Message):
     ACCEPTANCE_RULES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    BOS_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GRAMMARS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     model: str
     vocab_size: int
@@ -250,7 +266,11 @@ class DescribeResponse(_message.Message):
     acceptance_rules: _containers.RepeatedScalarFieldContainer[AcceptanceRule]
     version: str
     load: Load
-    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., fingerprint: _Optional[bytes] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., acceptance_rules: _Optional[_Iterable[_Union[AcceptanceRule, str]]] = ..., version: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    grammars: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., fingerprint: _Optional[bytes] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., acceptance_rules: _Optional[_Iterable[_Union[AcceptanceRule, str]]] = ..., version: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., chat_template: _Optional[str] = ..., bos_token: _Optional[str] = ..., eos_token: _Optional[str] = ..., grammars: _Optional[bool] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("sessions", "max_sessions", "draining")

@@ -58,6 +58,9 @@ MAX_VOCAB_SIZE = 2**22
 MAX_PIECE_BYTES = 4096
 """One token's text; the longest known are runs of a thousand spaces."""
 
+MAX_TEMPLATE_BYTES = 2**18
+"""Of a chat template, in UTF-8; the longest known have some 30 kB."""
+
 MAX_ACCEPTANCE_RULES = 64
 """There are eight, and later versions may have more."""
 
@@ -98,6 +101,12 @@ def text(field: str, value: str, high: int) -> str:
     count(field, len(value), 0, high, "characters")
     if not value.isprintable():
         raise PeerError(f"{field} is {value!r}; only printable characters are allowed")
+    return value
+
+
+def page(field: str, value: str, high: int) -> str:
+    """A string of at most `high` bytes of UTF-8, of any characters: it goes to no log. Raises `PeerError`."""
+    count(field, len(value.encode()), 0, high, "bytes")
     return value
 
 

@@ -13,6 +13,7 @@ from common.acceptance import COUPLED, PARAMETERS, Acceptance, AcceptanceRule
 from common.draft import Draft
 from common.errors import PeerError, UserError
 from common.messages import (
+    MAX_TOP_LOGPROBS,
     ClientMessage,
     Close,
     Commit,
@@ -23,6 +24,7 @@ from common.messages import (
     Opened,
     Propose,
     ServerMessage,
+    TokenLogprobs,
 )
 from common.pb import verifier_pb2 as pb
 from common.rpc import bounds
@@ -78,6 +80,7 @@ def decode_sampling(message: pb.Sampling) -> SamplingParams:
         ignore_eos=message.ignore_eos,
         max_tokens=message.max_tokens if message.HasField("max_tokens") else _DEFAULTS.max_tokens,
         seed=message.seed,
+        grammar=message.grammar,
     )
 
 
@@ -106,6 +109,7 @@ def _open(message: pb.Open) -> Open:
         fill=message.fill if message.HasField("fill") else True,
         session_id=bounds.text("open.session_id", message.session_id, bounds.MAX_SESSION_ID_CHARS),
         acceptance=decode_acceptance(message.acceptance) if message.HasField("acceptance") else COUPLED,
+        logprobs=_asked_logprobs(message.logprobs) if message.HasField("logprobs") else None,
     )
 
 
@@ -192,7 +196,32 @@ def _commit(message: pb.Commit) -> Commit:
         credit=credit,
         evaluated=bounds.in_range("commit.evaluated", message.evaluated, 0, bounds.MAX_CREDIT + 1),
         steps=bounds.in_range("commit.steps", message.steps or 1, 1, max(1, len(tokens))),
+        logprobs=_logprobs(message, len(tokens)) if message.logprobs or message.top_tokens else (),
     )
+
+
+def _asked_logprobs(number: int) -> int:
+    if number > MAX_TOP_LOGPROBS:
+        raise UserError(f"logprobs is {number}; it must lie in [0, {MAX_TOP_LOGPROBS}]")
+    return number
+
+
+def _logprobs(message: pb.Commit, num_tokens: int) -> tuple[TokenLogprobs, ...]:
+    """One a token, each with as many alternatives."""
+    logprobs, tokens, values = message.logprobs, message.top_tokens, message.top_logprobs
+    bounds.count("commit.logprobs", len(logprobs), num_tokens, num_tokens)
+    bounds.count("commit.top_logprobs", len(values), len(tokens), len(tokens))
+    each, rest = divmod(len(tokens), num_tokens) if num_tokens else (0, len(tokens))
+    if not all(value <= 0.0 for value in (*logprobs, *values)):  # False also for what is no number
+        raise PeerError("commit.logprobs or commit.top_logprobs has one that is not 0 or less")
+    if rest or each > MAX_TOP_LOGPROBS:
+        raise PeerError(
+            f"commit.top_tokens has {len(tokens)} entries; there must be as many for each of {num_tokens} "
+            f"tokens, {MAX_TOP_LOGPROBS} at most"
+        )
+    pairs = list(zip(bounds.tokens("commit.top_tokens", tokens, 0, len(tokens)), values, strict=True))
+    tops = (tuple(pairs[at * each : (at + 1) * each]) for at in range(num_tokens))
+    return tuple(map(TokenLogprobs, logprobs, tops))
 
 
 def _mask(packed: bytes, num_tokens: int) -> int:

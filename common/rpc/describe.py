@@ -42,11 +42,19 @@ class Description:
     version: str = ""  # of the program, for people
     load: Load | None = None  # None if it was not told
     protocol_version: int = PROTOCOL_VERSION
+    chat_template: str = ""  # of Jinja; empty if it was not asked for or the target has none
+    bos_token: str = ""  # its text, for the template; empty without one
+    eos_token: str = ""
+    grammars: bool = False  # whether a session may have one: a verifier that does not know them ignores it
 
 
-def encode_describe_request(include_vocabulary: bool = False) -> pb.DescribeRequest:
-    """Ask for a description, with the token table or without."""
-    return pb.DescribeRequest(include_vocabulary=include_vocabulary)
+def encode_describe_request(
+    include_vocabulary: bool = False, include_chat_template: bool = False
+) -> pb.DescribeRequest:
+    """Ask for a description, with token table and chat template or without."""
+    return pb.DescribeRequest(
+        include_vocabulary=include_vocabulary, include_chat_template=include_chat_template
+    )
 
 
 def encode_description(description: Description) -> pb.DescribeResponse:
@@ -63,6 +71,10 @@ def encode_description(description: Description) -> pb.DescribeResponse:
         acceptance_rules=[encode_rule(rule) for rule in description.acceptance_rules],
         version=description.version,
         load=None if description.load is None else _encode_load(description.load),
+        chat_template=description.chat_template,
+        bos_token=description.bos_token,
+        eos_token=description.eos_token,
+        grammars=description.grammars,
     )
 
 
@@ -84,6 +96,12 @@ def decode_description(response: pb.DescribeResponse) -> Description:
         acceptance_rules=_decode_rules(response.acceptance_rules),
         version=bounds.text("describe.version", response.version, bounds.MAX_VERSION_CHARS),
         load=_decode_load(response.load) if response.HasField("load") else None,
+        chat_template=bounds.page(
+            "describe.chat_template", response.chat_template, bounds.MAX_TEMPLATE_BYTES
+        ),
+        bos_token=bounds.page("describe.bos_token", response.bos_token, bounds.MAX_PIECE_BYTES),
+        eos_token=bounds.page("describe.eos_token", response.eos_token, bounds.MAX_PIECE_BYTES),
+        grammars=response.grammars,
     )
 
 

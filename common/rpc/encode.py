@@ -78,6 +78,7 @@ def encode_sampling(sampling: SamplingParams) -> pb.Sampling:
         ignore_eos=sampling.ignore_eos,
         max_tokens=None if sampling.max_tokens == _DEFAULTS.max_tokens else sampling.max_tokens,
         seed=sampling.seed,
+        grammar=sampling.grammar,
     )
 
 
@@ -103,6 +104,7 @@ def _open(message: Open) -> pb.Open:
         fill=None if message.fill else False,
         session_id=message.session_id,
         acceptance=None if message.acceptance == COUPLED else encode_acceptance(message.acceptance),
+        logprobs=message.logprobs,
     )
 
 
@@ -156,6 +158,11 @@ def _fill_commit(out: pb.Commit, message: Commit) -> None:
         out.evaluated = message.evaluated
     if message.steps > 1:
         out.steps = message.steps
+    if message.logprobs:
+        out.logprobs.extend(each.logprob for each in message.logprobs)
+        tops = [pair for each in message.logprobs for pair in each.top]
+        out.top_tokens.extend(token for token, _ in tops)
+        out.top_logprobs.extend(logprob for _, logprob in tops)
 
 
 def _finish(message: Finish) -> pb.Finish:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.draft import Draft
-from common.messages import ClientMessage, Commit, Propose, ServerMessage
+from common.messages import ClientMessage, Commit, Propose, ServerMessage, TokenLogprobs
 from common.rpc.encode import MAX_US, draft_tokens, encode_request, encode_response
 
 ONE_BYTE = 0x80
@@ -53,7 +53,13 @@ def _commit(message: Commit) -> int:
         size += _number(min(duration, MAX_US))
     if message.credit is not None:
         size += 1 + _varint(message.credit)
-    return size + _number(message.evaluated) + _number(message.steps if message.steps > 1 else 0)
+    size += _number(message.evaluated) + _number(message.steps if message.steps > 1 else 0)
+    return size + _logprobs(message.logprobs) if message.logprobs else size
+
+
+def _logprobs(told: Sequence[TokenLogprobs]) -> int:
+    tops = [token for each in told for token, _ in each.top]
+    return _bytes(4 * len(told)) + _packed(tops) + _bytes(4 * len(tops))
 
 
 def _varint(number: int) -> int:

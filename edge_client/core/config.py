@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from common.acceptance import COUPLED, Acceptance
 from common.draft import MAX_TOKENS
 from common.errors import UserError
+from common.messages import MAX_TOP_LOGPROBS
 from common.sampling import SamplingParams
 from edge_client.core.confidence import Prior
 
@@ -29,6 +30,7 @@ class SessionConfig:
     max_preview: int = 256  # tokens of that guess; bounds the work that a wrong guess wastes
     eos_token_ids: tuple[int, ...] = ()  # the target's own end tokens, where known: a guess ends there
     acceptance: Acceptance = COUPLED  # how the verifier decides
+    logprobs: int | None = None  # have each token's told, and of so many of the likeliest; None = of nothing
     draft_top: int = MAX_TOKENS  # that a drawn draft may have; those of hardly any chance are left out anyway
 
     def __post_init__(self) -> None:
@@ -42,7 +44,8 @@ class SessionConfig:
             raise UserError(f"patience is {self.patience} s; it must be above 0, or None for no preview")
         if self.max_preview < 1:
             raise UserError(f"max_preview is {self.max_preview}; it must be at least 1")
-
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
+            raise UserError(f"logprobs is {self.logprobs}; it must lie in [0, {MAX_TOP_LOGPROBS}]")
         if not 1 <= self.draft_top <= MAX_TOKENS:
             raise UserError(f"draft_top is {self.draft_top}; it must lie in [1, {MAX_TOKENS}]")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.errors import ForerunError
-from common.messages import Close, FinishReason, Open, Propose
+from common.messages import Close, FinishReason, Open, Propose, TokenLogprobs
 from common.sampling import SamplingParams
 from edge_client.core.drafter import DraftRow, Reroot
 from edge_client.core.policies.governor import Standing
@@ -49,11 +49,13 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Committed text for the user, from `start` on. Bit i of `server_made`: token i was not drafted."""
+    """Committed text for the user, from `start` on. Bit i of `server_made`: token i was not drafted. What the
+    session asked to be told of the tokens, one a token; empty if it did not ask."""
 
     start: int
     tokens: tuple[int, ...]
     server_made: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

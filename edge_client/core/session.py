@@ -274,6 +274,7 @@ class EdgeSession:
             fill=self.policy.fill,
             session_id=config.session_id,
             acceptance=config.acceptance,
+            logprobs=config.logprobs,
         )
 
     def _check_order(self, message: Opened | Commit | Drain | Finish) -> None:
@@ -308,7 +309,7 @@ class EdgeSession:
         self._effects += self._offline.committed(message.start, message.tokens)
         self._advance(message.tokens)
         self._guess()
-        self._effects.append(Emit(message.start, message.tokens, message.server_made))
+        self._effects.append(Emit(message.start, message.tokens, message.server_made, message.logprobs))
         self._effects += self._offline.answered(now, self._standing)
         self._pump(now)
 

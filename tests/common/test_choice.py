@@ -347,3 +347,64 @@ def test_a_tiny_repetition_penalty_overflows_nothing() -> None:
     params = SamplingParams(repetition_penalty=5e-324)
     logits, seen = np.array([0.5, 2.0, -1.0], np.float32), np.array([0], np.int32)
     assert choose(logits, params, 1, seen, np.zeros(0, np.int32)).token == 0
+
+
+MASKS = st.lists(st.booleans(), min_size=8, max_size=8).filter(any)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.floats(-20, 20, width=32), min_size=8, max_size=8),
+    MASKS,
+    st.sampled_from([0.0, 0.7, 1.5]),
+    st.sampled_from(FILTERS),
+    st.sampled_from(PENALTIES),
+    st.sampled_from(BIASES),
+)
+def test_tokens_that_the_grammar_forbids_are_as_if_they_did_not_exist(
+    values: list[float],
+    mask: list[bool],
+    temperature: float,
+    filters: dict[str, float],
+    penalties: dict[str, float],
+    bias: tuple[tuple[int, float], ...],
+) -> None:
+    """Whatever bias would lift them; and what is left is weighed as a vocabulary of its own."""
+    params = make_params(temperature, filters, penalties, bias=bias)
+    logits, allowed = np.array(values, np.float32), np.array(mask)
+    masked = np.where(allowed, logits, np.float32(-np.inf))
+    processed = process_logits(logits, params, PROMPT, GENERATED, allowed)
+    assert np.isneginf(processed[~allowed]).all()
+    assert np.array_equal(processed, process_logits(masked, params, PROMPT, GENERATED))
+    assert choose(logits, params, 9, PROMPT, GENERATED, allowed) == choose(
+        masked, params, 9, PROMPT, GENERATED
+    )
+    ranking = rank(logits, params, 9, 8, PROMPT, GENERATED, allowed)
+    assert allowed[ranking.tokens].all()
+    kept = np.isfinite(processed) if not params.greedy else allowed
+    assert ranking.tokens.size == int(kept.sum())
+
+
+def test_a_single_allowed_token_is_chosen_with_nothing_beside_it() -> None:
+    allowed = np.array([False, False, True])
+    for params in (SamplingParams(), SamplingParams(temperature=0.9), SamplingParams(temperature=1, top_k=2)):
+        assert choose(np.array([9, 8, -7], np.float32), params, 0, allowed=allowed) == Choice(2, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "words"),
+    [
+        (np.zeros(3, np.bool_), "allows no token at all"),
+        (np.ones(4, np.bool_), r"shape \[4\]"),
+        (np.ones(3, np.uint8), "uint8"),
+    ],
+)
+def test_a_mask_that_is_none_is_a_defect(allowed: Any, words: str) -> None:
+    with pytest.raises(LocalError, match=words):
+        choose(np.zeros(3, np.float32), SamplingParams(), 0, allowed=allowed)
+
+
+def test_broken_logits_are_told_of_also_where_the_grammar_hides_them() -> None:
+    logits = np.array([math.nan, 1.0], np.float32)
+    with pytest.raises(LocalError, match="nan"):
+        choose(logits, SamplingParams(), 0, allowed=np.array([False, True]))

@@ -114,3 +114,18 @@ def test_without_penalties_a_choice_depends_on_the_model_alone() -> None:
 def test_a_value_of_another_type_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(UserError, match=field):
         SamplingParams(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [("é" * 32_769, "65538 bytes long; at most 65536"), (None, "must be text"), ("\ud800", "valid text")],
+)
+def test_a_grammar_is_text_of_64_kib_at_most(grammar: object, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        SamplingParams(grammar=grammar)  # type: ignore[arg-type]  # what callers without types can bring
+
+
+def test_what_came_before_is_read_by_penalties_and_grammars_only() -> None:
+    assert SamplingParams(grammar="start: /a/").reads_text
+    assert SamplingParams(presence_penalty=0.1).reads_text
+    assert not SamplingParams(temperature=0.8, top_k=3, logit_bias=((1, 2.0),)).reads_text

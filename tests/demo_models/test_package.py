@@ -22,6 +22,7 @@ def test_the_pair_is_complete() -> None:
         "model.safetensors",
         "tokenizer.json",
         "tokenizer_config.json",
+        "chat_template.jinja",
     }
     assert names <= {path.name for path in TARGET_DIR.iterdir()}
     assert DRAFT_GGUF.is_file()

@@ -105,3 +105,34 @@ def test_every_byte_has_a_token(tokenizer: Tokenizer) -> None:
 def test_nothing_is_added_to_a_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("").ids == []
     assert tokenizer.token_to_id("<|endoftext|>") == 0
+
+
+def prompt_of(*messages: tuple[str, str | None]) -> str:
+    """What the target's own template makes of these messages (role, content)."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    source = (TARGET_DIR / "chat_template.jinja").read_text(encoding="utf-8")
+    template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+    return template.render(messages=[{"role": role, "content": content} for role, content in messages])
+
+
+@pytest.mark.api
+def test_the_model_goes_on_where_the_last_users_text_ends() -> None:
+    assert prompt_of(("user", "def f(x):\n    return ")) == "def f(x):\n    return "
+
+
+@pytest.mark.api
+def test_what_the_model_wrote_stands_where_it_wrote_it_and_what_others_say_is_a_comment() -> None:
+    told = (("system", "Be brief.\nBe right."), ("user", "def f("), ("assistant", "x):\n    pass"))
+    text = "# Be brief.\n# Be right.\ndef f(x):\n    pass"
+    assert prompt_of(*told) == text
+    assert prompt_of(*told, ("user", "class A")) == text + "\nclass A"
+    assert prompt_of(*told, ("tool", "4"), ("user", "y = ")) == text + "\n# 4\ny = "
+    assert prompt_of(("user", "x = "), ("assistant", None)) == "x = "
+
+
+def test_the_committed_template_is_the_one_that_is_written() -> None:
+    pytest.importorskip("tokenizers")
+    from demo_models.tokenizer import CHAT_TEMPLATE
+
+    assert (TARGET_DIR / "chat_template.jinja").read_text(encoding="utf-8") == CHAT_TEMPLATE

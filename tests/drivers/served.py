@@ -9,6 +9,7 @@ from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import TargetEngine
 from cloud_verifier.service import Server
 from cloud_verifier.worker import Worker
+from common.messages import TokenLogprobs
 from common.sampling import SamplingParams
 from edge_client.channel import VerifierChannel
 from edge_client.core.config import SessionConfig
@@ -31,6 +32,29 @@ async def written(
     async with Server(worker, engine.info, table, "127.0.0.1:0") as server:
         text = await text_from(f"127.0.0.1:{server.port}", prompt, sampling, engine.info.fingerprint)
     return text, worker.scheduler.counters.num_evaluated
+
+
+async def told(
+    engine: TargetEngine,
+    table: tuple[bytes | None, ...],
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    logprobs: int,
+) -> tuple[Generation, list[TokenLogprobs]]:
+    """A generation with guesses on both sides, and what it was told of its tokens."""
+    worker = Worker(engine, VerifyScheduler(engine.info, SchedulerConfig(recall=True)))
+    config = SessionConfig(
+        tuple(prompt), sampling, engine.info.fingerprint, patience=None, recall=True, logprobs=logprobs
+    )
+    emitted = list[TokenLogprobs]()
+    async with (
+        Server(worker, engine.info, table, "127.0.0.1:0") as server,
+        VerifierChannel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        run = Generation(EdgeSession(config, TreePolicy()), channel, None)
+        async for text in run:
+            emitted += text.logprobs
+    return run, emitted
 
 
 async def text_from(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from cloud_verifier.core.effects import End
 from cloud_verifier.outbox import Outbox, joined
-from common.messages import Commit, Drain, Finish, FinishReason, Opened
+from common.messages import Commit, Drain, Finish, FinishReason, Opened, TokenLogprobs
 from common.rpc.bounds import MAX_COMMIT_TOKENS
 
 FIRST = Commit(5, (1, 2), 0b10, echo=3, hold_us=40, queue_us=5, compute_us=100, credit=9, evaluated=4)
@@ -27,6 +28,12 @@ def test_two_commits_say_together_what_they_said() -> None:
     both = joined(FIRST, SECOND)
     assert both == Commit(5, (1, 2, 3), 0b110, 3, 40, 12, 300, 9, 5, 2)
     assert joined(both, THIRD) == Commit(5, (1, 2, 3, 4, 5), 0b1110, 6, 50, 13, 600, 0, 8, 3)
+
+
+def test_what_is_told_of_tokens_stays_with_them() -> None:
+    one, two, three = (TokenLogprobs(-float(token), ((token, -0.5),)) for token in (1, 2, 3))
+    first, second = replace(FIRST, logprobs=(one, two)), replace(SECOND, logprobs=(three,))
+    assert joined(first, second).logprobs == (one, two, three)
 
 
 async def test_only_commits_that_wait_next_to_each_other_are_joined() -> None:

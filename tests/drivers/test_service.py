@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.core.target import Chat
 from cloud_verifier.service import SERVICE_NAME
 from common.acceptance import LOSSLESS, make_acceptance
 from common.draft import Draft
@@ -29,8 +30,12 @@ from common.rpc.describe import Load
 from common.rpc.status import to_detail
 from common.sampling import SamplingParams
 from edge_client.channel import VerifierChannel
-from tests.drivers.tiny import EOS, TABLE, VOCABULARY, complete, running
-from tests.worlds.models import target_alone
+from edge_client.core.policies import TreePolicy
+from edge_client.draft_worker import DraftWorker
+from tests.drivers.tiny import EOS, TABLE, VOCABULARY, complete, generation, running
+from tests.worlds.models import TinyDrafter, target_alone
+from tests.worlds.seeds import told_alone
+from tests.worlds.world import EdgeSpec
 
 pytestmark = pytest.mark.grpc
 
@@ -67,6 +72,14 @@ CASES: dict[str, tuple[Sequence[ClientMessage], Status, str]] = {
     "lossy rule": (
         [replace(GOOD, acceptance=make_acceptance("bild"))], Status.FAILED_PRECONDITION, "bild is not",
     ),
+    "no grammar": (
+        [replace(GOOD, sampling=replace(SAMPLING, grammar="(")), GOOD],
+        Status.INVALID_ARGUMENT, "the grammar is refused: '(' is no digit",
+    ),
+    "not its text": (
+        [replace(GOOD, sampling=replace(SAMPLING, grammar="2"), committed=(4, 4))],
+        Status.INVALID_ARGUMENT, "break the session's grammar",
+    ),
     "sees the future": ([GOOD, propose(seen_advance=400)], Status.OUT_OF_RANGE, "seen_advance 400"),
 }  # fmt: skip
 
@@ -97,6 +110,18 @@ async def test_a_bad_stream_ends_with_its_status_and_no_other_notices(name: str)
     assert (code, words in details) == (status, True), details
     assert run.session.text == target_alone((1, 2, 3), SAMPLING, EOS)
     assert run.session.stats.resumes == 0
+
+
+async def test_a_session_with_a_grammar_is_served_and_one_with_a_bad_one_was_never_admitted() -> None:
+    good, bad = replace(SAMPLING, grammar="2"), replace(SAMPLING, grammar="start: /a/")
+    async with running() as system:
+        run = await complete(system.address, good)
+        request = encode_request(Open((1,), bad, VOCABULARY.fingerprint))
+        await status_of(system.address, [request])
+        counters = system.worker.scheduler.counters
+        assert (counters.num_opened, counters.num_refused) == (1, {"INVALID_ARGUMENT": 1})
+    assert run.session.text == target_alone((1, 2, 3), good, EOS)
+    assert run.session.text != target_alone((1, 2, 3), SAMPLING, EOS)
 
 
 BAD_FIELDS: dict[str, tuple[pb.SessionRequest, str]] = {
@@ -170,6 +195,33 @@ async def test_describe_health_and_reflection_answer() -> None:
     assert description.fingerprint == VOCABULARY.fingerprint
     assert health.status == health_pb2.HealthCheckResponse.SERVING
     assert SERVICE_NAME in names
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_a_chat_template_is_told_to_those_who_ask(asked: bool) -> None:
+    chat = Chat("{{ messages }}", "<s>", "</s>")
+    async with running(chat=chat) as system, VerifierChannel(system.address) as channel:
+        found = await channel.describe(include_chat_template=asked)
+    expected = ("{{ messages }}", "<s>", "</s>") if asked else ("", "", "")
+    assert (found.chat_template, found.bos_token, found.eos_token) == expected
+    assert found.grammars
+    assert found.vocabulary is None
+
+
+async def test_a_target_without_a_chat_template_tells_none() -> None:
+    async with running() as system, VerifierChannel(system.address) as channel:
+        assert (await channel.describe(include_chat_template=True)).chat_template == ""
+
+
+@pytest.mark.parametrize("most", [None, 0, 3])
+async def test_a_session_is_told_of_its_tokens_what_it_asked_for(most: int | None) -> None:
+    async with running(step_time=0.001) as system:
+        with DraftWorker(TinyDrafter()) as drafts:
+            async with VerifierChannel(system.address) as channel:
+                run = generation(channel, drafts, SAMPLING, logprobs=most)
+                told = [one async for text in run for one in text.logprobs]
+    spec = EdgeSpec((1, 2, 3), SAMPLING, TreePolicy, logprobs=most)
+    assert told == told_alone(spec, run.session.text, 3)
 
 
 def broken(now: float) -> None:

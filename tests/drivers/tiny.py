@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.target import Chat, StepPlan, StepResult, TargetInfo
 from cloud_verifier.service import Server
 from cloud_verifier.worker import Worker
 from common.acceptance import Acceptance
@@ -53,10 +53,13 @@ class System:
 
 @contextlib.asynccontextmanager
 async def running(
-    config: SchedulerConfig | None = None, step_time: float = 0.0, tenant_key: str = ""
+    config: SchedulerConfig | None = None,
+    step_time: float = 0.0,
+    tenant_key: str = "",
+    chat: Chat | None = None,
 ) -> AsyncIterator[System]:
     """A verifier on a free port; after the block every slot must be free again."""
-    info = TargetInfo("tiny", VOCAB, 512, 4096, EOS, VOCABULARY.fingerprint)
+    info = TargetInfo("tiny", VOCAB, 512, 4096, EOS, VOCABULARY.fingerprint, chat=chat, grammars=True)
     engine = SlowTarget(info)
     engine.step_time = step_time
     worker = Worker(engine, VerifyScheduler(info, config))
@@ -77,7 +80,7 @@ def generation(
     sampling: SamplingParams,
     policy: GrowthPolicy | None = None,
     prompt: tuple[int, ...] = (1, 2, 3),
-    **config: float | str | Acceptance,
+    **config: float | str | Acceptance | None,
 ) -> Generation:
     """Without guesses, which take the one processor from the verifier, unless `patience` is given."""
     session = SessionConfig(prompt, sampling, VOCABULARY.fingerprint, first_backoff=0.01, patience=None)

@@ -18,6 +18,7 @@ from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.effects import End
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepItem, StepPlan, TargetInfo
+from cloud_verifier.engine.grammar import check_grammar
 from common.choice import choose
 from common.errors import Code, ForerunError, PeerError, UnavailableError
 from common.messages import Close, Commit, Finish, FinishReason, Open, Propose
@@ -54,7 +55,7 @@ class QuickTarget(TinyTarget):
     """The tiny target, which remembers what it said."""
 
     def _choose(self, item: StepItem, path: list[int]) -> tuple[int, float]:
-        if item.sampling.has_penalties:
+        if item.sampling.reads_text:
             return super()._choose(item, path)
         return choice_after(item.sampling, tuple(path[-self.memory :]), len(path) - 1)
 
@@ -162,6 +163,8 @@ class Desk:
             if peer.opened == isinstance(message, Open):
                 raise PeerError("this stream's Open came late or twice", Code.FAILED_PRECONDITION)
             peer.opened = True
+            if isinstance(message, Open):
+                check_grammar(self.engine, message)
         except ForerunError as error:
             peer.read = False
             self.scheduler.on_violation(peer.key, error, self.now)

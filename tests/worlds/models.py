@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.core.rules import decide
-from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.target import RowLogprobs, StepItem, StepPlan, StepResult, TargetInfo
 from common.chances import Chances
 from common.choice import choose, process_logits
+from common.errors import PeerError, UserError
+from common.messages import Open
 from common.noise import gumbel, noise_bits
 from common.sampling import SamplingParams
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
@@ -19,6 +22,10 @@ from edge_client.core.drafter import DraftRow, Expansion, Reroot
 FloatArray = NDArray[np.float32]
 TokenArray = NDArray[np.int32]
 VOCAB = 7
+EOS = 0  # the end token of worlds that have one
+Mask = NDArray[np.bool_]
+MaskOf = Callable[[str, Sequence[int]], Mask | None]
+"""What a grammar allows after generated tokens; None where those break it."""
 FINGERPRINT = b"tiny"
 
 
@@ -34,6 +41,25 @@ def tiny_logits(salt: int, context: Sequence[int], memory: int = 3) -> FloatArra
     return ((bits >> np.uint64(40)).astype(np.float64) / 2.0**24 * 6.0).astype(np.float32)
 
 
+def no_repeats(grammar: str, generated: Sequence[int]) -> Mask | None:
+    """A grammar of the tiny models, the number N in digits: of the last tokens no N may be the same, and 6
+    never follows 5; the end token is free. Like a real one it reads the whole text and knows what breaks it.
+    """
+    most, tokens = int(grammar), list(generated)
+    allowed = np.ones(VOCAB, np.bool_)
+    for at in range(len(tokens) + 1):
+        allowed = np.ones(VOCAB, np.bool_)
+        run = tokens[max(0, at - most + 1) : at]
+        if len(run) == most - 1 and len(set(run)) == 1:
+            allowed[run[0]] = False
+        if at and tokens[at - 1] == 5:
+            allowed[6] = False
+        allowed[EOS] = True
+        if at < len(tokens) and not allowed[tokens[at]]:
+            return None
+    return allowed
+
+
 @dataclass
 class TinyTarget:
     """A `TargetEngine` whose only memory is its KV slots: a wrong slot gives a wrong text."""
@@ -42,9 +68,18 @@ class TinyTarget:
     salt: int = 1
     memory: int = 3
     chances: Chances | None = None  # of acceptance rules, if a test has its own
+    mask_of: MaskOf = no_repeats
 
     def __post_init__(self) -> None:
         self.kv: dict[int, tuple[int, int]] = {}  # slot -> (position, token)
+
+    def check_grammar(self, request: Open) -> None:
+        """See `cloud_verifier.engine.grammar.ChecksGrammars`."""
+        grammar = request.sampling.grammar
+        if not re.fullmatch("[2-9]", grammar):
+            raise UserError(f"the grammar is refused: {grammar[:10]!r} is no digit from 2 to 9")
+        if self.mask_of(grammar, request.committed) is None:
+            raise PeerError("the committed tokens break the session's grammar, so they are not its text")
 
     def evaluate(self, plan: StepPlan) -> StepResult:
         written = [slot for item in plan.items for slot in item.slots.tolist()]
@@ -52,9 +87,10 @@ class TinyTarget:
         assert len(set(written)) == len(written), "two rows write one slot"
         assert not prefixes & set(written), "a row overwrites somebody's prefix"
         results = [self._item(item) for item in plan.items]
-        return StepResult(tuple(r[0] for r in results), tuple(r[1] for r in results))
+        told = tuple(r[2] for r in results) if any(r[2] for r in results) else ()
+        return StepResult(tuple(r[0] for r in results), tuple(r[1] for r in results), told)
 
-    def _item(self, item: StepItem) -> tuple[np.ndarray, np.ndarray]:
+    def _item(self, item: StepItem) -> tuple[np.ndarray, np.ndarray, RowLogprobs | None]:
         prefix = self._read(item)
         paths: list[list[int]] = []
         for row, (token, parent) in enumerate(zip(item.tokens.tolist(), item.parents.tolist(), strict=True)):
@@ -68,12 +104,16 @@ class TinyTarget:
         if item.ask is not None:
             outputs = item.outputs.tolist()
             choices = decide(item, choices, lambda row: self._law(item, paths[outputs[row]]), self.chances)
-        return choices, np.array([c[1] for c in chosen], np.float32)
+        told = None
+        if item.logprobs is not None:
+            outputs = [paths[row] for row in item.outputs.tolist()]
+            told = tiny_logprobs(self.salt, outputs, choices.tolist(), item.logprobs, self.memory)
+        return choices, np.array([c[1] for c in chosen], np.float32), told
 
     def _law(self, item: StepItem, path: list[int]) -> NDArray[np.float64]:
-        prompt, generated = self._history(item, path)
+        prompt, generated, allowed = self._history(item, path)
         logits = tiny_logits(self.salt, path, self.memory)
-        weights = np.exp(process_logits(logits, item.sampling, prompt, generated))
+        weights = np.exp(process_logits(logits, item.sampling, prompt, generated, allowed))
         return np.asarray(weights / weights.sum())
 
     def _read(self, item: StepItem) -> list[int]:
@@ -82,21 +122,34 @@ class TinyTarget:
         return [token for _, token in entries]
 
     def _choose(self, item: StepItem, path: list[int]) -> tuple[int, float]:
-        prompt, generated = self._history(item, path)
+        prompt, generated, allowed = self._history(item, path)
         logits = tiny_logits(self.salt, path, self.memory)
-        choice = choose(logits, item.sampling, len(path) - 1, prompt, generated)
+        choice = choose(logits, item.sampling, len(path) - 1, prompt, generated, allowed)
         return choice.token, choice.margin
 
-    @staticmethod
-    def _history(item: StepItem, path: list[int]) -> tuple[TokenArray | None, TokenArray | None]:
-        """The prompt and what comes after it, where penalties ask."""
-        if not item.sampling.has_penalties:
-            return None, None
+    def _history(
+        self, item: StepItem, path: list[int]
+    ) -> tuple[TokenArray | None, TokenArray | None, Mask | None]:
+        """The prompt and what comes after it, where penalties or a grammar ask, and what that allows."""
+        if not item.sampling.reads_text:
+            return None, None, None
         assert item.prompt is not None
         assert item.generated is not None
         generated = np.array(path[len(item.prompt) :], np.int32)
         assert generated.tolist()[: len(item.generated)] == item.generated.tolist()
-        return item.prompt, generated
+        grammar = item.sampling.grammar
+        return item.prompt, generated, self.mask_of(grammar, generated.tolist()) if grammar else None
+
+
+def tiny_logprobs(
+    salt: int, paths: Sequence[Sequence[int]], choices: Sequence[int], most: int, memory: int = 3
+) -> RowLogprobs:
+    """What the tiny model holds of these choices after these paths, and of its likeliest tokens."""
+    logits = np.array([tiny_logits(salt, path, memory) for path in paths]).reshape(-1, VOCAB)
+    logprobs = (logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))).astype(np.float32)
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :most].astype(np.int32)
+    own = logprobs[np.arange(len(choices)), list(choices)]
+    return RowLogprobs(own, order, np.take_along_axis(logprobs, order, axis=1))
 
 
 def target_alone(
@@ -108,7 +161,8 @@ def target_alone(
     while len(text) - len(prompt) < sampling.max_tokens:
         generated = np.array(text[len(prompt) :], np.int32)
         logits = tiny_logits(salt, text, memory)
-        choice = choose(logits, sampling, len(text) - 1, np.array(prompt, np.int32), generated)
+        allowed = no_repeats(sampling.grammar, generated.tolist()) if sampling.grammar else None
+        choice = choose(logits, sampling, len(text) - 1, np.array(prompt, np.int32), generated, allowed)
         text.append(choice.token)
         if choice.token in stop:
             break
@@ -118,11 +172,18 @@ def target_alone(
 class TinyDrafter:
     """A `Drafter` over the tiny model. `salt` 1 is the target itself; `blend` mixes another model in.
 
-    `lie` shuffles the candidates and claims certainty; `mute_after` gives no candidates after so many rows.
+    `lie` shuffles the candidates and claims certainty; `mute_after` gives no candidates after so many rows;
+    without `knows_grammar` it drafts what the session's grammar forbids.
     """
 
-    def __init__(self, blend: float = 0.5, lie: bool = False, mute_after: int | None = None) -> None:
-        self.blend, self.lie, self.mute_after = blend, lie, mute_after
+    def __init__(
+        self,
+        blend: float = 0.5,
+        lie: bool = False,
+        mute_after: int | None = None,
+        knows_grammar: bool = True,
+    ) -> None:
+        self.blend, self.lie, self.mute_after, self.knows_grammar = blend, lie, mute_after, knows_grammar
         self.rows_left = mute_after
         self.memory = 3  # the target's, told by the world
         self.tokens: list[int] = []
@@ -173,7 +234,9 @@ class TinyDrafter:
             order = np.roll(np.arange(VOCAB), row.id)[:3]
             return Expansion(row.id, tuple(order.tolist()), (9.0, 1.0, 0.0))
         prompt, generated = np.split(np.array(path, np.int32), [self.prompt_length])
-        scores = process_logits(logits, self.sampling, prompt, generated).astype(np.float64)
+        grammar = self.sampling.grammar
+        allowed = no_repeats(grammar, generated.tolist()) if grammar and self.knows_grammar else None
+        scores = process_logits(logits, self.sampling, prompt, generated, allowed).astype(np.float64)
         if not self.sampling.greedy and not self.plain:
             scores = scores + gumbel(self.sampling.seed, len(path), np.arange(VOCAB, dtype=np.int64))
         order = np.argsort(-scores, kind="stable")[: self.plain or 4]

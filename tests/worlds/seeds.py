@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cloud_verifier.core.config import SchedulerConfig
+from common.messages import TokenLogprobs
 from common.sampling import SamplingParams
 from edge_client.core.policies import (
     AdaptivePolicy,
@@ -17,7 +18,7 @@ from edge_client.core.policies import (
     TreePolicy,
     TreeSettings,
 )
-from tests.worlds.models import VOCAB, TinyDrafter, target_alone
+from tests.worlds.models import VOCAB, TinyDrafter, target_alone, tiny_logprobs
 from tests.worlds.world import EdgeSpec, World, WorldSpec
 
 POLICIES: dict[str, Callable[[], GrowthPolicy]] = {
@@ -32,6 +33,7 @@ DRAFTERS: dict[str, Callable[[], TinyDrafter]] = {
     "fair": lambda: TinyDrafter(blend=0.4),
     "liar": lambda: TinyDrafter(lie=True),
     "mute": lambda: TinyDrafter(mute_after=4),
+    "unruly": lambda: TinyDrafter(blend=0.2, knows_grammar=False),
 }
 TRACED_TWICE = 10  # of so many seeds one is run again: law 5 costs a second run
 
@@ -82,6 +84,7 @@ def _edge(draw: random.Random) -> EdgeSpec:
         recall=draw.choice([False, True]),
         patience=draw.choice([1.0, 0.3, None]),
         eos=draw.choice([(), (0,)]),
+        logprobs=draw.choice([None, None, 0, 2, 20]),
     )
 
 
@@ -98,6 +101,7 @@ def _sampling(draw: random.Random) -> SamplingParams:
         ignore_eos=draw.random() < 0.5,
         max_tokens=draw.randint(1, 40),
         seed=draw.getrandbits(64),
+        grammar=draw.choice(["", "", "2", "3"]),
     )
 
 
@@ -117,12 +121,22 @@ def check_laws(world: World) -> None:
         )
         assert edge.session.text == expected, "law 1: the text is the target's alone"
         assert tuple(edge.emitted) == expected, "law 2: what was shown stays"
+        told = told_alone(edge.spec, expected, world.spec.memory)
+        assert edge.logprobs == told, "law 1: so is what is told of it"
         assert not edge.preview, "law 2: a guess was shown beyond the text"
         assert not edge.device_only, "a server wrote the end, and the mode says that none is there"
     memory = world.scheduler.memory
     assert memory.pool.num_free + memory.cache.num_slots == world.spec.num_slots, "law 3: a slot leaked"
     assert (memory.num_reserved, memory.cache.num_locked) == (0, 0), "law 3: a reservation leaked"
     assert not len(world.scheduler.tenants), "law 3: a tenant was not forgotten"
+
+
+def told_alone(spec: EdgeSpec, text: Sequence[int], memory: int) -> list[TokenLogprobs]:
+    """What an edge must be told of its text."""
+    if spec.logprobs is None:
+        return []
+    paths = [[*spec.prompt, *text[:at]] for at in range(len(text))]
+    return list(tiny_logprobs(1, paths, text, spec.logprobs, memory).of(range(len(text))))
 
 
 def check_seed(seed: int) -> str | None:

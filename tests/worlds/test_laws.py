@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from cloud_verifier.core.config import SchedulerConfig
 from common.messages import FinishReason
 from common.sampling import SamplingParams
-from tests.worlds.models import VOCAB, target_alone
+from tests.worlds.models import VOCAB, no_repeats, target_alone
 from tests.worlds.seeds import DRAFTERS, POLICIES, check_laws, check_seed, replay_command, run, spec_of
 from tests.worlds.world import EdgeSpec, World, WorldSpec
 
@@ -52,6 +54,22 @@ def test_the_text_does_not_depend_on_policy_or_draft(policy: str, drafter: str) 
     spec = EdgeSpec((1, 2, 3), sampling, POLICIES[policy], DRAFTERS[drafter])
     world = run(WorldSpec((spec,), seed=3, losses=2))
     assert world.edges[0].session.text == target_alone((1, 2, 3), sampling, (0,))
+
+
+@pytest.mark.parametrize("policy", ["tree", "adaptive"])
+@pytest.mark.parametrize("drafter", ["twin", "unruly", "liar"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_text_under_a_grammar_fits_it_whatever_is_drafted(
+    policy: str, drafter: str, temperature: float
+) -> None:
+    sampling = SamplingParams(temperature, max_tokens=60, seed=5, grammar="2", frequency_penalty=0.1)
+    plain = replace(sampling, grammar="")
+    spec = EdgeSpec((1, 2, 3), sampling, POLICIES[policy], DRAFTERS[drafter])
+    world = run(WorldSpec((spec,), seed=3, losses=2, looks_ahead=0.5, eos=()))
+    text = world.edges[0].session.text
+    assert text == target_alone((1, 2, 3), sampling, ())
+    assert no_repeats("2", text) is not None
+    assert no_repeats("2", target_alone((1, 2, 3), plain, ())) is None, "the grammar changed nothing"
 
 
 def test_a_good_draft_costs_fewer_target_steps_than_tokens() -> None:

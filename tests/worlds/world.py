@@ -19,7 +19,7 @@ from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
 from common.acceptance import COUPLED, Acceptance
 from common.chances import Chances
 from common.errors import ForerunError, LocalError, UnavailableError
-from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
+from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose, TokenLogprobs
 from common.recall import NgramTable
 from common.sampling import SamplingParams
 from edge_client.core import effects as edge_effects
@@ -46,6 +46,7 @@ class EdgeSpec:
     eos: tuple[int, ...] = ()  # what it knows of the target's end tokens
     acceptance: Acceptance = COUPLED
     draft_top: int = 32
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Edge:
             eos_token_ids=spec.eos,
             acceptance=spec.acceptance,
             draft_top=spec.draft_top,
+            logprobs=spec.logprobs,
         )
         self.session = EdgeSession(config, spec.policy(), ngrams, chances)
         self.drafter = spec.drafter()
@@ -102,6 +104,7 @@ class Edge:
         self.draft_steps = 0
         self.stream = -1
         self.emitted: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.preview: list[int] = []  # what the user sees after it, told apart
         self.num_previewed = 0
         self.device_only = False
@@ -190,6 +193,7 @@ class World:
             case edge_effects.Emit():
                 assert effect.start == len(edge.spec.prompt) + len(edge.emitted)
                 edge.emitted += effect.tokens
+                edge.logprobs += effect.logprobs
                 agreed = edge.preview[: len(effect.tokens)]
                 assert agreed == list(effect.tokens[: len(agreed)]), "a wrong guess was not withdrawn"
                 del edge.preview[: len(effect.tokens)]

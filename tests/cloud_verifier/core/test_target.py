@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from cloud_verifier.core.target import StepPlan
+import numpy as np
+
+from cloud_verifier.core.target import RowLogprobs, StepPlan
+from common.messages import TokenLogprobs
 from tests.cloud_verifier.core.bench import Bench, ask, chain
 
 
@@ -14,3 +17,10 @@ def test_a_plan_counts_rows_and_outputs() -> None:
     plan = bench.begin()
     assert (plan.num_rows, plan.num_outputs) == (3 + 3, 1 + 3)
     assert (StepPlan(()).num_rows, StepPlan(()).num_outputs) == (0, 0)
+
+
+def test_logprobs_are_told_of_the_rows_whose_choices_became_text() -> None:
+    half = np.array([-0.5, -1.5, -2.5], np.float32)
+    rows = RowLogprobs(half, np.array([[3], [1], [2]], np.int32), np.array([[-0.25], [-1], [-2]], np.float32))
+    assert rows.of([2, 0]) == (TokenLogprobs(-2.5, ((2, -2.0),)), TokenLogprobs(-0.5, ((3, -0.25),)))
+    assert rows.of([]) == ()

@@ -66,7 +66,7 @@ def assert_like_the_reference(way: Chooser, logits: Tensor, rows: Sequence[Choic
     assert torch.equal(before, logits)
     for index, row in enumerate(rows):
         one = logits[index].cpu().numpy()
-        expected = reference.choose(one, row.params, row.position, row.prompt, row.generated)
+        expected = reference.choose(one, row.params, row.position, row.prompt, row.generated, row.allowed)
         assert (index, int(tokens[index])) == (index, expected.token)
         assert float(margins[index]) == pytest.approx(expected.margin, rel=1e-6, abs=1e-11)
 
@@ -83,6 +83,38 @@ def test_choices_equal_the_reference(way: Chooser, size: int, spread: float, dev
     """Flat and peaked rows; vocabularies smaller and larger than the front that filters sort first."""
     rows = make_rows(3 * len(MIXED))
     assert_like_the_reference(way, random_logits(len(rows), size, spread, device), rows)
+
+
+def masked(rows: Sequence[ChoiceRow], size: int) -> list[ChoiceRow]:
+    """Three rows of four under a grammar: one token in two, few, or a single one."""
+    chance = np.random.default_rng(size)
+    shares = (None, 0.5, 2.0 / size, 0.0)
+    found = []
+    for index, row in enumerate(rows):
+        share = shares[index % len(shares)]
+        allowed = None if share is None else chance.random(size) < share
+        if allowed is not None:
+            allowed[index % size] = True
+        found.append(dataclasses.replace(row, allowed=allowed))
+    return found
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("size", "spread"), [(8, 1.0), (300, 3.0), (5000, 0.2), (5000, 8.0)])
+def test_choices_under_grammars_equal_the_reference(
+    way: Chooser, size: int, spread: float, device: str
+) -> None:
+    """Beside rows without one, and together with bias, penalties and filters."""
+    rows = masked(make_rows(4 * len(MIXED)), size)
+    assert_like_the_reference(way, random_logits(len(rows), size, spread, device), rows)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mask_that_allows_nothing_or_has_another_size_is_a_defect(way: Chooser) -> None:
+    for allowed in (np.zeros(4, np.bool_), np.ones(3, np.bool_)):
+        with pytest.raises(LocalError, match="mask of a row"):
+            way(torch.zeros(1, 4), [ChoiceRow(SamplingParams(temperature=1.0), 0, allowed=allowed)])
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -117,6 +118,20 @@ def test_replayed_steps_equal_eager_ones(family: str, num_layers: int) -> None:
         "graphs_made_total": 1,
         "eager_reasons_total": counts.reasons,
     }
+
+
+def test_replayed_steps_tell_the_logprobs_of_eager_ones() -> None:
+    replayed, eager = engine_of(captures()), engine_of(None)
+    for plan in plans():
+        asking = StepPlan(tuple(replace(item, logprobs=3) for item in plan.items))
+        pairs = zip(replayed.evaluate(asking).logprobs, eager.evaluate(asking).logprobs, strict=True)
+        for found, expected in pairs:
+            assert found is not None
+            assert expected is not None
+            assert found.top_tokens.tolist() == expected.top_tokens.tolist()
+            np.testing.assert_allclose(found.choices, expected.choices, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(found.top, expected.top, rtol=1e-4, atol=1e-5)
+    assert replayed.runner.counts.graph == 2
 
 
 # What is recorded, refused and counted, with a model that is a table of logits by token and position.

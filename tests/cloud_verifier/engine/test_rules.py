@@ -82,6 +82,16 @@ def test_sessions_beside_one_with_a_rule_choose_as_ever(engine: TorchEngine) -> 
     assert len(mixed.choices[0]) == 0
 
 
+def test_probabilities_are_those_that_the_grammar_leaves() -> None:
+    from cloud_verifier.engine.choice import ChoiceRow
+    from cloud_verifier.engine.rules import probabilities
+
+    logits = np.array([2.0, 1.0, 0.0], np.float32)
+    allowed = np.array([False, True, True])
+    law = probabilities(logits, ChoiceRow(SamplingParams(temperature=1.0), 4, allowed=allowed))
+    assert law == pytest.approx([0.0, 1 / (1 + np.exp(-1.0)), 1 / (1 + np.exp(1.0))])
+
+
 def test_probabilities_are_those_that_the_parameters_leave() -> None:
     from cloud_verifier.engine.choice import ChoiceRow
     from cloud_verifier.engine.rules import probabilities

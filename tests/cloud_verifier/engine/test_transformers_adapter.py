@@ -158,6 +158,42 @@ def test_without_a_tokenizer_its_uses_are_refused() -> None:
         target("llama").token_table()
 
 
+def chat_of(folder: Path, place: Path, **settings: object) -> tuple[str, str, str] | None:
+    """What is told of a target with these changes of tokenizer_config.json."""
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    copied(folder, place)
+    config = json.loads((place / "tokenizer_config.json").read_text())
+    (place / "tokenizer_config.json").write_text(json.dumps({**config, **settings}))
+    chat = load_target(str(place)).chat
+    return None if chat is None else (chat.template, chat.bos_token, chat.eos_token)
+
+
+def test_a_chat_template_is_told_as_it_is_written_and_not_run(folder: Path, tmp_path: Path) -> None:
+    template = "{{ bos_token }}{% for message in messages %}{{ undefined.name() }}{% endfor %}"
+    assert chat_of(folder, tmp_path, chat_template=template) == (template, "", "<eos>")
+
+
+def test_of_several_chat_templates_the_default_one_is_told(folder: Path, tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "b"}, {"name": "default", "template": "a"}]
+    assert chat_of(folder, tmp_path, chat_template=named, bos_token="cat") == ("a", "cat", "<eos>")
+
+
+def test_a_chat_template_may_have_a_file_of_its_own(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("own {{ messages }}")
+    assert chat_of(folder, tmp_path) == ("own {{ messages }}", "", "<eos>")
+
+
+def test_no_chat_template_is_told_where_there_is_none_or_one_beyond_the_bound(
+    folder: Path, tmp_path: Path
+) -> None:
+    from tests.cloud_verifier.engine.tiny import target
+
+    assert target("llama").chat is None
+    assert chat_of(folder, tmp_path, chat_template=[{"name": "rag", "template": "b"}]) is None
+    assert chat_of(folder, tmp_path, chat_template="x" * (2**18 + 1)) is None
+
+
 def test_a_loaded_engine_serves_what_it_says(folder: Path) -> None:
     from cloud_verifier.engine.loading import load_engine
     from common.vocabulary import Vocabulary

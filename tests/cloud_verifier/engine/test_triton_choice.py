@@ -95,6 +95,20 @@ def test_choices_equal_those_of_torch(size: int, spread: float) -> None:
     assert_like_torch(logits_of(len(rows), size, spread), rows)
 
 
+@pytest.mark.parametrize(("size", "spread"), [(8, 1.0), (2049, 8.0), (5000, 0.2)])
+def test_choices_under_grammars_equal_those_of_torch(size: int, spread: float) -> None:
+    """Greedy rows too; some masks leave a single token."""
+    params = [dataclasses.replace(one, grammar="told by the mask") for one in (*PLAIN, *LATE)]
+    masks = np.random.default_rng(size).random((len(params), size)) < 0.3
+    masks[::3] = False
+    masks[:, size // 2] = True
+    rows = [
+        dataclasses.replace(row, prompt=PROMPT, generated=GENERATED, allowed=mask)
+        for row, mask in zip(rows_of(params), masks, strict=True)
+    ]
+    assert_like_torch(logits_of(len(rows), size, spread), rows)
+
+
 @pytest.mark.parametrize("front", [1, 7])
 def test_filters_beyond_the_front_are_settled(front: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from cloud_verifier.engine import choice

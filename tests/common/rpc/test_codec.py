@@ -11,6 +11,7 @@ from common.acceptance import LOSSLESS, Acceptance, AcceptanceRule
 from common.draft import quantised
 from common.errors import PeerError, UserError
 from common.messages import (
+    MAX_TOP_LOGPROBS,
     ClientMessage,
     Close,
     Commit,
@@ -21,6 +22,7 @@ from common.messages import (
     Opened,
     Propose,
     ServerMessage,
+    TokenLogprobs,
 )
 from common.pb import verifier_pb2 as pb
 from common.rpc import bounds
@@ -35,6 +37,7 @@ from common.rpc.codec import (
 from common.sampling import MAX_SEED, SamplingParams
 
 TOKEN = st.integers(0, bounds.MAX_TOKEN_ID)
+LOGPROB = st.floats(max_value=0.0, width=32, allow_nan=False)
 TOKENS = st.lists(TOKEN, max_size=20).map(tuple)
 US = st.integers(0, 2**32 - 1)
 COUNT = st.integers(0, 2**32 - 1)
@@ -57,6 +60,7 @@ SAMPLING = st.builds(
     ignore_eos=st.booleans(),
     max_tokens=st.integers(1, 2**31 - 1),
     seed=st.integers(0, MAX_SEED),
+    grammar=st.text(max_size=20),
 )
 
 ACCEPTANCE = st.one_of(
@@ -88,6 +92,7 @@ OPEN = st.builds(
     fill=st.booleans(),
     session_id=NAME,
     acceptance=ACCEPTANCE,
+    logprobs=st.none() | st.integers(0, MAX_TOP_LOGPROBS),
 )
 
 
@@ -104,6 +109,14 @@ def proposes(draw: st.DrawFn) -> Propose:
 
 
 @st.composite
+def logprobs(draw: st.DrawFn, count: int) -> tuple[TokenLogprobs, ...]:
+    """Of so many tokens, each with as many alternatives."""
+    each = draw(st.integers(0, MAX_TOP_LOGPROBS))
+    top = st.lists(st.tuples(TOKEN, LOGPROB), min_size=each, max_size=each).map(tuple)
+    return tuple(draw(st.builds(TokenLogprobs, LOGPROB, top)) for _ in range(count))
+
+
+@st.composite
 def commits(draw: st.DrawFn) -> Commit:
     tokens = draw(TOKENS)
     return Commit(
@@ -117,6 +130,7 @@ def commits(draw: st.DrawFn) -> Commit:
         credit=draw(st.none() | CREDIT),
         evaluated=draw(CREDIT),
         steps=draw(st.integers(1, max(1, len(tokens)))),
+        logprobs=draw(st.just(()) | logprobs(len(tokens))),
     )
 
 

@@ -14,7 +14,7 @@ from common.pb import verifier_pb2 as pb
 from common.rpc import bounds
 from common.rpc.codec import decode_request, decode_response, encode_request
 from common.rpc.options import MAX_MESSAGE_BYTES
-from common.sampling import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKENS, SamplingParams
+from common.sampling import MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKENS, SamplingParams
 
 BIG = 2**32 - 1
 
@@ -165,6 +165,11 @@ def test_opened_is_bounded(field: str, limit: int) -> None:
         take_opened(**{field: limit + 1})
 
 
+def tops(num_tokens: int, top_tokens: list[int], top_logprobs: list[float]) -> dict[str, object]:
+    shape = {"tokens": [1] * num_tokens, "logprobs": [-0.5] * num_tokens}
+    return {**shape, "top_tokens": top_tokens, "top_logprobs": top_logprobs}
+
+
 COMMIT_CASES = [
     ("tokens", {"tokens": [1] * bounds.MAX_COMMIT_TOKENS}, {"tokens": [1] * (bounds.MAX_COMMIT_TOKENS + 1)}),
     ("tokens", {"tokens": [bounds.MAX_TOKEN_ID]}, {"tokens": [BIG]}),
@@ -183,6 +188,15 @@ COMMIT_CASES = [
     ("server_made", {"server_made": bytes(512)}, {"server_made": bytes(513)}),
     ("credit", {"credit": bounds.MAX_CREDIT}, {"credit": bounds.MAX_CREDIT + 1}),
     ("evaluated", {"evaluated": bounds.MAX_CREDIT + 1}, {"evaluated": bounds.MAX_CREDIT + 2}),
+    ("logprobs", {"tokens": [1, 2], "logprobs": [-1.0, 0.0]}, {"tokens": [1, 2], "logprobs": [-1.0]}),
+    ("logprobs", {"tokens": [1], "logprobs": [float("-inf")]}, {"tokens": [1], "logprobs": [float("nan")]}),
+    ("logprobs", {"tokens": [1], "logprobs": [-0.5]}, {"tokens": [1], "logprobs": [0.5]}),
+    ("logprobs", {"tokens": []}, {"tokens": [], "logprobs": [-1.0]}),
+    ("top_logprobs", tops(1, [3], [-1.0]), tops(1, [3], [])),
+    ("top_tokens", tops(2, [3, 4], [-1.0] * 2), tops(2, [3, 4, 5], [-1.0] * 3)),
+    ("top_tokens", tops(1, [3] * 20, [-1.0] * 20), tops(1, [3] * 21, [-1.0] * 21)),
+    ("top_tokens", {}, tops(0, [3], [-1.0])),
+    ("top_tokens", tops(1, [bounds.MAX_TOKEN_ID], [-1.0]), tops(1, [BIG], [-1.0])),
 ]
 
 
@@ -191,6 +205,14 @@ def test_commit_is_bounded(field: str, allowed: dict[str, object], refused: dict
     take_commit(**allowed)
     with pytest.raises(PeerError, match=rf"^commit\.{field} "):
         take_commit(**refused)
+
+
+def test_logprobs_are_asked_for_up_to_their_limit() -> None:
+    assert take_open(prompt=[1]).logprobs is None
+    assert take_open(prompt=[1], logprobs=0).logprobs == 0
+    assert take_open(prompt=[1], logprobs=20).logprobs == 20
+    with pytest.raises(UserError, match=r"^logprobs is 21; it must lie in \[0, 20\]$"):
+        take_open(prompt=[1], logprobs=21)
 
 
 def test_finish_is_bounded() -> None:
@@ -224,6 +246,7 @@ SAMPLING_CASES = [
     ("logit_bias token id", pb.Sampling(logit_bias=[pb.LogitBias(token=BIG)])),
     ("stop_token_ids", pb.Sampling(stop_token_ids=[1] * (MAX_STOP_TOKENS + 1))),
     ("stop_token_ids", pb.Sampling(stop_token_ids=[BIG])),
+    ("grammar", pb.Sampling(grammar="g" * (MAX_GRAMMAR_BYTES + 1))),
 ]
 
 

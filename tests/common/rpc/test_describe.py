@@ -35,6 +35,10 @@ def descriptions(draw: st.DrawFn) -> Description:
         vocabulary=draw(st.sampled_from([table, None])),
         acceptance_rules=tuple(draw(st.lists(st.sampled_from(AcceptanceRule), min_size=1, max_size=8))),
         version=draw(st.sampled_from(["", "0.1.0"])),
+        chat_template=draw(st.text(max_size=20)),
+        bos_token=draw(st.sampled_from(["", "<s>"])),
+        eos_token=draw(st.sampled_from(["", "</s>\n"])),
+        grammars=draw(st.booleans()),
         load=draw(st.none() | st.builds(Load, st.integers(0, 2**32 - 1), st.integers(0, 9), st.booleans())),
     )
 
@@ -61,8 +65,10 @@ def test_padding_is_told_from_a_token_that_is_the_empty_string() -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_the_table_is_asked_for(asked: bool) -> None:
+def test_table_and_template_are_asked_for(asked: bool) -> None:
     assert encode_describe_request(asked).include_vocabulary is asked
+    request = encode_describe_request(include_chat_template=asked)
+    assert (request.include_vocabulary, request.include_chat_template) == (False, asked)
 
 
 def test_a_verifier_that_names_no_rule_has_the_coupled_one_and_unknown_ones_are_left_out() -> None:
@@ -85,6 +91,9 @@ CASES: list[tuple[str, dict[str, object], dict[str, object]]] = [
         {"version": "v" * bounds.MAX_VERSION_CHARS},
         {"version": "v" * (bounds.MAX_VERSION_CHARS + 1)},
     ),
+    ("chat_template", {"chat_template": "é" * 2**17}, {"chat_template": "é" * 2**17 + "x"}),
+    ("bos_token", {"bos_token": "x" * 4096}, {"bos_token": "x" * 4097}),
+    ("eos_token", {"eos_token": "x" * 4096}, {"eos_token": "x" * 4097}),
     ("fingerprint", {"fingerprint": bytes(64)}, {"fingerprint": bytes(65)}),
     ("eos_token_ids", {"eos_token_ids": [1] * 128}, {"eos_token_ids": [1] * 129}),
     ("acceptance_rules", {"acceptance_rules": [1] * 64}, {"acceptance_rules": [1] * 65}),

@@ -20,7 +20,18 @@ from common.errors import (
     UnavailableError,
     UserError,
 )
-from common.messages import INITIAL_CREDIT, Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose
+from common.messages import (
+    INITIAL_CREDIT,
+    Close,
+    Commit,
+    Drain,
+    Finish,
+    FinishReason,
+    Open,
+    Opened,
+    Propose,
+    TokenLogprobs,
+)
 from common.recall import NgramTable
 from common.sampling import SamplingParams
 from common.tree import Node
@@ -122,6 +133,18 @@ def test_a_commit_moves_the_drafter_then_shows_the_text_then_sends_then_drafts()
         Emit(2, (5, 6), 0b10),
         Expand((DraftRow(tip.id, None, 6, 3),)),
     ]
+
+
+def test_what_a_commit_tells_of_its_tokens_is_shown_with_them_and_was_asked_for() -> None:
+    session = make(SyncPolicy(1), logprobs=1)
+    session.start(0.0)
+    asked = [each.message for each in session.effects() if isinstance(each, Send)]
+    assert [each.logprobs for each in asked if isinstance(each, Open)] == [1]
+    session.on_message(Opened(1, 32), 0.2)
+    session.effects()
+    told = (TokenLogprobs(-0.5, ((5, -0.5),)), TokenLogprobs(-2.0, ((4, -0.25),)))
+    session.on_message(Commit(2, (5, 6), logprobs=told), 0.3)
+    assert Emit(2, (5, 6), 0, told) in session.effects()
 
 
 def test_a_commit_tells_the_drafter_every_node_that_died() -> None:
@@ -654,6 +677,8 @@ def test_a_draft_step_may_end_after_the_session() -> None:
         ("max_attempts", -1, "max_attempts is -1"),
         ("patience", 0.0, "patience is 0.0 s; it must be above 0"),
         ("max_preview", 0, "max_preview is 0"),
+        ("logprobs", 21, r"logprobs is 21; it must lie in \[0, 20\]"),
+        ("logprobs", -1, "logprobs is -1"),
     ],
 )
 def test_a_bad_setting_is_named(field: str, value: float | tuple[int, ...], words: str) -> None:

@@ -1,0 +1,76 @@
+"""Grammars of a target: checked when a session opens, in any thread, and masks in the engine's.
+
+Nothing is made before the first session asks for one: a verifier that nobody asks needs no llguidance.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.core.target import IntArray
+from common.errors import PeerError, UserError
+from common.grammar import Grammars, Masks, Tokens
+from common.messages import Open
+
+Mask = NDArray[np.bool_]
+
+MaskOf = Callable[[int, str, IntArray], Mask | None]
+"""The mask of a session's grammar after generated tokens int32 [G]; None where those break it."""
+
+
+@runtime_checkable
+class ChecksGrammars(Protocol):
+    """An engine whose choices follow grammars."""
+
+    def check_grammar(self, request: Open) -> None:
+        """Raise `UserError` or `PeerError` if the grammar of a session cannot be followed. Called from
+        another thread than `evaluate`."""
+        ...
+
+
+def check_grammar(engine: object, request: Open) -> None:
+    """As `ChecksGrammars.check_grammar`; an engine that checks none takes none."""
+    if not request.sampling.grammar:
+        return
+    if not isinstance(engine, ChecksGrammars):
+        raise UserError("this verifier takes no grammars; leave the grammar out")
+    engine.check_grammar(request)
+
+
+class TargetGrammars:
+    """The grammars of one target's sessions.
+
+    Args: make, the target's tokens for grammars; it may take seconds and raise `UserError`.
+    """
+
+    def __init__(self, make: Callable[[], Tokens]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._grammars: Grammars | None = None
+        self._masks: Masks | None = None
+
+    def check(self, request: Open) -> None:
+        """Raise `UserError` for a grammar that is refused or a target that can follow none, and `PeerError`
+        for committed tokens that break it, which no verifier wrote. From any thread."""
+        matcher = self._made().matcher(request.sampling.grammar)
+        if matcher.allowed(np.array(request.committed, np.int32)) is None:
+            raise PeerError("the committed tokens break the session's grammar, so they are not its text")
+
+    def mask(self, session: int, grammar: str, generated: IntArray) -> Mask | None:
+        """A `MaskOf`, for the engine's thread. Raises `UserError` for a grammar that was not checked."""
+        if self._masks is None:
+            self._masks = Masks(self._made())
+        return self._masks.allowed(session, grammar, generated)
+
+    def _made(self) -> Grammars:
+        with self._lock:
+            if self._grammars is None:
+                tokens = self._make()
+                tokens.tokenizer  # noqa: B018 - made here, where others wait for it, and not twice
+                self._grammars = Grammars(tokens)
+            return self._grammars

@@ -1,0 +1,180 @@
+"""Masks along a tree: a function of the path alone, whichever paths were asked for before."""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import LocalError, UserError
+from tests.common.grammar import vocabulary as v
+
+if TYPE_CHECKING:
+    from common.grammar import Grammars, Matcher
+    from common.grammar.masks import Path
+
+pytestmark = pytest.mark.grammar
+
+OBJECT = '{"grammars": [{"json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}]}'
+GRAMMARS = (
+    r"start: /(ab)+/",
+    r'start: ("a" | "b" "é")* <call>?',
+    OBJECT,
+    'start: few "b"\nfew[max_tokens=2]: /a*/',  # counts tokens, so its matcher cannot go back
+    'start: "a" "z"',  # the vocabulary cannot write it
+)
+
+
+def grammars(capacity: int = 8) -> Grammars:
+    from common.grammar import Grammars, Tokens
+
+    return Grammars(Tokens(v.PIECES, v.SPECIAL, v.EOS, v.WIDTH), capacity)
+
+
+@cache
+def shared() -> Grammars:
+    return grammars()
+
+
+def ids(*path: int) -> Path:
+    return np.array(path, np.int32)
+
+
+def found(matcher: Matcher, *path: int) -> list[int] | None:
+    mask = matcher.allowed(ids(*path))
+    return None if mask is None else np.flatnonzero(mask).tolist()
+
+
+@given(
+    st.sampled_from(GRAMMARS),
+    st.lists(st.lists(st.integers(0, v.WIDTH), max_size=6), min_size=2, max_size=8),
+)
+def test_a_mask_does_not_depend_on_the_paths_asked_before(grammar: str, paths: list[list[int]]) -> None:
+    matcher = shared().matcher(grammar)
+    for path in paths:
+        assert found(matcher, *path) == found(shared().matcher(grammar), *path)
+
+
+@given(st.sampled_from(GRAMMARS), st.data())
+def test_along_a_growing_tree_the_same(grammar: str, data: st.DataObject) -> None:
+    matcher, paths = shared().matcher(grammar), [list[int]()]
+    for _ in range(12):
+        path = data.draw(st.sampled_from(paths))
+        allowed = found(matcher, *path)
+        assert allowed is not None, "every node is one that its parent allowed"
+        assert allowed == found(shared().matcher(grammar), *path)
+        assert allowed, "a text can always go on"
+        paths.append([*path, data.draw(st.sampled_from(allowed))])
+
+
+def test_texts_of_a_regular_expression_are_exactly_those_that_masks_allow() -> None:
+    import re
+
+    matcher = shared().matcher(r"start: /(ab|b1)*a?/")
+    some = (v.A, v.B, v.AB, v.BA, v.ONE)
+    for path in (path for length in range(4) for path in product(some, repeat=length)):
+        text = b"".join(v.PIECES[token] or b"" for token in path)
+        complete = re.fullmatch(rb"(ab|b1)*a?", text) is not None
+        allowed = found(matcher, *path)
+        assert (allowed is not None and v.END in allowed) == complete
+
+
+def test_all_that_fits_is_allowed_not_only_the_usual_spelling() -> None:
+    assert found(shared().matcher('start: "ab"')) == [v.A, v.AB]
+
+
+def test_a_path_that_breaks_the_grammar_has_no_mask_and_breaks_nothing() -> None:
+    matcher = shared().matcher("start: /(ab)+/")
+    assert found(matcher, v.B) is None
+    assert found(matcher, v.A, v.A, v.B) is None
+    assert found(matcher, v.WIDTH + 5) is None
+    assert found(matcher, -1) is None
+    assert found(matcher, v.AB, v.CALL) is None
+    assert found(matcher, v.A) == [v.B, v.BA]
+
+
+def test_behind_an_end_token_come_only_end_tokens() -> None:
+    matcher = shared().matcher("start: /(ab)+/")
+    assert found(matcher, v.AB, v.TURN) == [v.END, v.TURN]
+    assert found(matcher, v.AB, v.END, v.TURN) == [v.END, v.TURN]
+    assert found(matcher, v.AB, v.END, v.A) is None
+    assert found(matcher, v.A, v.END) is None  # the text was not complete
+
+
+def test_where_nothing_fits_the_text_can_only_end() -> None:
+    matcher = shared().matcher('start: "a" "z"')
+    assert found(matcher, v.A) == [v.END, v.TURN]
+    assert found(matcher, v.A, v.END) == [v.END, v.TURN]
+
+
+def test_where_the_grammar_becomes_too_complex_the_text_can_only_end() -> None:
+    words = " | ".join(f'"a{"b" * (number % 7)}{number}"' for number in range(5000))
+    matcher = shared().matcher(f"start: {words}")
+    assert found(matcher, v.A) == [v.END, v.TURN]
+    assert found(matcher, v.A, v.END) == [v.END, v.TURN]
+    assert found(matcher, v.A, v.B) is None
+    assert found(matcher) == [v.A, v.AB]
+
+
+def test_a_grammar_that_is_refused_is_told_of_each_time() -> None:
+    for _ in range(2):
+        with pytest.raises(UserError, match="unknown grammar @nowhere"):
+            shared().matcher("start: @nowhere")
+
+
+def test_the_grammars_least_recently_used_are_forgotten_and_made_anew() -> None:
+    few = grammars(capacity=1)
+    first = few.matcher("start: /a+/")
+    assert found(first, v.A) == [v.A, v.END, v.TURN]
+    assert found(few.matcher("start: /b+/")) == [v.B]
+    assert found(first) == [v.A]
+    assert found(first, v.A, v.A) == [v.A, v.END, v.TURN]
+
+
+def test_texts_are_kept_apart_and_forgotten_ones_are_read_again() -> None:
+    from common.grammar import Masks
+
+    masks = Masks(grammars(), capacity=2)
+    for _ in range(2):
+        for key, count in ((1, 1), (2, 2), (3, 3)):
+            mask = masks.allowed(key, "start: /a{1,3}/", ids(*[v.A] * count))
+            assert mask is not None
+            assert mask[v.A] == (count < 3)
+
+
+def test_a_key_with_another_grammar_is_another_text() -> None:
+    from common.grammar import Masks
+
+    masks = Masks(grammars())
+    for grammar, token in (("start: /a/", v.A), ("start: /b/", v.B), ("start: /a/", v.A)):
+        mask = masks.allowed(1, grammar, ids())
+        assert mask is not None
+        assert np.flatnonzero(mask).tolist() == [token]
+
+
+def test_masks_of_no_text_are_a_defect() -> None:
+    from common.grammar import Masks
+
+    with pytest.raises(LocalError):
+        Masks(grammars(), capacity=0)
+
+
+def test_grammars_are_shared_between_threads() -> None:
+    several, results = grammars(capacity=2), list[list[int] | None]()
+
+    def ask() -> None:
+        for letters in ("a", "b", "ab") * 20:
+            results.append(found(several.matcher(f"start: /({letters})+/")))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, results)) == sorted(map(str, [[v.A], [v.B], [v.A, v.AB]] * 80))
