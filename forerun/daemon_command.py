@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TextIO
 from common.errors import UserError
 from edge_client.config import EdgeConfig
 from edge_client.config.flags import add_flags
-from edge_client.model_name import is_remote
 from edge_client.paths import EdgePaths
 from edge_client.prior_file import read_priors
 from forerun.edge_places import add_config, add_place, loaded, models_folder, places
@@ -93,10 +92,7 @@ def draft_file(config: EdgeConfig) -> str:
             "no draft model is named; give --draft FILE (a GGUF file, or a name that `forerun pull` knows), "
             "or set draft.model. With --policy off nothing is drafted, and the file only tells the tokens"
         )
-    found = find_model(name, models_folder(name) if is_remote(name) else "")
-    if config.draft.sha256:
-        _check_hash(found, config.draft.sha256)
-    return found
+    return find_model(name, models_folder(name), config.draft.sha256)
 
 
 def own_version() -> str:
@@ -105,17 +101,6 @@ def own_version() -> str:
         return version("forerun")
     except PackageNotFoundError:
         return "source"
-
-
-def _check_hash(path: str, expected: str) -> None:
-    from edge_client.model_store import hash_of
-
-    found = hash_of(Path(path), lambda done, size: None)
-    if found != expected.lower():
-        raise UserError(
-            f"{path} is not the file that draft.sha256 names: it hashes to {found}; fetch it again, or name "
-            "its own hash"
-        )
 
 
 def _log_file(name: str) -> TextIO:
