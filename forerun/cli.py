@@ -7,25 +7,25 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from common.errors import ForerunError, UserError
-from forerun import demo, edge, fit, link_command, models_command, pull_command, record, simulate, top, verify
-from forerun.bench import command as bench
 from forerun.logs import hush_libraries
 
-COMMANDS = (
-    demo,
-    verify,
-    top,
-    edge,
-    pull_command,
-    models_command,
-    link_command,
-    record,
-    fit,
-    simulate,
-    bench,
-)
+COMMANDS = {
+    "demo": "forerun.demo",
+    "verify": "forerun.verify",
+    "top": "forerun.top",
+    "edge": "forerun.edge",
+    "pull": "forerun.pull_command",
+    "models": "forerun.models_command",
+    "link": "forerun.link_command",
+    "record": "forerun.record",
+    "fit": "forerun.fit",
+    "simulate": "forerun.simulate",
+    "bench": "forerun.bench.command",
+}
+"""Name -> module. Only the one that is asked for is imported: a daemon need not wait for the simulator."""
 
 DESCRIPTION = """\
 Forerun runs a small draft model on this device and lets a large target model on a server decide: the text is
@@ -34,8 +34,8 @@ exactly the target's own, and it comes sooner than the server could stream it.
 Start with `forerun demo`. For two machines: `forerun verify` on the server, `forerun edge complete` here."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """All subcommands with their options."""
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """All subcommands with their options, or one."""
     parser = argparse.ArgumentParser(
         prog="forerun", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -45,14 +45,28 @@ def build_parser() -> argparse.ArgumentParser:
         help="how much is logged to standard error; stands before the command (warning; info for verify)",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for name in [only] if only in COMMANDS else COMMANDS:
+        import_module(COMMANDS[name]).add_parser(commands)
     return parser
+
+
+def asked_for(argv: Sequence[str]) -> str | None:
+    """The command in these arguments, behind the options that stand before it; None if there is none."""
+    words = iter(argv)
+    for word in words:
+        if word == "--log-level":
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+        elif not word.startswith("--log-level="):
+            return None  # --help, or one that argparse will complain of
+    return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit code 0; 1 after an error, 2 after a user's (as argparse), 130 after Ctrl-C."""
-    options = build_parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    options = build_parser(asked_for(argv)).parse_args(argv)
     level = (options.log_level or "warning").upper()
     logging.basicConfig(level=level, format="%(levelname).1s %(name)s: %(message)s")
     hush_libraries()
