@@ -13,16 +13,22 @@ from common.sampling import SamplingParams
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+WHITE_SPACE = r"[ ]{0,2}|\n[ \t]{0,64}"
+"""At most two blanks, or a new line with its indentation. Where any is allowed, models that are forced into a
+format they would not choose write blanks until their tokens are used up."""
+
 UNFORCED = {"name": "forerun-unforced", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: ""'}
 """Nothing refers to this grammar, but of a list of grammars the options of any hold for all."""
 
 
 def json_schema_grammar(schema: str | dict[str, Any], tokenizer: LLTokenizer | None = None) -> str:
-    """The grammar of the JSON texts that fit a JSON schema. Raises `UserError` for a schema that is no JSON
-    or that llguidance does not take."""
+    """The grammar of the JSON texts that fit a JSON schema, with `WHITE_SPACE` between their parts unless the
+    schema's own `x-guidance` says otherwise. Raises `UserError` for a schema that is no JSON or that
+    llguidance does not take."""
     if isinstance(schema, str):
         schema = _json(schema, "the JSON schema")
-    return checked(matcher_class().grammar_from_json_schema(schema), tokenizer)
+    grammar = matcher_class().grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITE_SPACE})
+    return checked(grammar, tokenizer)
 
 
 def json_object_grammar() -> str:
