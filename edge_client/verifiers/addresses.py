@@ -58,8 +58,8 @@ def parse_address(text: str, *, encrypted: bool = False, insecure: bool = False)
     address = VerifierAddress(*found)
     if not (encrypted or insecure or address.is_loopback):
         raise UserError(
-            f"the verifier {address} is on another machine, and without TLS everybody on the way can read and "
-            "change what is said; give a TLS CA, or allow plain text on purpose with insecure"
+            f"the verifier {address} is on another machine, and without TLS everybody on the way can read "
+            "and change what is said; give a TLS CA, or allow plain text on purpose with insecure"
         )
     return address
 
