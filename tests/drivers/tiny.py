@@ -77,7 +77,7 @@ def generation(
     sampling: SamplingParams,
     policy: GrowthPolicy | None = None,
     prompt: tuple[int, ...] = (1, 2, 3),
-    **config: float | str | Acceptance | Fallback | None,
+    **config: float | str | Acceptance | Fallback | tuple[int, ...] | None,
 ) -> Generation:
     """Without guesses, which take the one processor from the verifier, unless `patience` is given."""
     session = SessionConfig(
