@@ -17,6 +17,7 @@ from cloud_verifier.core.target import Chat, TargetInfo
 from cloud_verifier.guard import Guard
 from cloud_verifier.outbox import Outbox
 from cloud_verifier.rich_status import with_retry_info
+from cloud_verifier.tls import ServerTls
 from cloud_verifier.worker import Worker
 from common.errors import (
     CapacityError,
@@ -143,13 +144,20 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
 class Server:
     """A verifier listening on `address` (HOST:PORT; port 0 picks one). An async context manager.
 
-    Raises `UserError` when the address cannot be listened on.
+    Raises `UserError` when the address cannot be listened on, or a file of `tls` cannot be used.
     """
 
     def __init__(
-        self, worker: Worker, info: TargetInfo, table: TokenTable, address: str, tenant_key: str = ""
+        self,
+        worker: Worker,
+        info: TargetInfo,
+        table: TokenTable,
+        address: str,
+        tenant_key: str = "",
+        tls: ServerTls | None = None,
     ) -> None:
         self._worker = worker
+        self._credentials = None if tls is None else tls.credentials()
         self._service = VerifierService(worker, info, table, tenant_key)
         self._address = address
         self._flush_time: float | None = None  # when it stops; None cuts off whoever is there
@@ -165,7 +173,10 @@ class Server:
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         try:
-            self.port = server.add_insecure_port(self._address)
+            if self._credentials is None:
+                self.port = server.add_insecure_port(self._address)
+            else:
+                self.port = server.add_secure_port(self._address, self._credentials)
         except RuntimeError as error:
             raise UserError(
                 f"cannot listen on {self._address}: it is in use or not an address of this machine; "

@@ -32,6 +32,9 @@ OWN_CONNECTION: Options = (("grpc.use_local_subchannel_pool", 1),)
 NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """Statuses that gRPC gives by itself when nobody answers; any other comes from somebody."""
 
+_CLOSING: set[asyncio.Task[None]] = set()
+"""Kept until they are done, as a loop itself only knows tasks weakly."""
+
 OnMessage = Callable[[ServerMessage], None]
 OnLost = Callable[[ForerunError | None], None]
 
@@ -62,7 +65,6 @@ class Connection:
         self.stub = pb_grpc.VerifierServiceStub(channel)
         self.num_streams = 0
         self._retired = False
-        self._closing: asyncio.Task[None] | None = None
 
     def retire(self) -> None:
         self._retired = True
@@ -74,8 +76,11 @@ class Connection:
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if self._retired and not self.num_streams and self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self.channel.close())
+        if self._retired and not self.num_streams:
+            self._retired = False
+            closing = asyncio.get_running_loop().create_task(self.channel.close())
+            _CLOSING.add(closing)
+            closing.add_done_callback(_CLOSING.discard)
 
     async def answers(self, patience: float) -> bool:
         """Whether the verifier says anything within `patience` seconds. Its engine has no part in this."""

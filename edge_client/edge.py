@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,8 @@ from edge_client.llama.drafter import LlamaDrafter
 from edge_client.llama.model import LlamaModel
 from edge_client.llama.runtime import LlamaRuntime
 from edge_client.text import TextDecoder
+from edge_client.tls import TlsSettings
+from edge_client.verifiers.addresses import parse_address
 
 __all__ = ["Edge", "Request", "TextDecoder", "reason_in_words"]
 
@@ -62,15 +65,20 @@ class Edge:
         preview: bool = True,
         ngrams: int = 0,
         priors: PriorTable | None = None,
+        tls: TlsSettings | None = None,
+        insecure: bool = False,
     ) -> None:
         """`model`: it drafts if it is a `LlamaRuntime`, else it only knows the tokens. `priors`: how right
-        the draft is believed to be before its first text; None: as shipped."""
+        the draft is believed to be before its first text; None: as shipped. `insecure` allows plain text to
+        another machine. Raises `UserError` for an address that is none, or not allowed."""
         self.model = model
         self.vocabulary = Vocabulary(model.token_table())
         self._drafts = DraftWorker(LlamaDrafter(model)) if isinstance(model, LlamaRuntime) else None
-        self._channel = VerifierChannel(address)
+        parse_address(address, encrypted=tls is not None, insecure=insecure)
+        self._channel = VerifierChannel(address, tls=tls)
         self._check = check
         self._ngrams = NgramTable(ngrams) if ngrams else None
+        self._name = f"edge-{secrets.token_hex(4)}"  # session ids are to differ between devices
         self._numbers = itertools.count(1)
         self._beliefs = Beliefs(priors)
         self._session: EdgeSession | None = None  # the newest, from which the next learns
@@ -109,7 +117,7 @@ class Edge:
             prompt=request.prompt,
             sampling=request.sampling,
             fingerprint=self.vocabulary.fingerprint,
-            session_id=f"edge-{next(self._numbers)}",
+            session_id=f"{self._name}-{next(self._numbers)}",
             recall=request.recall,
             eos_token_ids=self._eos,
             prior=self._beliefs.before(request.sampling),

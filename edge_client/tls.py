@@ -72,21 +72,24 @@ async def explain(host: str, port: int, tls: TlsSettings | None, name: str = "")
     context = _any_context() if tls is None else tls.context()
     try:
         async with asyncio.timeout(HANDSHAKE_TIME):
-            await _shake_hands(host, port, context, expected)
+            stays = await _shake_hands(host, port, context, expected)
     except ssl.SSLCertVerificationError as error:
         return _about_certificate(error, expected)
     except ssl.SSLError as error:
         return None if tls is None else _about_handshake(error)
     except (OSError, TimeoutError):
         return None
-    return None if tls else "it speaks TLS; name the CA that signed its certificate"
+    if tls is None:
+        return "it speaks TLS; name the CA that signed its certificate"
+    return None if stays else _about_closing(tls)
 
 
-async def _shake_hands(host: str, port: int, context: ssl.SSLContext, name: str) -> None:
-    """And read: under TLS 1.3 a server says only afterwards that it wants a certificate."""
+async def _shake_hands(host: str, port: int, context: ssl.SSLContext, name: str) -> bool:
+    """Whether the server goes on: one that speaks gRPC does so first, and under TLS 1.3 it looks only after
+    the handshake at who the client is."""
     reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
     try:
-        await reader.read(1)
+        return await reader.read(1) != b""
     finally:
         writer.transport.abort()
 
@@ -107,9 +110,19 @@ def _about_certificate(error: ssl.SSLCertVerificationError, name: str) -> str:
     if "ismatch" in words:
         return (
             f"its TLS certificate is not for {name!r} ({words}); name the host as the certificate does, or "
-            "give the name as server_name"
+            "give the certificate's name as server_name"
         )
     return f"its TLS certificate is not signed by a trusted CA ({words}); name the CA that signed it"
+
+
+def _about_closing(tls: TlsSettings) -> str:
+    """A gRPC server does not say why it hangs up on a client whose certificate it does not like."""
+    if tls.cert is None:
+        return "it hangs up after the TLS handshake: most likely it wants a client certificate; give one"
+    return (
+        "it hangs up after the TLS handshake: most likely it does not accept this edge's client certificate, "
+        "which another CA signed, or which is out of date"
+    )
 
 
 def _about_handshake(error: ssl.SSLError) -> str:

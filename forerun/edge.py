@@ -19,6 +19,7 @@ from edge_client.core.policies import make_policy
 from edge_client.prior_file import read_priors
 from forerun import config_command, daemon_command, logs_command, process_command, service_command
 from forerun.edge_places import models_folder
+from forerun.edge_tls import add_edge_tls, edge_tls
 from forerun.options import RULES_IN_WORDS, add_core, add_sampling, pin_to_core, read_prompt, sampling_from
 from forerun.paint import Painter, note
 from forerun.showing import Events, Listener, Teller, event, on_standard_output
@@ -101,6 +102,7 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
     )
     option = parser.add_argument
     option("--verifier", required=True, metavar="HOST:PORT", help="where `forerun verify` listens")
+    add_edge_tls(parser)
     option(
         "--draft", required=True, metavar="PATH", help="GGUF file, or hf://organisation/repository/file.gguf"
     )
@@ -317,9 +319,12 @@ def _open_edge(options: argparse.Namespace) -> Edge:
         from edge_client.llama.model import LlamaModel
         from edge_client.llama.runtime import LlamaRuntime
         from edge_client.llama.settings import LlamaSettings
+        from edge_client.verifiers.addresses import parse_address
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; pip install 'forerun[edge]'") from error
     priors = None if options.prior is None else read_priors(options.prior)
+    tls = edge_tls(options)
+    parse_address(options.verifier, encrypted=tls is not None, insecure=options.insecure)
     pin_to_core(options.core)
     settings = LlamaSettings(
         path=options.draft,
@@ -330,4 +335,12 @@ def _open_edge(options: argparse.Namespace) -> Edge:
     )
     model = LlamaRuntime(settings) if options.drafting else LlamaModel(settings, weights=False)
     preview = options.drafting and options.offline == "preview"
-    return Edge(model, options.verifier, preview=preview, ngrams=options.ngrams, priors=priors)
+    return Edge(
+        model,
+        options.verifier,
+        preview=preview,
+        ngrams=options.ngrams,
+        priors=priors,
+        tls=tls,
+        insecure=options.insecure,
+    )

@@ -21,6 +21,7 @@ from forerun.limits import add_limits, config_from
 from forerun.operations import add_operations, check_operations, logged, watched
 from forerun.options import add_core, check_free, ms, pin_to_core
 from forerun.tensor_parallel import add_tensor_parallel, check_tensor_parallel, run_parallel
+from forerun.verify_tls import add_tls, check_tls, server_tls
 
 if TYPE_CHECKING:
     from cloud_verifier.core.scheduler import VerifyScheduler
@@ -103,6 +104,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="metadata entry that says whose a call is; only behind a proxy that sets it for every client",
     )
+    add_tls(parser)
     add_limits(parser)
     _add_acceleration(parser)
     _add_exact(parser)
@@ -202,6 +204,7 @@ def check_options(options: argparse.Namespace) -> None:
     if options.deterministic and options.attention == "triton":
         raise UserError("--deterministic brings its own attention; leave --attention out")
     check_tensor_parallel(options)
+    check_tls(options)
     check_free("--listen", options.listen)
     check_operations(options)
 
@@ -226,7 +229,9 @@ async def serve(
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     async with (
-        Server(worker, engine.info, table, options.listen, options.tenant_header) as server,
+        Server(
+            worker, engine.info, table, options.listen, options.tenant_header, server_tls(options)
+        ) as server,
         watched(worker, options) as besides,
     ):
         host = options.listen.rpartition(":")[0]

@@ -1,4 +1,4 @@
-"""An edge install stays small: what it brings beside llama-cpp-python, and that all of it exists for aarch64."""
+"""An edge install stays small: what it brings beside llama-cpp-python and what that needs itself."""
 
 from __future__ import annotations
 

@@ -13,11 +13,12 @@ from common.errors import CapacityError, LocalError, UnavailableError, UserError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
 from edge_client.channel import VerifierChannel
+from edge_client.core.config import Fallback
 from edge_client.core.drafter import DraftRow, Expansion
-from edge_client.core.effects import Emit, Preview, Withdraw
+from edge_client.core.effects import ChangeMode, Emit, Preview, PreviewEnds, Withdraw
 from edge_client.core.policies import Mode, make_policy
 from edge_client.draft_worker import DraftWorker
-from link import Link, rtt
+from link import Link, Timeout, both_ways, rtt
 from tests.drivers.tiny import EOS, complete, generation, running
 from tests.worlds.models import TinyDrafter, target_alone
 
@@ -120,6 +121,103 @@ async def test_a_guess_that_nobody_confirms_is_told_apart_from_the_text() -> Non
                     pass
     assert run.session.text == ()
     assert run.session.preview
+
+
+async def test_who_is_to_fail_is_told_when_nobody_answers() -> None:
+    async with VerifierChannel("127.0.0.1:1") as channel:
+        run = generation(
+            channel, None, LONG, make_policy("off"), fallback=Fallback.FAIL, patience=0.2, max_attempts=None
+        )
+        with pytest.raises(UnavailableError, match=r"no verifier has answered for 0\.\d s; the last said: "):
+            async for _ in run:
+                pass
+
+
+async def test_who_waits_is_told_so_and_has_its_text_in_the_end() -> None:
+    async with (
+        running(step_time=0.005) as system,
+        Link.to(system.address) as link,
+        VerifierChannel(str(link.address)) as channel,
+    ):
+        run = generation(
+            channel,
+            None,
+            LONG,
+            make_policy("off"),
+            fallback=Fallback.WAIT,
+            patience=0.05,
+            max_attempts=None,
+        )
+        tokens = list[int]()
+        async for shown in run.shown():
+            match shown:
+                case Emit():
+                    tokens += shown.tokens
+                    if len(tokens) >= 20 and not run.session.stats.resumes:
+                        await link.disable()
+                        link.cut()
+                case ChangeMode() if shown.standing.mode is Mode.WAITING:
+                    await link.enable()
+    assert tuple(tokens) == target_alone((1, 2, 3), LONG, EOS)
+    assert [standing.mode for standing in run.modes] == [Mode.WAITING, Mode.AHEAD]
+
+
+async def test_a_draft_that_has_written_the_text_to_its_end_says_so_and_is_put_right() -> None:
+    """Nobody is there until the guess is finished; then the target has the last word."""
+    async with running(step_time=0.002) as system, Link.to(system.address) as link:
+        await link.disable()
+        with DraftWorker(TinyDrafter()) as drafts:
+            async with VerifierChannel(str(link.address)) as channel:
+                run = generation(
+                    channel, drafts, LONG, patience=0.05, max_attempts=None, max_preview=None, max_backoff=0.1
+                )
+                tokens, ends = list[int](), list[PreviewEnds]()
+                async for shown in run.shown():
+                    match shown:
+                        case Emit():
+                            tokens += shown.tokens
+                        case PreviewEnds():
+                            ends.append(shown)
+                            await link.enable()
+    assert ends[0] == PreviewEnds(2 + LONG.max_tokens, FinishReason.LENGTH)
+    assert tuple(tokens) == target_alone((1, 2, 3), LONG, EOS)
+
+
+async def test_a_text_is_resumed_where_it_was_left() -> None:
+    text = target_alone((1, 2, 3), LONG, EOS)
+    async with running() as system, VerifierChannel(system.address) as channel:
+        with DraftWorker(TinyDrafter()) as drafts:
+            run = generation(channel, drafts, LONG, committed=text[:50])
+            emitted = [token async for emit in run for token in emit.tokens]
+    assert tuple(emitted) == text[50:]
+    assert run.session.text == text
+
+
+async def test_a_stream_that_falls_silent_is_found_by_asking() -> None:
+    """The link swallows everything, new connections too, until the loss has been noticed."""
+    async with (
+        running(step_time=0.005) as system,
+        Link.to(system.address) as link,
+        VerifierChannel(str(link.address)) as channel,
+    ):
+        run = generation(channel, None, LONG, make_policy("off"), patience=0.01, fallback=Fallback.WAIT)
+        tokens = list[int]()
+        async for shown in run.shown():
+            match shown:
+                case Emit():
+                    tokens += shown.tokens
+                    if len(tokens) >= 20 and not run.session.stats.resumes and not frozen(link):
+                        for toxic in both_ways(Timeout(0)):
+                            link.add_toxic(toxic)
+                case ChangeMode() if shown.standing.mode is Mode.WAITING:
+                    for name in frozen(link):
+                        link.remove_toxic(name)
+    assert tuple(tokens) == target_alone((1, 2, 3), LONG, EOS)
+    assert run.session.stats.resumes >= 1
+
+
+def frozen(link: Link) -> list[str]:
+    return [toxic.name for toxic in link.toxics if isinstance(toxic, Timeout)]
 
 
 async def test_an_edge_that_goes_away_leaves_nothing_behind() -> None:

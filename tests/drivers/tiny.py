@@ -16,8 +16,8 @@ from cloud_verifier.worker import Worker
 from common.acceptance import Acceptance
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
-from edge_client.channel import VerifierChannel
-from edge_client.core.config import SessionConfig
+from edge_client.channel import Streams, VerifierChannel
+from edge_client.core.config import Fallback, SessionConfig
 from edge_client.core.policies import GrowthPolicy, TreePolicy
 from edge_client.core.session import EdgeSession
 from edge_client.draft_worker import DraftWorker
@@ -75,12 +75,12 @@ async def running(
 
 
 def generation(
-    channel: VerifierChannel,
+    channel: Streams,
     drafts: DraftWorker | None,
     sampling: SamplingParams,
     policy: GrowthPolicy | None = None,
     prompt: tuple[int, ...] = (1, 2, 3),
-    **config: float | str | Acceptance | None,
+    **config: float | str | Acceptance | Fallback | tuple[int, ...] | None,
 ) -> Generation:
     """Without guesses, which take the one processor from the verifier, unless `patience` is given."""
     session = SessionConfig(

@@ -8,7 +8,6 @@ from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 
 from cloud_verifier.core.config import SchedulerConfig
-from cloud_verifier.core.target import StepPlan, StepResult
 from common.acceptance import make_acceptance
 from common.messages import Close, Open, Propose
 from common.pb import verifier_pb2 as pb
@@ -56,17 +55,15 @@ class Recorder(World):
         super().__init__(spec)
         self.streams_heard: dict[int, list[Event]] = {}
 
-    def _server_receives(self, stream: int, message: Open | Propose | Close) -> None:
+    def note_received(self, stream: int, message: Open | Propose | Close) -> None:
         request = encode_request(message)
         if isinstance(message, Open):
             request.open.fingerprint = VOCABULARY.fingerprint
         self.streams_heard.setdefault(stream, []).append(Send(request.SerializeToString()))
-        super()._server_receives(stream, message)
 
-    def _step(self, plan: StepPlan, result: StepResult | None = None) -> None:
+    def note_step(self) -> None:
         for heard in list(self.streams_heard.values())[-1:]:
             heard.append(Step())
-        super()._step(plan, result)
 
 
 @cache

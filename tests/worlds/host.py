@@ -31,6 +31,7 @@ class Host:
 
     def receive(self, stream: int, message: Open | Propose | Close) -> None:
         scheduler, now = self.scheduler, self._world.now
+        self._world.note_received(stream, message)
         match message:
             case Open():
                 self.input(lambda: scheduler.on_open(stream, message, now))
@@ -68,6 +69,7 @@ class Host:
         """The engine begins a step; it has the result already if it began before the verifier heard of the
         end of the one before."""
         world = self._world
+        world.note_step()
         self._steps += 1
         fails = self._steps in world.spec.steps_failing
         result = result or self.engine.evaluate(plan)

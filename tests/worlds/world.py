@@ -183,6 +183,12 @@ class World:
         self._sequence += 1
         heapq.heappush(self._heap, (when, self._sequence, action))
 
+    def note_received(self, stream: int, message: Open | Propose | Close) -> None:
+        """A verifier gets it now; for who keeps a record."""
+
+    def note_step(self) -> None:
+        """A verifier begins a step now."""
+
     def _start(self, edge: Edge) -> None:
         self._input(edge, lambda: edge.session.start(self.now))
 

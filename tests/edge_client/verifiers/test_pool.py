@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +20,10 @@ from edge_client.core.ranking import Candidate, choose
 from link import Link, Timeout, both_ways
 from tests.drivers.tiny import EOS, VOCABULARY, System, generation, running
 from tests.worlds.models import target_alone
+
+if TYPE_CHECKING:
+    from edge_client.generation import Generation
+    from edge_client.verifiers import Verifiers
 
 pytestmark = pytest.mark.grpc
 
@@ -54,7 +59,7 @@ async def several(count: int, step_time: float = 0.003) -> AsyncIterator[tuple[l
         yield systems, links
 
 
-async def until(condition: Callable[[], bool], pool) -> None:  # type: ignore[no-untyped-def]  # imported in tests
+async def until(condition: Callable[[], bool], pool: Verifiers) -> None:
     """Woken by the pool's own news, and looked at no oftener."""
     changed = asyncio.Event()
     stop = pool.listen(changed.set)
@@ -64,16 +69,18 @@ async def until(condition: Callable[[], bool], pool) -> None:  # type: ignore[no
     stop()
 
 
-def health(pool) -> list[str]:  # type: ignore[no-untyped-def]  # imported in tests
+def health(pool: Verifiers) -> list[str]:
     return [status.health.value for status in pool.snapshot()]
 
 
-async def written(pool, session_id: str, at: dict[int, Callable[[], object]] | None = None):  # type: ignore[no-untyped-def]
+async def written(
+    pool: Verifiers, session_id: str, at: dict[int, Callable[[], None]] | None = None
+) -> tuple[Generation, list[str]]:
     """A text over the pool; at so many tokens something happens. The generation, and each stream's
     address."""
     route = pool.route(session_id)
-    run = generation(route, None, LONG, make_policy("off"), session_id=session_id, max_attempts=None)  # type: ignore[arg-type]
-    places, pending = [], dict(at or {})
+    run = generation(route, None, LONG, make_policy("off"), session_id=session_id, max_attempts=None)
+    places, pending = list[str](), dict(at or {})
     async for _ in run:
         if not places or places[-1] != route.address:
             places.append(route.address)
@@ -139,10 +146,11 @@ async def test_a_verifier_that_freezes_is_left_for_the_other() -> None:
     assert run.session.stats.resumes == 1
 
 
-async def frozen(pool, links):  # type: ignore[no-untyped-def]
+async def frozen(pool: Verifiers, links: list[Link]) -> tuple[Generation, list[str]]:
+    """A text, whose link swallows everything once it has 30 tokens."""
     route = pool.route("a")
-    run = generation(route, None, LONG, make_policy("off"), session_id="a", max_attempts=None)  # type: ignore[arg-type]
-    places, silent = [], False
+    run = generation(route, None, LONG, make_policy("off"), session_id="a", max_attempts=None)
+    places, silent = list[str](), False
     async for _ in run:
         if not places or places[-1] != route.address:
             places.append(route.address)
@@ -200,10 +208,12 @@ async def test_a_full_verifier_is_passed_over_while_another_has_room() -> None:
     from edge_client.verifiers import Verifiers
 
     slow = SchedulerConfig(max_sessions=1)
-    async with running(slow, step_time=0.003) as one, running(step_time=0.003) as two:
-        async with Verifiers([one.address, two.address]) as pool:
-            await until(lambda: health(pool) == ["ready", "ready"], pool)
-            runs = await asyncio.gather(*(written(pool, f"session-{number}") for number in range(6)))
+    async with contextlib.AsyncExitStack() as stack:
+        one = await stack.enter_async_context(running(slow, step_time=0.003))
+        two = await stack.enter_async_context(running(step_time=0.003))
+        pool = await stack.enter_async_context(Verifiers([one.address, two.address]))
+        await until(lambda: health(pool) == ["ready", "ready"], pool)
+        runs = await asyncio.gather(*(written(pool, f"session-{number}") for number in range(6)))
     assert all(run.session.text == TEXT for run, _ in runs)
 
 

@@ -1,0 +1,173 @@
+"""Laws of encrypted connections: texts cross them, and whatever is wrong with a certificate is a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cloud_verifier.core.scheduler import VerifyScheduler
+from cloud_verifier.core.target import TargetInfo
+from common.errors import UnavailableError, UserError
+from common.sampling import SamplingParams
+from tests.worlds.models import VOCAB, TinyTarget, target_alone
+
+pytestmark = pytest.mark.grpc
+
+TEXT = SamplingParams(max_tokens=12, ignore_eos=True)
+YESTERDAY = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+
+
+@pytest.fixture
+def papers(tmp_path: Path) -> Papers:
+    return Papers(tmp_path)
+
+
+class Papers:
+    """Certificates of one CA, made when they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        import trustme
+
+        self.folder = folder
+        self.ca = trustme.CA()
+        self.ca_file = folder / "ca.pem"
+        self.ca.cert_pem.write_to_path(str(self.ca_file))
+
+    def issue(self, *names: str, expires: datetime.datetime | None = None) -> tuple[Path, Path]:
+        """Certificate and key."""
+        issued = self.ca.issue_cert(*names, not_after=expires)
+        cert, key = (self.folder / f"{names[0]}.{kind}" for kind in ("pem", "key"))
+        issued.private_key_pem.write_to_path(str(key))
+        for index, blob in enumerate(issued.cert_chain_pems):
+            blob.write_to_path(str(cert), append=index > 0)
+        return cert, key
+
+
+@contextlib.asynccontextmanager
+async def serving(cert: Path, key: Path, client_ca: Path | None = None) -> AsyncIterator[str]:
+    from cloud_verifier.service import Server
+    from cloud_verifier.tls import ServerTls
+    from cloud_verifier.worker import Worker
+    from tests.drivers.tiny import EOS, TABLE, VOCABULARY
+
+    info = TargetInfo("tiny", VOCAB, 512, 4096, EOS, VOCABULARY.fingerprint)
+    worker = Worker(TinyTarget(info), VerifyScheduler(info))
+    tls = ServerTls(cert, key, client_ca)
+    async with Server(worker, info, TABLE, "localhost:0", tls=tls) as server:
+        yield f"localhost:{server.port}"
+        await worker.wait_until_gone()
+
+
+async def refusal(address: str, tls: object) -> str:
+    """What a pool says of a verifier that it cannot use."""
+    from edge_client.verifiers import Health, Verifiers
+
+    async with Verifiers([address], tls=tls) as pool:  # type: ignore[arg-type]  # None, too
+        async with asyncio_timeout():
+            while "cannot be used" not in pool.snapshot()[0].why:
+                await moment(pool)
+        (status,) = pool.snapshot()
+        assert status.health is Health.UNREACHABLE
+        with pytest.raises(UnavailableError) as refused:
+            await pool.ready(0.01)
+        assert status.why in str(refused.value)
+    return status.why
+
+
+def asyncio_timeout() -> contextlib.AbstractAsyncContextManager[object]:
+    import asyncio
+
+    return asyncio.timeout(20.0)
+
+
+async def moment(pool: object) -> None:
+    """The reason is looked for after the failure is told: that needs no news of health."""
+    import asyncio
+
+    await asyncio.sleep(0.02)
+
+
+async def test_a_text_crosses_it_with_a_certificate_on_both_sides(papers: Papers) -> None:
+    from edge_client.core.policies import make_policy
+    from edge_client.verifiers import TlsSettings, Verifiers
+    from tests.drivers.tiny import EOS, generation
+
+    cert, key = papers.issue("localhost")
+    own_cert, own_key = papers.issue("edge.device")
+    tls = TlsSettings(papers.ca_file, own_cert, own_key)
+    async with serving(cert, key, papers.ca_file) as address, Verifiers([address], tls=tls) as pool:
+        await pool.ready(10.0)
+        run = generation(pool.route("s"), None, TEXT, make_policy("off"))
+        async for _ in run:
+            pass
+    assert run.session.text == target_alone((1, 2, 3), TEXT, EOS)
+
+
+async def test_a_name_of_its_own_may_be_asked_of_the_certificate(papers: Papers) -> None:
+    from edge_client.verifiers import TlsSettings, Verifiers
+
+    cert, key = papers.issue("gpu.example")
+    async with serving(cert, key) as address:
+        tls = TlsSettings(papers.ca_file, server_name="gpu.example")
+        async with Verifiers([address], tls=tls) as pool:
+            assert (await pool.ready(10.0)).model == "tiny"
+        words = await refusal(address, replace(tls, server_name=""))
+    assert "its TLS certificate is not for 'localhost'" in words
+
+
+async def test_a_ca_that_is_not_trusted_is_told(papers: Papers, tmp_path: Path) -> None:
+    from edge_client.verifiers import TlsSettings
+
+    (tmp_path / "other").mkdir()
+    other = Papers(tmp_path / "other")
+    async with serving(*papers.issue("localhost")) as address:
+        assert "is not signed by a trusted CA" in await refusal(address, TlsSettings(other.ca_file))
+        assert "is not signed by a trusted CA" in await refusal(address, TlsSettings())
+
+
+async def test_a_certificate_that_has_expired_is_told(papers: Papers) -> None:
+    from edge_client.verifiers import TlsSettings
+
+    async with serving(*papers.issue("localhost", expires=YESTERDAY)) as address:
+        assert "its TLS certificate is out of date" in await refusal(address, TlsSettings(papers.ca_file))
+
+
+async def test_a_verifier_that_asks_who_one_is_is_told(papers: Papers, tmp_path: Path) -> None:
+    from edge_client.verifiers import TlsSettings
+
+    (tmp_path / "other").mkdir()
+    stranger = Papers(tmp_path / "other").issue("edge.device")
+    async with serving(*papers.issue("localhost"), papers.ca_file) as address:
+        assert "most likely it wants a client certificate" in await refusal(
+            address, TlsSettings(papers.ca_file)
+        )
+        words = await refusal(address, TlsSettings(papers.ca_file, *stranger))
+        assert "does not accept this edge's client certificate" in words
+
+
+async def test_one_side_alone_with_tls_is_told(papers: Papers) -> None:
+    from edge_client.verifiers import TlsSettings
+    from tests.drivers.tiny import running
+
+    async with running() as system:
+        assert "it does not speak TLS" in await refusal(system.address, TlsSettings(papers.ca_file))
+    async with serving(*papers.issue("localhost")) as address:
+        assert "it speaks TLS; name the CA" in await refusal(address, None)
+
+
+def test_files_that_cannot_be_used_are_named(papers: Papers, tmp_path: Path) -> None:
+    from edge_client.verifiers import TlsSettings, Verifiers
+
+    cert, key = papers.issue("localhost")
+    with pytest.raises(UserError, match="needs its key"):
+        TlsSettings(cert=cert)
+    missing = tmp_path / "missing.pem"
+    with pytest.raises(UserError, match=r"the TLS CA .*missing\.pem cannot be used: No such file"):
+        Verifiers(["localhost:1"], tls=TlsSettings(missing))
+    with pytest.raises(UserError, match=r"the TLS client certificate .* cannot be used"):
+        TlsSettings(papers.ca_file, papers.ca_file, key).credentials()
