@@ -105,10 +105,10 @@ class Generation:
         return self.session.stats
 
     @property
-    def turn(self) -> float:
-        """A target step with its queue, seconds; 0: not measured."""
-        turn = self.session.view.turn
-        return turn.smoothed if turn.num_samples else 0.0
+    def streaming_time(self) -> float:
+        """What a token would take if the server wrote alone: a step of one row, seconds; 0: not measured."""
+        view = self.session.view
+        return view.step_time.predict(1.0) if view.turn.num_samples else 0.0
 
     async def shown(self) -> AsyncGenerator[Shown]:
         """Run the session: its text, its guesses while there is no server, and every change of mode."""

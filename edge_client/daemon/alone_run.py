@@ -32,7 +32,7 @@ class AloneRun:
         return ()
 
     @property
-    def turn(self) -> float:
+    def streaming_time(self) -> float:
         return 0.0
 
     async def shown(self) -> AsyncGenerator[Shown]:

@@ -89,8 +89,8 @@ class Run(Protocol):
         ...
 
     @property
-    def turn(self) -> float:
-        """A target step with its queue, seconds; 0: not measured."""
+    def streaming_time(self) -> float:
+        """What a token would take if the server wrote alone, seconds; 0: not measured."""
         ...
 
     def shown(self) -> AsyncGenerator[Shown]: ...

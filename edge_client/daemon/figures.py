@@ -60,7 +60,7 @@ class Measured(Protocol):
     def rtts(self) -> Sequence[float]: ...
 
     @property
-    def turn(self) -> float: ...
+    def streaming_time(self) -> float: ...
 
 
 @dataclass(slots=True)
@@ -115,16 +115,16 @@ class Account:
             bytes_up=self.traffic.up,
             bytes_down=self.traffic.down,
             resumes=stats.resumes + max(0, self.num_left - 1),
-            estimated_speedup=self._speedup(newest.turn if newest is not None else 0.0),
+            estimated_speedup=self._speedup(newest.streaming_time if newest is not None else 0.0),
         )
 
-    def _speedup(self, turn: float) -> float:
-        """What streaming would have taken for the tokens after the first, a step each by the verifier's own
-        pace, over what they took."""
+    def _speedup(self, streaming_time: float) -> float:
+        """What streaming would have taken for the tokens after the first, a step of one row each by the
+        verifier's own pace, over what they took."""
         if self.first_at is None or self.last_at is None or self.device_tokens:
             return 0.0
         took = self.last_at - self.first_at
-        return (self.tokens - 1) * turn / took if took > 0 else 0.0
+        return (self.tokens - 1) * streaming_time / took if took > 0 else 0.0
 
 
 def add_up(parts: Sequence[SessionStats]) -> SessionStats:

@@ -36,7 +36,7 @@ class Scripted:
     reason: FinishReason | None = None
     stats: SessionStats = field(default_factory=SessionStats)
     rtts: Sequence[float] = ()
-    turn: float = 0.0
+    streaming_time: float = 0.0
     was_closed: bool = False
 
     async def shown(self) -> AsyncGenerator[Shown]:
@@ -214,10 +214,10 @@ async def test_the_drafts_own_text_is_the_devices() -> None:
     assert told.answer.figures.device_tokens == 2
 
 
-@pytest.mark.parametrize(("turn", "expected"), [(0.0, 0.0), (3.0, 3.0)])
+@pytest.mark.parametrize(("step", "expected"), [(0.0, 0.0), (3.0, 3.0)])
 async def test_the_estimated_speedup_is_over_streaming_at_the_verifiers_pace(
-    turn: float, expected: float
+    step: float, expected: float
 ) -> None:
-    """Tokens are a second apart by the test's clock; a step of the verifier takes `turn` seconds."""
-    told = await tell(Scripted([emit(0, "ab"), emit(2, "cd")], turn=turn))
+    """Tokens are a second apart by the test's clock; a step of the verifier takes `step` seconds."""
+    told = await tell(Scripted([emit(0, "ab"), emit(2, "cd")], streaming_time=step))
     assert told.answer.figures.estimated_speedup == expected
