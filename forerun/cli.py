@@ -9,11 +9,34 @@ import sys
 from collections.abc import Sequence
 
 from common.errors import ForerunError, UserError
-from forerun import demo, edge, fit, link_command, models_command, record, simulate, top, verify
+from forerun import (
+    demo,
+    edge,
+    fit,
+    fleet_command,
+    link_command,
+    models_command,
+    record,
+    simulate,
+    top,
+    verify,
+)
 from forerun.bench import command as bench
 from forerun.logs import hush_libraries
 
-COMMANDS = (demo, verify, top, edge, models_command, link_command, record, fit, simulate, bench)
+COMMANDS = (
+    demo,
+    verify,
+    top,
+    edge,
+    fleet_command,
+    models_command,
+    link_command,
+    record,
+    fit,
+    simulate,
+    bench,
+)
 
 DESCRIPTION = """\
 Forerun runs a small draft model on this device and lets a large target model on a server decide: the text is

@@ -14,7 +14,7 @@ from edge_client.core.fleet.payloads import EventKind
 from edge_client.core.fleet.record import encode
 from edge_client.fleet.mqtt import Connection, OnMessage, Throttle
 from edge_client.fleet.settings import FleetSettings
-from edge_client.fleet.words import BrokerError, DeniedError
+from edge_client.fleet.words import TAKEN_OVER, BrokerError, DeniedError, by_reason
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Keeper:
                     began_at = self._now()
                     await self._serve(connection)
             except BrokerError as error:
-                lost = error
+                lost = by_reason(self._settings.broker, TAKEN_OVER) if self._machine.has_rival else error
             except Exception as error:  # outermost frame: a broker must not end the daemon
                 logger.exception("! the connection to the fleet's broker failed")
                 lost = BrokerError(f"the connection to the broker failed: {error}")
@@ -68,7 +68,8 @@ class Keeper:
                 self._machine.on_lost()
             self._on_lost(lost)
             self._backoff.on_lost(0.0 if began_at is None else self._now() - began_at)
-            await asyncio.sleep(self._backoff.wait(self._chance(), hard=lost is not None and lost.taken_over))
+            taken_over = lost is not None and lost.taken_over
+            await asyncio.sleep(self._backoff.wait(self._chance(), hard=taken_over))
 
     async def publish(
         self, topic: str, payload: bytes, retain: bool = False, expiry: int | None = None, qos: int = 1
@@ -116,7 +117,7 @@ class Keeper:
             raise
 
     def _filters(self) -> list[str]:
-        """Disjoint, since a message comes once for each filter. Offers last: a flood there follows the rest."""
+        """Disjoint, since a message comes once for each filter. Offers last: their flood follows the rest."""
         topics = self._settings.topics
         shared = topics.shared
         own = [shared.kill, shared.fleet_config, topics.desired, topics.status, topics.commands]

@@ -178,6 +178,8 @@ class _Client(aiomqtt.Client):
             self.reason = reason_code.value
         if self._connected.done():
             super()._on_disconnect(client, userdata, flags, reason_code, properties)
+            if self._disconnected.done():
+                self._disconnected.exception()  # seen: aiomqtt may forget it
         else:
             self._fail(self.failure or ConnectionResetError())
 
@@ -261,11 +263,20 @@ class Connection:
 
     async def subscribe(self, topic: str) -> bool:
         """Whether it was granted, with QoS 1, which proves little: brokers grant and then deliver nothing."""
+        client = self._client
+        asked = asyncio.ensure_future(client.subscribe(topic, options=SubscribeOptions(qos=1)))
+        either: set[asyncio.Future[Any]] = {asked, client.over}
         try:
-            codes = await self._client.subscribe(topic, options=SubscribeOptions(qos=1))
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                raise self._why_lost()
+            codes = asked.result()
         except (aiomqtt.MqttError, OSError) as error:
+            failure = self._why_lost(error)
             self.cut()
-            raise self._why_lost(error) from error
+            raise failure from error
+        finally:
+            asked.cancel()
         return not any(code.is_failure if isinstance(code, ReasonCode) else code >= 128 for code in codes)
 
     async def publish(

@@ -70,7 +70,7 @@ def by_cause(broker: BrokerSettings, error: BaseException | None, connecting: bo
         return BrokerError(f"{begun}: it ended the connection without a word; {_CERTIFICATE}")
     if connecting:
         return BrokerError(f"{begun}: it gave no answer within {broker.timeout:g} s; {_PROTOCOL}")
-    return BrokerError(begun)
+    return BrokerError(f"{begun}: it closed the connection")
 
 
 _CERTIFICATE = "is a client certificate required? Give one with its key"

@@ -26,6 +26,7 @@ from edge_client.core.fleet.payloads import (
     Presence,
     Reported,
     State,
+    stamp,
 )
 from edge_client.core.fleet.presence import About, OwnPresence
 from edge_client.core.fleet.record import LARGEST, Record, SchemaError, encode
@@ -80,6 +81,7 @@ class FleetMachine:
         self._verdict: tuple[int | None, tuple[ConfigFault, ...]] = (None, ())
         self._reported: Reported | None = None
         self._connected = False
+        self.has_rival = False  # another process was born under our name, as this connection heard
 
     # What the driver and the person at the device ask
 
@@ -132,8 +134,9 @@ class FleetMachine:
 
     def connecting(self, wall: float) -> Presence:
         """A connection is about to be made: its last will, which ends it under a new epoch."""
-        epoch = min(max(self._own.epoch + 1, int(max(0.0, wall))), LARGEST)
+        epoch = min(max(self._own.epoch + 1, int(stamp(wall) * 1000)), LARGEST)
         will = self._own.begin(epoch, wall)
+        self.has_rival = False
         self._save()
         return will
 
@@ -154,7 +157,13 @@ class FleetMachine:
 
     def on_event(self, kind: EventKind, now: float, wall: float, number: float | None = None) -> None:
         """Something happened that an operator wants to know."""
-        self.events.add(Event(kind=kind, at=max(0.0, wall), epoch=self.epoch, number=number), now)
+        event = Event(kind=kind, at=stamp(wall), epoch=self.epoch, number=number)
+        try:
+            encode(event)
+        except SchemaError as error:  # one that can never leave would stand before all others
+            self.last_refusal = f"an event did not leave: {error}"
+            return
+        self.events.add(event, now)
 
     def on_message(self, topic: str, payload: bytes, now: float, wall: float) -> None:
         """It arrived. Never raises."""
@@ -171,7 +180,7 @@ class FleetMachine:
 
     def death(self, wall: float) -> Presence:
         """What to leave behind when the daemon stops on its own."""
-        return Presence(state=State.OFFLINE, epoch=self.epoch, at=max(0.0, wall))
+        return Presence(state=State.OFFLINE, epoch=self.epoch, at=stamp(wall))
 
     def on_birth_asked(self, now: float, wall: float) -> None:
         """Tell anew who we are."""
@@ -216,6 +225,7 @@ class FleetMachine:
 
     def _hear_ourselves(self, payload: bytes, now: float, wall: float) -> None:
         if self._own.on_status(payload):
+            self.has_rival = True
             self.on_event(EventKind.TAKEN_OVER, now, wall)
         self.on_timer(now, wall)
 
@@ -307,7 +317,7 @@ class FleetMachine:
             self._publish(self.topics.reported, report, retain=True)
 
     def _ack(self, command_id: str, outcome: Outcome, wall: float) -> None:
-        ack = Ack(id=command_id, outcome=outcome, at=max(0.0, wall), epoch=self.epoch)
+        ack = Ack(id=command_id, outcome=outcome, at=stamp(wall), epoch=self.epoch)
         self._publish(self.topics.ack(command_id), ack, expiry=ACK_EXPIRY)
 
     def _publish(self, topic: str, record: Record, retain: bool = False, expiry: int | None = None) -> None:

@@ -72,6 +72,11 @@ class TenantTopics:
         """Filter: the status of every device."""
         return f"{self.base}/+/status"
 
+    @property
+    def device_events(self) -> str:
+        """Filter: the events of every device."""
+        return f"{self.base}/+/event"
+
     def verifier(self, name: str) -> str:
         return f"{self.base}/verifier/{name}/status"
 
@@ -82,6 +87,10 @@ class TenantTopics:
         """Whose status this topic is; None for any other topic."""
         name = _between(topic, f"{self.base}/", "/status")
         return name if name is not None and name not in RESERVED else None
+
+    def teller_of(self, topic: str) -> str | None:
+        """Whose event topic this is; None for any other topic."""
+        return _between(topic, f"{self.base}/", "/event")
 
     def verifier_of(self, topic: str) -> str | None:
         """Whose status this topic is; None for any other topic."""

@@ -84,7 +84,7 @@ class Order(Record):
     mode: Kill | None = record.member(Kill, None)  # of a kill switch
     id: str | None = record.name(None)  # of a command, or the verifier's
     name: str | None = record.name(None)  # of a command
-    status: tuple[VerifierStatus, ...] = record.records(VerifierStatus, (), most=1)  # of a verifier
+    status: tuple[VerifierStatus, ...] | None = record.records(VerifierStatus, None, most=1)  # of a verifier
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,11 @@ def label(text: str) -> str:
     return "#" + hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]
 
 
+def stamp(wall: float) -> float:
+    """A time that may stand in a message, whatever the clock says."""
+    return min(max(0.0, wall), FAR)
+
+
 class State(Enum):
     """Of a device or a verifier."""
 

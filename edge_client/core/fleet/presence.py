@@ -8,13 +8,14 @@ ignores the death of an older epoch, and the device, which hears its own topic, 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from edge_client.core.fleet.payloads import Mode, Presence, State, label
+from edge_client.core.fleet.payloads import Mode, Presence, State, label, stamp
 from edge_client.core.fleet.record import SchemaError, decode
 
-AGAIN_TIME = 5.0
+AGAIN_TIME = 2.0
 """Seconds between births: two devices that share a name by mistake must not answer each other for ever."""
 
 MAX_DEVICES = 20_000
@@ -37,6 +38,7 @@ class OwnPresence:
     def __init__(self) -> None:
         self.about = About()
         self.epoch = 0
+        self._used = deque[int](maxlen=64)  # epochs of this process
         self._told: Presence | None = None
         self._told_at = 0.0
         self._due = False
@@ -44,7 +46,8 @@ class OwnPresence:
     def begin(self, epoch: int, wall: float) -> Presence:
         """A connection is about to be made; its last will."""
         self.epoch, self._told = epoch, None
-        return Presence(state=State.OFFLINE, epoch=epoch, at=max(0.0, wall))
+        self._used.append(epoch)
+        return Presence(state=State.OFFLINE, epoch=epoch, at=stamp(wall))
 
     def birth(self, now: float, wall: float) -> Presence:
         """To be published now."""
@@ -52,7 +55,7 @@ class OwnPresence:
         self._told = Presence(
             state=State.ONLINE,
             epoch=self.epoch,
-            at=max(0.0, wall),
+            at=stamp(wall),
             version=label(about.version) or None,
             draft=label(about.draft) or None,
             verifier=label(about.verifier) or None,
@@ -67,7 +70,7 @@ class OwnPresence:
         self.about = about
 
     def on_status(self, payload: bytes) -> bool:
-        """Our own topic says this; whether it is the birth of another process under our name.
+        """Our own topic says this; whether another process said it under our name since ours began.
 
         Whatever is not our birth is to be overwritten by it, at `birth_at`.
         """
@@ -76,7 +79,7 @@ class OwnPresence:
         except SchemaError:
             found = None
         self._due |= found != self._told
-        return found is not None and found.state is State.ONLINE and found.epoch > self.epoch
+        return found is not None and found.epoch >= self._used[0] and found.epoch not in self._used
 
     @property
     def birth_at(self) -> float | None:
