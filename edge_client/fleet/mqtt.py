@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Any, Self
@@ -39,6 +41,9 @@ MAX_UNFINISHED = 64
 
 MAX_UNSENT = 1024
 """Packets that wait for a broker that does not read: acknowledgements, mostly."""
+
+FLOODED_PATIENCE = 12
+"""Times the ordinary wait for an answer, while other messages come: it stands behind them in the stream."""
 
 READ_AT_ONCE = 16
 """Packets between two looks at the other tasks of the event loop."""
@@ -74,20 +79,32 @@ class _Client(aiomqtt.Client):
         self._paho.connect_timeout = self.timeout
         self._receive = self._paho._sock_recv
         self._paho._sock_recv = self._guarded_receive
+        self._paho._ssl_wrap_socket = self._wrap
         self._pause = 0.0
         self.answers = dict[int, asyncio.Future[ReasonCode]]()
         self.failure: Exception | None = None
         self.reason: int | None = None
         self.abandoned = False
+        self.heard_at = 0.0  # the last message, monotonic
+        self.over: asyncio.Future[None] = self._loop.create_future()
+        """Done when the connection is; aiomqtt's own is replaced when the end comes with the beginning."""
 
     @property
     def _paho(self) -> Any:
         """With its inside, which has no types."""
         return self._client
 
-    @property
-    def over(self) -> asyncio.Future[None]:
-        return self._disconnected
+    def _wrap(self, sock: socket.socket) -> ssl.SSLSocket:
+        """As paho does it, in its thread; paho leaves the socket open when the handshake fails."""
+        context: ssl.SSLContext = self._paho._ssl_context
+        wrapped = context.wrap_socket(sock, server_hostname=self._hostname, do_handshake_on_connect=False)
+        try:
+            wrapped.settimeout(self.timeout)
+            wrapped.do_handshake()
+        except BaseException:
+            wrapped.close()
+            raise
+        return wrapped
 
     def _guarded_receive(self, size: int) -> bytes:
         paho = self._paho
@@ -156,7 +173,8 @@ class _Client(aiomqtt.Client):
             topic = message.topic
         except UnicodeDecodeError:
             return
-        self._pause = self._throttle.on_message(self._loop.time())
+        self.heard_at = self._loop.time()
+        self._pause = self._throttle.on_message(self.heard_at)
         self._hand_over(topic, message.payload)
 
     def _on_publish(
@@ -178,10 +196,7 @@ class _Client(aiomqtt.Client):
             self.reason = reason_code.value
         if self._connected.done():
             super()._on_disconnect(client, userdata, flags, reason_code, properties)
-            if self._disconnected.done():
-                self._disconnected.exception()  # seen: aiomqtt may forget it
-        else:
-            self._fail(self.failure or ConnectionResetError())
+        self._fail(self.failure or ConnectionResetError())
 
     def _fail(self, error: Exception) -> None:
         """Whoever waits for the connection, or for its end, is told now."""
@@ -189,8 +204,10 @@ class _Client(aiomqtt.Client):
         for future in (self._connected, self._disconnected):
             if not future.done():
                 future.set_exception(aiomqtt.MqttError("lost"))
+            if not future.cancelled():
                 future.exception()  # seen: nobody may be waiting
-                return
+        if not self.over.done():
+            self.over.set_result(None)
 
 
 class Connection:
@@ -244,7 +261,6 @@ class Connection:
         client = self._client
         over = client.over
         if over.done():
-            over.exception()
             return
         client._paho.disconnect()
         await asyncio.wait({over}, timeout=1.0)
@@ -254,7 +270,7 @@ class Connection:
         """End it without a goodbye: the broker publishes the will when it notices."""
         client = self._client
         client.close_socket()
-        client._fail(ConnectionAbortedError("it did not answer in time"))
+        client._fail(client.failure or ConnectionAbortedError("it did not answer in time"))
 
     async def lost(self) -> BrokerError:
         """Returns when the connection is over, with the reason."""
@@ -264,12 +280,10 @@ class Connection:
     async def subscribe(self, topic: str) -> bool:
         """Whether it was granted, with QoS 1, which proves little: brokers grant and then deliver nothing."""
         client = self._client
-        asked = asyncio.ensure_future(client.subscribe(topic, options=SubscribeOptions(qos=1)))
-        either: set[asyncio.Future[Any]] = {asked, client.over}
+        options = SubscribeOptions(qos=1)
+        asked = asyncio.ensure_future(client.subscribe(topic, options=options, timeout=math.inf))
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not asked.done():
-                raise self._why_lost()
+            await self._wait(asked)
             codes = asked.result()
         except (aiomqtt.MqttError, OSError) as error:
             failure = self._why_lost(error)
@@ -305,19 +319,30 @@ class Connection:
         answer: asyncio.Future[ReasonCode] = asyncio.get_running_loop().create_future()
         client.answers[mid] = answer
         try:
-            either: set[asyncio.Future[Any]] = {answer, client.over}
-            await asyncio.wait(either, timeout=self._broker.timeout, return_when=asyncio.FIRST_COMPLETED)
+            await self._wait(answer)
         finally:
             client.answers.pop(mid, None)
-        if not answer.done():
-            self.cut()
-            raise self._why_lost()
         if answer.result().is_failure:
             raise DeniedError(
                 f"the broker {self._broker} does not let this client publish to {topic} "
                 f"({answer.result()}); check its access rules (docs/fleet.md)",
                 topic,
             )
+
+    async def _wait(self, answer: asyncio.Future[Any]) -> None:
+        """Returns when it is there. Raises `BrokerError` for a connection that is over, or silent."""
+        client, timeout = self._client, self._broker.timeout
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        either: set[asyncio.Future[Any]] = {answer, client.over}
+        while not answer.done():
+            await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            is_flooded = loop.time() - client.heard_at < timeout
+            if client.over.done() or not is_flooded or loop.time() - asked_at > FLOODED_PATIENCE * timeout:
+                break
+        if not answer.done():
+            self.cut()
+            raise self._why_lost()
 
     def _cannot_connect(self, error: BaseException) -> BrokerError:
         if isinstance(error, aiomqtt.MqttCodeError) and isinstance(error.rc, ReasonCode):

@@ -104,7 +104,7 @@ def _words(broker: BrokerSettings, error: BaseException) -> str:
         case TimeoutError():
             return f"it gave no answer within {broker.timeout:g} s"
         case ConnectionError() if broker.tls and broker.certificate is None:
-            return f"it cut the connection; {_CERTIFICATE}"
+            return f"it cut the connection; is TLS on at both ends? If so, {_CERTIFICATE}"
         case OSError() if error.strerror or error.args:
             return str(error.strerror or error)
         case _:
