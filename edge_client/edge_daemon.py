@@ -7,14 +7,14 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from starlette.routing import Route
 
-from common.errors import LocalError
+from common.errors import LocalError, UserError
 from common.vocabulary import Vocabulary
 from edge_client import daemon_file
 from edge_client.api.app import Api, ApiSettings
@@ -23,12 +23,16 @@ from edge_client.api.security import Gate
 from edge_client.api.service import Defaults, TextService
 from edge_client.config import EdgeConfig
 from edge_client.config.checks import is_loopback
+from edge_client.config.sections import DraftSection, VerifierSection
 from edge_client.core.config import Fallback
+from edge_client.core.policies import make_policy
 from edge_client.core.priors import PriorTable
 from edge_client.daemon.device import Device, DeviceSettings
 from edge_client.daemon.journal import Journal
 from edge_client.daemon.metrics import metrics_page
 from edge_client.draft_model import DraftModel
+from edge_client.fleet.fleet import Fleet
+from edge_client.fleet_link import FleetLink, Reconfigure, fleet_settings, keep_telling
 from edge_client.llama.model import LlamaModel
 from edge_client.llama.settings import LlamaSettings
 from edge_client.notify import Notifier, Watchdog, loop_ping
@@ -53,6 +57,7 @@ class Surroundings:
     notify_socket: str = ""  # of the service manager; empty: there is none
     watchdog: float | None = None  # seconds that the service manager waits for a sign of life
     routes: tuple[Route, ...] = ()  # beside the API's own
+    reconfigure: Reconfigure = field(default=lambda values: EdgeConfig())  # with what a fleet sets
     on_ready: Callable[[str, str], None] = field(default=lambda address, token: None)
 
 
@@ -69,11 +74,13 @@ class EdgeDaemon:
         self._around = around
         self._began_at = time.monotonic()
         self._notifier = Notifier(around.notify_socket)
+        self._fleet: Fleet | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, then let requests end for `service.stop_timeout` seconds."""
         config, api = self._config, self._config.api
         make_private(self._paths.state)
+        daemon_file.refuse_second(self._paths.daemon)
         token = self._token()
         async with contextlib.AsyncExitStack() as stack:
             drafts, words = self._models(stack)
@@ -89,6 +96,12 @@ class EdgeDaemon:
             num_resumed = app.streams.go_on()
             stack.enter_context(self._announced(listening.address, token, num_resumed))
             await stack.enter_async_context(self._watched(drafts))
+            if config.fleet.broker:
+                link = FleetLink(
+                    device, app.service, drafts, verifiers, page.mode_word, self._around.reconfigure,
+                    self._around.version, self._began_at,
+                )  # fmt: skip
+                await stack.enter_async_context(self._in_fleet(link))
             await self._until_told(stop, listening)
             self._notifier.stopping("waiting for requests to end")
 
@@ -114,15 +127,7 @@ class EdgeDaemon:
 
     def _verifiers(self, words: LlamaModel) -> Verifiers:
         section = self._config.verifier
-        tls = None
-        if section.asks_for_tls:
-            tls = TlsSettings(
-                _path(section.tls_ca),
-                _path(section.tls_cert),
-                _path(section.tls_key),
-                section.tls_server_name,
-            )
-        vocabulary = Vocabulary(words.token_table())
+        vocabulary, tls = Vocabulary(words.token_table()), verifier_tls(section)
         return Verifiers(section.addresses, vocabulary=vocabulary, tls=tls, insecure=section.insecure)
 
     def _device_settings(self) -> DeviceSettings:
@@ -139,14 +144,14 @@ class EdgeDaemon:
         config = self._config
         defaults = Defaults(
             draft_name=Path(self._around.draft_file).stem if device.can_draft else "",
-            policy=config.draft.policy,
+            policy=policy_of(config.draft),
             recall=config.draft.recall,
             fallback=Fallback(config.verifier.fallback),
             template=words.chat_template,
         )
         gate = Gate(
             token=token,
-            hosts=config.api.allowed_hosts,
+            hosts=(*config.api.allowed_hosts, *_host(config.api.listen)),
             origins=config.api.allowed_origins,
             is_socket=config.api.listen.startswith(UNIX),
         )
@@ -181,8 +186,7 @@ class EdgeDaemon:
 
     @property
     def _token_file(self) -> Path:
-        chosen = self._config.api.token_file
-        return Path(chosen).expanduser() if chosen else self._paths.token
+        return _path(self._config.api.token_file) or self._paths.token
 
     def _status_page(self, device: Device, drafts: DraftModel | None, verifiers: Verifiers) -> StatusPage:
         about = {"version": self._around.version, "pid": os.getpid(), "started_at": round(time.time(), 1)}
@@ -192,14 +196,14 @@ class EdgeDaemon:
             about,
             draft=lambda: _draft_status(drafts, self._around.draft_file),
             verifiers=lambda: [verifier_status(each) for each in verifiers.snapshot()],
-            fleet=dict,
+            fleet=lambda: self._fleet.status().as_json() if self._fleet is not None else {},
             uptime=lambda: time.monotonic() - self._began_at,
         )
 
     # Life -------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _announced(self, address: str, token: str, num_resumed: int) -> Any:
+    def _announced(self, address: str, token: str, num_resumed: int) -> Iterator[None]:
         """Client commands find it and the service manager knows that it serves, while the block runs."""
         record = daemon_file.this_process(
             started_at=time.time(),
@@ -219,7 +223,7 @@ class EdgeDaemon:
             daemon_file.remove(self._paths.daemon, record)
 
     @contextlib.asynccontextmanager
-    async def _watched(self, drafts: DraftModel | None) -> Any:
+    async def _watched(self, drafts: DraftModel | None) -> AsyncIterator[None]:
         """The service manager's watchdog is fed meanwhile, if it has one."""
         if self._around.watchdog is None:
             yield
@@ -238,6 +242,20 @@ class EdgeDaemon:
             task.cancel()
             await asyncio.wait([task])
 
+    @contextlib.asynccontextmanager
+    async def _in_fleet(self, link: FleetLink) -> AsyncIterator[None]:
+        """A member of its fleet meanwhile. What goes wrong there is told, and ends nothing here."""
+        self._fleet = link.fleet(fleet_settings(self._config.fleet, self._paths.state))
+        tasks = [asyncio.create_task(each) for each in (self._fleet.run(), keep_telling(self._fleet, link))]
+        for task in tasks:
+            task.add_done_callback(_tell_failure)
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
     async def _until_told(self, stop: asyncio.Event, listening: Listening) -> None:
         told, broken = asyncio.create_task(stop.wait()), asyncio.create_task(listening.wait())
         await asyncio.wait({told, broken}, return_when=asyncio.FIRST_COMPLETED)
@@ -245,6 +263,11 @@ class EdgeDaemon:
         if broken.done():
             await broken
         broken.cancel()
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("! this device is not in its fleet any more: %s", error)
 
 
 def _draft_status(drafts: DraftModel | None, file: str) -> dict[str, Any]:
@@ -261,8 +284,38 @@ def _draft_status(drafts: DraftModel | None, file: str) -> dict[str, Any]:
     }
 
 
+def verifier_tls(section: VerifierSection) -> TlsSettings | None:
+    """None for plain text. Raises `UserError` for addresses of both kinds: one setting holds for all."""
+    plain = [address for address in section.addresses if section.is_plain(address)]
+    if len(plain) == len(section.addresses):
+        return None
+    if plain:
+        raise UserError(
+            f"the verifiers {', '.join(plain)} are on this machine, and others are not; give TLS settings, "
+            "which then hold for all, or allow plain text to all with verifier.insecure"
+        )
+    ca, cert, key = (_path(name) for name in (section.tls_ca, section.tls_cert, section.tls_key))
+    return TlsSettings(ca, cert, key, section.tls_server_name)
+
+
+def policy_of(section: DraftSection) -> str:
+    """The growth policy, held to the power budget. Raises `UserError` for one that knows none."""
+    steps = section.power_steps_per_second
+    if not steps:
+        return section.policy
+    policy = f"{section.policy}{',' if ':' in section.policy else ':'}max_steps_per_second={steps:g}"
+    make_policy(policy)
+    return policy
+
+
+def _host(listen: str) -> tuple[str, ...]:
+    """By which clients know it; none of a unix socket, nor of all addresses at once."""
+    host = "" if listen.startswith(UNIX) else listen.rpartition(":")[0]
+    return (host.lower(),) if host not in ("", "0.0.0.0", "[::]") else ()
+
+
 def _path(name: str) -> Path | None:
-    return Path(name).expanduser() if name else None
+    return Path(name) if name else None
 
 
 def is_public(listen: str) -> bool:

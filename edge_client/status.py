@@ -51,15 +51,13 @@ class StatusPage:
 
     def __call__(self) -> dict[str, Any]:
         device = self.device
-        verifiers = self.verifiers()
-        mode = self.mode(any(each["reachable"] for each in verifiers))
         return {
             **self.about,
             "uptime_s": round(self.uptime(), 1),
-            "mode": mode.value if mode is not None else Orders.HALT.value,
+            "mode": self.mode_word(),
             "orders": device.orders.value,
             "draft": self.draft(),
-            "verifiers": verifiers,
+            "verifiers": self.verifiers(),
             "texts": {
                 "running": device.admission.num_active,
                 "waiting": device.admission.num_waiting,
@@ -79,6 +77,11 @@ class StatusPage:
             return Mode.AHEAD if can_draft and orders is not Orders.DRAFT_OFF else Mode.SERVER_ONLY
         alone = orders is Orders.REMOTE_OFF or (can_draft and self.fallback is Fallback.DRAFT)
         return Mode.DEVICE_ONLY if alone else Mode.WAITING
+
+    def mode_word(self) -> str:
+        """The same in a word, the verifiers being asked how they are."""
+        mode = self.mode(any(each["reachable"] for each in self.verifiers()))
+        return mode.value if mode is not None else Orders.HALT.value
 
     def why_not_ready(self) -> str:
         """Why a request could not be answered now; empty if it can."""

@@ -17,6 +17,7 @@ COMMANDS = {
     "verify": "forerun.verify",
     "top": "forerun.top",
     "edge": "forerun.edge",
+    "fleet": "forerun.fleet_command",
     "pull": "forerun.pull_command",
     "models": "forerun.models_command",
     "link": "forerun.link_command",

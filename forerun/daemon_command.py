@@ -8,21 +8,24 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from common.errors import UserError
-from edge_client.config import EdgeConfig
-from edge_client.config.flags import add_flags
+from edge_client.config import EdgeConfig, Overlay, load_config
+from edge_client.config.flags import add_flags, flags_from
 from edge_client.paths import EdgePaths
 from edge_client.prior_file import read_priors
-from forerun.edge_places import add_config, add_place, loaded, models_folder, places
+from forerun.edge_places import add_config, add_place, files_read, loaded, models_folder, places
 from forerun.logs import writing
 from forerun.paint import note
 
 if TYPE_CHECKING:
     from edge_client.edge_daemon import Surroundings
+    from edge_client.fleet_link import Reconfigure
 
 DESCRIPTION = """\
 Runs the edge daemon in the foreground: a draft model on this device, verifiers elsewhere, and an API on this
@@ -48,13 +51,18 @@ def run(options: argparse.Namespace) -> int:
     """Until SIGTERM or Ctrl-C."""
     paths = places(options)
     config = loaded(options, paths).config
+
+    def reconfigure(values: Mapping[str, Any]) -> EdgeConfig:
+        overlay = Overlay("the fleet", _by_section(values))
+        return load_config(flags_from(options), os.environ, files_read(options, paths), overlay).config
+
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(_log_file(config.log.file)) if config.log.file else None
         stack.enter_context(writing(config.log.level, config.log.format, out))
-        return asyncio.run(_run(config, paths))
+        return asyncio.run(_run(config, paths, reconfigure))
 
 
-async def _run(config: EdgeConfig, paths: EdgePaths) -> int:
+async def _run(config: EdgeConfig, paths: EdgePaths, reconfigure: Reconfigure) -> int:
     try:
         from edge_client.edge_daemon import EdgeDaemon
     except ImportError as error:
@@ -63,7 +71,7 @@ async def _run(config: EdgeConfig, paths: EdgePaths) -> int:
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stop.set)
-    await EdgeDaemon(config, paths, surroundings(config)).run(stop)
+    await EdgeDaemon(config, paths, replace(surroundings(config), reconfigure=reconfigure)).run(stop)
     return 0
 
 
@@ -93,6 +101,15 @@ def draft_file(config: EdgeConfig) -> str:
             "or set draft.model. With --policy off nothing is drafted, and the file only tells the tokens"
         )
     return find_model(name, models_folder(name), config.draft.sha256)
+
+
+def _by_section(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """`draft.policy` as a file has it."""
+    sections = dict[str, dict[str, Any]]()
+    for name, value in values.items():
+        section, _, key = name.partition(".")
+        sections.setdefault(section, {})[key] = value
+    return sections
 
 
 def own_version() -> str:
