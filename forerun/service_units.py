@@ -186,6 +186,7 @@ def _namespaces(plan: ServicePlan) -> list[str]:
     names the boot that it runs in."""
     home = "read-only" if plan.in_home or not plan.system else "yes"
     return [
+        *_users(plan),
         "CapabilityBoundingSet=",
         "AmbientCapabilities=",
         "ProtectSystem=strict",
@@ -203,16 +204,20 @@ def _namespaces(plan: ServicePlan) -> list[str]:
     ]
 
 
+def _users(plan: ServicePlan) -> list[str]:
+    """A user namespace of its own. A user's manager can take capabilities away only inside
+    one: without it, systemd 252 ends the service with 218/CAPABILITIES. The machine's manager needs none, and
+    the groups that may open an accelerator would be nobody's there."""
+    return [] if plan.system and plan.device else ["PrivateUsers=yes"]
+
+
 def _devices(plan: ServicePlan) -> list[str]:
-    users = (
-        [] if plan.system and plan.device else ["PrivateUsers=yes"]
-    )  # else the groups of devices are nobody's
     if not plan.device:
-        return ["PrivateDevices=yes", "DevicePolicy=closed", *users]
+        return ["PrivateDevices=yes", "DevicePolicy=closed"]
     cache = _word(f"CUDA_CACHE_PATH={plan.paths.cache / 'cuda'}")
     groups = ["SupplementaryGroups=video render"] if plan.system else []
     allowed = [f"DeviceAllow={each}" for each in DEVICES[plan.device]]
-    return ["DevicePolicy=closed", *allowed, *groups, *users, f"Environment={cache}"]
+    return ["DevicePolicy=closed", *allowed, *groups, f"Environment={cache}"]
 
 
 def _word(text: str) -> str:

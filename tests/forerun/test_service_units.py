@@ -130,6 +130,13 @@ def test_devices_are_open_only_where_asked_for() -> None:
     assert "/dev/nvmap rw" in values(systemd_unit(plan(device="jetson")), "DeviceAllow")
 
 
+@pytest.mark.parametrize("device", list(DEVICES))
+def test_a_users_manager_can_take_capabilities_away(device: str) -> None:
+    """Which needs a user namespace: else the service ends with 218/CAPABILITIES before it begins."""
+    for unit in (systemd_unit(plan(device=device, namespaces=each)) for each in (True, False)):
+        assert values(unit, "CapabilityBoundingSet") == ([""] if values(unit, "PrivateUsers") else [])
+
+
 def test_without_namespaces_only_what_needs_them_is_left_out() -> None:
     full, less = (lines(systemd_unit(plan(namespaces=each))) for each in (True, False))
     assert set(less) < set(full)
