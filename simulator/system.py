@@ -92,6 +92,7 @@ class SimulatedDevice:
                 prior=world.draft.prior,
                 recall=world.device.recall,
                 patience=None,
+                asks_when_silent=False,  # nothing is lost here, and nobody sets timers
             ),
             make(self.knowledge),
         )
