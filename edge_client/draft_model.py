@@ -183,6 +183,7 @@ class DraftModel:
 
     def _open(self) -> tuple[LlamaRuntime, DraftPool]:
         runtime = LlamaRuntime(self._settings)
+        runtime.grammars = self.tokens.grammars  # the same tokens, and what is compiled outlives the weights
         try:
             return runtime, DraftPool(runtime, self.num_seats, self._on_release)
         except ForerunError:
