@@ -77,6 +77,7 @@ class DraftModel:
         self._settings = settings
         self._clock = clock
         self._keep = KeepAlive(keep_alive)
+        self._num_waiting = 0  # callers of `acquire` that have no seat yet
         self._pool: DraftPool | None = None
         self._runtime: LlamaRuntime | None = None
         self._change = asyncio.Lock()  # one loading or putting away at a time
@@ -92,12 +93,17 @@ class DraftModel:
         Raises the `UserError` of loading, to all who waited for it, and the next call tries again;
         `CapacityError` if all seats are taken.
         """
-        while self._pool is None:  # it may be put away again before this task goes on
-            await self.load()
-        seat = self._pool.seat(prompt)
-        self._keep.on_used()
-        self._set_timer()
-        return seat
+        self._num_waiting += 1
+        try:
+            while self._pool is None:  # it may be put away again before this task goes on
+                await self.load()
+            seat = self._pool.seat(prompt)
+            self._keep.on_used()
+            self._set_timer()
+            return seat
+        finally:
+            self._num_waiting -= 1
+            self._on_release()
 
     async def load(self) -> None:
         """Load it if it is away, in a thread; who comes meanwhile waits for the same. Raises `UserError`."""
@@ -155,8 +161,7 @@ class DraftModel:
     @keep_alive.setter
     def keep_alive(self, seconds: float) -> None:
         self._keep.seconds = seconds
-        if self._pool is not None and not self.num_used:
-            self._on_idle()
+        self._on_release()
 
     # --- loading ----------------------------------------------------------------------------------------
 
@@ -175,7 +180,7 @@ class DraftModel:
             pool.start()
             self._pool = pool
             self.state, self.loaded_at = ModelState.LOADED, self._clock()
-            self._on_idle()
+            self._on_release()
 
     def _on_load_failed(self, reason: str) -> None:
         self.state, self.failure = ModelState.FAILED, reason
@@ -183,6 +188,7 @@ class DraftModel:
 
     def _open(self) -> tuple[LlamaRuntime, DraftPool]:
         runtime = LlamaRuntime(self._settings)
+        runtime.grammars = self.tokens.grammars  # the same tokens, and what is compiled outlives the weights
         try:
             return runtime, DraftPool(runtime, self.num_seats, self._on_release)
         except ForerunError:
@@ -211,12 +217,10 @@ class DraftModel:
             logger.error("! llama.cpp hangs in the draft model; its memory is lost until this process ends")
 
     def _on_release(self) -> None:
-        if self._pool is not None and not self.num_used:
-            self._on_idle()
-
-    def _on_idle(self) -> None:
-        self._keep.on_idle(asyncio.get_running_loop().time())
-        self._set_timer()
+        """If nobody has a seat or waits for one, the time to put it away begins."""
+        if self._pool is not None and not self.num_used and not self._num_waiting:
+            self._keep.on_idle(asyncio.get_running_loop().time())
+            self._set_timer()
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -231,5 +235,5 @@ class DraftModel:
 
     async def _leave(self) -> None:
         async with self._change:
-            if self._keep.put_away_at is not None:  # nobody has come since
+            if self._keep.put_away_at is not None and not self._num_waiting:  # nobody has come since
                 await self._put_away()

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.routing import Route
 
@@ -31,8 +31,6 @@ from edge_client.daemon.device import Device, DeviceSettings
 from edge_client.daemon.journal import Journal
 from edge_client.daemon.metrics import metrics_page
 from edge_client.draft_model import DraftModel
-from edge_client.fleet.fleet import Fleet
-from edge_client.fleet_link import FleetLink, Reconfigure, fleet_settings, keep_telling
 from edge_client.llama.model import LlamaModel
 from edge_client.llama.settings import LlamaSettings
 from edge_client.notify import Notifier, Watchdog, loop_ping
@@ -41,6 +39,10 @@ from edge_client.status import StatusPage, verifier_status
 from edge_client.tls import TlsSettings
 from edge_client.token_file import ensure_token
 from edge_client.verifiers import Verifiers
+
+if TYPE_CHECKING:
+    from edge_client.fleet.fleet import Fleet
+    from edge_client.fleet_link import Reconfigure
 
 logger = logging.getLogger(__name__)
 
@@ -97,11 +99,7 @@ class EdgeDaemon:
             stack.enter_context(self._announced(listening.address, token, num_resumed))
             await stack.enter_async_context(self._watched(drafts))
             if config.fleet.broker:
-                link = FleetLink(
-                    device, app.service, drafts, verifiers, page.mode_word, self._around.reconfigure,
-                    self._around.version, self._began_at,
-                )  # fmt: skip
-                await stack.enter_async_context(self._in_fleet(link))
+                await stack.enter_async_context(self._in_fleet(device, app, drafts, verifiers, page))
             await self._until_told(stop, listening)
             self._notifier.stopping("waiting for requests to end")
 
@@ -243,8 +241,27 @@ class EdgeDaemon:
             await asyncio.wait([task])
 
     @contextlib.asynccontextmanager
-    async def _in_fleet(self, link: FleetLink) -> AsyncIterator[None]:
+    async def _in_fleet(
+        self, device: Device, app: Api, drafts: DraftModel | None, verifiers: Verifiers, page: StatusPage
+    ) -> AsyncIterator[None]:
         """A member of its fleet meanwhile. What goes wrong there is told, and ends nothing here."""
+        from edge_client.fleet_link import (
+            FleetLink,
+            fleet_settings,
+            keep_telling,
+        )  # who has none starts sooner
+
+        around = self._around
+        link = FleetLink(
+            device=device,
+            service=app.service,
+            drafts=drafts,
+            verifiers=verifiers,
+            mode=page.mode_word,
+            reconfigure=around.reconfigure,
+            version=around.version,
+            began_at=self._began_at,
+        )
         self._fleet = link.fleet(fleet_settings(self._config.fleet, self._paths.state))
         tasks = [asyncio.create_task(each) for each in (self._fleet.run(), keep_telling(self._fleet, link))]
         for task in tasks:

@@ -135,13 +135,18 @@ class TextService:
             raise wrong(param, "the prompt is empty; at least one token is needed")
         return tokens
 
+    def _begun(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """A text as the target was trained to read it; token ids that a client sends stay as they are."""
+        begin = self.device.words.begin_ids
+        return tokens if tokens[: len(begin)] == begin else begin + tokens
+
     def _read_prompt(self, fields: Fields) -> tuple[int, ...]:
         """A string or a list of token ids; a list with one of these counts as that."""
         prompt = fields.any("prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
         if isinstance(prompt, str):
-            return self._tokens(prompt, "prompt")
+            return self._begun(self._tokens(prompt, "prompt"))
         if not isinstance(prompt, list) or not prompt:
             raise fields.wrong("prompt", "must be a string or a list of token ids that is not empty")
         if any(isinstance(each, str | list) for each in prompt):

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from common.errors import UserError
 from edge_client.llama.files import find_model
+from edge_client.llama.grammar import DraftGrammars
 from edge_client.llama.library import extra_bufts_are_safe, library, native_log
 from edge_client.llama.settings import LlamaSettings
 from edge_client.llama.vocabulary import LlamaVocabulary
@@ -29,6 +30,7 @@ class LlamaModel:
         self.path = find_model(settings.path, settings.models, settings.sha256)  # the local file
         self._model: Any = self._load_model(self.path, weights)
         self.vocabulary = LlamaVocabulary(self._library, self._library.llama_model_get_vocab(self._model))
+        self.grammars = DraftGrammars(self.vocabulary)
 
     @property
     def num_vocab(self) -> int:
@@ -53,6 +55,11 @@ class LlamaModel:
     def eos_ids(self) -> tuple[int, ...]:
         """The model's own end tokens."""
         return self.vocabulary.eos_ids
+
+    @property
+    def begin_ids(self) -> tuple[int, ...]:
+        """What stands before every text that no template begins: the begin token, if the model has one."""
+        return self.vocabulary.begin_ids
 
     def token_table(self) -> list[bytes | None]:
         """Text of every token id as bytes, None for entries that stand for nothing (`LlamaVocabulary`)."""

@@ -88,7 +88,8 @@ class Ranker:
         """Candidates after each node, from its row of `logits` [nodes, vocabulary], which are used up.
 
         `generated` tells the tokens generated up to and with a node; asked only if the parameters need them.
-        Scores are exact up to a constant of their row. Raises `LocalError` if penalties meet logits of NaN.
+        A logit of -inf is a token that cannot follow, and none of the candidates. Scores are exact up to a
+        constant of their row. Raises `LocalError` if penalties meet logits of NaN.
         """
         params = self._params
         if self._plain is not None:
@@ -134,14 +135,18 @@ class Ranker:
             tokens, values = best_by_passes(row, count)
             if not greedy:
                 values = [value * coldness for value in values]
-            expansions.append(Expansion(node.id, tuple(tokens), tuple(values)))
+            expansions.append(
+                Expansion(node.id, tuple(tokens), tuple(values))
+                if values[-1] != -math.inf
+                else _without_filtered(node.id, tokens, values)
+            )
         return expansions
 
     def _rank_row(self, logits: Logits, node: Node, generated: Callable[[Node], Sequence[int]]) -> Expansion:
         """By the target's own rule, exact and slower."""
         history = np.asarray(generated(node), np.int64)
         best = rank(logits, self._params, node.position, self._num_candidates, self._prompt, history)
-        return Expansion(node.id, tuple(best.tokens.tolist()), tuple(best.scores.tolist()))
+        return _without_filtered(node.id, best.tokens.tolist(), best.scores.tolist())
 
     def _dense_noise(self, position: int) -> Logits:
         """[vocabulary] temperature times the noise of every token at a position; remembered."""
@@ -283,6 +288,6 @@ def _expansions(nodes: Sequence[RankedNode], tokens: Tokens, scores: Logits | Sc
 
 
 def _without_filtered(node_id: int, tokens: list[int], scores: list[float]) -> Expansion:
-    """Filtered tokens have the score -inf and stand last."""
+    """Tokens that are filtered or not allowed have the score -inf and stand last."""
     count = sum(math.isfinite(score) for score in scores)
     return Expansion(node_id, tuple(tokens[:count]), tuple(scores[:count]))

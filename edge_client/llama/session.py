@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from common.errors import CapacityError, LocalError
+from common.grammar import Matcher
 from common.sampling import SamplingParams
-from edge_client.core.drafter import DraftRow, Reroot
+from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.llama.branches import Branches
 from edge_client.llama.plan import NO_SEQUENCE, NOT_PLANNED, BatchPlan, DraftNode, Surprise
 from edge_client.llama.ranking import Logits, Ranker
@@ -38,6 +39,7 @@ class LlamaSession:
         self._tokens: list[int] = []  # committed; the last is the tip
         self._num_prompt = 0  # tokens that `begin` was given
         self._tip = DraftNode(NO_SEQUENCE, None, 0, -1)
+        self._matcher: Matcher | None = None  # of the text's grammar
         self._reached = 0  # trunk cells once the batch that is planned is evaluated; 0: as many as now
 
     # --- the text ---------------------------------------------------------------------------------------
@@ -65,7 +67,8 @@ class LlamaSession:
         """A new text; what the KV shares with it is kept.
 
         Penalties that look at generated text only count from here: the split of `tokens` is not known.
-        Raises `CapacityError` if they do not fit the context, `LocalError` if they are no text.
+        Raises `CapacityError` if they do not fit the context, `LocalError` if they are no text, `UserError`
+        for a grammar that is refused.
         """
         if not tokens or not 0 <= min(tokens) <= max(tokens) < self._runtime.num_vocab:
             raise LocalError(
@@ -73,6 +76,7 @@ class LlamaSession:
             )
         if len(tokens) > self._runtime.n_ctx:
             raise self.too_small(len(tokens))
+        self._matcher = self._runtime.grammars.matcher(sampling.grammar) if sampling.grammar else None
         shared = min(self.num_common(tokens), len(tokens) - 1)
         self._branches.nodes.clear()
         self._tokens = list(tokens)
@@ -198,9 +202,26 @@ class LlamaSession:
             self._reached = 0
 
     def rank(self, logits: Logits, nodes: Sequence[DraftNode]) -> None:
-        """Give nodes their expansions, from their rows of `logits` [nodes, vocabulary], which are used up."""
+        """Give nodes their expansions, from their rows of `logits` [nodes, vocabulary], which are used up.
+
+        Below a node that breaks the grammar there is nothing: nothing that could be chosen.
+        """
+        broken = [] if self._matcher is None else self._mask(self._matcher, logits, nodes)
         for node, expansion in zip(nodes, self._ranker.rank(logits, nodes, self._generated), strict=True):
             node.expansion = expansion
+        for node in broken:
+            node.expansion = Expansion(node.id, (), ())
+
+    def _mask(self, matcher: Matcher, logits: Logits, nodes: Sequence[DraftNode]) -> list[DraftNode]:
+        """-inf for what the grammar does not let follow; the nodes that themselves break it."""
+        broken = []
+        for node, row in zip(nodes, logits, strict=True):
+            allowed = matcher.allowed(np.array(self._generated(node), np.int32))
+            if allowed is None:
+                broken.append(node)
+            else:
+                np.copyto(row, -np.inf, where=~allowed)
+        return broken
 
     def retract(self, nodes: Iterable[DraftNode | None]) -> None:
         """The session's rows of the batch, which stood for `nodes`, were not evaluated, or nobody knows."""

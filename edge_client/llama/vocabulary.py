@@ -9,7 +9,9 @@ from typing import Any
 
 from common.errors import UserError
 
+UNKNOWN_ATTRIBUTE = 1 << 0  # LLAMA_TOKEN_ATTR_UNKNOWN
 UNUSED_ATTRIBUTE = 1 << 1  # LLAMA_TOKEN_ATTR_UNUSED
+CONTROL_ATTRIBUTE = 1 << 3  # LLAMA_TOKEN_ATTR_CONTROL
 PADDING = re.compile(rb"\[PAD\d*\]")  # what converters call entries that only round the vocabulary's size up
 FIRST_PIECE_BYTES = 64  # longer pieces are asked for again
 
@@ -29,15 +31,22 @@ class LlamaVocabulary:
         return tuple(token for token in range(self.size) if is_end(self._vocab, token))
 
     @cached_property
-    def adds_bos(self) -> bool:
-        """Whether a text begins with the model's own begin token."""
-        return bool(self._library.llama_vocab_get_add_bos(self._vocab))
+    def begin_ids(self) -> tuple[int, ...]:
+        """What the model was trained to find before every text: its begin token, or nothing."""
+        token: int = self._library.llama_vocab_bos(self._vocab)
+        adds = bool(self._library.llama_vocab_get_add_bos(self._vocab))
+        return (token,) if adds and token >= 0 else ()
 
     @cached_property
-    def bos_id(self) -> int | None:
-        """The begin token; None if there is none."""
-        token: int = self._library.llama_vocab_bos(self._vocab)
-        return token if token >= 0 else None
+    def special_ids(self) -> tuple[int, ...]:
+        """Ids of the tokens that are no text, increasing: control tokens, and what stands for the unknown."""
+        special = CONTROL_ATTRIBUTE | UNKNOWN_ATTRIBUTE
+        return tuple(token for token in range(self.size) if self._attributes(token) & special)
+
+    def pieces(self) -> list[bytes | None]:
+        """[size] the bytes that each token adds to the text; None if it stands for nothing, as in
+        `token_table`."""
+        return [None if self._entry(token) is None else self.piece(token) for token in range(self.size)]
 
     def token_table(self) -> list[bytes | None]:
         """[size] each token's text as the tokenizer file spells it (UTF-8); None if unused or padding."""
@@ -69,5 +78,9 @@ class LlamaVocabulary:
 
     def _entry(self, token: int) -> bytes | None:
         text: bytes = self._library.llama_vocab_get_text(self._vocab, token)
-        unused = self._library.llama_vocab_get_attr(self._vocab, token) & UNUSED_ATTRIBUTE
+        unused = self._attributes(token) & UNUSED_ATTRIBUTE
         return None if unused or PADDING.fullmatch(text) else text
+
+    def _attributes(self, token: int) -> int:
+        attributes: int = self._library.llama_vocab_get_attr(self._vocab, token)
+        return attributes

@@ -14,6 +14,7 @@ class Bytes:
 
     num_vocab = 256
     eos_ids = (0,)
+    begin_ids = ()
 
     def token_table(self) -> list[bytes | None]:
         return [bytes((token,)) for token in range(256)]

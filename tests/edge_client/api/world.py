@@ -37,6 +37,7 @@ class Letters:
 
     num_vocab = VOCAB
     eos_ids = EOS
+    begin_ids: tuple[int, ...] = ()
 
     def token_table(self) -> list[bytes | None]:
         return list(TABLE)
