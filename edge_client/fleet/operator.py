@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from common.errors import UnavailableError
+from common.errors import UnavailableError, UserError
 from edge_client.core.fleet.names import DeviceTopics, TenantTopics
 from edge_client.core.fleet.orders import (
     ALL,
@@ -61,14 +61,20 @@ class Signer:
         return self._order(OrderKind.VERIFIER, ALL, lifetime, id=name, status=(status,))[1]
 
     def _order(self, kind: OrderKind, device: str, lifetime: float, **content: Any) -> tuple[int, bytes]:
-        """Revisions are milliseconds since 1970: operators need not ask anybody for the last one."""
+        """Revisions are milliseconds since 1970: operators need not ask anybody for the last one. Raises
+        `UserError` for what no device would take."""
+        if device != ALL:
+            DeviceTopics(self.tenant, device)  # checks the names
         at = self.wall()
         rev = int(at * 1000)
         not_after = at + check_lifetime(lifetime)
         order = Order(
             kind=kind, tenant=self.tenant, device=device, rev=rev, at=at, not_after=not_after, **content
         )
-        return rev, seal(order, self.sign)
+        try:
+            return rev, seal(order, self.sign)
+        except SchemaError as error:
+            raise UserError(f"no device would take this: {error}") from error
 
 
 class Operator:

@@ -98,6 +98,7 @@ def test_a_device_that_is_away_is_not_waited_for_without_end(
         (["set", "draft.depth=1", "--all", "--expires", "soon"], "write 90s, 10m, 12h or 30d"),
         (["kill", "halt", "--expires", "900d"], "within 400 days"),
         (["command", "ping", "--device", "a/b"], "the device is"),
+        (["set", "Draft=1", "--all"], "no device would take this"),
         (["list", "--broker", "nowhere"], "HOST:PORT"),
         (["announce", "--endpoint", "x", "--name", "v"], "--endpoint is 'x'"),
     ],

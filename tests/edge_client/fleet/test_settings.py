@@ -43,7 +43,12 @@ def test_a_broker_that_cannot_be_meant_is_refused(changes: dict[str, Any], words
     ],
 )
 def test_a_device_that_cannot_be_meant_is_refused(changes: dict[str, Any], words: str) -> None:
-    fields = {"broker": BROKER, "tenant": "acme", "device": "pi-1", "state_dir": Path("state")}
+    fields: dict[str, Any] = {
+        "broker": BROKER,
+        "tenant": "acme",
+        "device": "pi-1",
+        "state_dir": Path("state"),
+    }
     with pytest.raises(UserError, match=words):
         FleetSettings(**(fields | changes))
 

@@ -41,5 +41,5 @@ def kill(rev: int, mode: Kill, **changes: Any) -> bytes:
 
 def command(command_id: str, name: str = "ping", **changes: Any) -> bytes:
     """A signed command."""
-    more = {"not_after": NOW + 600, "kind": OrderKind.COMMAND, "values": None} | changes
+    more: dict[str, Any] = {"not_after": NOW + 600, "kind": OrderKind.COMMAND, "values": None} | changes
     return config(1, id=command_id, name=name, **more)

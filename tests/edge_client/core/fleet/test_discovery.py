@@ -16,7 +16,8 @@ CLOCK = Clock(NOW)
 
 
 def status(epoch: int = 1, endpoint: str | None = "gpu.acme.example:443", **more: Any) -> VerifierStatus:
-    return VerifierStatus(**({"state": State.ONLINE, "epoch": epoch, "at": NOW, "endpoint": endpoint} | more))
+    fields: dict[str, Any] = {"state": State.ONLINE, "epoch": epoch, "at": NOW, "endpoint": endpoint}
+    return VerifierStatus(**(fields | more))
 
 
 def signed(found: VerifierStatus, name: str = "v1", **more: Any) -> bytes:

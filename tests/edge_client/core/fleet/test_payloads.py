@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from edge_client.core.fleet.payloads import (
@@ -17,7 +19,7 @@ from edge_client.core.fleet.record import LARGEST, encode
 
 
 @pytest.mark.parametrize("kind", [SpecTelemetry, LinkTelemetry, HostTelemetry])
-def test_telemetry_at_its_fullest_is_under_one_kibibyte(kind: type) -> None:
+def test_telemetry_at_its_fullest_is_under_one_kibibyte(kind: Any) -> None:
     fields = {
         name: LARGEST if one.type == "int" else 0.123456789 if "float" in one.type else True
         for name, one in kind.__dataclass_fields__.items()
@@ -27,7 +29,7 @@ def test_telemetry_at_its_fullest_is_under_one_kibibyte(kind: type) -> None:
 
 
 @pytest.mark.parametrize("kind", [SpecTelemetry, LinkTelemetry, HostTelemetry])
-def test_no_field_of_telemetry_is_a_text(kind: type) -> None:
+def test_no_field_of_telemetry_is_a_text(kind: Any) -> None:
     assert all("str" not in one.type for one in kind.__dataclass_fields__.values())
 
 

@@ -97,7 +97,8 @@ def test_what_changes_is_told_and_what_does_not_is_not() -> None:
     own = device()
     own.birth(now=1.0, wall=101.0)
     own.on_about(About(version="1", draft="demo", mode=Mode.AHEAD))
-    assert own.birth_at is None
+    before = own.birth_at
+    assert before is None
     own.on_about(About(version="1", draft="demo", mode=Mode.IDLE))
     assert own.birth_at == 1.0 + AGAIN_TIME
     assert own.birth(now=6.0, wall=106.0).mode is Mode.IDLE
