@@ -19,8 +19,10 @@ from common.vocabulary import Vocabulary
 from edge_client import daemon_file
 from edge_client.api.app import Api, ApiSettings
 from edge_client.api.listening import UNIX, Listening
+from edge_client.api.page import page_routes
 from edge_client.api.security import Gate
 from edge_client.api.service import Defaults, TextService
+from edge_client.api.tree import tree_routes
 from edge_client.config import EdgeConfig
 from edge_client.config.checks import is_loopback
 from edge_client.config.sections import DraftSection, VerifierSection
@@ -167,7 +169,7 @@ class EdgeDaemon:
             ready=page.why_not_ready,
             metrics=metrics_page(device, reachable) if config.api.metrics else None,
             journal=self._journal(),
-            more=self._around.routes,
+            more=(*(page_routes() if config.api.page else ()), *tree_routes(device), *self._around.routes),
         )
 
     def _journal(self) -> Journal | None:

@@ -14,6 +14,7 @@ from typing import Any
 from common.errors import CapacityError, LocalError, UserError
 from edge_client.api.service import TextService
 from edge_client.config import EdgeConfig
+from edge_client.config.schema import BY_NAME, LOCAL_ONLY
 from edge_client.config.sections import FleetSection
 from edge_client.core.config import Fallback
 from edge_client.core.fleet.payloads import (
@@ -54,9 +55,6 @@ DRAFT_STATES = {
     ModelState.LOADING: DraftState.UNLOADED,
     ModelState.UNLOADED: DraftState.UNLOADED,
 }
-
-LIVE = ("draft.policy", "draft.recall", "draft.keep_alive", "verifier.fallback")
-"""Settings that take effect at once; the fleet's others hold from the daemon's next start."""
 
 Reconfigure = Callable[[Mapping[str, Any]], EdgeConfig]
 """The fleet's values by their names (`draft.policy`) -> the configuration with them below all that is set
@@ -145,7 +143,8 @@ class FleetLink:
         self.device.orders = ORDERS[orders.kill]
 
     def apply(self, values: Mapping[str, Any]) -> list[str]:
-        """Settings from afar; what is wrong with them, in sentences."""
+        """Settings from afar; what is wrong with them, in sentences. Policy, recall and keep-alive hold at once,
+        others from the daemon's next start."""
         try:
             config = self.reconfigure(values)
         except UserError as error:
@@ -190,7 +189,13 @@ def fleet_settings(section: FleetSection, state: Path) -> FleetSettings:
     )
     keys = (read_public(section.public_key),) if section.public_key else ()
     return FleetSettings(
-        broker, section.tenant, section.device, state, keys, telemetry_interval=section.telemetry_interval
+        broker,
+        section.tenant,
+        section.device,
+        state,
+        keys,
+        allowed_settings=frozenset(BY_NAME) - LOCAL_ONLY,
+        telemetry_interval=section.telemetry_interval,
     )
 
 

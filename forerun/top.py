@@ -1,4 +1,4 @@
-"""`forerun top`: what a verifier does now, and for whom."""
+"""`forerun top`: what a verifier, or this device's daemon, does now, and for whom."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from common.pb import admin_pb2_grpc as pb_grpc
 from common.rpc.admin import Overview, decode_overview
 from common.rpc.options import channel_options
 from common.rpc.status import to_error
+from forerun import daemon_top
+from forerun.edge_places import add_place
 from forerun.top_table import SORTS, as_json, table
 
 DESCRIPTION = """\
-Shows the live sessions of a verifier, anew every second until Ctrl-C. The verifier must have been started
-with --admin; of the texts it tells nothing but their lengths.
+Shows the live texts of this device's daemon, anew every second until Ctrl-C; with --admin the live sessions
+of a verifier, which must have been started with --admin. Of the texts it tells nothing but their lengths.
 
+  forerun top
   forerun verify --model demo_models/target --admin 127.0.0.1:50061
   forerun top --admin 127.0.0.1:50061"""
 
@@ -36,22 +39,25 @@ OTHER_SCREEN, BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "top",
-        help="show the live sessions of a verifier",
+        help="show the live texts of the daemon, or the live sessions of a verifier",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     option = parser.add_argument
-    option("--admin", required=True, metavar="ADDRESS", help="what the verifier's --admin says")
+    option("--admin", metavar="ADDRESS", help="of a verifier: what its --admin says")
     option("--once", action="store_true", help="show it once; paces are then means since each began")
     option("--json", action="store_true", help="an object a line, with all that is known")
     option("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (%(default)s)")
     option("--sort", choices=tuple(SORTS), default="pace", help="what stands first (%(default)s)")
+    add_place(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     if not 0.1 <= options.interval < float("inf"):
         raise UserError(f"--interval is {options.interval}; it must be 0.1 or more")
+    if options.admin is None:
+        return daemon_top.run(options)
     asyncio.run(_watch(options))
     return 0
 

@@ -173,6 +173,7 @@ class TextService:
             raise wrong(
                 "logprobs", f"{name} writes without the target, whose log-probabilities these would be"
             )
+        self._check_grammar(asked.sampling.grammar)
         extras, defaults = asked.extras, self.defaults
         identity = shape.prefix + secrets.token_hex(12)
         limit = self._limit(len(prompt), asked.max_tokens, default_tokens)
@@ -192,6 +193,12 @@ class TextService:
         words = self.device.words if logprobs is not None else None
         heading = Heading(identity, int(self._wall()), name, self._system_fingerprint())
         return Telling(heading, shape, request, asked.client, words, asked.include_usage, extras.origins)
+
+    def _check_grammar(self, grammar: str) -> None:
+        """An older verifier would leave it out without a word."""
+        found = self.device.verifiers.best()
+        if grammar and found is not None and not found.grammars:
+            raise wrong("response_format", f"the verifier of {found.model} holds no text to a grammar")
 
     def _limit(self, num_prompt: int, asked: int | None, default: int | None) -> int:
         """Tokens that the text may have. Raises `ApiError` if not all that was asked for fits."""

@@ -1,0 +1,100 @@
+"""`forerun chat`: a conversation with the running daemon."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from common.errors import ForerunError
+from forerun.chat.asking import add_asking, add_daemon, asking_from, find_daemon
+from forerun.chat.commands import is_command, run_command
+from forerun.chat.display import legend, new_display
+from forerun.chat.messages import Messages, reader
+from forerun.chat.stats import stats_line
+from forerun.chat.talk import Conversation, Talk
+from forerun.paint import Painter, note
+
+DESCRIPTION = """\
+A conversation with the running daemon (`forerun edge`), on a terminal or in a pipe:
+
+  forerun chat --system 'Answer briefly.'
+  printf 'What is a tree?\\nAnd a forest?\\n' | forerun chat
+
+/help tells what else a line can be. Ctrl-C stops an answer, Ctrl-D ends. A daemon that is started again in
+the middle of an answer loses none of it."""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "chat",
+        help="talk to the running daemon",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_asking(parser, max_tokens=None)
+    option = parser.add_argument
+    option(
+        "--show-drafts",
+        action="store_true",
+        help="on a terminal: the draft's own guesses, dim until the target confirms or replaces them",
+    )
+    add_daemon(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 1 if the last answer failed and nobody is there to ask again."""
+    painter = Painter(sys.stdout)
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    find_daemon(options).get("/v1/models")  # that it answers, before anything is typed
+    talk = Talk(
+        Conversation(options.system_text),
+        asking_from(options, revise=options.show_drafts and painter.colour, name="chat"),
+        lambda: find_daemon(options),
+        lambda: new_display(painter, origin=options.show_origin),
+    )
+    if options.show_origin:
+        note(legend(painter))
+    failed = _converse(talk, Messages(reader(is_terminal)), painter, is_terminal)
+    return 1 if failed and not is_terminal else 0
+
+
+def _converse(talk: Talk, messages: Messages, painter: Painter, is_terminal: bool) -> bool:
+    """Until the end of input, or /quit. Whether the last message failed."""
+    failed = False
+    while (message := messages.next()) is not None:
+        if not message.strip():
+            continue
+        try:
+            if _answer(talk, message, painter):
+                return False
+            failed = False
+        except ForerunError as error:
+            print(f"forerun: {error}", file=sys.stderr)
+            failed = True
+    if is_terminal:
+        print()  # Ctrl-D leaves the cursor behind the prompt
+    return failed
+
+
+def _answer(talk: Talk, message: str, painter: Painter) -> bool:
+    """Whether the conversation ends with it."""
+    if is_command(message):
+        outcome = run_command(talk, message)
+        if outcome.words:
+            _aside(outcome.words, painter)
+        if not outcome.question:
+            return outcome.ends
+        message = outcome.question
+    ended = talk.ask(message)
+    if ended is not None:
+        _aside(stats_line(ended.figures), painter)
+    elif talk.was_stopped:
+        _aside("[stopped]", painter)
+    return False
+
+
+def _aside(words: str, painter: Painter) -> None:
+    """What is no answer: dim on a terminal; beside the text where that goes elsewhere."""
+    print(painter.dim(words), file=sys.stdout if sys.stdout.isatty() else sys.stderr, flush=True)

@@ -1,0 +1,70 @@
+"""The table of live texts: paces, shares, what is not known, and what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.errors import PeerError
+from edge_client.local_client import LocalClient
+from forerun.daemon_table import Look, as_json, look, paces, rows, screen
+from tests.edge_client.small_server import Handler, serving
+
+STATUS = {
+    "mode": "ahead",
+    "verifiers": [{"address": "a:1", "rtt_ms": 4.5, "why": ""}, {"address": "b:1", "state": "down"}],
+    "draft": {"model": "tiny", "seats": 8},
+}
+
+
+def text(name: str, tokens: int, elapsed_ms: float = 1000.0, **more: Any) -> dict[str, Any]:
+    return {"id": name, "prompt": 3, "mode": "ahead", "tokens": tokens, "elapsed_ms": elapsed_ms, **more}
+
+
+def at(now: float, *texts: dict[str, Any], waiting: int = 0) -> Look:
+    return Look(now, STATUS, texts, waiting)
+
+
+def test_paces_are_of_the_time_between_two_looks() -> None:
+    before, now = at(10.0, text("a", 10)), at(12.0, text("a", 50, 5000.0), text("b", 9, 3000.0))
+    assert paces(now, before) == {"a": 20.0, "b": 3.0}
+    assert paces(now, None) == {"a": 10.0, "b": 3.0}
+    assert [each["tokens_per_s"] for each in as_json(now, before)["texts"]] == [20.0, 3.0]
+
+
+def test_a_line_a_text_the_fastest_first() -> None:
+    one = text("slow", 10, client="chat-1", accepted=5, proposed=20, acceptance_length=2.5, rtt_p50_ms=43.21)
+    titles, first, second = rows(at(0.0, one, text("fast", 70)))
+    assert titles.split()[:5] == ["ID", "CLIENT", "MODE", "AGE", "PROMPT"]
+    assert first.split() == ["fast", "-", "ahead", "1s", "3", "70", "70.0", "-", "0%", "-", "-"]
+    assert second.split() == [
+        "slow", "chat-1", "ahead", "1s", "3", "10", "10.0", "2.50", "50%", "25%", "43.2",
+    ]  # fmt: skip
+    assert rows(at(0.0, one, text("fast", 70)), sort="text")[1].startswith("fast")
+
+
+def test_the_head_says_what_the_daemon_says() -> None:
+    lines = screen(at(0.0, waiting=2))
+    assert lines[:5] == [
+        "mode: ahead",
+        "verifiers: address a:1   rtt_ms 4.5",
+        "verifiers: address b:1   state down",
+        "draft: model tiny   seats 8",
+        "texts: 0 under way, 2 waiting",
+    ]
+
+
+def test_what_does_not_fit_is_said() -> None:
+    lines = screen(at(0.0, *(text(f"t{number}", number) for number in range(20))), size=(30, 12))
+    assert len(lines) == 11
+    assert lines[-1] == "and 17 more"
+    assert all(len(line) <= 30 for line in lines)
+
+
+def test_another_version_is_named() -> None:
+    def answer(request: Handler) -> None:
+        request.reply(200, b'{"else": 1}', Content_Type="application/json")
+
+    with serving(answer) as address, pytest.raises(PeerError, match="another version"):
+        look(LocalClient(address), 0.0)
