@@ -105,6 +105,11 @@ class DraftModel:
             self._num_waiting -= 1
             self._on_release()
 
+    async def prepare(self, grammar: str) -> None:
+        """Read the tokens for grammars beside the loop, once, so that no draft step waits for it. Raises
+        `UserError` for a grammar that cannot be drafted under."""
+        await asyncio.to_thread(self.tokens.grammars.check, grammar)
+
     async def load(self) -> None:
         """Load it if it is away, in a thread; who comes meanwhile waits for the same. Raises `UserError`."""
         if self._pool is not None:

@@ -143,8 +143,8 @@ class FleetLink:
         self.device.orders = ORDERS[orders.kill]
 
     def apply(self, values: Mapping[str, Any]) -> list[str]:
-        """Settings from afar; what is wrong with them, in sentences. Policy, recall and keep-alive hold at once,
-        others from the daemon's next start."""
+        """Settings from afar; what is wrong with them, in sentences. Policy, recall and keep-alive hold at
+        once, others from the daemon's next start."""
         try:
             config = self.reconfigure(values)
         except UserError as error:

@@ -68,6 +68,13 @@ def add_parser(commands: Any) -> None:
     option("--target", default=str(demo_models.TARGET_DIR), metavar="PATH", help="another target model")
     option("--draft", default=str(demo_models.DRAFT_GGUF), metavar="PATH", help="another draft model (GGUF)")
     option("--json", action="store_true", help="print one JSON object instead of text and table")
+    option(
+        "--page",
+        action="store_true",
+        help="serve the page for a browser instead: texts, and the tree growing",
+    )
+    option("--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="of --page (%(default)s)")
+    option("--open", action="store_true", help="with --page: open it in the browser of this machine")
     add_sampling(parser, max_tokens=96)
     parser.set_defaults(run=lambda options: asyncio.run(_demo(options)))
 
@@ -77,6 +84,8 @@ async def _demo(options: argparse.Namespace) -> int:
     make_policy(options.policy)
     _check_options(options)
     sampling = {**asdict(sampling_from(options)), "logit_bias": [], "stop_token_ids": []}
+    if options.page:
+        return await _page(options)
     prompts = _prompts(options)
     note("loading the target model and the draft model, each in a process of its own")
     async with Rig(_settings(options)) as rig:
@@ -87,6 +96,16 @@ async def _demo(options: argparse.Namespace) -> int:
         print(json.dumps(_as_json(options, prompts, comparison), indent=2))
     else:
         print_table(options, comparison)
+        print("\nTo see it in a browser, with a slider for the delay: make demo ARGS='--page'")
+    return 0
+
+
+async def _page(options: argparse.Namespace) -> int:
+    try:
+        from forerun.demo_page import show_page
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed; pip install 'forerun[edge]'") from error
+    await show_page(_settings(options), options.listen, "draft", options.open)
     return 0
 
 

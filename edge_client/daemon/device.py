@@ -36,6 +36,10 @@ from edge_client.text import Words
 logger = logging.getLogger(__name__)
 
 
+FIRST_BACKOFF = 0.02
+"""Seconds, at least, before the first reconnect of a text: somebody reads it."""
+
+
 class Seat(Drafts, Protocol):
     """A place at the draft model, for one text."""
 
@@ -46,6 +50,10 @@ class Seat(Drafts, Protocol):
 
 class DraftSource(Protocol):
     """Where seats come from (`DraftModel`): loads the draft model when it is needed."""
+
+    async def prepare(self, grammar: str) -> None:
+        """Before a text under this grammar. Raises `ForerunError` if it cannot be drafted."""
+        ...
 
     async def acquire(self, prompt: Sequence[int]) -> Seat:
         """Raises `ForerunError` if the model cannot be loaded or has no seat."""
@@ -189,6 +197,8 @@ class Device:
         if self._drafts is None or request.writer is Writer.TARGET or request.policy == "off":
             return None, ""
         try:
+            if request.sampling.grammar:
+                await self._drafts.prepare(request.sampling.grammar)
             return await self._drafts.acquire(request.prompt), ""
         except ForerunError as error:
             if request.writer is Writer.DRAFT:
@@ -229,6 +239,7 @@ class Device:
             logprobs=request.logprobs,
             fallback=_session_fallback(request, drafting),
             patience=self.settings.patience,
+            first_backoff=FIRST_BACKOFF,
             max_preview=None,
         )
 

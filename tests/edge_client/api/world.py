@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from cloud_verifier.core.config import SchedulerConfig
-from common.errors import CapacityError
+from common.errors import CapacityError, UserError
 from common.rpc.describe import Description
 from common.sampling import SamplingParams
 from edge_client.api.app import Api, ApiSettings
@@ -56,6 +56,9 @@ class Seats:
         self.num_taken = 0
         self.most = most
         self.blend = blend
+
+    async def prepare(self, grammar: str) -> None:
+        raise UserError("a tiny drafter knows no grammars")
 
     async def acquire(self, prompt: Sequence[int]) -> TinySeat:
         if self.num_taken >= self.most:
