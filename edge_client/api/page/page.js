@@ -182,6 +182,7 @@ function showFigures(figures, latestRtt) {
     gauges.length.show(figures.acceptance_length);
     if (byTarget > 0) gauges.saved.show(Math.max(0, 100 * (1 - figures.target_steps / byTarget)));
   }
+  if (figures.proposed && isNumber(acceptance)) gauges.rate.show(100 * acceptance);
   if (figures.estimated_speedup) gauges.speedup.show(figures.estimated_speedup);
 }
 
@@ -754,7 +755,6 @@ async function watch(id, answer, signal) {
       }
       if (news.figures) {
         showFigures(news.figures, latestRtt);
-        if (news.figures.proposed && isNumber(acceptance)) gauges.rate.show(100 * acceptance);
         gauges.speed.show(answer.speed());
       }
     }

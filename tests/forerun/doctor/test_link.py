@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import socket
+import ssl
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from edge_client.config.sections import VerifierSection
 from edge_client.tls import TlsSettings
-from forerun.doctor.finding import Level
-from forerun.doctor.link import LinkFound, check_link, round_trips, tls_for
+from forerun.doctor.finding import Finding, Level
+from forerun.doctor.link import LinkFound, _certificate, check_link, round_trips, tls_for
+
+if TYPE_CHECKING:
+    import trustme
 
 pytestmark = pytest.mark.grpc
 
@@ -49,6 +58,47 @@ async def test_nobody_and_nowhere() -> None:
     assert level(nowhere, "name") is Level.FAIL
     assert len(nowhere.findings) == 1
     assert (await link("what")).findings[0].level is Level.FAIL
+
+
+@contextlib.asynccontextmanager
+async def tls_server(authority: trustme.CA, name: str, until: datetime | None = None) -> AsyncIterator[str]:
+    """Speaks TLS as a gRPC server does, and nothing behind it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(name, not_after=until).configure_cert(context)
+    context.set_alpn_protocols(["h2"])
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"x")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(hold, "127.0.0.1", 0, ssl=context) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def certificate(address: str, tls: TlsSettings | None) -> Finding:
+    host, _, port = address.rpartition(":")
+    return await asyncio.to_thread(_certificate, address, host, int(port), tls)
+
+
+async def test_a_certificate_is_trusted_named_and_in_time(tmp_path: Path) -> None:
+    import trustme
+
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    tls = TlsSettings(ca=tmp_path / "ca.pem", server_name="verifier.example")
+    async with tls_server(authority, "verifier.example") as address:
+        good = await certificate(address, tls)
+        assert good.level is Level.OK, good
+        assert "is good for" in good.words
+        assert "not signed by a trusted CA" in (await certificate(address, TlsSettings())).words
+        assert "it speaks TLS" in (await certificate(address, None)).words
+        other = await certificate(address, dataclasses.replace(tls, server_name="other.example"))
+        assert other.level is Level.FAIL
+        assert "not for 'other.example'" in other.words
+    soon = datetime.now(UTC) + timedelta(days=5)
+    async with tls_server(authority, "verifier.example", soon) as address:
+        assert (await certificate(address, tls)).level is Level.WARN
 
 
 def test_round_trips_in_words() -> None:
