@@ -265,7 +265,12 @@ class Api:
         return JSONResponse(
             {
                 "sessions": [
-                    {"id": name, "prompt": len(live.answer.request.prompt), **live.answer.figures.as_json()}
+                    {
+                        "id": name,
+                        "client": live.client,
+                        "prompt": len(live.answer.request.prompt),
+                        **live.answer.figures.as_json(),
+                    }
                     for name, live in device.live.items()
                 ],
                 "waiting": device.admission.num_waiting,
