@@ -76,6 +76,9 @@ class Talk:
         except KeyboardInterrupt:
             self.was_stopped = True
             following.stop()
+        except BrokenPipeError:  # nobody reads any more; the daemon would write on
+            following.stop()
+            raise
         finally:
             display.close()
             if following.text or ended is not None:

@@ -153,10 +153,15 @@ def tiny_logprobs(
 
 
 def target_alone(
-    prompt: Sequence[int], sampling: SamplingParams, eos: Sequence[int], salt: int = 1, memory: int = 3
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    eos: Sequence[int],
+    salt: int = 1,
+    memory: int = 3,
+    begun: Sequence[int] = (),
 ) -> tuple[int, ...]:
-    """What the tiny target writes by itself: the text every session must have."""
-    text = list(prompt)
+    """What the tiny target writes by itself: the text every session must have. `begun` is there already."""
+    text = [*prompt, *begun]
     stop = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos))
     while len(text) - len(prompt) < sampling.max_tokens:
         generated = np.array(text[len(prompt) :], np.int32)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from edge_client.api.app import Api, ApiSettings
 from edge_client.api.security import Gate
 from edge_client.api.service import Defaults, TextService
 from edge_client.channel import Streams, VerifierChannel
-from edge_client.core.drafter import Drafter
+from edge_client.core.drafter import Drafter, DraftRow, Expansion
 from edge_client.core.effects import Expand, MoveTip, StartDrafter
 from edge_client.daemon.device import Device, DeviceSettings
 from edge_client.daemon.journal import Journal
@@ -49,13 +50,24 @@ class Letters:
         return LETTERS[token].encode()
 
 
+class SlowDrafter(TinyDrafter):
+    """The tiny drafter, with steps long enough for something to happen meanwhile."""
+
+    step_time = 0.0
+
+    def expand(self, rows: Sequence[DraftRow]) -> list[Expansion]:
+        time.sleep(self.step_time)
+        return super().expand(rows)
+
+
 class Seats:
     """A `DraftSource` of tiny drafters, each with its own thread."""
 
-    def __init__(self, most: int = 8, blend: float = 0.3) -> None:
+    def __init__(self, most: int = 8, blend: float = 0.3, step_time: float = 0.0) -> None:
         self.num_taken = 0
         self.most = most
         self.blend = blend
+        self.step_time = step_time
 
     async def prepare(self, grammar: str) -> None:
         raise UserError("a tiny drafter knows no grammars")
@@ -64,7 +76,9 @@ class Seats:
         if self.num_taken >= self.most:
             raise CapacityError("all seats are taken")
         self.num_taken += 1
-        return TinySeat(self, TinyDrafter(blend=self.blend))
+        drafter = SlowDrafter(blend=self.blend)
+        drafter.step_time = self.step_time
+        return TinySeat(self, drafter)
 
 
 class TinySeat:
@@ -155,10 +169,14 @@ async def world(
     template: str = TEMPLATE,
     journal: Journal | None = None,
     not_ready: str = "",
+    through: Callable[[str], Awaitable[str]] | None = None,
 ) -> AsyncIterator[World]:
-    """Everything in one process, and HTTP without a socket."""
+    """Everything in one process, and HTTP without a socket. `through` puts something before the verifier."""
     seats = seats or Seats()
-    async with running(config, step_time) as system, VerifierChannel(system.address) as channel:
+    async with contextlib.AsyncExitStack() as stack:
+        system = await stack.enter_async_context(running(config, step_time))
+        address = system.address if through is None else await through(system.address)
+        channel = await stack.enter_async_context(VerifierChannel(address))
         described = replace(await channel.describe(), chat_template=template)
         device = Device(Letters(), OneVerifier(channel, described), seats, settings or DeviceSettings())
         service = TextService(device, defaults or Defaults(draft_name="tiny-draft"), lambda: 1_700_000_000.0)
