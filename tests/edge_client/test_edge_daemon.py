@@ -214,6 +214,20 @@ def test_a_json_schema_is_held_to(daemon: Daemon, temperature: float) -> None:
     assert isinstance(told["age"], int)
 
 
+@pytest.mark.node
+def test_a_json_schema_is_held_to_through_the_node_sdk(daemon: Daemon) -> None:
+    folder = Path(__file__).parent / "api" / "node"
+    words = ["node", "schema.mjs", f"http://{daemon.address}/v1", daemon.token]
+    done = subprocess.run(words, cwd=folder, capture_output=True, timeout=PATIENCE, check=False, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "keys": ["name", "age"],
+        "reason": "stop",
+        "spelled": True,
+        "refused": {"kind": "BadRequestError", "param": "response_format"},
+    }
+
+
 def test_logprobs_are_told_for_every_token(daemon: Daemon) -> None:
     found = daemon.openai.chat.completions.create(
         model="default",
