@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -27,25 +28,21 @@ from edge_client.daemon.admission import Admission
 from edge_client.daemon.alone_run import AloneRun
 from edge_client.daemon.answer import Answer, Run
 from edge_client.daemon.figures import Account, TextFigures
+from edge_client.daemon.late_seat import LateSeat, Seat
 from edge_client.daemon.request import TextRequest, Writer
 from edge_client.daemon.totals import Totals
-from edge_client.draft_worker import Drafts
 from edge_client.generation import Generation
 from edge_client.text import Words
 
 logger = logging.getLogger(__name__)
 
 
+AT_ONCE = 0.05
+"""Seconds that a text waits for its seat before it begins without: longer than a loaded model needs to give
+one, and shorter than people notice."""
+
 FIRST_BACKOFF = 0.02
 """Seconds, at least, before the first reconnect of a text: somebody reads it."""
-
-
-class Seat(Drafts, Protocol):
-    """A place at the draft model, for one text."""
-
-    def release(self) -> None:
-        """Let others have it."""
-        ...
 
 
 class DraftSource(Protocol):
@@ -177,14 +174,15 @@ class Device:
         account = Account(asked_at=self._clock())
         request = request if request.id else replace(request, id=f"text-{next(self._numbers)}")
         async with self.admission.place(client), contextlib.AsyncExitStack() as stack:
-            seat, note = await self._seat(request)
+            notes = list[str]()
+            seat = await self._seat(request, account, notes)
             if seat is not None:
                 stack.callback(seat.release)
             account.began_at = self._clock()
             account.mode = _first_mode(request, seat)
             ends = self.ends(request)
             answer = Answer(request, self.words, ends, self._begin(request, seat), account, self._clock)
-            live = Live(answer, client, account.began_at, [note] if note else [])
+            live = Live(answer, client, account.began_at, notes)
             self.live[request.id] = live
             try:
                 yield live
@@ -192,19 +190,38 @@ class Device:
                 del self.live[request.id]
                 self._end(live)
 
-    async def _seat(self, request: TextRequest) -> tuple[Seat | None, str]:
-        """A place at the draft model, or why the verifier writes alone."""
+    async def _seat(self, request: TextRequest, account: Account, notes: list[str]) -> Seat | None:
+        """A place at the draft model; None, with a note, if the verifier writes alone. While the model is
+        being loaded a text begins without; a text by the draft alone waits for it."""
         if self._drafts is None or request.writer is Writer.TARGET or request.policy == "off":
-            return None, ""
+            return None
+
+        def refused(error: ForerunError) -> None:
+            logger.warning("x %s goes on without drafts: %s", request.id, error)
+            notes.append(f"nothing is drafted: {error}")
+            account.mode = Mode.SERVER_ONLY.value
+
+        coming = asyncio.create_task(self._acquire(self._drafts, request))
         try:
-            if request.sampling.grammar:
-                await self._drafts.prepare(request.sampling.grammar)
-            return await self._drafts.acquire(request.prompt), ""
+            await asyncio.wait({coming}, timeout=None if request.writer is Writer.DRAFT else AT_ONCE)
+        except asyncio.CancelledError:
+            coming.cancel()
+            raise
+        if not coming.done():
+            return LateSeat(coming, refused)
+        try:
+            return coming.result()
         except ForerunError as error:
             if request.writer is Writer.DRAFT:
                 raise
-            logger.warning("x %s goes on without drafts: %s", request.id, error)
-            return None, f"nothing is drafted: {error}"
+            refused(error)
+            return None
+
+    @staticmethod
+    async def _acquire(drafts: DraftSource, request: TextRequest) -> Seat:
+        if request.sampling.grammar:
+            await drafts.prepare(request.sampling.grammar)
+        return await drafts.acquire(request.prompt)
 
     def _begin(self, request: TextRequest, seat: Seat | None) -> Callable[[Sequence[int]], Run]:
         if request.writer is Writer.DRAFT:

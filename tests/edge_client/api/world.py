@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import httpx
 
 from cloud_verifier.core.config import SchedulerConfig
-from common.errors import CapacityError, UserError
+from common.errors import CapacityError, ForerunError, UserError
 from common.rpc.describe import Description
 from common.sampling import SamplingParams
 from edge_client.api.app import Api, ApiSettings
@@ -65,6 +66,9 @@ class Seats:
 
     def __init__(self, most: int = 8, blend: float = 0.3, step_time: float = 0.0) -> None:
         self.num_taken = 0
+        self.loaded = asyncio.Event()  # who comes before waits
+        self.loaded.set()
+        self.failure: ForerunError | None = None  # of loading
         self.most = most
         self.blend = blend
         self.step_time = step_time
@@ -73,6 +77,9 @@ class Seats:
         raise UserError("a tiny drafter knows no grammars")
 
     async def acquire(self, prompt: Sequence[int]) -> TinySeat:
+        await self.loaded.wait()
+        if self.failure is not None:
+            raise self.failure
         if self.num_taken >= self.most:
             raise CapacityError("all seats are taken")
         self.num_taken += 1
