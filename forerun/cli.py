@@ -70,11 +70,11 @@ def asked_for(argv: Sequence[str]) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit code 0; 1 after an error, 2 after a user's (as argparse), 130 after Ctrl-C."""
+    hush_libraries()
     argv = sys.argv[1:] if argv is None else argv
     options = build_parser(asked_for(argv)).parse_args(argv)
     level = (options.log_level or "warning").upper()
     logging.basicConfig(level=level, format="%(levelname).1s %(name)s: %(message)s")
-    hush_libraries()
     try:
         code: int = options.run(options)
     except ForerunError as error:

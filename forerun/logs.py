@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import queue
 import re
 import sys
@@ -33,7 +34,9 @@ MAX_WAITING = 10_000
 
 
 def hush_libraries() -> None:
-    """Let those that warn of nothing speak of errors only."""
+    """Let those that warn of nothing speak of errors only. gRPC's core writes to standard error by itself, in
+    a form of its own, and listens to this variable alone, before it is imported."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
 
