@@ -18,6 +18,7 @@ from edge_client.api.telling import Telling
 from edge_client.api.tree import tree_routes
 from edge_client.channel import VerifierChannel
 from edge_client.daemon.device import Device, DeviceSettings
+from forerun.demo_page import Knob
 from link.proxy import Link
 from tests.drivers.tiny import SlowTarget, running
 from tests.edge_client.api.served import TOKEN
@@ -84,20 +85,3 @@ STATUS = {
     "draft": {"name": "tiny-draft", "state": "loaded"},
     "verifiers": [{"address": "127.0.0.1:1", "state": "down", "why": "nobody listens"}],
 }
-
-
-class Knob:
-    """Turns what the page asks for into faults of a real link."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self.state = LinkState()
-
-    async def change(self, wanted: LinkState) -> None:
-        self._link.rtt(wanted.rtt_ms, jitter=wanted.jitter_ms)
-        if wanted.down and not self.state.down:
-            await self._link.disable()
-            self._link.cut()
-        elif self.state.down and not wanted.down:
-            await self._link.enable()
-        self.state = wanted
