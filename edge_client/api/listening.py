@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -38,15 +38,24 @@ class ListeningServer(uvicorn.Server):
 class Listening:
     """Serves `app` at `listen` (HOST:PORT, port 0 picks one, or unix:PATH) while the block runs.
 
-    `address` is where, with the port as bound. At the end requests under way get `grace` seconds. Raises
-    `UserError` if the address cannot be listened on.
+    `address` is where, with the port as bound. `before` is called when the address is ours and nobody has
+    been let in yet. At the end requests under way get `grace` seconds. Raises `UserError` if the address
+    cannot be listened on.
     """
 
     def __init__(
-        self, app: ASGIApp, listen: str, *, grace: float = 0.0, cert: str = "", key: str = ""
+        self,
+        app: ASGIApp,
+        listen: str,
+        *,
+        grace: float = 0.0,
+        cert: str = "",
+        key: str = "",
+        before: Callable[[], object] = lambda: None,
     ) -> None:
         self.address = listen
         self._listen = listen
+        self._before = before
         self._server = ListeningServer(
             uvicorn.Config(
                 app,
@@ -70,6 +79,7 @@ class Listening:
 
     async def __aenter__(self) -> Listening:
         bound = self._bind()
+        self._before()
         self._task = asyncio.create_task(self._server.serve(sockets=[bound]))
         while not self._server.started:
             if self._task.done():

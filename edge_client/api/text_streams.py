@@ -57,6 +57,8 @@ class TextStreams:
             except (ValueError, KeyError, TypeError, UserError) as error:
                 logger.warning("! a stream on disk cannot be gone on with: %s", type(error).__name__)
                 self._forget(recorded.name)
+        if found:
+            logger.info("> %d streams of the last run go on", found)
         return found
 
     async def close(self) -> None:
@@ -90,7 +92,9 @@ class TextStreams:
 
     async def _write(self, replay: Replay, telling: Telling, entry: Entry | None) -> None:
         """Write a text's events to their end."""
-        beat = asyncio.create_task(keep_alive(replay.comment, lambda: replay.total_bytes))
+        beat = asyncio.create_task(
+            keep_alive(lambda comment: _comment(replay, entry, comment), lambda: replay.total_bytes)
+        )
         resumed = replay.num_events > 0
         try:
             async with contextlib.aclosing(self._in_time(telling, resumed)) as found:
@@ -138,6 +142,13 @@ def _add(replay: Replay, entry: Entry | None, event: bytes, new: Begun) -> None:
     if entry is not None:
         entry.add(event, new.tokens, new.origins)
     replay.add(event)
+
+
+def _comment(replay: Replay, entry: Entry | None, comment: bytes) -> None:
+    """On disk, too: readers count its bytes, and come back with their number after a restart."""
+    if entry is not None:
+        entry.add(comment)
+    replay.comment(comment)
 
 
 async def _until_gone(replay: Replay, task: asyncio.Task[None]) -> AsyncIterator[bytes]:
