@@ -15,8 +15,8 @@ PAUSE = 0.05
 """Seconds before a client whose connection broke comes back."""
 
 PATIENCE = 240.0
-"""Seconds without any byte, reconnects included, after which a text counts as lost: on a busy machine a verifier
-takes a minute to start."""
+"""Seconds without any byte, reconnects included, after which a text counts as lost: on a busy machine a
+verifier takes a minute to start."""
 
 
 class Client:
@@ -41,7 +41,8 @@ class Client:
         while not reading.done:
             before = len(reading.data)
             try:
-                await asyncio.wait_for(self._connection(reading, job), PATIENCE)
+                async with asyncio.timeout(PATIENCE):
+                    await self._connection(reading, job)
             except BrokenError:
                 self.num_cuts += 1
                 await asyncio.sleep(PAUSE)

@@ -5,25 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import socket
-import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.faults.draws import NUM_SIDES, Fault, Kind
 from benchmarks.http_stream import BrokenError, HttpClient
-from common.errors import UnavailableError
+from benchmarks.programs import Program, attempts, free_port, own_places
 from demo_models import DRAFT_GGUF, TARGET_DIR
 from link import Link, Timeout, both_ways
 
 logger = logging.getLogger(__name__)
-
-START_TIME = 180.0
-"""Seconds until a process must serve."""
 
 DRAIN_TIME = 2
 """Seconds that a verifier which drains waits for its sessions."""
@@ -64,58 +58,6 @@ class StageSettings:
     policy: str = "adaptive"
     fallback: str = "wait"
     more: tuple[str, ...] = ()  # flags of the daemon
-
-
-def free_port() -> int:
-    """One that nobody listens on now, to be used by one process after the other."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Program:
-    """A Forerun process that is ended and started again with the same arguments."""
-
-    def __init__(self, name: str, log: Path, environment: dict[str, str], *arguments: str) -> None:
-        self.name = name
-        self._log = log
-        self._environment = {**os.environ, **environment}
-        self._arguments = arguments
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "started before"
-        return self._process.pid
-
-    async def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "forerun", *self._arguments,
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment,
-            )  # fmt: skip
-
-    def send(self, number: signal.Signals) -> None:
-        assert self._process is not None, "started before"
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
-
-    async def gone(self) -> None:
-        assert self._process is not None, "started before"
-        await self._process.wait()
-
-    def check(self) -> None:
-        """Raise `UnavailableError` if it ended by itself."""
-        if self._process is not None and self._process.returncode is not None:
-            raise UnavailableError(
-                f"the {self.name} ended with code {self._process.returncode}; its log is {self._log}"
-            )
-
-    async def close(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self.send(signal.SIGCONT)
-            self.send(signal.SIGKILL)
-            await self.gone()
 
 
 @dataclass(slots=True)
@@ -167,7 +109,9 @@ class Processes:
             for number in range(NUM_SIDES):
                 self.sides.append(await self._side(number))
             await asyncio.gather(*(self._until_listening(side) for side in self.sides))
-            self.daemon = Program("daemon", self._log("daemon"), self._places(), *self._daemon_arguments())
+            self.daemon = Program(
+                "daemon", self._log("daemon"), own_places(self.settings.folder), *self._daemon_arguments()
+            )
             self._stack.push_async_callback(self.daemon.close)
             await self.daemon.start()
             await self.until_ready()
@@ -240,6 +184,9 @@ class Processes:
             await side.program.gone()
             await side.program.start()
             await self._until_listening(side)
+        except BaseException:
+            side.up.set()  # whoever waits for it learns of the failure
+            raise
         finally:
             self._one_down.release()
 
@@ -285,20 +232,11 @@ class Processes:
             "--api-resume", "durable", "--service-stop-timeout", "1", "--log-level", "info", *settings.more,
         ]  # fmt: skip
 
-    def _places(self) -> dict[str, str]:
-        """Folders of its own."""
-        folder = self.settings.folder.absolute()
-        places = {f"XDG_{name}_HOME": folder / name.lower() for name in ("STATE", "CONFIG", "DATA", "CACHE")}
-        places["XDG_RUNTIME_DIR"] = folder / "runtime"
-        for place in places.values():
-            place.mkdir(parents=True, exist_ok=True)
-        return {name: str(place) for name, place in places.items()}
-
     def _log(self, name: str) -> Path:
         return self.settings.folder / f"{name}.log"
 
     async def _until_listening(self, side: Side) -> None:
-        async for _ in _attempts():
+        async for _ in attempts():
             side.program.check()
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", side.port)
@@ -310,7 +248,7 @@ class Processes:
 
     async def until_ready(self) -> None:
         """The daemon answers, and so do all verifiers."""
-        async for _ in _attempts():
+        async for _ in attempts():
             self.daemon.check()
             with contextlib.suppress(BrokenError):
                 async with HttpClient(self.address) as http:
@@ -318,11 +256,3 @@ class Processes:
                     status = await http.json()
                 if all(each["health"] == "ready" for each in status["verifiers"]):
                     return
-
-
-async def _attempts(pause: float = 0.05) -> AsyncIterator[None]:
-    """One after the other until it is too late. Raises `UnavailableError` then."""
-    for _ in range(int(START_TIME / pause)):
-        yield
-        await asyncio.sleep(pause)
-    raise UnavailableError(f"a process was not ready within {START_TIME:g} s")

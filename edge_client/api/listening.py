@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import stat
@@ -25,6 +26,12 @@ IDLE_TIME = 75
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's line and headers."""
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether it is none of a response that was ended because the daemon ends: uvicorn logs a traceback of
+    each as an error of the application."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 class ListeningServer(uvicorn.Server):
@@ -80,6 +87,7 @@ class Listening:
     async def __aenter__(self) -> Listening:
         bound = self._bind()
         self._before()
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._task = asyncio.create_task(self._server.serve(sockets=[bound]))
         while not self._server.started:
             if self._task.done():

@@ -12,7 +12,7 @@ from common.errors import UserError
 from edge_client.api import asked_again
 from edge_client.api.errors import too_long
 from edge_client.api.replay import Replay, Stream, StreamStore
-from edge_client.api.telling import DONE, Part, Telling, frame, keep_alive, parts
+from edge_client.api.telling import DONE, Part, Telling, frame, keep_alive, left_to_say, parts
 from edge_client.daemon.device import Device
 from edge_client.daemon.journal import Entry, Journal, Recorded
 from edge_client.daemon.request import Begun
@@ -81,8 +81,21 @@ class TextStreams:
             return False
         telling = asked_again.from_json(recorded.head, self._device.words, recorded.begun)
         entry = self._journal.resume(recorded.name)
+        left = left_to_say(telling, recorded.frames)
+        if left is not None:
+            self._say_end(stream, entry, left)
+            return False
         stream.task = self._start(self._write_named(stream, telling, entry))
         return True
+
+    def _say_end(self, stream: Stream, entry: Entry, left: list[bytes]) -> None:
+        """The daemon was killed when the text was there and its end was not."""
+        for each in left:
+            entry.add(each)
+            stream.replay.restore(each)
+        entry.finish()
+        stream.replay.finish()
+        self.store.end(stream)
 
     async def _write_named(self, stream: Stream, telling: Telling, entry: Entry | None) -> None:
         try:

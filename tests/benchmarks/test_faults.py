@@ -139,7 +139,7 @@ class TinyStage:
     token = ""
 
     def __init__(self, folder: Path) -> None:
-        from benchmarks.faults.stage import free_port
+        from benchmarks.programs import free_port
 
         self.address = f"127.0.0.1:{free_port()}"
         self.links: list[Link] = []
@@ -178,11 +178,7 @@ class TinyStage:
                 self._later(lambda: link.rtt(0.0))
             case Kind.BLACK_HOLE:
                 link.set_toxic(*both_ways(Timeout(0)))
-                self._later(
-                    lambda: [
-                        link.remove_toxic(each.name) for each in both_ways(Timeout(0)) if each in link.toxics
-                    ]
-                )
+                self._later(lambda: self._heal(link))
             case _:
                 await self._daemon.aclose()
                 self.num_restarts += 1
@@ -191,6 +187,13 @@ class TinyStage:
     async def settle(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+    def _heal(self, link: Link) -> None:
+        from link import Timeout, both_ways
+
+        for each in both_ways(Timeout(0)):
+            if each in link.toxics:
+                link.remove_toxic(each.name)
 
     def _later(self, call: Callable[[], object]) -> None:
         async def wait() -> None:
