@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -183,10 +184,9 @@ class Worker:
             self.scheduler.check_integrity()
         timer = self.scheduler.next_timer_at
         timeout = None if timer is None else max(0.0, timer - self._clock())
-        try:
-            await asyncio.wait_for(self._wake.wait(), timeout)
-        except TimeoutError:
-            pass  # the timer is due; the loop looks at it first
+        with contextlib.suppress(TimeoutError):  # the timer is due; the loop looks at it first
+            async with asyncio.timeout(timeout):  # `wait_for` of Python 3.11 loses a cancellation that comes
+                await self._wake.wait()  # together with the event
         self._wake.clear()
 
     def _check_timer(self) -> None:

@@ -128,7 +128,8 @@ class Stream:
         self._outgoing.put_nowait(None)
         self._on_lost = lambda error: None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._reader, patience)
+            async with asyncio.timeout(patience):
+                await self._reader
         self._call.cancel()
 
     async def answers(self, patience: float) -> bool:

@@ -82,7 +82,6 @@ class EdgeDaemon:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, then let requests end for `service.stop_timeout` seconds."""
-        config, api = self._config, self._config.api
         make_private(self._paths.state)
         daemon_file.refuse_second(self._paths.daemon)
         token = self._token()
@@ -93,14 +92,10 @@ class EdgeDaemon:
             page = self._status_page(device, drafts, verifiers)
             app = self._api(device, words, page, token)
             stack.push_async_callback(app.streams.close)
-            grace = config.service.stop_timeout
-            listening = await stack.enter_async_context(
-                Listening(app.app, api.listen, grace=grace, cert=api.tls_cert, key=api.tls_key)
-            )
-            num_resumed = app.streams.go_on()
-            stack.enter_context(self._announced(listening.address, token, num_resumed))
+            listening = await stack.enter_async_context(self._listening(app))
+            stack.enter_context(self._announced(listening.address, token))
             await stack.enter_async_context(self._watched(drafts))
-            if config.fleet.broker:
+            if self._config.fleet.broker:
                 await stack.enter_async_context(self._in_fleet(device, app, drafts, verifiers, page))
             await self._until_told(stop, listening)
             self._notifier.stopping("waiting for requests to end")
@@ -200,10 +195,19 @@ class EdgeDaemon:
             uptime=lambda: time.monotonic() - self._began_at,
         )
 
+    def _listening(self, app: Api) -> Listening:
+        """Streams of the last run are there before anybody can ask for one, and not before the address is
+        ours: another daemon that has it writes their files."""
+        api = self._config.api
+        grace = self._config.service.stop_timeout
+        return Listening(
+            app.app, api.listen, grace=grace, cert=api.tls_cert, key=api.tls_key, before=app.streams.go_on
+        )
+
     # Life -------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _announced(self, address: str, token: str, num_resumed: int) -> Iterator[None]:
+    def _announced(self, address: str, token: str) -> Iterator[None]:
         """Client commands find it and the service manager knows that it serves, while the block runs."""
         record = daemon_file.this_process(
             started_at=time.time(),
@@ -215,7 +219,7 @@ class EdgeDaemon:
         )
         daemon_file.write(self._paths.daemon, record)
         self._notifier.ready(f"serving at {address}")
-        logger.info("serving at %s", address, extra={"fields": {"resumed": num_resumed}})
+        logger.info("serving at %s", address)
         self._around.on_ready(address, token)
         try:
             yield

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -27,6 +28,12 @@ MAX_HEAD_BYTES = 64 * 1024
 """Of a request's line and headers."""
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether it is none of a response that was ended because the daemon ends: uvicorn logs a traceback of
+    each as an error of the application."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
+
+
 class ListeningServer(uvicorn.Server):
     """uvicorn's, which leaves signals to the daemon."""
 
@@ -38,15 +45,24 @@ class ListeningServer(uvicorn.Server):
 class Listening:
     """Serves `app` at `listen` (HOST:PORT, port 0 picks one, or unix:PATH) while the block runs.
 
-    `address` is where, with the port as bound. At the end requests under way get `grace` seconds. Raises
-    `UserError` if the address cannot be listened on.
+    `address` is where, with the port as bound. `before` is called when the address is ours and nobody has
+    been let in yet. At the end requests under way get `grace` seconds. Raises `UserError` if the address
+    cannot be listened on.
     """
 
     def __init__(
-        self, app: ASGIApp, listen: str, *, grace: float = 0.0, cert: str = "", key: str = ""
+        self,
+        app: ASGIApp,
+        listen: str,
+        *,
+        grace: float = 0.0,
+        cert: str = "",
+        key: str = "",
+        before: Callable[[], object] = lambda: None,
     ) -> None:
         self.address = listen
         self._listen = listen
+        self._before = before
         self._server = ListeningServer(
             uvicorn.Config(
                 app,
@@ -70,6 +86,8 @@ class Listening:
 
     async def __aenter__(self) -> Listening:
         bound = self._bind()
+        self._before()
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._task = asyncio.create_task(self._server.serve(sockets=[bound]))
         while not self._server.started:
             if self._task.done():

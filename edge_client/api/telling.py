@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -104,8 +104,27 @@ def finish_word(answer: Answer) -> str:
 
 def usage(answer: Answer) -> Json:
     """Tokens of prompt and text."""
-    prompt, text = len(answer.request.prompt), len(answer.tokens)
-    return {"prompt_tokens": prompt, "completion_tokens": text, "total_tokens": prompt + text}
+    return _usage(len(answer.request.prompt), len(answer.tokens))
+
+
+def left_to_say(telling: Telling, frames: Sequence[bytes]) -> list[bytes] | None:
+    """What is missing of a stream whose text has been told to its end; None if it has not been. The daemon may
+    have been killed between any two events."""
+    if not frames or frames[-1] == DONE:
+        return [] if frames else None
+    last = json.loads(frames[-1].partition(b"data: ")[2] or b"{}")
+    if "error" in last:
+        return []
+    if last.get("usage"):
+        return [DONE]
+    if not any(choice["finish_reason"] for choice in last.get("choices", ())):
+        return None
+    if not telling.include_usage:
+        return [DONE]
+    request = telling.request
+    counts = _usage(len(request.prompt), len(request.begun.tokens))
+    last.pop("forerun", None)
+    return [frame(_number(frames[-1]) + 1, {**last, "choices": [], "usage": counts}), DONE]
 
 
 def summary(live: Live) -> Json:
@@ -141,6 +160,15 @@ async def keep_alive(comment: Any, total: Any) -> None:
             now = total()
         before = now
         await asyncio.sleep(KEEP_ALIVE_TIME)
+
+
+def _usage(prompt: int, text: int) -> Json:
+    return {"prompt_tokens": prompt, "completion_tokens": text, "total_tokens": prompt + text}
+
+
+def _number(event: bytes) -> int:
+    """Of an event's frame."""
+    return int(event.partition(b"\n")[0].removeprefix(b"id: "))
 
 
 def _told(telling: Telling, event: AnswerEvent) -> Iterator[Json]:

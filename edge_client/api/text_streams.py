@@ -12,7 +12,7 @@ from common.errors import UserError
 from edge_client.api import asked_again
 from edge_client.api.errors import too_long
 from edge_client.api.replay import Replay, Stream, StreamStore
-from edge_client.api.telling import DONE, Part, Telling, frame, keep_alive, parts
+from edge_client.api.telling import DONE, Part, Telling, frame, keep_alive, left_to_say, parts
 from edge_client.daemon.device import Device
 from edge_client.daemon.journal import Entry, Journal, Recorded
 from edge_client.daemon.request import Begun
@@ -57,6 +57,8 @@ class TextStreams:
             except (ValueError, KeyError, TypeError, UserError) as error:
                 logger.warning("! a stream on disk cannot be gone on with: %s", type(error).__name__)
                 self._forget(recorded.name)
+        if found:
+            logger.info("> %d streams of the last run go on", found)
         return found
 
     async def close(self) -> None:
@@ -79,8 +81,21 @@ class TextStreams:
             return False
         telling = asked_again.from_json(recorded.head, self._device.words, recorded.begun)
         entry = self._journal.resume(recorded.name)
+        left = left_to_say(telling, recorded.frames)
+        if left is not None:
+            self._say_end(stream, entry, left)
+            return False
         stream.task = self._start(self._write_named(stream, telling, entry))
         return True
+
+    def _say_end(self, stream: Stream, entry: Entry, left: list[bytes]) -> None:
+        """The daemon was killed when the text was there and its end was not."""
+        for each in left:
+            entry.add(each)
+            stream.replay.restore(each)
+        entry.finish()
+        stream.replay.finish()
+        self.store.end(stream)
 
     async def _write_named(self, stream: Stream, telling: Telling, entry: Entry | None) -> None:
         try:
@@ -90,7 +105,9 @@ class TextStreams:
 
     async def _write(self, replay: Replay, telling: Telling, entry: Entry | None) -> None:
         """Write a text's events to their end."""
-        beat = asyncio.create_task(keep_alive(replay.comment, lambda: replay.total_bytes))
+        beat = asyncio.create_task(
+            keep_alive(lambda comment: _comment(replay, entry, comment), lambda: replay.total_bytes)
+        )
         resumed = replay.num_events > 0
         try:
             async with contextlib.aclosing(self._in_time(telling, resumed)) as found:
@@ -138,6 +155,13 @@ def _add(replay: Replay, entry: Entry | None, event: bytes, new: Begun) -> None:
     if entry is not None:
         entry.add(event, new.tokens, new.origins)
     replay.add(event)
+
+
+def _comment(replay: Replay, entry: Entry | None, comment: bytes) -> None:
+    """On disk, too: readers count its bytes, and come back with their number after a restart."""
+    if entry is not None:
+        entry.add(comment)
+    replay.comment(comment)
 
 
 async def _until_gone(replay: Replay, task: asyncio.Task[None]) -> AsyncIterator[bytes]:

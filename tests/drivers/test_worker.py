@@ -151,3 +151,20 @@ async def test_steps_of_tips_follow_each_other_without_asking() -> None:
     found = await run(worker, (1, 2))
     assert tuple(found[0][0]) == target_alone((1, 2), SAMPLING, EOS)
     assert asked[0] < worker.scheduler.counters.num_steps
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_heartbeat_that_is_cancelled_ends_whatever_comes_at_that_moment(turns: int) -> None:
+    """A verifier that drains would stay for ever: its last stream goes as its heartbeat is ended."""
+    worker = worker_with(lambda plan: None)
+    heartbeat = asyncio.create_task(worker.run())
+    key, _ = worker.connect()  # a timer is set: until when its first message must be there
+    for _ in range(5):
+        await asyncio.sleep(0)
+    worker.disconnect(key)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    heartbeat.cancel()
+    done, _ = await asyncio.wait({heartbeat}, timeout=20)
+    assert done
+    assert heartbeat.cancelled()

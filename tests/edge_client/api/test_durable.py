@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from edge_client.daemon.device import Orders
 from edge_client.daemon.journal import Journal
 from tests.edge_client.api.world import World, alone, events_of, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
 LONG: dict[str, Any] = {"max_tokens": 60, "stream": True, "ignore_eos": True, "temperature": 1.0, "seed": 3}
+CHAT = [{"role": "user", "content": "abc"}]
 NAME = {"x-conversation-id": "talk"}
 
 
@@ -38,6 +40,10 @@ async def begin(found: World, num_tokens: int, **fields: Any) -> bytes:
         await asyncio.sleep(0.001)
     asking.cancel()
     return b"".join(stream.replay._from(0))
+
+
+def files_of(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
 
 
 def is_filled(folder: Path) -> bool:
@@ -69,6 +75,50 @@ async def test_a_stream_goes_on_over_a_restart(
     assert text == (whole[: min(stops)] if stops else whole)
     numbers = [int(line[4:]) for line in answer.text.splitlines() if line.startswith("id: ")]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_comments_count_over_a_restart_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers come back with a number of bytes, and comments are among them."""
+    monkeypatch.setattr("edge_client.api.telling.KEEP_ALIVE_TIME", 0.001)
+    async with daemon(tmp_path) as found:
+        before = await begin(found, 20)
+    monkeypatch.undo()
+    async with daemon(tmp_path) as found:
+        answer = await found.client.get("/v1/stream", params={"conv_id": "talk"})
+    assert b": waiting" in before
+    assert answer.content.startswith(before)
+    events_of(answer.text)
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+async def test_a_text_has_one_end_wherever_the_daemon_was_killed(tmp_path: Path, include_usage: bool) -> None:
+    """Each line of the file may have been the last: also those between the text's end and the stream's."""
+    fields = {"stream_options": {"include_usage": include_usage}, "messages": CHAT}
+    async with daemon(tmp_path) as found:
+        first = await found.client.post("/v1/chat/completions", json={**LONG, **fields}, headers=NAME)
+    (file,) = files_of(tmp_path)
+    lines = file.read_bytes().splitlines(keepends=True)
+    ends = [at for at, line in enumerate(lines) if b'\\"finish_reason\\": \\"length' in line]
+    for last in range(ends[0] + 1, len(lines)):
+        file.write_bytes(b"".join(lines[:last]))
+        async with daemon(tmp_path) as found:
+            again = await found.client.get("/v1/stream", params={"conv_id": "talk"})
+        assert again.content == first.content
+        assert file.read_bytes() == b"".join(lines)
+
+
+async def test_an_error_that_ended_a_stream_stays_its_end(tmp_path: Path) -> None:
+    limit = {"stream": True, "max_tokens": 60, "temperature": 0, "messages": CHAT}
+    async with daemon(tmp_path) as found:
+        found.device.orders = Orders.HALT
+        first = await found.client.post("/v1/chat/completions", json=limit, headers=NAME)
+    (file,) = files_of(tmp_path)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]))
+    async with daemon(tmp_path) as found:
+        again = await found.client.get("/v1/stream", params={"conv_id": "talk"})
+    assert b'"error"' in first.content
+    assert again.content == first.content
 
 
 async def test_a_stream_that_had_ended_is_read_again_after_a_restart(tmp_path: Path) -> None:

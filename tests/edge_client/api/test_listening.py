@@ -44,6 +44,30 @@ async def test_a_unix_socket_is_its_owners_alone_and_needs_no_token(tmp_path: Pa
     assert not path.exists()
 
 
+async def test_nobody_is_let_in_before_what_must_be_there_is(tmp_path: Path) -> None:
+    """And it is not begun by a daemon that cannot have the address."""
+    from edge_client.api.listening import Listening
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("nobody asks")
+
+    def before() -> None:
+        with socket.socket() as early, pytest.raises(ConnectionRefusedError):
+            early.connect(("127.0.0.1", port))
+        calls.append("before")
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    calls = list[str]()
+    async with Listening(app, f"127.0.0.1:{port}", before=before) as listening:
+        assert calls == ["before"]
+        with pytest.raises(UserError, match="cannot listen"):
+            async with Listening(app, listening.address, before=before):
+                pass
+    assert calls == ["before"]
+
+
 async def test_a_stale_socket_makes_way_and_a_live_one_does_not(tmp_path: Path) -> None:
     path = tmp_path / "edge.sock"
     stale = socket.socket(socket.AF_UNIX)
