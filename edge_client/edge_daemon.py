@@ -155,6 +155,7 @@ class EdgeDaemon:
             max_body_bytes=config.api.max_body_bytes,
             keep=config.api.resume_ttl,
             limit=config.api.request_timeout,
+            resumes=config.api.resume != "off",
         )
         reachable = lambda: {each["address"]: each["reachable"] for each in page.verifiers()}  # noqa: E731
         return Api(
@@ -184,7 +185,12 @@ class EdgeDaemon:
         return _path(self._config.api.token_file) or self._paths.token
 
     def _status_page(self, device: Device, drafts: DraftModel | None, verifiers: Verifiers) -> StatusPage:
-        about = {"version": self._around.version, "pid": os.getpid(), "started_at": round(time.time(), 1)}
+        about = {
+            "version": self._around.version,
+            "pid": os.getpid(),
+            "started_at": round(time.time(), 1),
+            "page": self._config.api.page and not self._config.api.listen.startswith(UNIX),
+        }
         return StatusPage(
             device,
             Fallback(self._config.verifier.fallback),
@@ -302,7 +308,7 @@ def _draft_status(drafts: DraftModel | None, file: str) -> dict[str, Any]:
         "size_bytes": drafts.size_bytes,
         "seats": drafts.num_seats,
         "used": drafts.num_used,
-        "unloads_in_s": drafts.seconds_left,
+        "unloads_in_s": None if drafts.seconds_left is None else round(drafts.seconds_left, 1),
         "error": drafts.failure,
     }
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edge_client.fleet.operator import Operator, Signer
 
 DESCRIPTION = """\
-Devices that run `forerun edge serve` with a broker tell how they are, and take signed orders. The broker is
+Devices that run `forerun edge` with a broker tell how they are, and take signed orders. The broker is
 never on the way of a generation: without it, devices go on as they are (docs/fleet.md).
 
   forerun fleet keygen fleet.key          devices get fleet.key.pub, you keep fleet.key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import signal
 import time
 from typing import Any
@@ -70,9 +71,18 @@ def _found(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
     found = {"status": "running", **_of_record(record)}
     try:
-        return {**found, "api": client_of(record).get(STATUS_PATH)}, RUNNING
+        told = client_of(record).get(STATUS_PATH)
     except ForerunError as error:
         return {**found, "status": "unresponsive", "error": str(error)}, UNKNOWN
+    page = {"page": _page(record)} if told.get("page") else {}
+    return {**found, **page, "api": told}, RUNNING
+
+
+def _page(record: DaemonRecord) -> str:
+    """Its address, for a shell to put the token in, which is not printed: screens are shared."""
+    scheme = "https" if record.tls_cert else "http"
+    token = f"#token=$(cat {shlex.quote(record.token_file)})" if record.token_file else ""
+    return f"{scheme}://{record.listen}/{token}"
 
 
 def _of_record(record: DaemonRecord) -> dict[str, Any]:
@@ -93,6 +103,8 @@ def _in_words(found: dict[str, Any]) -> str:
     line = f"running as process {found['pid']} at {found['listen']} for {found['uptime']:.0f} s"
     if found["token_file"]:
         line += f"\nprograms show it the token in {found['token_file']}"
+    if found.get("page"):
+        line += f"\nthe page: {found['page']}"
     if found["status"] == "unresponsive":
         return f"{line}\nbut it does not answer: {found['error']}"
     return "\n".join([line, *_lines(found["api"])])

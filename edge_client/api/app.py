@@ -60,6 +60,7 @@ class ApiSettings:
     max_body_bytes: int = 8 * 2**20
     keep: float = 300.0  # seconds that a named stream is kept after its end
     limit: float = 600.0  # seconds that a text may take
+    resumes: bool = True  # whether streams have names, and so can be read again
 
 
 class Api:
@@ -78,7 +79,7 @@ class Api:
     ) -> None:
         self.service = service
         self.streams = TextStreams(service.device, settings.keep, settings.limit, journal, time.time)
-        self._limit = settings.limit
+        self._limit, self._resumes = settings.limit, settings.resumes
         self._status, self._ready, self._metrics = status, ready, metrics
         routes = [Route(path, _told(endpoint), methods=[method]) for method, path, endpoint in self._table()]
         unsupported = [
@@ -121,7 +122,7 @@ class Api:
         return await self._text(request, self.service.completion)
 
     async def _text(self, request: Request, read: Any) -> Response:
-        name = _conversation(request)
+        name = _conversation(request) if self._resumes else ""
         if (again := self._again(request, name)) is not None:
             return again
         telling, asked = await read(await _body(request))

@@ -26,7 +26,7 @@ def flags_from(options: argparse.Namespace) -> dict[str, object]:
 
 def _add_flag(group: argparse._ArgumentGroup, entry: Entry) -> None:
     names = [each for each in dict.fromkeys((entry.setting.alias, entry.flag)) if each]
-    words = f"{entry.setting.meaning}{_unit(entry)} ({as_toml(entry.default)})".replace("%", "%%")
+    words = f"{entry.setting.meaning} ({_default(entry)})".replace("%", "%%")
     if isinstance(entry.default, bool):
         group.add_argument(
             *names,
@@ -43,8 +43,12 @@ def _add_flag(group: argparse._ArgumentGroup, entry: Entry) -> None:
     )
 
 
-def _unit(entry: Entry) -> str:
-    return f", in {entry.setting.unit}" if entry.setting.unit else ""
+def _default(entry: Entry) -> str:
+    """With its unit; in words where it is empty."""
+    if entry.default in ("", ()):
+        return "none"
+    unit = f" {entry.setting.unit}" if entry.setting.unit else ""
+    return as_toml(entry.default) + unit
 
 
 def _metavar(entry: Entry) -> str:

@@ -80,7 +80,7 @@ class DraftSection:
 
     model: str = setting(
         "",
-        "the draft model; empty: none, and the text is the server's stream",
+        "the draft model, which every daemon needs: with policy off only its tokens are read",
         form="a GGUF file, hf://organisation/repository/file.gguf, or the name given to `forerun pull`",
         is_path=True,
         alias="--draft",

@@ -90,7 +90,8 @@ def check_child(asked: Asked, told: Told) -> list[Finding]:
     loaded = told.stages.get("loaded")
     if loaded is None:
         return [*findings, fail("draft loads", told.end, "fetch it again, or choose another draft")]
-    findings.append(ok("draft loads", f"{loaded['description']}, in {loaded['seconds']:.1f} s"))
+    kind = loaded["description"].replace(" ?B", "")  # llama.cpp's words for a size that it has no name for
+    findings.append(ok("draft loads", f"{kind}, in {loaded['seconds']:.1f} s"))
     return [*findings, *_steps(told), *_tokens(asked, told), *_texts(told)]
 
 

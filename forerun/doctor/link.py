@@ -129,8 +129,9 @@ async def _ask(address: str, tls: TlsSettings | None, probes: int) -> tuple[list
             times, lost = await _probe(channel, probes)
     except ForerunError as error:
         return [fail(f"{address} gRPC", str(error))], None
+    said = (described.model, f"{described.max_positions} positions", described.version)
     findings = [
-        ok(f"{address} gRPC", f"{described.model}, {described.max_positions} positions, {described.version}"),
+        ok(f"{address} gRPC", ", ".join(filter(None, said))),
         _load(address, described),
         skip(f"{address} clock", "a verifier does not tell its time, and nothing depends on it"),
         round_trips(address, times, lost),
