@@ -1,7 +1,10 @@
-"""A verifier of the demo target whose steps take a known time, and which tells when each of them ended.
+"""A verifier whose steps take a known time, and which tells when each of them ended.
 
-A process for `benchmarks.api_overhead`: `python -m benchmarks.clocked_verifier --step 30`. It says where it
-listens as a line of JSON; for every line of its standard input it prints the ends of steps since the last.
+A process for `benchmarks.api_overhead`: `python -m benchmarks.clocked_verifier --step 30`. When it starts it
+writes one greedy text with the demo target, and repeats that from then on, position by position, so that a
+step costs nothing but its time: a target on this processor would compete with its own event loop. `--live`
+runs the target itself. It says where it listens as a line of JSON; for every line of its standard input it
+prints the ends of the steps since the last.
 """
 
 from __future__ import annotations
@@ -13,15 +16,37 @@ import sys
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
+from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.core.effects import Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.engine.floor import FlooredEngine
 from cloud_verifier.service import Server
 from cloud_verifier.worker import Worker
+from common.messages import Commit, Open
+from common.sampling import SamplingParams
 from demo_models import TARGET_DIR
+from forerun.prompts import bundled
 from forerun.verify import SWITCH_INTERVAL
 
 NUM_SLOTS = 16384
+LENGTH = 400
+"""Tokens of the text that is repeated."""
+
+
+class RepeatingEngine:
+    """Chooses what stands at the next position of one text, whatever a row's path is."""
+
+    def __init__(self, info: TargetInfo, text: Sequence[int]) -> None:
+        self.info = info
+        self._text = np.resize(np.array(text, np.int32), info.max_positions + 1)
+
+    def evaluate(self, plan: StepPlan) -> StepResult:
+        """See `TargetEngine.evaluate`."""
+        choices = tuple(self._text[item.positions[item.outputs] + 1] for item in plan.items)
+        return StepResult(choices, tuple(np.ones(len(each), np.float32) for each in choices))
 
 
 class ClockedEngine:
@@ -44,7 +69,22 @@ class ClockedEngine:
         return result
 
 
-async def serve(step: float) -> None:
+def written(engine: TargetEngine, prompt: tuple[int, ...]) -> list[int]:
+    """The prompt and what the target writes after it, greedily."""
+    scheduler = VerifyScheduler(engine.info, SchedulerConfig(recall=False, prefix_cache=False))
+    sampling = SamplingParams(max_tokens=LENGTH, ignore_eos=True, temperature=0.0)
+    scheduler.on_open(1, Open(prompt, sampling, engine.info.fingerprint), 0.0)
+    text, now = [*prompt], 0.0
+    while (plan := scheduler.next_step(now)) is not None:
+        now += 0.01
+        scheduler.on_step_done(engine.evaluate(plan), now)
+        for effect in scheduler.effects():
+            if isinstance(effect, Reply) and isinstance(effect.message, Commit):
+                text += effect.message.tokens
+    return text
+
+
+async def serve(step: float, live: bool) -> None:
     """Until standard input ends."""
     import torch
 
@@ -53,7 +93,9 @@ async def serve(step: float) -> None:
     torch.set_num_threads(1)
     sys.setswitchinterval(SWITCH_INTERVAL)
     target, table = load_engine(str(TARGET_DIR), NUM_SLOTS)
-    engine = ClockedEngine(FlooredEngine(target, step))
+    prompt = tuple(target.model.tokenize(bundled()[0]))
+    told = target if live else RepeatingEngine(target.info, written(target, prompt))
+    engine = ClockedEngine(FlooredEngine(told, step))
     worker = Worker(engine, VerifyScheduler(engine.info))
     async with Server(worker, engine.info, table, "127.0.0.1:0") as server:
         print(json.dumps({"listening": f"127.0.0.1:{server.port}"}), flush=True)
@@ -66,8 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description="a verifier that tells when its steps end")
     parser.add_argument("--step", type=float, default=30.0, metavar="MS", help="at least (%(default)s)")
+    parser.add_argument("--live", action="store_true", help="run the target in every step")
     given = parser.parse_args(arguments)
-    asyncio.run(serve(given.step / 1e3))
+    asyncio.run(serve(given.step / 1e3, given.live))
     return 0
 
 

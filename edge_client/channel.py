@@ -88,7 +88,18 @@ class Connection:
             await self.stub.Describe(encode_describe_request(), timeout=patience)
         except grpc.aio.AioRpcError as error:
             return error.code() not in NO_ANSWER
+        except asyncio.CancelledError:
+            if _is_own():
+                raise
+            return False
         return True
+
+
+def _is_own() -> bool:
+    """Whether a `CancelledError` is of the task that runs. gRPC raises it, too, in calls of a channel that is
+    closed, and a task that took that for its own end would be gone for good."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 class Stream:
@@ -218,6 +229,11 @@ class VerifierChannel:
                     failure.code,
                 )
             raise failure from error
+        except asyncio.CancelledError as error:
+            if _is_own():
+                raise
+            words = f"the connection to {self.address} was given up while it was asked"
+            raise UnavailableError(words) from error
         return decode_description(response)
 
     def open(

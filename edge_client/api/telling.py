@@ -108,8 +108,8 @@ def usage(answer: Answer) -> Json:
 
 
 def left_to_say(telling: Telling, frames: Sequence[bytes]) -> list[bytes] | None:
-    """What is missing of a stream whose text has been told to its end; None if it has not. The daemon may
-    have been killed between any two events."""
+    """What is missing of a stream whose text was told to its end; None if it was not. The daemon may have
+    been killed between any two events."""
     if not frames or frames[-1] == DONE:
         return [] if frames else None
     last = json.loads(frames[-1].partition(b"data: ")[2] or b"{}")

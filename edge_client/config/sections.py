@@ -52,7 +52,7 @@ class VerifierSection:
         alias="--fallback",
     )
     patience: float = setting(
-        1.0, "time without a verifier until that happens", unit="seconds", low=0.0, high=DAY
+        0.8, "time without a verifier until that happens", unit="seconds", low=0.0, high=DAY
     )
 
     def __post_init__(self) -> None:

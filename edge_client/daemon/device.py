@@ -76,7 +76,7 @@ class DeviceSettings:
     seats: int = 8  # texts at once
     max_waiting: int = 64  # behind them, all clients together
     ngrams: int = 65536  # entries remembered of all texts; 0 = none
-    patience: float = 1.0  # seconds without a verifier before a fallback begins
+    patience: float = 0.8  # seconds without a verifier before a fallback begins
     priors: PriorTable | None = None  # how far the draft is trusted at first; None: as shipped
 
 

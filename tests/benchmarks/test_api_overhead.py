@@ -1,0 +1,32 @@
+"""The overhead's parts: a target that repeats a text in known time, steps paired with events, fairness."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.api_overhead import jain
+
+
+def test_fairness_is_one_for_equals_and_falls_to_a_share_for_one_who_has_all() -> None:
+    assert jain([3.0, 3.0, 3.0, 3.0]) == 1.0
+    assert jain([1.0, 0.0, 0.0, 0.0]) == 0.25
+    assert jain([0.0, 0.0]) == 1.0
+
+
+@pytest.mark.torch
+@pytest.mark.llama
+@pytest.mark.api
+@pytest.mark.grpc
+def test_every_token_of_a_small_run_is_paired_with_its_step() -> None:
+    command = [sys.executable, "-m", "benchmarks.api_overhead", "--json", "--parts", "overhead", "start"]
+    small = ["--step", "5", "--texts", "1", "--tokens", "30", "--starts", "1"]
+    found = subprocess.run([*command, *small], capture_output=True, text=True, timeout=300, check=True)
+    report = json.loads(found.stdout)
+    for row in report["overhead"].values():
+        assert (row["tokens"], row["texts_not_paired"]) == (30, 0)
+        assert 0.0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]
+    assert 0.0 < report["start"]["median_cpu_s"]

@@ -1,0 +1,68 @@
+"""A connection that is given up ends the questions on it, and not the tasks that asked them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from common.errors import UnavailableError
+
+pytestmark = pytest.mark.grpc
+
+
+@contextlib.asynccontextmanager
+async def silent() -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """Where somebody accepts connections and says nothing; set when the first has come."""
+    came, over = asyncio.Event(), asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
+        await over.wait()
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", came
+        over.set()
+
+
+async def test_a_question_on_a_connection_that_is_given_up_has_no_answer() -> None:
+    """gRPC raises `CancelledError` there, which would end whoever asks a verifier again and again."""
+    from edge_client.channel import VerifierChannel
+
+    async with asyncio.timeout(60), silent() as (address, came), VerifierChannel(address) as channel:
+        asked = asyncio.create_task(channel.describe(patience=50))
+        await came.wait()
+        channel.renew()
+        with pytest.raises(UnavailableError, match="given up"):
+            await asked
+        assert not asked.cancelled()
+
+
+async def test_whether_anybody_is_there_is_answered_by_no_when_the_connection_is_given_up() -> None:
+    from edge_client.channel import VerifierChannel
+
+    async with asyncio.timeout(60), silent() as (address, came), VerifierChannel(address) as channel:
+        connection = channel._connection
+        asked = asyncio.create_task(connection.answers(50))
+        await came.wait()
+        channel.renew()
+        assert await asked is False
+
+
+async def test_a_task_that_is_cancelled_while_it_asks_ends() -> None:
+    from edge_client.channel import VerifierChannel
+
+    async with asyncio.timeout(60), silent() as (address, came), VerifierChannel(address) as channel:
+        tasks = [
+            asyncio.create_task(each)
+            for each in (channel.describe(patience=50), channel._connection.answers(50))
+        ]
+        await came.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert all(task.cancelled() for task in tasks)
