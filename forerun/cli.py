@@ -36,9 +36,9 @@ DESCRIPTION = """\
 Forerun runs a small draft model on this device and lets a large target model on a server decide: the text is
 exactly the target's own, and it comes sooner than the server could stream it.
 
-Start with `forerun demo`. For two machines: `forerun verify` on the server, `forerun edge` on the device.
-Then `forerun chat`, `forerun complete` and any program that speaks OpenAI's API can ask the device. If
-something is wrong, `forerun doctor` says what."""
+Start with `forerun demo`. For two machines: `forerun verify` on the server, `forerun edge` on the device;
+`forerun chat`, `forerun complete` and whatever speaks OpenAI's API ask the device. If something is wrong,
+`forerun doctor` says what."""
 
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:

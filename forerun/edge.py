@@ -30,13 +30,15 @@ if TYPE_CHECKING:
     from edge_client.generation import Generation
 
 COMPLETE = """\
-Writes one completion: drafts on this device, lets the verifier decide, shows the text as it is committed.
+Writes one completion without the daemon: drafts on this device, lets the verifier decide, and shows the text
+as it is committed.
 
   forerun edge complete --verifier 127.0.0.1:50051 --draft demo_models/draft/draft-q8_0.gguf \\
       --prompt 'def parse_header(line):' --max-tokens 80"""
 
 PIPE = """\
-Serves requests one after the other: one JSON object a line on standard input, JSON events on standard output.
+Serves requests one after the other, without the daemon: one JSON object a line on standard input, JSON events
+on standard output.
 
   request: {"prompt": "text", "policy": "adaptive", "recall": true, "acceptance": "coupled",
             "sampling": {"max_tokens": 64, "temperature": 0.8, "seed": 1}}

@@ -27,7 +27,7 @@ Recordings of one temperature are taken together.
   forerun record --out cold.jsonl --ignore-eos
   forerun record --out warm.jsonl --ignore-eos --temperature 0.8
   forerun fit cold.jsonl warm.jsonl --out prior.json
-  forerun edge complete --prior prior.json ..."""
+  forerun edge --prior prior.json ..."""
 
 WORDS = {
     "plain": "the draft's softmax as it is",

@@ -74,7 +74,8 @@ def _found(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         told = client_of(record).get(STATUS_PATH)
     except ForerunError as error:
         return {**found, "status": "unresponsive", "error": str(error)}, UNKNOWN
-    page = {"page": _page(record)} if told.get("page") else {}
+    has_page = isinstance(told, dict) and told.get("page")
+    page = {"page": _page(record)} if has_page else {}
     return {**found, **page, "api": told}, RUNNING
 
 

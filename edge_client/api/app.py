@@ -64,8 +64,8 @@ class ApiSettings:
 
 
 class Api:
-    """The application (`app`) and what it holds. `status` tells what /v1/status shows, `ready` why requests
-    cannot be answered now (empty if they can), `metrics` the metrics page."""
+    """The application (`app`) and what it holds; `routes` are all that it serves. `status` tells what
+    /v1/status shows, `ready` why requests cannot be answered now (empty if they can), `metrics` the page."""
 
     def __init__(
         self,
@@ -81,13 +81,14 @@ class Api:
         self.streams = TextStreams(service.device, settings.keep, settings.limit, journal, time.time)
         self._limit, self._resumes = settings.limit, settings.resumes
         self._status, self._ready, self._metrics = status, ready, metrics
-        routes = [Route(path, _told(endpoint), methods=[method]) for method, path, endpoint in self._table()]
+        own = [Route(path, _told(endpoint), methods=[method]) for method, path, endpoint in self._table()]
+        self.routes = (*own, *more)
         unsupported = [
             Route(path, _told(_refusing(path, hint)), methods=["GET", "POST"])
             for path, hint in UNSUPPORTED.items()
         ]
         handlers: Any = {HTTPException: _http_error, 404: _http_error, 405: _http_error}
-        starlette = Starlette(routes=[*routes, *more, *unsupported], exception_handlers=handlers)
+        starlette = Starlette(routes=[*self.routes, *unsupported], exception_handlers=handlers)
         starlette.router.redirect_slashes = False
         self.app: ASGIApp = Guarded(starlette, settings.gate, settings.max_body_bytes)
 

@@ -71,9 +71,26 @@ def test_a_running_daemon_tells_of_itself(state: Path, capsys: pytest.CaptureFix
         words = capsys.readouterr().out
     assert words.startswith("running as process ")
     assert f"the token in {token}\n" in words
+    assert "the page" not in words
     assert token.read_text().strip() not in words
     assert "  mode: split\n  verifier:\n    address: v:1\n    rtt_ms: 1.5\n  seats: [1, 2]\n" in words
     assert words.endswith("  fleet: -\n  error: -\n  all:\n    - address v:1, rtt -\n")
+
+
+def test_the_page_is_named_for_a_shell_without_the_token_itself(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def with_page(request: Handler) -> None:
+        request.reply(200, b'{"page": true}', Content_Type="application/json")
+
+    with serving(with_page) as address:
+        token = state / "token"
+        ensure_token(token)
+        daemon_file.write(state / "edge.pid", own(address, token_file=str(token)))
+        assert main(["edge", "status"]) == 0
+        words = capsys.readouterr().out
+        assert f"\nthe page: http://{address}/#token=$(cat {token})\n" in words
+        assert token.read_text().strip() not in words
 
 
 def test_a_daemon_that_does_not_answer(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

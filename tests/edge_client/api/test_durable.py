@@ -142,3 +142,14 @@ async def test_a_deleted_stream_does_not_come_back(tmp_path: Path) -> None:
     async with daemon(tmp_path) as found:
         answer = await found.client.get("/v1/stream", params={"conv_id": "talk"})
     assert answer.status_code == 404
+
+
+async def test_where_nothing_is_resumed_a_name_counts_for_nothing(tmp_path: Path) -> None:
+    async with world(resumes=False, journal=Journal(tmp_path)) as found:
+        body = {"messages": [{"role": "user", "content": "abc"}], **LONG}
+        for _ in range(2):
+            answer = await found.client.post("/v1/chat/completions", json=body, headers=NAME)
+            assert events_of(answer.text)
+        again = await found.client.get("/v1/stream", params={"conv_id": "talk"})
+        assert again.status_code == 404
+        assert not is_filled(tmp_path)

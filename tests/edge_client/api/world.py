@@ -175,6 +175,7 @@ async def world(
     max_body_bytes: int = 2**20,
     template: str = TEMPLATE,
     journal: Journal | None = None,
+    resumes: bool = True,
     not_ready: str = "",
     through: Callable[[str], Awaitable[str]] | None = None,
 ) -> AsyncIterator[World]:
@@ -189,7 +190,7 @@ async def world(
         service = TextService(device, defaults or Defaults(draft_name="tiny-draft"), lambda: 1_700_000_000.0)
         api = Api(
             service,
-            ApiSettings(gate or Gate(), max_body_bytes=max_body_bytes),
+            ApiSettings(gate or Gate(), max_body_bytes=max_body_bytes, resumes=resumes),
             status=lambda: {"mode": "ahead"},
             ready=lambda: not_ready,
             metrics=metrics_page(device, lambda: {system.address: True}),

@@ -1,0 +1,134 @@
+"""What README.md and docs/ say of files, commands, endpoints, fields and figures is so."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from forerun.cli import COMMANDS, build_parser
+
+ROOT = Path(__file__).resolve().parent.parent
+GUIDE = ROOT / "docs" / "edge.md"
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "deploy" / "README.md",
+    ROOT / "demo_models" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+)
+FOR_NEWCOMERS = (ROOT / "README.md", GUIDE, ROOT / "docs" / "jetson.md", ROOT / "docs" / "edge_config.md")
+WITH_ACTIONS = ("edge", "bench", "fleet", "simulate")
+PROGRAM = r"^(?:sudo |\.venv/bin/)?forerun"
+"""As a line of a shell begins."""
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).strip().replace(" ", "-") for each in headings}
+
+
+def code(page: Path) -> list[str]:
+    """Its code spans, and the lines of its indented blocks."""
+    text = page.read_text(encoding="utf-8")
+    return [*re.findall(r"`([^`]+)`", text), *re.findall(r"^    (.+)$", text, re.MULTILINE)]
+
+
+def endpoints(text: str) -> set[tuple[str, str]]:
+    """Methods and paths in the first column of the guide's table."""
+    table = text.split("\n## Endpoints\n")[1].split("\n## ", maxsplit=1)[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    return {(method, path) for cell in cells for method, path in re.findall(r"`([A-Z]+) ([^`]+)`", cell)}
+
+
+class NoVerifiers:
+    """A `VerifierChoice` of none."""
+
+    def route(self, session_id: str) -> object:
+        raise LookupError(session_id)
+
+    def best(self) -> None:
+        return None
+
+
+def served() -> set[tuple[str, str]]:
+    """Methods and paths that the daemon has."""
+    from edge_client.api.app import Api, ApiSettings
+    from edge_client.api.page import page_routes
+    from edge_client.api.security import Gate
+    from edge_client.api.service import Defaults, TextService
+    from edge_client.api.tree import tree_routes
+    from edge_client.daemon.device import Device, DeviceSettings
+    from tests.edge_client.api.world import Letters
+
+    device = Device(Letters(), NoVerifiers(), None, DeviceSettings())  # type: ignore[arg-type]
+    api = Api(
+        TextService(device, Defaults()),
+        ApiSettings(Gate()),
+        status=dict,
+        ready=str,
+        more=(*page_routes(), *tree_routes(device)),
+    )
+    return {(method, route.path) for route in api.routes for method in (route.methods or set()) - {"HEAD"}}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text("utf-8")):
+        there = (page.parent / target).resolve() if target else page
+        assert there.exists(), f"{name_of(page)} links to {target}"
+        assert not anchor or anchor in anchors(there), f"{name_of(page)} links to {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", FOR_NEWCOMERS, ids=name_of)
+def test_every_command_that_is_named_is_one(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = {each for text in code(page) for each in re.findall(rf"{PROGRAM} +([a-z][a-z-]*)", text)}
+    assert named, "the pattern has gone stale"
+    assert named <= set(COMMANDS)
+    for command in named & set(WITH_ACTIONS):
+        actions = {
+            each for text in code(page) for each in re.findall(rf"{PROGRAM} {command} ([a-z][a-z-]*)", text)
+        }
+        for action in actions:
+            with pytest.raises(SystemExit) as ended:
+                build_parser(command).parse_args([command, action, "--help"])
+            assert ended.value.code == 0, f"forerun {command} {action}: {capsys.readouterr().err}"
+
+
+@pytest.mark.api
+@pytest.mark.grpc
+def test_the_guide_has_the_endpoints_that_there_are() -> None:
+    assert endpoints(GUIDE.read_text(encoding="utf-8")) == served()
+
+
+def test_the_guide_has_every_figure_of_a_text() -> None:
+    from edge_client.daemon.figures import TextFigures
+
+    text = GUIDE.read_text(encoding="utf-8").split("\n## Responses\n")[1].split("\n## ", maxsplit=1)[0]
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([a-z_0-9]+)`", row)}
+    assert {each.name for each in fields(TextFigures)} <= named
+
+
+@pytest.mark.api
+def test_the_guide_has_every_field_that_is_ours_and_every_one_that_is_not_done() -> None:
+    from edge_client.api.asking import NOT_DONE, Extras
+
+    text = GUIDE.read_text(encoding="utf-8").split("\n## Requests\n")[1].split("\n## ", maxsplit=1)[0]
+    named = set(re.findall(r"`([a-z_]+)`", text))
+    assert {each.name for each in fields(Extras)} <= named
+    assert set(NOT_DONE) <= named
+
+
+@pytest.mark.api
+def test_the_guide_has_every_metric() -> None:
+    from edge_client.daemon.metrics import SECONDS, SUMS
+
+    named = set(re.findall(r"`(forerun_edge_[a-z_]+)", GUIDE.read_text(encoding="utf-8")))
+    assert {f"{metric}_total" for metric, _ in (*SUMS.values(), *SECONDS.values())} <= named
