@@ -33,6 +33,7 @@ from edge_client.core.fleet.presence import About
 from edge_client.core.fleet.standing import FleetOrders
 from edge_client.daemon.device import Device, Orders
 from edge_client.draft_model import DraftModel, ModelState
+from edge_client.edge_daemon import policy_of
 from edge_client.fleet.fleet import Fleet
 from edge_client.fleet.hooks import Hooks
 from edge_client.fleet.keys import read_public
@@ -147,13 +148,14 @@ class FleetLink:
         once, others from the daemon's next start."""
         try:
             config = self.reconfigure(values)
+            policy = policy_of(config.draft)
         except UserError as error:
             return [str(error)]
         if self.drafts is not None:
             self.drafts.keep_alive = config.draft.keep_alive
         self.service.defaults = replace(
             self.service.defaults,
-            policy=config.draft.policy,
+            policy=policy,
             recall=config.draft.recall,
             fallback=Fallback(config.verifier.fallback),
         )

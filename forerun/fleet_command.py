@@ -27,7 +27,7 @@ never on the way of a generation: without it, devices go on as they are (docs/fl
 
   forerun fleet keygen fleet.key          devices get fleet.key.pub, you keep fleet.key
   forerun fleet list
-  forerun fleet set draft.enabled=true --all --key fleet.key
+  forerun fleet set draft.policy=chain --all --key fleet.key
   forerun fleet kill draft_off --key fleet.key"""
 
 MODES = ("none", "draft_off", "remote_off", "halt")

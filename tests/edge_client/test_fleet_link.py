@@ -92,9 +92,16 @@ async def test_settings_of_the_fleet_hold_unless_the_owner_has_set_them() -> Non
         assert found.api.service.defaults.recall is True
 
 
+async def test_a_policy_from_afar_is_held_to_the_power_budget() -> None:
+    async with linked() as (found, link):
+        assert link.apply({"draft.power_steps_per_second": 20.0}) == []
+        assert found.api.service.defaults.policy == "adaptive:max_steps_per_second=20"
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({"draft.power_steps_per_second": 20.0, "draft.policy": "chain"}, "chain"),
         ({"draft.seats": "many"}, "draft.seats"),
         ({"draft.nothing": 1}, "nothing"),
         ({"api.listen": "0.0.0.0:80"}, "can be set on the device only"),

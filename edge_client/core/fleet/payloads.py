@@ -227,7 +227,9 @@ class Event(Record):
     kind: EventKind = record.member(EventKind)
     at: float = record.number(most=FAR)
     epoch: int = record.whole()
-    number: float | None = record.number(None, least=-1e12)
+    number: float | None = record.number(
+        None, least=-1e15, most=1e15
+    )  # revisions are milliseconds since 1970
     dropped: int = record.whole(0)  # events before this one that found no room
 
 

@@ -29,7 +29,7 @@ SECRET = "Dear diary, my key is sk-54321"
 
 EXAMPLES = (
     Presence(state=State.ONLINE, epoch=3, at=1.5, draft="demo"),
-    Event(kind=EventKind.STARTED, at=0.0, epoch=0),
+    Event(kind=EventKind.ORDER_APPLIED, at=1.8e9, epoch=1, number=1_795_355_498_062.0),
     SpecTelemetry(generations=2, acceptance=0.5),
     Reported(
         rev=1,
