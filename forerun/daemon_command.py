@@ -34,6 +34,7 @@ machine that speaks OpenAI's words. Point any tool at it:
   forerun edge --draft hf://ORGANISATION/REPOSITORY/FILE.gguf --verifier HOST:PORT
   export OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=$(cat TOKEN_FILE)
 
+`forerun edge status` names TOKEN_FILE, which the daemon makes, and the page's address (docs/edge.md).
 Every setting below can stand in a file or the environment, too: `forerun edge config init` writes one
 (docs/edge_config.md).
 Without an action the daemon runs; the actions ask it, stop it, install it, or write a text without it."""

@@ -43,7 +43,10 @@ class Told:
 def find_file(draft: DraftSection, models: Path) -> tuple[str, list[Finding]]:
     """The draft's file, empty if it cannot be used; its name, beginning and hash."""
     if not draft.model:
-        return "", [skip("draft file", "no draft model is configured (draft.model): texts are streamed")]
+        said = "no draft model is configured, and the daemon does not start without one"
+        return "", [
+            fail("draft file", said, "give --draft FILE, or set draft.model (`forerun pull` fetches one)")
+        ]
     try:
         path = find_model(draft.model, str(models))
     except UserError as error:

@@ -32,7 +32,7 @@ def test_a_verifier_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str
     levels = {each["name"]: each["level"] for each in found["findings"]}
     assert found["ok"] is False
     assert levels[f"{address} connection"] == "fail"
-    assert levels["draft file"] == "skip"
+    assert levels["draft file"] == "fail"
     assert levels["outlook"] == "ok"
 
 

@@ -26,7 +26,7 @@ def levels(path: Path | str, sha256: str = "") -> dict[str, Level]:
 
 
 def test_a_file_is_there_is_gguf_and_hashes_as_it_should(tmp_path: Path) -> None:
-    assert levels("") == {"draft file": Level.SKIP}
+    assert levels("") == {"draft file": Level.FAIL}
     assert levels(tmp_path / "none") == {"draft file": Level.FAIL}
     path = tmp_path / "draft.gguf"
     path.write_bytes(b"no model")
