@@ -45,11 +45,15 @@ class Daemon:
         self.program = Program("daemon", folder / "daemon.log", own_places(folder), *arguments)
 
     async def __aenter__(self) -> Daemon:
-        await self.start()
-        async for _ in attempts():
-            self.program.check()
-            if (await self.ask("/v1/status"))["verifiers"][0]["health"] == "ready":
-                break
+        try:
+            await self.start()
+            async for _ in attempts():
+                self.program.check()
+                if (await self.ask("/v1/status"))["verifiers"][0]["health"] == "ready":
+                    break
+        except BaseException:
+            await self.program.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
