@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ class FleetLink:
     reconfigure: Reconfigure
     version: str
     began_at: float  # seconds, `time.monotonic`
+    values: dict[str, Any] = field(default_factory=dict)  # the fleet's, as they hold now
 
     def fleet(self, settings: FleetSettings) -> Fleet:
         """The task to run."""
@@ -159,12 +160,16 @@ class FleetLink:
             recall=config.draft.recall,
             fallback=Fallback(config.verifier.fallback),
         )
+        told = dict(values)  # may be `values` itself
+        self.values.clear()
+        self.values.update(told)
         return []
 
     async def act(self, command: CommandName) -> None:
         """Carry a command out. Raises `ForerunError` if it cannot."""
         if command is CommandName.RELOAD_CONFIG:
-            self.apply({})
+            if errors := self.apply(self.values):
+                raise UserError("; ".join(errors))
             return
         if self.drafts is None:
             raise LocalError("no draft model is configured here")

@@ -135,6 +135,13 @@ async def test_telemetry_tells_what_the_device_counted_and_no_text() -> None:
     assert (about.version, about.draft) == ("1.2.3", "tiny-draft")
 
 
+async def test_reading_the_configuration_again_keeps_what_the_fleet_has_set() -> None:
+    async with linked() as (found, link):
+        assert link.apply({"draft.policy": "tree"}) == []
+        await link.act(CommandName.RELOAD_CONFIG)
+        assert found.api.service.defaults.policy == "tree"
+
+
 async def test_commands_about_a_draft_that_is_not_there_fail_in_words() -> None:
     from common.errors import LocalError
 
