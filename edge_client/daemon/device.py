@@ -168,9 +168,9 @@ class Device:
 
         Raises `CapacityError` at once if the queue is full, `UserError` for what this device cannot do.
         """
+        request = self.orders.apply(request)
         if request.writer is Writer.DRAFT and self._drafts is None:
             raise UserError("no draft model is configured here, so there is none to write alone")
-        request = self.orders.apply(request)
         account = Account(asked_at=self._clock())
         request = request if request.id else replace(request, id=f"text-{next(self._numbers)}")
         async with self.admission.place(client), contextlib.AsyncExitStack() as stack:

@@ -1,0 +1,62 @@
+"""The device shared by its texts: what is learnt from each, and what orders and missing parts mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from common.errors import UnavailableError, UserError
+from common.sampling import SamplingParams
+from edge_client.daemon.device import Device, DeviceSettings, Orders
+from edge_client.daemon.request import TextRequest, Writer
+from tests.edge_client.api.world import Letters, OneVerifier
+
+REQUEST = TextRequest((1, 2, 3), SamplingParams())
+
+
+def device() -> Device:
+    """Without a draft model, and with a verifier that nobody asks."""
+    nobody: OneVerifier = OneVerifier(None)  # type: ignore[arg-type]  # no text gets that far
+    return Device(Letters(), nobody, None, DeviceSettings())
+
+
+@pytest.mark.parametrize(
+    ("orders", "writer", "expected"),
+    [
+        (Orders.NONE, Writer.SPLIT, Writer.SPLIT),
+        (Orders.NONE, Writer.DRAFT, Writer.DRAFT),
+        (Orders.DRAFT_OFF, Writer.SPLIT, Writer.TARGET),
+        (Orders.DRAFT_OFF, Writer.TARGET, Writer.TARGET),
+        (Orders.REMOTE_OFF, Writer.SPLIT, Writer.DRAFT),
+        (Orders.REMOTE_OFF, Writer.TARGET, Writer.DRAFT),
+    ],
+)
+def test_orders_change_who_writes(orders: Orders, writer: Writer, expected: Writer) -> None:
+    assert orders.apply(replace(REQUEST, writer=writer)).writer is expected
+
+
+@pytest.mark.parametrize(
+    ("orders", "writer", "logprobs"),
+    [
+        (Orders.HALT, Writer.SPLIT, None),
+        (Orders.DRAFT_OFF, Writer.DRAFT, None),
+        (Orders.REMOTE_OFF, Writer.SPLIT, 3),
+    ],
+)
+def test_orders_refuse_what_nobody_is_left_to_write(
+    orders: Orders, writer: Writer, logprobs: int | None
+) -> None:
+    with pytest.raises(UnavailableError, match=f"this device's fleet has ordered {orders.value}"):
+        orders.apply(replace(REQUEST, writer=writer, logprobs=logprobs))
+
+
+@pytest.mark.parametrize("orders", [Orders.NONE, Orders.REMOTE_OFF])
+async def test_a_device_without_a_draft_model_does_not_write_alone(orders: Orders) -> None:
+    found = device()
+    found.orders = orders
+    request = replace(REQUEST, writer=Writer.DRAFT if orders is Orders.NONE else Writer.SPLIT)
+    with pytest.raises(UserError, match="no draft model is configured here"):
+        async with found.writing(request):
+            pass
+    assert found.admission.num_active == 0
