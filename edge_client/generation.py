@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from common.errors import ForerunError, LocalError, UnavailableError
-from common.messages import FinishReason, ServerMessage
+from common.messages import Commit, FinishReason, ServerMessage
 from edge_client.channel import Stream, Streams
 from edge_client.core.drafter import Expansion
 from edge_client.core.effects import (
@@ -35,6 +35,10 @@ from edge_client.core.stats import SessionStats
 from edge_client.draft_worker import Drafts
 
 logger = logging.getLogger(__name__)
+
+TURNS_TO_READERS = 2
+"""Of the event loop: who iterates over a generation has the text in the next one, and in the one after it
+what it has woken, a connection's writer for example."""
 
 NUM_RTTS = 256
 """Round trips kept of a generation, for their median."""
@@ -144,9 +148,18 @@ class Generation:
         if stream is self._stream:
             rtt = self.session.view.rtt
             before = rtt.num_samples
-            self._input(lambda now: self.session.on_message(message, now))
+            self._input(lambda now: self.session.on_message(message, now, plan=False))
+            if isinstance(message, Commit):
+                self._plan_after(TURNS_TO_READERS)
             if rtt.num_samples > before:
                 self.rtts.append(rtt.latest_rtt)
+
+    def _plan_after(self, turns: int) -> None:
+        """Let text get to its reader first: planning takes a millisecond, which somebody would wait for."""
+        if turns:
+            asyncio.get_running_loop().call_soon(self._plan_after, turns - 1)
+        else:
+            self._input(self.session.plan)
 
     def _on_lost(self, stream: Stream, error: ForerunError | None) -> None:
         if stream is self._stream:

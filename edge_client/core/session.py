@@ -105,6 +105,7 @@ class EdgeSession:
         self._reconnects = Reconnects(config, luck)
         self._silence = Silence() if config.asks_when_silent else None
         self._drafting = False
+        self._owes_guess = False  # tokens were committed since the last guess
         self._draft_began_at = 0.0
         self._drafter_ok = True
         self._governed = policy if isinstance(policy, Governed) else None
@@ -134,8 +135,12 @@ class EdgeSession:
         self._effects.append(start)
         self._connect(now)
 
-    def on_message(self, message: Opened | Commit | Drain | Finish, now: float) -> None:
-        """A message of the current stream. Raises `PeerError` if the verifier broke the protocol."""
+    def on_message(self, message: Opened | Commit | Drain | Finish, now: float, *, plan: bool = True) -> None:
+        """A message of the current stream. Raises `PeerError` if the verifier broke the protocol.
+
+        Without `plan` a Commit's text comes at once, and what to send and draft next is decided by `plan`, to
+        be called soon, or by any other input before it.
+        """
         if self.state in (State.OVER, State.LOST):
             return  # it crossed our Close, or comes from a stream given up
         self._expect(State.OPENING, State.OPEN)
@@ -145,10 +150,16 @@ class EdgeSession:
                 self._on_opened(message, now)
             case Commit():
                 self._on_commit(message, now)
+                if plan:
+                    self._pump(now)
             case Drain():
                 self._on_drain(now)
             case Finish():
                 self._on_finish(message, now)
+
+    def plan(self, now: float) -> None:
+        """Decide what an `on_message` without `plan` left open."""
+        self._pump(now)
 
     def on_drafted(self, expansions: Sequence[Expansion], now: float) -> None:
         """The draft step that `Expand` asked for."""
@@ -350,10 +361,9 @@ class EdgeSession:
         self._outgoing.committed(len(message.tokens))
         self._effects += self._offline.committed(message.start, message.tokens)
         self._advance(message.tokens)
-        self._guess()
+        self._owes_guess = True
         self._effects.append(Emit(message.start, message.tokens, message.server_made, message.logprobs))
         self._effects += self._offline.answered(now, self._standing)
-        self._pump(now)
 
     def _sample_rtt(self, message: Commit, now: float) -> None:
         """RTT from the newest Propose the verifier had."""
@@ -445,6 +455,9 @@ class EdgeSession:
         self.view.now = now
         if self.state is State.OVER:
             return
+        if self._owes_guess:
+            self._owes_guess = False
+            self._guess()
         self._effects += self._offline.begin(now)
         if self._offline.active:
             confidence = self.calibration.confidence

@@ -70,6 +70,7 @@ def spec_of(seed: int) -> WorldSpec:
         grace=draw.choice([0.0, 0.3, 5.0]),
         refusals=draw.choice([(0.0, 0.0), (0.0, 0.0), (0.1, 1.0)]),
         outages=_outages(draw),
+        plans_later=0.5 * (seed % 3 == 0),
         looks_ahead=draw.choice([0.0, 0.5, 1.0]),
         lag=draw.choice([(0.0, 0.0), (0.0, 0.02)]),
     )

@@ -69,6 +69,7 @@ class WorldSpec:
     steps_failing: tuple[int, ...] = ()  # engine steps that raise
     memory: int = 3  # tokens that the target looks at
     ngrams: int = 0  # keys of a table that all edges guess from
+    plans_later: float = 0.0  # how often an edge decides after a Commit only when others had their turn
     looks_ahead: float = 0.0  # how often the engine goes on with a step that was planned ahead
     lag: tuple[float, float] = (0.0, 0.0)  # from a step's end to when the verifier hears of it, if it did
     verifiers: int = 1
@@ -365,7 +366,10 @@ class World:
             return
         if isinstance(message, Drain):
             edge.demerits.failed(str(edge.host), self.now, self.random.random())
-        self._input(edge, lambda: edge.session.on_message(message, self.now))
+        later = self.spec.plans_later > 0 and self.random.random() < self.spec.plans_later
+        self._input(edge, lambda: edge.session.on_message(message, self.now, plan=not later))
+        if later and isinstance(message, Commit):
+            self.at(self.now + 0.001, lambda: self._input(edge, lambda: edge.session.plan(self.now)))
 
     def _break_all_streams(self) -> None:
         for stream in sorted(self.streams):
