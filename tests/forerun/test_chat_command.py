@@ -62,6 +62,7 @@ class Terminal:
         words = [sys.executable, "-m", "forerun", "chat", *options]
         self.pid, self._master = pty.fork()
         if self.pid == 0:  # the child, which is only to become another program
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # who runs the tests in the background ignores it
             os.execvpe(words[0], words, environment)
         self.seen = ""
         self.is_running = True
