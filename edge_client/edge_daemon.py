@@ -87,8 +87,9 @@ class EdgeDaemon:
         token = self._token()
         async with contextlib.AsyncExitStack() as stack:
             drafts, words = self._models(stack)
-            verifiers = await stack.enter_async_context(self._verifiers(words))
-            device = Device(words, verifiers, drafts, self._device_settings())
+            vocabulary = Vocabulary(words.token_table())
+            verifiers = await stack.enter_async_context(self._verifiers(vocabulary))
+            device = Device(words, vocabulary, verifiers, drafts, self._device_settings())
             page = self._status_page(device, drafts, verifiers)
             app = self._api(device, words, page, token)
             stack.push_async_callback(app.streams.close)
@@ -120,9 +121,9 @@ class EdgeDaemon:
         stack.push_async_callback(drafts.close)
         return drafts, drafts.tokens
 
-    def _verifiers(self, words: LlamaModel) -> Verifiers:
+    def _verifiers(self, vocabulary: Vocabulary) -> Verifiers:
         section = self._config.verifier
-        vocabulary, tls = Vocabulary(words.token_table()), verifier_tls(section)
+        tls = verifier_tls(section)
         return Verifiers(section.addresses, vocabulary=vocabulary, tls=tls, insecure=section.insecure)
 
     def _device_settings(self) -> DeviceSettings:

@@ -50,14 +50,14 @@ class StatusPage:
     uptime: Callable[[], float]  # seconds
 
     def __call__(self) -> dict[str, Any]:
-        device = self.device
+        device, verifiers = self.device, self.verifiers()
         return {
             **self.about,
             "uptime_s": round(self.uptime(), 1),
-            "mode": self.mode_word(),
+            "mode": _word(self._mode_among(verifiers)),
             "orders": device.orders.value,
             "draft": self.draft(),
-            "verifiers": self.verifiers(),
+            "verifiers": verifiers,
             "texts": {
                 "running": device.admission.num_active,
                 "waiting": device.admission.num_waiting,
@@ -80,15 +80,21 @@ class StatusPage:
 
     def mode_word(self) -> str:
         """The same in a word, the verifiers being asked how they are."""
-        mode = self.mode(any(each["reachable"] for each in self.verifiers()))
-        return mode.value if mode is not None else Orders.HALT.value
+        return _word(self._mode_among(self.verifiers()))
 
     def why_not_ready(self) -> str:
         """Why a request could not be answered now; empty if it can."""
-        match self.mode(any(each["reachable"] for each in self.verifiers())):
+        match self._mode_among(self.verifiers()):
             case None:
                 return "this device's fleet has halted it"
             case Mode.WAITING:
                 return "no verifier answers"
             case _:
                 return ""
+
+    def _mode_among(self, verifiers: list[dict[str, Any]]) -> Mode | None:
+        return self.mode(any(each["reachable"] for each in verifiers))
+
+
+def _word(mode: Mode | None) -> str:
+    return mode.value if mode is not None else Orders.HALT.value

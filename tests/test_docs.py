@@ -65,9 +65,10 @@ def served() -> set[tuple[str, str]]:
     from edge_client.api.service import Defaults, TextService
     from edge_client.api.tree import tree_routes
     from edge_client.daemon.device import Device, DeviceSettings
+    from tests.drivers.tiny import VOCABULARY
     from tests.edge_client.api.world import Letters
 
-    device = Device(Letters(), NoVerifiers(), None, DeviceSettings())  # type: ignore[arg-type]
+    device = Device(Letters(), VOCABULARY, NoVerifiers(), None, DeviceSettings())  # type: ignore[arg-type]
     api = Api(
         TextService(device, Defaults()),
         ApiSettings(Gate()),

@@ -8,19 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge_client.config.pages import reference
+from tools.marks import put_between
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "edge_config.md"
-BEGIN, END = "<!-- begin: python -m tools.config_reference -->\n", "<!-- end -->\n"
+BEGIN = "<!-- begin: python -m tools.config_reference -->\n"
 NOTE = "\n¹ Set on the device only, never by the fleet.\n"
 
 
 def renewed(text: str) -> str:
     """The page with the tables as they should be. Raises `ValueError` unless each mark is there once."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end) or BEGIN in after:
-        raise ValueError(f"{PAGE.name} must hold {BEGIN.strip()} and {END.strip()}, once each")
-    return f"{before}{BEGIN}{reference()}{NOTE}{END}{after}"
+    return put_between(BEGIN, reference() + NOTE, text, PAGE)
 
 
 def main() -> int:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from cloud_verifier.telemetry import own_names, vllm_names
 from cloud_verifier.telemetry.metric import Metric
+from tools.marks import put_between
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
-BEGIN, END = "<!-- begin: python -m tools.metrics_table -->\n", "<!-- end -->\n"
+BEGIN = "<!-- begin: python -m tools.metrics_table -->\n"
 
 
 def table(metrics: tuple[Metric, ...]) -> str:
@@ -31,11 +32,7 @@ def section() -> str:
 
 def renewed(text: str) -> str:
     """The page with the table as it should be. Raises `ValueError` if the marks are not there, once each."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end) or BEGIN in after:
-        raise ValueError(f"{PAGE.name} must hold {BEGIN.strip()} and {END.strip()}, once each")
-    return before + BEGIN + section() + END + after
+    return put_between(BEGIN, section(), text, PAGE)
 
 
 def main() -> int:

@@ -117,7 +117,6 @@ class Answer:
         self.account = account
         self.finish: FinishReason | None = None
         self.differences: list[Difference] = []
-        self.standing: Standing | None = None  # the newest that was told
         self._words = words
         self._ends = ends
         self._begin = begin
@@ -201,7 +200,6 @@ class Answer:
             case Withdraw():
                 yield from self._withdraw(len(item.tokens))
             case ChangeMode():
-                self.standing = item.standing
                 self.account.mode = item.standing.mode.value
                 yield ModeChange(item.standing)
             case _:

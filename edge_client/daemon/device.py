@@ -109,27 +109,28 @@ class Live:
 
     answer: Answer
     client: str
-    began_at: float  # seconds, the device's clock
     notes: list[str] = field(default_factory=list)  # what its client should know, in sentences
 
 
 class Device:
     """Writes texts.
 
-    Args: words, the target's tokens as the draft's file has them; verifiers; drafts, where the draft model's
-    seats come from, or None to leave the verifiers alone; settings; clock, seconds, monotonic.
+    Args: words, the target's tokens as the draft's file has them; vocabulary, their table; verifiers; drafts,
+    where the draft model's seats come from, or None to leave the verifiers alone; settings; clock, seconds,
+    monotonic.
     """
 
     def __init__(
         self,
         words: Words,
+        vocabulary: Vocabulary,
         verifiers: VerifierChoice,
         drafts: DraftSource | None,
         settings: DeviceSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.words = words
-        self.vocabulary = Vocabulary(words.token_table())
+        self.vocabulary = vocabulary
         self.settings = settings
         self.admission = Admission(settings.seats, settings.max_waiting)
         self.live: dict[str, Live] = {}  # by the request's id, in the order of beginning
@@ -182,7 +183,7 @@ class Device:
             account.mode = _first_mode(request, seat)
             ends = self.ends(request)
             answer = Answer(request, self.words, ends, self._begin(request, seat), account, self._clock)
-            live = Live(answer, client, account.began_at, notes)
+            live = Live(answer, client, notes)
             self.live[request.id] = live
             try:
                 yield live

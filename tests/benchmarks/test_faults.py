@@ -218,7 +218,7 @@ class TinyStage:
         stack = self._daemon = contextlib.AsyncExitStack()
         addresses = [str(link.address) for link in self.links]
         verifiers = await stack.enter_async_context(Verifiers(addresses, vocabulary=VOCABULARY))
-        device = Device(Letters(), verifiers, Seats(), DeviceSettings())
+        device = Device(Letters(), VOCABULARY, verifiers, Seats(), DeviceSettings())
         defaults = Defaults(draft_name="tiny", template=TEMPLATE)
         api = Api(
             TextService(device, defaults), ApiSettings(Gate()), dict, lambda: "", None, Journal(self._folder)

@@ -16,9 +16,6 @@ class Bytes:
     eos_ids = (0,)
     begin_ids = ()
 
-    def token_table(self) -> list[bytes | None]:
-        return [bytes((token,)) for token in range(256)]
-
     def tokenize(self, text: str, parse_special: bool) -> list[int]:
         return list(text.encode())
 

@@ -20,7 +20,7 @@ from edge_client.channel import VerifierChannel
 from edge_client.daemon.device import Device, DeviceSettings
 from forerun.demo_page import Knob
 from link.proxy import Link
-from tests.drivers.tiny import SlowTarget, running
+from tests.drivers.tiny import VOCABULARY, SlowTarget, running
 from tests.edge_client.api.served import TOKEN
 from tests.edge_client.api.world import TEMPLATE, Letters, OneVerifier, Seats
 
@@ -61,7 +61,11 @@ async def page_world(step_time: float = 0.01) -> AsyncIterator[PageWorld]:
     ):
         described = replace(await channel.describe(), chat_template=TEMPLATE)
         device = Device(
-            Letters(), OneVerifier(channel, described), Seats(blend=0.5), DeviceSettings(patience=0.3)
+            Letters(),
+            VOCABULARY,
+            OneVerifier(channel, described),
+            Seats(blend=0.5),
+            DeviceSettings(patience=0.3),
         )
         knob = Knob(link)
         api = Api(

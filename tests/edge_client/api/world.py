@@ -25,7 +25,7 @@ from edge_client.daemon.device import Device, DeviceSettings
 from edge_client.daemon.journal import Journal
 from edge_client.daemon.metrics import metrics_page
 from edge_client.draft_worker import Drafted, DraftWorker
-from tests.drivers.tiny import EOS, TABLE, System, running
+from tests.drivers.tiny import EOS, VOCABULARY, System, running
 from tests.worlds.models import VOCAB, TinyDrafter, target_alone
 
 LETTERS = "~abcdef"
@@ -35,14 +35,11 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 class Letters:
-    """`Words` of the tiny target: texts are spelled in letters, the handshake is by `TABLE`."""
+    """`Words` of the tiny target: texts are spelled in letters, the handshake is by `VOCABULARY`."""
 
     num_vocab = VOCAB
     eos_ids = EOS
     begin_ids: tuple[int, ...] = ()
-
-    def token_table(self) -> list[bytes | None]:
-        return list(TABLE)
 
     def tokenize(self, text: str, parse_special: bool) -> list[int]:
         return [LETTERS.index(letter) for letter in text if letter in LETTERS[1:]]
@@ -186,7 +183,9 @@ async def world(
         address = system.address if through is None else await through(system.address)
         channel = await stack.enter_async_context(VerifierChannel(address))
         described = replace(await channel.describe(), chat_template=template)
-        device = Device(Letters(), OneVerifier(channel, described), seats, settings or DeviceSettings())
+        device = Device(
+            Letters(), VOCABULARY, OneVerifier(channel, described), seats, settings or DeviceSettings()
+        )
         service = TextService(device, defaults or Defaults(draft_name="tiny-draft"), lambda: 1_700_000_000.0)
         api = Api(
             service,

@@ -10,6 +10,7 @@ from common.errors import UnavailableError, UserError
 from common.sampling import SamplingParams
 from edge_client.daemon.device import Device, DeviceSettings, Orders
 from edge_client.daemon.request import TextRequest, Writer
+from tests.drivers.tiny import VOCABULARY
 from tests.edge_client.api.world import Letters, OneVerifier
 
 REQUEST = TextRequest((1, 2, 3), SamplingParams())
@@ -18,7 +19,7 @@ REQUEST = TextRequest((1, 2, 3), SamplingParams())
 def device() -> Device:
     """Without a draft model, and with a verifier that nobody asks."""
     nobody: OneVerifier = OneVerifier(None)  # type: ignore[arg-type]  # no text gets that far
-    return Device(Letters(), nobody, None, DeviceSettings())
+    return Device(Letters(), VOCABULARY, nobody, None, DeviceSettings())
 
 
 @pytest.mark.parametrize(
