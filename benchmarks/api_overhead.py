@@ -113,27 +113,36 @@ def _num_tokens(event: dict[str, Any]) -> int:
 
 
 async def overhead(daemon: Daemon, verifier: Child, texts: int, tokens: int) -> dict[str, Any]:
-    """Per committed token of texts that are written one after the other, without drafts and with."""
+    """Per committed token of texts that are written one after the other, without drafts and with: since its
+    step has `ended`, and since its commit was `told` to be sent, which leaves out the verifier's bookkeeping
+    and its plan of the next step."""
     found, prompt = dict[str, Any](), bundled()[0]
     for name, ours in (("server_only", {"speculate": False}), ("drafting", {})):
-        late, skipped = list[float](), 0
+        late: dict[str, list[float]] = {"ended": [], "told": []}
+        skipped = 0
         for _ in range(texts):
-            await _step_ends(verifier)
+            await _step_times(verifier)
             body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
             _, arrivals = await daemon.text({**body, "forerun": {"origins": True, **ours}})
-            ends = await _step_ends(verifier)
-            if len(ends) < len(arrivals) or len(ends) > len(arrivals) + 1:
+            times = await _step_times(verifier)
+            if any(not 0 <= len(each) - len(arrivals) <= 1 for each in times.values()):
                 skipped += 1  # a character over two steps: events and steps cannot be paired
                 continue
-            for (at, count), end in zip(arrivals, ends, strict=False):
-                late += [at - end] * count
-        late.sort()
-        row: dict[str, Any] = {"tokens": len(late), "texts_not_paired": skipped}
-        for share in SHARES:
-            value = percentile(late, share)
-            row[f"p{share * 100:.0f}_ms"] = None if value is None else round(value * 1e3, 3)
-        found[name] = row
+            for since, each in times.items():
+                for (at, count), then in zip(arrivals, each, strict=False):
+                    late[since] += [at - then] * count
+        counts = {"tokens": len(late["ended"]), "texts_not_paired": skipped}
+        found[name] = {**counts, **{f"since_{since}": _shares(each) for since, each in late.items()}}
     return found
+
+
+def _shares(late: list[float]) -> dict[str, float | None]:
+    late.sort()
+    values = {share: percentile(late, share) for share in SHARES}
+    return {
+        f"p{share * 100:.0f}_ms": None if value is None else round(value * 1e3, 3)
+        for share, value in values.items()
+    }
 
 
 async def fairness(daemon: Daemon, chats: int = 8, tokens: int = 200) -> dict[str, Any]:
@@ -211,11 +220,11 @@ async def start_times(folder: Path, verifier: str, starts: int) -> dict[str, Any
     }
 
 
-async def _step_ends(verifier: Child) -> list[float]:
+async def _step_times(verifier: Child) -> dict[str, list[float]]:
     """Of the steps since the last call."""
     await verifier.write({})
-    ends: Any = await verifier.read(START_TIMEOUT)
-    return list(ends)
+    times: Any = await verifier.read(START_TIMEOUT)
+    return dict(times)
 
 
 # The command line -----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ A process for `benchmarks.api_overhead`: `python -m benchmarks.clocked_verifier 
 writes one greedy text with the demo target, and repeats that from then on, position by position, so that a
 step costs nothing but its time: a target on this processor would compete with its own event loop. `--live`
 runs the target itself. It says where it listens as a line of JSON; for every line of its standard input it
-prints the ends of the steps since the last.
+prints when the steps since the last ended, and when their commits were on their way to their streams.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloud_verifier.core.config import SchedulerConfig
-from cloud_verifier.core.effects import Reply
+from cloud_verifier.core.effects import Effect, Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.engine.floor import FlooredEngine
@@ -69,6 +69,21 @@ class ClockedEngine:
         return result
 
 
+class ClockedScheduler(VerifyScheduler):
+    """Notes when each commit is handed out to be sent."""
+
+    def __init__(self, info: TargetInfo) -> None:
+        super().__init__(info)
+        self.told: list[float] = []
+
+    def effects(self) -> list[Effect]:
+        """See `VerifyScheduler.effects`."""
+        effects = super().effects()
+        now = time.monotonic()
+        self.told += [now for each in effects if isinstance(each, Reply) and isinstance(each.message, Commit)]
+        return effects
+
+
 def written(engine: TargetEngine, prompt: tuple[int, ...]) -> list[int]:
     """The prompt and what the target writes after it, greedily."""
     scheduler = VerifyScheduler(engine.info, SchedulerConfig(recall=False, prefix_cache=False))
@@ -96,12 +111,13 @@ async def serve(step: float, live: bool) -> None:
     prompt = tuple(target.model.tokenize(bundled()[0]))
     told = target if live else RepeatingEngine(target.info, written(target, prompt))
     engine = ClockedEngine(FlooredEngine(told, step))
-    worker = Worker(engine, VerifyScheduler(engine.info))
+    scheduler = ClockedScheduler(engine.info)
+    worker = Worker(engine, scheduler)
     async with Server(worker, engine.info, table, "127.0.0.1:0") as server:
         print(json.dumps({"listening": f"127.0.0.1:{server.port}"}), flush=True)
         while await asyncio.to_thread(sys.stdin.readline):
-            ends, engine.ends = engine.ends, []
-            print(json.dumps(ends), flush=True)
+            print(json.dumps({"ended": engine.ends, "told": scheduler.told}), flush=True)
+            engine.ends, scheduler.told = [], []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

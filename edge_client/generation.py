@@ -134,6 +134,8 @@ class Generation:
 
     def _input(self, call: Callable[[float], None]) -> None:
         """Give the session one input at the present time, then carry out its effects in order."""
+        rtt = self.session.view.rtt
+        before = rtt.num_samples
         try:
             call(self._clock())
             self._carry_out_all()
@@ -142,20 +144,18 @@ class Generation:
         except Exception as error:  # outermost frame of every callback: the user must learn of a defect
             logger.exception("! an input failed")
             self._fail(LocalError(f"a defect of the edge: {error}"))
+        if rtt.num_samples > before:
+            self.rtts.append(rtt.latest_rtt)
         self._set_timer()
 
     def _on_message(self, stream: Stream, message: ServerMessage) -> None:
         if stream is self._stream:
-            rtt = self.session.view.rtt
-            before = rtt.num_samples
             self._input(lambda now: self.session.on_message(message, now, plan=False))
             if isinstance(message, Commit):
                 self._plan_after(TURNS_TO_READERS)
-            if rtt.num_samples > before:
-                self.rtts.append(rtt.latest_rtt)
 
     def _plan_after(self, turns: int) -> None:
-        """Let text get to its reader first: planning takes a millisecond, which somebody would wait for."""
+        """Let text get to its reader first: the rest takes a millisecond, which somebody would wait for."""
         if turns:
             asyncio.get_running_loop().call_soon(self._plan_after, turns - 1)
         else:

@@ -106,6 +106,7 @@ class EdgeSession:
         self._silence = Silence() if config.asks_when_silent else None
         self._drafting = False
         self._owes_guess = False  # tokens were committed since the last guess
+        self._told: tuple[Commit, float] | None = None  # whose text is out, and which is not booked yet
         self._draft_began_at = 0.0
         self._drafter_ok = True
         self._governed = policy if isinstance(policy, Governed) else None
@@ -138,9 +139,11 @@ class EdgeSession:
     def on_message(self, message: Opened | Commit | Drain | Finish, now: float, *, plan: bool = True) -> None:
         """A message of the current stream. Raises `PeerError` if the verifier broke the protocol.
 
-        Without `plan` a Commit's text comes at once, and what to send and draft next is decided by `plan`, to
-        be called soon, or by any other input before it.
+        Without `plan` a Commit's text comes at once. What it does to the tree, and what to send and draft
+        next, is for `plan`, to be called soon, or for any other input before it; until then `text`, `view`
+        and `stats` are those of before.
         """
+        self._book()
         if self.state in (State.OVER, State.LOST):
             return  # it crossed our Close, or comes from a stream given up
         self._expect(State.OPENING, State.OPEN)
@@ -151,18 +154,20 @@ class EdgeSession:
             case Commit():
                 self._on_commit(message, now)
                 if plan:
-                    self._pump(now)
+                    self.plan(now)
             case Drain():
                 self._on_drain(now)
             case Finish():
                 self._on_finish(message, now)
 
     def plan(self, now: float) -> None:
-        """Decide what an `on_message` without `plan` left open."""
+        """Do what an `on_message` without `plan` left open."""
+        self._book()
         self._pump(now)
 
     def on_drafted(self, expansions: Sequence[Expansion], now: float) -> None:
         """The draft step that `Expand` asked for."""
+        self._book()
         self.view.now = now
         took = self._end_draft_step(len(expansions), now)
         if self.draft_times.add(len(expansions), took):
@@ -176,6 +181,7 @@ class EdgeSession:
 
     def on_drafter_failed(self, error: ForerunError, now: float) -> None:
         """The drafter gave up: the text goes on without drafts, at the server's own speed."""
+        self._book()
         self._end_draft_step(0, now)
         self._drafter_ok = False
         self._offline.give_up()
@@ -184,18 +190,21 @@ class EdgeSession:
     def on_stream_lost(self, error: ForerunError, now: float, elsewhere: bool = False) -> None:
         """The stream broke or was refused: reconnect if that can help, else end. Without a pause if another
         verifier is there `elsewhere`."""
+        self._book()
         if self._can_go_on(error):
             self._reconnects.lost(error, now, elsewhere)
             self._lose(now)
 
     def on_ready(self, now: float) -> None:
         """A verifier is there that has not just failed this session: no pause is sat out."""
+        self._book()
         if self.state is State.LOST and self._reconnects.hurry(now):
             self._reconnect(now)
 
     def on_probed(self, alive: bool, now: float, elsewhere: bool = False) -> None:
         """What came of a `Probe` of the current stream. Silence without an answer is a loss, which another
         verifier that is there makes good at once."""
+        self._book()
         if self._silence is None or self._silence.asked_at is None:
             return  # something has come meanwhile, or there is no stream any more
         if alive:
@@ -207,6 +216,7 @@ class EdgeSession:
 
     def on_timer(self, now: float) -> None:
         """`next_timer_at` has come."""
+        self._book()
         due_at = self.next_timer_at
         if due_at is None or now < due_at:
             return
@@ -222,6 +232,7 @@ class EdgeSession:
 
     def close(self, now: float) -> None:
         """The user has enough."""
+        self._book()
         if self.state in (State.OPENING, State.OPEN):
             self._effects.append(Send(Close()))
         if self.state is not State.OVER:
@@ -229,6 +240,7 @@ class EdgeSession:
 
     def fail(self, error: ForerunError, now: float) -> None:
         """Something outside the session makes going on useless: say goodbye and end with `error`."""
+        self._book()
         if self.state in (State.OPENING, State.OPEN):
             self._effects.append(Send(Close()))
         if self.state is not State.OVER:
@@ -353,17 +365,24 @@ class EdgeSession:
         self._reconnects.text_came()
         if self._silence is not None:
             self._silence.heard(now, usual=self.view.news_at is not None)
-        self._sample_rtt(message, now)
+        self._effects += self._offline.committed(message.start, message.tokens)
+        self._effects.append(Emit(message.start, message.tokens, message.server_made, message.logprobs))
+        self._effects += self._offline.answered(now, self._standing)
+        self._told = message, now
+
+    def _book(self) -> None:
+        """Take in the Commit whose text is out already."""
+        if self._told is None:
+            return
+        (message, came_at), self._told = self._told, None
+        self._sample_rtt(message, came_at)
         self._count(message)
-        self.view.news_at = now
+        self.view.news_at = came_at
         if message.credit is not None:
             self.view.credit = message.credit
         self._outgoing.committed(len(message.tokens))
-        self._effects += self._offline.committed(message.start, message.tokens)
         self._advance(message.tokens)
         self._owes_guess = True
-        self._effects.append(Emit(message.start, message.tokens, message.server_made, message.logprobs))
-        self._effects += self._offline.answered(now, self._standing)
 
     def _sample_rtt(self, message: Commit, now: float) -> None:
         """RTT from the newest Propose the verifier had."""

@@ -28,5 +28,7 @@ def test_every_token_of_a_small_run_is_paired_with_its_step() -> None:
     report = json.loads(found.stdout)
     for row in report["overhead"].values():
         assert (row["tokens"], row["texts_not_paired"]) == (30, 0)
-        assert 0.0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]
+        ended, told = row["since_ended"], row["since_told"]
+        assert 0.0 < told["p50_ms"] <= told["p95_ms"] <= told["p99_ms"]
+        assert told["p50_ms"] < ended["p50_ms"] <= ended["p95_ms"] <= ended["p99_ms"]
     assert report["start"]["median_cpu_s"] > 0.0

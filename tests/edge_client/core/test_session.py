@@ -127,7 +127,7 @@ def test_drafts_follow_the_open_without_waiting() -> None:
     assert session.state is State.OPENING
 
 
-def test_a_commit_moves_the_drafter_then_shows_the_text_then_sends_then_drafts() -> None:
+def test_a_commit_shows_the_text_then_moves_the_drafter_then_sends_then_drafts() -> None:
     session = make(SyncPolicy(1))
     session.start(0.0)
     draft(session, (5,), 0.1)
@@ -136,10 +136,39 @@ def test_a_commit_moves_the_drafter_then_shows_the_text_then_sends_then_drafts()
     session.on_message(Commit(2, (5, 6), server_made=0b10, echo=1), 0.3)
     tip = session.tree.tip
     assert session.effects() == [
-        MoveTip(Reroot(((2, 5), (tip.id, 6)), ())),
         Emit(2, (5, 6), 0b10),
+        MoveTip(Reroot(((2, 5), (tip.id, 6)), ())),
         Expand((DraftRow(tip.id, None, 6, 3),)),
     ]
+
+
+LATER: dict[str, Callable[[EdgeSession], None]] = {
+    "plan": lambda s: s.plan(1.4),
+    "drafted": lambda s: s.on_drafted([Expansion(1, (4,), (-1.0,))], 1.4),
+    "failed": lambda s: s.on_drafter_failed(OUT_OF_PAPER, 1.4),
+    "commit": lambda s: s.on_message(Commit(3, (6,)), 1.4),
+    "lost": lambda s: s.on_stream_lost(GONE, 1.4),
+    "timer": lambda s: s.on_timer(1.4),
+    "ready": lambda s: s.on_ready(1.4),
+    "close": lambda s: s.close(1.4),
+    "fail": lambda s: s.fail(OUT_OF_PAPER, 1.4),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_without_a_plan_only_the_text_comes_and_any_later_input_books_it_as_of_its_arrival(name: str) -> None:
+    session = opened(chain())
+    draft(session, (5,), 1.1)  # node 2; then its children are being drafted
+    session.on_message(Commit(2, (5,), echo=1, credit=7), 1.3, plan=False)
+    assert session.effects() == [Emit(2, (5,), 0)]
+    assert (session.text, session.stats.committed) == ((), 0)
+    LATER[name](session)
+    moves = [each for each in session.effects() if isinstance(each, MoveTip)]
+    assert moves[0] == MoveTip(Reroot(((2, 5),), ()))
+    assert session.text[:1] == (5,)
+    assert session.stats.committed == len(session.text)
+    assert session.view.rtt.latest_rtt == pytest.approx(0.2)  # from its Propose to its arrival
+    session.check_integrity()
 
 
 def test_what_a_commit_tells_of_its_tokens_is_shown_with_them_and_was_asked_for() -> None:
@@ -158,7 +187,7 @@ def test_a_commit_tells_the_drafter_every_node_that_died() -> None:
     session = opened(TreePolicy(TreeSettings(width=1, max_children=3, cut=1e-5)))
     draft(session, (5, 6, 4), 1.1)
     session.on_message(Commit(2, (6,)), 1.2)
-    assert session.effects()[0] == MoveTip(Reroot(((3, 6),), (2, 4)))
+    assert session.effects()[1] == MoveTip(Reroot(((3, 6),), (2, 4)))
     session.check_integrity()
 
 
@@ -679,7 +708,8 @@ def test_a_drafter_that_fails_leaves_the_text_to_the_verifier() -> None:
     session.on_drafter_failed(LocalError("the model is gone"), 1.1)
     assert session.effects() == [Send(Propose())]
     session.on_message(Commit(2, (5,), 1, echo=1), 1.2)
-    assert session.effects()[1:] == [Emit(2, (5,), 1), Send(Propose(seen_advance=1))]
+    text, _, *rest = session.effects()
+    assert (text, rest) == (Emit(2, (5,), 1), [Send(Propose(seen_advance=1))])
     assert session.state is State.OPEN
 
 
@@ -687,7 +717,7 @@ def test_with_fill_a_failed_drafter_is_not_asked_again() -> None:
     session = opened(chain())
     session.on_drafter_failed(LocalError("the model is gone"), 1.1)
     session.on_message(Commit(2, (5,), 1), 1.2)
-    assert session.effects() == [MoveTip(Reroot(((2, 5),), ())), Emit(2, (5,), 1)]
+    assert session.effects() == [Emit(2, (5,), 1), MoveTip(Reroot(((2, 5),), ()))]
 
 
 def test_a_draft_of_a_node_that_died_meanwhile_is_forgotten() -> None:
