@@ -257,6 +257,10 @@ class VerifierChannel:
         swallows everything, or pauses that have grown. Streams stay where they are."""
         self._replace(self._connection)
 
+    def retire(self) -> None:
+        """Nothing new goes over it; it closes when its last stream has ended."""
+        self._connection.retire()
+
     def _replace(self, old: Connection) -> None:
         if old is self._connection:
             self._connection = self._connect((*self._more, *OWN_CONNECTION))

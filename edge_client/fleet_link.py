@@ -6,7 +6,7 @@ import asyncio
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from edge_client.config import EdgeConfig
 from edge_client.config.schema import BY_NAME, LOCAL_ONLY
 from edge_client.config.sections import FleetSection
 from edge_client.core.config import Fallback
+from edge_client.core.fleet.discovery import Offer
 from edge_client.core.fleet.payloads import (
     CommandName,
     DraftState,
@@ -78,7 +79,8 @@ class FleetLink:
 
     def fleet(self, settings: FleetSettings) -> Fleet:
         """The task to run."""
-        return Fleet(settings, self.about(), Hooks(self.telemetry, self.on_orders, self.apply, self.act))
+        hooks = Hooks(self.telemetry, self.on_orders, self.apply, self.act, self.on_offers)
+        return Fleet(settings, self.about(), hooks)
 
     def about(self) -> About:
         """What the birth tells."""
@@ -144,6 +146,10 @@ class FleetLink:
         """The kill switch holds for every text that begins from now on."""
         self.device.orders = ORDERS[orders.kill]
 
+    def on_offers(self, offers: Sequence[Offer]) -> None:
+        """Verifiers that may be used beside the owner's."""
+        self.verifiers.offer(offer.endpoint for offer in offers)
+
     def apply(self, values: Mapping[str, Any]) -> list[str]:
         """Settings from afar; what is wrong with them, in sentences. Policy, recall and keep-alive hold at
         once, others from the daemon's next start."""
@@ -201,6 +207,9 @@ def fleet_settings(section: FleetSection, state: Path) -> FleetSettings:
         section.device,
         state,
         keys,
+        verifier_keys=(read_public(section.verifier_public_key),) if section.verifier_public_key else (),
+        allowed_endpoints=section.verifier_patterns,
+        discover=section.discover,
         allowed_settings=frozenset(BY_NAME) - LOCAL_ONLY,
         telemetry_interval=section.telemetry_interval,
     )

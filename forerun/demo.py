@@ -32,6 +32,8 @@ same prompts run over the same link in three ways, and a table compares them:
 
 The bundled target is tiny, so every target step is made to take --step-floor ms, as a large one would."""
 
+YES = ("y", "yes")
+
 MAX_MS = 600_000.0
 """Ten minutes: more than any link or step that is worth a demonstration."""
 
@@ -76,7 +78,15 @@ def add_parser(commands: Any) -> None:
     option("--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="of --page (%(default)s)")
     option("--open", action="store_true", help="with --page: open it in the browser of this machine")
     add_sampling(parser, max_tokens=96)
-    parser.set_defaults(run=lambda options: asyncio.run(_demo(options)))
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    code = asyncio.run(_demo(options))
+    if not (options.page or options.json) and _wants_page():
+        options.open = True
+        return asyncio.run(_page(options))
+    return code
 
 
 async def _demo(options: argparse.Namespace) -> int:
@@ -96,8 +106,19 @@ async def _demo(options: argparse.Namespace) -> int:
         print(json.dumps(_as_json(options, prompts, comparison), indent=2))
     else:
         print_table(options, comparison)
-        print("\nTo see it in a browser, with a slider for the delay: make demo ARGS='--page'")
     return 0
+
+
+def _wants_page() -> bool:
+    """Offer the page. Where nobody is there to answer, say how to get it."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        print("\nTo see it in a browser, with a slider for the delay: make demo ARGS='--page'")
+        return False
+    try:
+        return input("\nSee it live in a browser, with a slider for the delay? [y/N] ").lower() in YES
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return False
 
 
 async def _page(options: argparse.Namespace) -> int:

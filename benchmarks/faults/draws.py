@@ -20,6 +20,7 @@ class Kind(StrEnum):
     BLACK_HOLE = "black_hole"  # a link that swallows everything for a while
     LATENCY = "latency"  # 0 -> 200 ms -> 0
     FREEZE = "freeze"  # SIGSTOP of a verifier, SIGCONT later
+    SLEEP = "sleep"  # of the device: SIGSTOP of the daemon, and both links swallow everything until it wakes
     KILL = "kill"  # SIGKILL of a verifier, which is started again
     DRAIN = "drain"  # SIGTERM of a verifier, which is started again
     DAEMON_KILL = "daemon_kill"  # SIGKILL of the daemon, which is started again
@@ -33,14 +34,20 @@ WEIGHTS = {
     Kind.BLACK_HOLE: 10,
     Kind.LATENCY: 12,
     Kind.FREEZE: 6,
+    Kind.SLEEP: 3,
     Kind.KILL: 0.7,
     Kind.DRAIN: 0.7,
     Kind.DAEMON_KILL: 2.6,
     Kind.DAEMON_STOP: 1.0,
 }
-"""How often each is drawn, of 100. A verifier's start takes some 10 s of a processor, so few of those."""
+"""How often each is drawn, of 103. A verifier's start takes some 10 s of a processor, so few of those."""
 
-LASTS = {Kind.BLACK_HOLE: (0.5, 6.0), Kind.LATENCY: (0.3, 3.0), Kind.FREEZE: (0.5, 7.0)}
+LASTS = {
+    Kind.BLACK_HOLE: (0.5, 6.0),
+    Kind.LATENCY: (0.3, 3.0),
+    Kind.FREEZE: (0.5, 7.0),
+    Kind.SLEEP: (1.0, 9.0),
+}
 """Seconds, least and most, until a fault that passes by itself is over."""
 
 

@@ -153,6 +153,8 @@ class Processes:
                 await side.up.wait()
                 side.program.send(signal.SIGSTOP)
                 self._later(fault.lasts, lambda: side.program.send(signal.SIGCONT))
+            case Kind.SLEEP:
+                self._sleep(fault)
             case Kind.KILL | Kind.DRAIN:
                 await self._one_down.acquire()
                 await side.up.wait()
@@ -171,6 +173,22 @@ class Processes:
         if self._failure is not None:
             raise self._failure
         await self.until_ready()
+
+    def _sleep(self, fault: Fault) -> None:
+        """As a laptop does: what is sent to it meanwhile is gone for good. Half the time its peers, or a
+        router between, have forgotten its connections when it wakes and say so."""
+        for side in self.sides:
+            side.hole(1)
+        self.daemon.send(signal.SIGSTOP)
+
+        def wake() -> None:
+            for side in self.sides:
+                side.hole(-1)
+                if fault.victim < 0.5:
+                    side.link.cut()
+            self.daemon.send(signal.SIGCONT)
+
+        self._later(fault.lasts, wake)
 
     def _end(self, side: Side, number: signal.Signals) -> None:
         """End a verifier now; it is started again in the background."""

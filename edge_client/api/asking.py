@@ -38,6 +38,9 @@ NOT_DONE: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 """Fields of OpenAI's that are known and not done: the values that change nothing, and what to do instead."""
 
+DRAWN_SEED_BITS = 53
+"""Of a seed that a response tells: JavaScript rounds greater numbers, and nobody could ask for it again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Extras:
@@ -114,7 +117,7 @@ def _read_sampling(fields: Fields, grammar: str) -> SamplingParams:
 def _read_seed(fields: Fields) -> int:
     """OpenAI's seeds are signed; without one each text is another, as users expect of a temperature."""
     if not fields.has("seed"):
-        return secrets.randbits(63)
+        return secrets.randbits(DRAWN_SEED_BITS)
     return fields.whole("seed", 0, -(2**63), MAX_SEED) & MAX_SEED
 
 

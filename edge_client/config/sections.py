@@ -260,10 +260,25 @@ class FleetSection:
         form="64 hex digits, base64, or a file",
         is_local=True,
     )
+    discover: bool = setting(False, "use verifiers that are offered at the broker, too", is_local=True)
+    verifier_public_key: str = setting(
+        "",
+        "Ed25519 key that may sign offers of verifiers, and nothing else; the fleet's own may as well",
+        form="64 hex digits, base64, or a file",
+        is_local=True,
+    )
+    verifier_patterns: tuple[str, ...] = setting(
+        (), "verifiers that may be offered unsigned, as patterns of a shell", form="HOST:PORT", is_local=True
+    )
     telemetry_interval: float = setting(30.0, "time between two reports", unit="seconds", low=1.0, high=DAY)
 
     def __post_init__(self) -> None:
         check_section(self.NAME, self)
+        if self.discover and not (self.public_key or self.verifier_public_key or self.verifier_patterns):
+            raise UserError(
+                "fleet.discover is true, and no offer would count; give fleet.verifier_public_key or "
+                "fleet.verifier_patterns"
+            )
         if self.broker and not (self.tenant and self.device):
             raise UserError("fleet.broker is given; its topics also need fleet.tenant and fleet.device")
         if bool(self.cert) != bool(self.key):

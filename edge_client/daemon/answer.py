@@ -118,7 +118,7 @@ class Answer:
         self.finish: FinishReason | None = None
         self.differences: list[Difference] = []
         self._words = words
-        self._ends = ends
+        self.ends = ends  # the tokens that end it
         self._begin = begin
         self._clock = clock
         self._speller = Speller(words, ends, request.stops)
@@ -240,7 +240,7 @@ class Answer:
         decoder.feed((*self._text[-UNFINISHED:], *self._guess))
         start = len(self._text) + len(self._guess)
         self._guess += tokens
-        return Guess(start, tuple("" if token in self._ends else decoder.feed((token,)) for token in tokens))
+        return Guess(start, tuple("" if token in self.ends else decoder.feed((token,)) for token in tokens))
 
     def _differing(self, place: int, tokens: Sequence[int]) -> Difference:
         """Remember that the target goes another way at `place`; the next session begins after the text."""
@@ -263,7 +263,7 @@ class Answer:
         self._text.append(token)
         self._origins.append(origin)
         written = self._speller.feed(token, origin, logprobs)
-        if self.stopped_by is not None or token in self._ends:
+        if self.stopped_by is not None or token in self.ends:
             self.finish = FinishReason.STOP
         elif len(self._text) >= self.request.sampling.max_tokens:
             self.finish = FinishReason.LENGTH
@@ -272,7 +272,7 @@ class Answer:
     def _is_whole(self, guess: Sequence[int]) -> bool:
         """Whether a text that goes on so has come to its end."""
         length = len(self._text) + len(guess)
-        return bool(guess) and (guess[-1] in self._ends or length >= self.request.sampling.max_tokens)
+        return bool(guess) and (guess[-1] in self.ends or length >= self.request.sampling.max_tokens)
 
 
 def _piece(written: Sequence[Written]) -> Iterator[Piece]:

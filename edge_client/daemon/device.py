@@ -155,11 +155,11 @@ class Device:
         """Whether there is a draft model."""
         return self._drafts is not None
 
-    def ends(self, request: TextRequest) -> frozenset[int]:
-        """The tokens that end a text: the target's own where it has told them, else the draft's."""
-        found = self.verifiers.best()
-        known = found.eos_token_ids if found is not None and found.eos_token_ids else self.words.eos_ids
-        return request.sampling.ends(known)
+    def _eos_ids(self, writer: Writer) -> tuple[int, ...]:
+        """The end tokens of who writes: the target's own, which may be none; until a verifier has told them,
+        and for the draft model alone, those of the draft's file."""
+        found = self.verifiers.best() if writer is not Writer.DRAFT else None
+        return self.words.eos_ids if found is None else found.eos_token_ids
 
     # Writing ----------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class Device:
                 stack.callback(seat.release)
             account.began_at = self._clock()
             account.mode = _first_mode(request, seat)
-            ends = self.ends(request)
+            ends = request.sampling.ends(self._eos_ids(request.writer))
             answer = Answer(request, self.words, ends, self._begin(request, seat), account, self._clock)
             live = Live(answer, client, notes)
             self.live[request.id] = live
@@ -238,12 +238,11 @@ class Device:
         return begin
 
     def _alone(self, request: TextRequest, seat: Seat, written: Sequence[int]) -> Run:
-        eos = self.words.eos_ids
+        eos = self._eos_ids(request.writer)
         text = DeviceGeneration(seat, request.prompt, request.sampling, eos, self._clock, written)
         return AloneRun(text, len(request.prompt) + len(written))
 
     def _config(self, request: TextRequest, written: Sequence[int], drafting: bool) -> SessionConfig:
-        found = self.verifiers.best()
         return SessionConfig(
             prompt=request.prompt,
             committed=tuple(written),
@@ -251,7 +250,7 @@ class Device:
             fingerprint=self.vocabulary.fingerprint,
             session_id=request.id,
             recall=request.recall and drafting,
-            eos_token_ids=found.eos_token_ids if found is not None else self.words.eos_ids,
+            eos_token_ids=self._eos_ids(request.writer),
             prior=self._beliefs.before(request.sampling),
             acceptance=request.acceptance,
             logprobs=request.logprobs,

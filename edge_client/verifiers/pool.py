@@ -37,6 +37,8 @@ class Place:
     address: VerifierAddress
     members: dict[str, Member] = field(default_factory=dict)
     resolved_at: float = -1e9
+    offered: bool = False  # not by the owner of this device
+    lapsed: bool = False  # was offered once, and is not any more
 
 
 class Verifiers:
@@ -64,7 +66,7 @@ class Verifiers:
             tls.credentials()
         self.chance = chance
         self._places = [Place(address) for address in dict.fromkeys(parsed)]
-        self._vocabulary, self._tls, self._clock = vocabulary, tls, clock
+        self._vocabulary, self._tls, self._insecure, self._clock = vocabulary, tls, insecure, clock
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by member's address
         self._lookups: dict[str, asyncio.Task[None]] = {}  # by place's address
         self._listeners: list[Callable[[], None]] = []
@@ -73,9 +75,7 @@ class Verifiers:
 
     async def __aenter__(self) -> Verifiers:
         for place in self._places:
-            self._set_members(place, (place.address,))
-            if not place.address.is_literal:
-                self._look_up(place)
+            self._begin(place)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -119,6 +119,37 @@ class Verifiers:
         known = (each.description for each in self.members if each.health is not Health.UNFIT)
         return next((each for each in known if each is not None), None)
 
+    # Offers -----------------------------------------------------------------------------------------------
+
+    def offer(self, addresses: Iterable[str]) -> None:
+        """Beside those that were named these may be used, and no others that were offered before. One that
+        is not offered any more stays for as long as it answers: who makes offers may be away, and the
+        verifier be there. What cannot be used is left out with a warning."""
+        wanted = dict[str, VerifierAddress]()
+        for text in addresses:
+            try:
+                address = parse_address(text, encrypted=self._tls is not None, insecure=self._insecure)
+            except UserError as error:
+                logger.warning("! an offer is not taken: %s", error)
+            else:
+                wanted[str(address)] = address
+        for place in self._places:
+            still = wanted.pop(str(place.address), None) is not None
+            place.lapsed = place.offered and not still
+        for address in wanted.values():
+            logger.info("> the verifier %s is offered", address)
+            place = Place(address, offered=True)
+            self._places.append(place)
+            self._begin(place)
+
+    def _drop(self, place: Place) -> None:
+        """Forget it. Streams that are on it end by themselves."""
+        logger.info("> the verifier %s is offered no more, and does not answer", place.address)
+        self._places.remove(place)
+        for member in self._set_members(place, ()):
+            member.channel.retire()
+        self._tell()
+
     # For people -------------------------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[VerifierStatus, ...]:
@@ -126,7 +157,8 @@ class Verifiers:
         return tuple(member.status() for member in self.members)
 
     def listen(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_change` whenever a verifier's health becomes another one; returns what ends that."""
+        """Call `on_change` whenever a verifier's health becomes another one, or one is dropped; returns what
+        ends that."""
         self._listeners.append(on_change)
         return lambda: self._listeners.remove(on_change)
 
@@ -158,6 +190,9 @@ class Verifiers:
                 logger.exception("! the verifier %s could not be asked", member.address)
                 member.failures += 1
             if all(not each.is_reachable for each in place.members.values()):
+                if place.lapsed:
+                    self._drop(place)
+                    return
                 self._look_up(place)
             member.idle = 0 if self._routes else member.idle + 1
             await self._rest(member)
@@ -169,6 +204,11 @@ class Verifiers:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, wait - SOON / 2)):
                 await member.wake.wait()
+
+    def _begin(self, place: Place) -> None:
+        self._set_members(place, (place.address,))
+        if not place.address.is_literal:
+            self._look_up(place)
 
     def _look_up(self, place: Place) -> None:
         name, now = str(place.address), self._clock()
@@ -184,6 +224,8 @@ class Verifiers:
         except ForerunError as error:
             logger.info("x %s", error)
             return  # the machines that are known, if any, may come back
+        if place not in self._places:
+            return  # dropped meanwhile
         for member in self._set_members(place, found):
             await member.close()
 
@@ -207,6 +249,9 @@ class Verifiers:
         if member.health is Health.READY:
             for route in [*self._routes]:
                 route.came_back(str(member.address))
+        self._tell()
+
+    def _tell(self) -> None:
         for listener in [*self._listeners]:
             listener()
 

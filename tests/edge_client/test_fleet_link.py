@@ -14,8 +14,10 @@ import pytest
 
 from edge_client.config import EdgeConfig, Overlay, load_config
 from edge_client.core.config import Fallback
-from edge_client.core.fleet.payloads import CommandName, Kill
+from edge_client.core.fleet.payloads import CommandName, Kill, State, VerifierStatus
+from edge_client.core.fleet.record import encode
 from edge_client.core.fleet.standing import FleetOrders
+from edge_client.verifiers.status import Health
 from link import Link, Timeout
 from tests.edge_client.api.world import World, alone, world
 
@@ -167,6 +169,26 @@ async def test_an_order_over_a_real_broker_stops_new_texts(tmp_path: Path) -> No
                 )
                 await until(lambda: found.device.orders.value == "halt")
                 assert (await found.post_chat()).status_code == 503
+
+
+async def test_a_signed_offer_over_a_real_broker_is_used_and_another_is_not(tmp_path: Path) -> None:
+    from tests.drivers.tiny import running as verifier
+    from tests.edge_client.fleet.broker import broker, running
+    from tests.edge_client.fleet.world import World as FleetWorld
+    from tests.edge_client.fleet.world import until
+
+    async with verifier() as offered, linked() as (_, link):
+        with broker(tmp_path / "broker") as running_broker:
+            fleets = FleetWorld(tmp_path, running_broker)
+            settings = replace(fleets.settings, keys=(), verifier_keys=(fleets.public,), discover=True)
+            async with fleets.ear() as (_, mouth), running(asyncio.create_task(link.fleet(settings).run())):
+                for name, endpoint in (("evil", "127.0.0.1:2"), ("good", offered.address)):
+                    status = VerifierStatus(state=State.ONLINE, epoch=1, at=time.time(), endpoint=endpoint)
+                    payload = fleets.signer.offer(name, status, 60.0) if name == "good" else encode(status)
+                    await mouth.publish(fleets.topics.shared.verifier(name), payload, retain=True)
+                await until(lambda: len(link.verifiers.snapshot()) == 2)
+                await until(lambda: link.verifiers.snapshot()[1].health is Health.READY)
+                assert link.verifiers.snapshot()[1].address == offered.address
 
 
 @pytest.mark.parametrize("trouble", ["dies", "swallows everything", "was never there"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from unittest.mock import create_autospec
 
 import pytest
 
 import demo_models
 from common.errors import LocalError
+from forerun import demo
 from forerun.cli import main
 from forerun.rig import Rig, RigSettings
 
@@ -64,3 +67,25 @@ def plain_greedy(prompt: str, count: int) -> list[int]:
             best = model(input_ids=ids, use_cache=False).logits[0, -1].argmax()
             ids = torch.cat([ids, best.view(1, 1)], dim=1)
     return list(ids[0, start:].tolist())
+
+
+@pytest.mark.parametrize(
+    ("answer", "wants"), [("y", True), ("Yes", True), ("", False), ("n", False), (EOFError, False)]
+)
+def test_the_page_is_offered_to_whoever_is_there(
+    answer: str | type[Exception], wants: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = create_autospec(input, side_effect=[answer])
+    monkeypatch.setattr("builtins.input", asked)
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    assert demo._wants_page() is wants
+    assert "browser" in asked.call_args[0][0]
+
+
+def test_without_anybody_there_the_page_s_command_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("builtins.input", create_autospec(input, side_effect=AssertionError))
+    assert demo._wants_page() is False
+    assert "make demo ARGS='--page'" in capsys.readouterr().out

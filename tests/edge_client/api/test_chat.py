@@ -54,6 +54,7 @@ async def test_the_same_seed_gives_the_same_text_and_none_a_new_one() -> None:
     assert seeded[0]["choices"] == seeded[1]["choices"]
     assert free[0]["forerun"]["seed"] != free[1]["forerun"]["seed"]
     assert free[0]["choices"] != free[1]["choices"]
+    assert all(0 <= each["forerun"]["seed"] < 2**53 for each in free)  # which JavaScript reads as they are
     again = alone(temperature=2.0, max_tokens=40, ignore_eos=True, seed=free[0]["forerun"]["seed"])
     assert free[0]["choices"][0]["message"]["content"] == again
 

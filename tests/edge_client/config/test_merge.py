@@ -160,6 +160,7 @@ def test_what_a_variable_cannot_say_is_told(env: dict[str, str], words: str) -> 
         ({"verifier.tls_key": "c"}, "verifier.tls_cert and verifier.tls_key belong together"),
         ({"verifier.insecure": True, "verifier.tls_ca": "c"}, "drop the one or the other"),
         ({"fleet.broker": "mqtts://b"}, "its topics also need fleet.tenant and fleet.device"),
+        ({"fleet.discover": True}, "fleet.discover is true, and no offer would count"),
         ({"fleet.cert": "c"}, "fleet.cert and fleet.key belong together"),
         ({"fleet.password_file": "p"}, "fleet.password_file is given without fleet.username"),
         ({"draft.seats": "65"}, "--draft-seats: draft.seats is 65"),

@@ -238,6 +238,43 @@ async def test_other_tokens_are_explained_for_that_verifier_alone() -> None:
             assert refused.value.code is Code.FAILED_PRECONDITION
 
 
+async def test_an_offered_verifier_is_used_and_stays_for_as_long_as_it_answers() -> None:
+    from edge_client.verifiers import Verifiers
+
+    async with several(2) as (_, links), Verifiers([str(links[0].address)]) as pool:
+        own, offered = (str(link.address) for link in links)
+        pool.offer([offered, own])  # one's own is no news
+        await until(lambda: health(pool) == ["ready", "ready"], pool)
+
+        async def cut() -> None:
+            await links[0].disable()
+            links[0].cut()
+
+        def lose() -> None:
+            cutting.append(asyncio.ensure_future(cut()))
+
+        cutting = list[asyncio.Future[None]]()
+        session_id = sessions_of(own, offered)[0]
+        run, places = await written(pool, session_id, {20: lose, 60: lambda: pool.offer([])})
+        assert (run.session.text, places) == (TEXT, [own, offered])
+        await until(lambda: health(pool) == ["unreachable", "ready"], pool)
+        await links[1].disable()
+        links[1].cut()
+        await until(lambda: [each.address for each in pool.snapshot()] == [own], pool)
+        pool.offer([offered])
+        await links[1].enable()
+        await until(lambda: health(pool) == ["unreachable", "ready"], pool)
+
+
+async def test_an_offer_that_cannot_be_used_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    from edge_client.verifiers import Verifiers
+
+    async with running() as system, Verifiers(["127.0.0.1:1"]) as pool:
+        pool.offer(["10.0.0.1:50051", system.address])
+        assert [each.address for each in pool.snapshot()] == ["127.0.0.1:1", system.address]
+        assert "10.0.0.1:50051 is on another machine, and without TLS" in caplog.text
+
+
 async def test_a_status_tells_what_a_page_shows() -> None:
     from edge_client.verifiers import Verifiers
 
