@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -29,39 +28,6 @@ if TYPE_CHECKING:
     from edge_client.llama.runtime import LlamaRuntime
 
 pytestmark = pytest.mark.llama
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.edge_client.llama.tiny_gguf import write_tiny_gguf
-
-    return write_tiny_gguf(tmp_path_factory.mktemp("models") / "tiny.gguf")
-
-
-@pytest.fixture(scope="module")
-def runtime(model: Path) -> Iterator[LlamaRuntime]:
-    from edge_client.llama.runtime import LlamaRuntime
-
-    with LlamaRuntime(exact_settings(model)) as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def oracle(model: Path) -> Iterator[LlamaDrafter]:
-    """Another context, which is only ever asked for the tip of a text."""
-    from edge_client.llama.drafter import LlamaDrafter
-    from edge_client.llama.runtime import LlamaRuntime
-
-    with LlamaRuntime(exact_settings(model, n_seq_max=2)) as loaded:
-        yield LlamaDrafter(loaded)
-
-
-@pytest.fixture
-def drafter(runtime: LlamaRuntime) -> LlamaDrafter:
-    from edge_client.llama.drafter import LlamaDrafter
-
-    runtime.clear()
-    return LlamaDrafter(runtime)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -33,21 +33,6 @@ END = 298
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.edge_client.llama.tiny_gguf import write_tiny_gguf
-
-    return write_tiny_gguf(tmp_path_factory.mktemp("models") / "tiny.gguf")
-
-
-@pytest.fixture(scope="module")
-def runtime(model: Path) -> Iterator[LlamaRuntime]:
-    from edge_client.llama.runtime import LlamaRuntime
-
-    with LlamaRuntime(exact_settings(model)) as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
 def oracle(model: Path) -> Iterator[LlamaDrafter]:
     """Knows no grammar and names every token, the end token too."""
     from edge_client.llama.drafter import LlamaDrafter
@@ -55,14 +40,6 @@ def oracle(model: Path) -> Iterator[LlamaDrafter]:
 
     with LlamaRuntime(exact_settings(model, n_seq_max=2)) as loaded:
         yield LlamaDrafter(loaded, loaded.num_vocab)
-
-
-@pytest.fixture
-def drafter(runtime: LlamaRuntime) -> LlamaDrafter:
-    from edge_client.llama.drafter import LlamaDrafter
-
-    runtime.clear()
-    return LlamaDrafter(runtime)
 
 
 def test_special_tokens_and_pieces_are_those_of_the_file(runtime: LlamaRuntime) -> None:

@@ -43,23 +43,6 @@ Q8_TOLERANCE = (
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.edge_client.llama.tiny_gguf import write_tiny_gguf
-
-    return write_tiny_gguf(tmp_path_factory.mktemp("models") / "tiny.gguf")
-
-
-@pytest.fixture(scope="module")
-def oracle(model: Path) -> Iterator[LlamaDrafter]:
-    """Another context, which is only ever asked for the tip of a text."""
-    from edge_client.llama.drafter import LlamaDrafter
-    from edge_client.llama.runtime import LlamaRuntime
-
-    with LlamaRuntime(exact_settings(model, n_seq_max=2)) as loaded:
-        yield LlamaDrafter(loaded)
-
-
-@pytest.fixture(scope="module")
 def shared(model: Path) -> Iterator[LlamaRuntime]:
     from edge_client.llama.runtime import LlamaRuntime
 

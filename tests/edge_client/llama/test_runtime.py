@@ -21,13 +21,6 @@ NUM_VOCAB = 300
 END = NUM_VOCAB - 2
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.edge_client.llama.tiny_gguf import write_tiny_gguf
-
-    return write_tiny_gguf(tmp_path_factory.mktemp("models") / "tiny.gguf")
-
-
 def load(path: Path, verbose: bool = False) -> LlamaRuntime:
     from edge_client.llama.runtime import LlamaRuntime
 
