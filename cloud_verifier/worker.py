@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from cloud_verifier.core.admission import ANYBODY, Caller
 from cloud_verifier.core.effects import End, Reply
+from cloud_verifier.core.readiness import Standing
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import TargetEngine
 from cloud_verifier.engine.grammar import check_grammar
@@ -116,6 +117,17 @@ class Worker:
     def snapshot(self) -> Snapshot:
         """How it stands now, for metrics and views."""
         return take(self.scheduler, self.monitor, self._clock(), stats_of(self._engine), self.version)
+
+    def standing(self) -> Standing:
+        """Whether it should get new sessions is judged by this."""
+        scheduler = self.scheduler
+        return Standing(
+            draining=scheduler.draining,
+            num_sessions=len(scheduler.sessions),
+            max_sessions=scheduler.config.max_sessions,
+            num_available=scheduler.memory.num_unpromised,
+            num_slots=scheduler.memory.num_slots,
+        )
 
     # The heartbeat ----------------------------------------------------------------------------------------
 

@@ -36,6 +36,13 @@ def add_operations(parser: argparse.ArgumentParser) -> None:
         help="the first N tenants get metrics of their own, all others share one; 0 for none (%(default)s)",
     )
     option(
+        "--health",
+        default="",
+        metavar="HOST:PORT",
+        help="answer a supervisor's gRPC probes there (startup, readiness, liveness), in plain text; off "
+        "unless given",
+    )
+    option(
         "--admin",
         default="",
         metavar="ADDRESS",
@@ -56,6 +63,8 @@ def check_operations(options: argparse.Namespace) -> None:
         check_free("--metrics", options.metrics)
         if find_spec("prometheus_client") is None:
             raise UserError("prometheus_client is not installed; pip install 'forerun[verifier]'")
+    if options.health:
+        check_free("--health", options.health)
     if options.admin:
         from cloud_verifier.admin import check_private
 
@@ -74,6 +83,7 @@ async def watched(worker: Worker, options: argparse.Namespace) -> AsyncIterator[
     """What the options ask for, listening; yields the addresses by name. Raises `UserError` for one that
     cannot be listened on."""
     from cloud_verifier.admin import AdminServer
+    from cloud_verifier.probes import ProbeServer
     from cloud_verifier.telemetry.server import MetricsServer
 
     found = dict[str, str]()
@@ -82,6 +92,9 @@ async def watched(worker: Worker, options: argparse.Namespace) -> AsyncIterator[
             host, port = split_address("--metrics", options.metrics)
             metrics = await stack.enter_async_context(MetricsServer(worker.snapshot, host, port))
             found["metrics"] = f"{host}:{metrics.port}"
+        if options.health:
+            probes = await stack.enter_async_context(ProbeServer(worker.standing, options.health))
+            found["health"] = probes.address
         if options.admin:
             admin = await stack.enter_async_context(AdminServer(worker.snapshot, options.admin))
             found["admin"] = admin.address

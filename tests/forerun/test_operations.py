@@ -14,6 +14,7 @@ from forerun.cli import build_parser, main
 from forerun.operations import check_operations, watched
 from forerun.top import AdminChannel
 from tests.cloud_verifier.telemetry.desk import make
+from tests.cloud_verifier.test_probes import probe
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -31,9 +32,10 @@ async def test_nothing_listens_unless_asked_for() -> None:
 
 @pytest.mark.grpc
 async def test_what_was_asked_for_answers() -> None:
-    asked = options("--metrics", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    asked = options("--metrics", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--health", "127.0.0.1:0")
     async with watched(make(), asked) as found:
-        assert set(found) == {"metrics", "admin"}
+        assert set(found) == {"metrics", "admin", "health"}
+        assert await probe(found["health"], "readiness") == "SERVING"
         page = await to_thread(urllib.request.urlopen, f"http://{found['metrics']}/metrics")
         assert b"forerun_sessions_opened_total" in page.read()
         async with AdminChannel(found["admin"]) as channel:
@@ -51,6 +53,7 @@ async def test_one_that_cannot_listen_leaves_none_behind() -> None:
     [
         (["--metrics", "9464"], "--metrics is '9464'; it must be HOST:PORT"),
         (["--metrics", "localhost:x"], "it must be HOST:PORT"),
+        (["--health", "50052"], "--health is '50052'; it must be HOST:PORT"),
         (["--metrics", "localhost:²"], "it must be HOST:PORT"),
         (["--admin", "50061"], "it must be unix:PATH or HOST:PORT"),
         (["--admin", "0.0.0.0:50061"], "give an address of this machine only"),
