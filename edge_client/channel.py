@@ -29,6 +29,9 @@ DESCRIBE_TIMEOUT = 10.0
 OWN_CONNECTION: Options = (("grpc.use_local_subchannel_pool", 1),)
 """Channels of one process to one address share a connection otherwise; those of two devices cannot."""
 
+KEY_ENTRY = "x-session-id"
+"""Metadata entry that a balancer hashes, by the name that others use for it (Ray Serve, Envoy's examples)."""
+
 NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """Statuses that gRPC gives by itself when nobody answers; any other comes from somebody."""
 
@@ -110,7 +113,12 @@ class Stream:
     """
 
     def __init__(
-        self, connection: Connection, on_message: OnMessage, on_lost: OnLost, on_silent: Callable[[], None]
+        self,
+        connection: Connection,
+        on_message: OnMessage,
+        on_lost: OnLost,
+        on_silent: Callable[[], None],
+        metadata: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self._outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._on_message = on_message
@@ -118,7 +126,7 @@ class Stream:
         self._on_silent = on_silent
         self._connection = connection
         connection.num_streams += 1
-        self._call = connection.stub.Session(self._requests())
+        self._call = connection.stub.Session(self._requests(), metadata=metadata or None)
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(lambda _: connection.release())
         self.bytes_up = 0  # serialised messages, gRPC framing excluded
@@ -237,9 +245,14 @@ class VerifierChannel:
         return decode_description(response)
 
     def open(
-        self, on_message: OnMessage, on_lost: OnLost, on_silent: Callable[[], None] | None = None
+        self,
+        on_message: OnMessage,
+        on_lost: OnLost,
+        on_silent: Callable[[], None] | None = None,
+        key: str = "",
     ) -> Stream:
-        """See `Streams`. `on_silent`, when the verifier left a question beside this stream unanswered."""
+        """See `Streams`. `on_silent`, when the verifier left a question beside this stream unanswered; `key`,
+        by which a balancer in between may choose a verifier."""
         connection = self._connection
 
         def silent() -> None:
@@ -247,7 +260,7 @@ class VerifierChannel:
             if on_silent is not None:
                 on_silent()
 
-        return Stream(connection, on_message, on_lost, silent)
+        return Stream(connection, on_message, on_lost, silent, ((KEY_ENTRY, key),) if key else ())
 
     def watch(self, on_ready: Callable[[], None] | None) -> None:
         """Nobody is told: a session's own pauses are how one verifier is found again."""

@@ -50,8 +50,11 @@ def endpoints(text: str) -> set[tuple[str, str]]:
 class NoVerifiers:
     """A `VerifierChoice` of none."""
 
-    def route(self, session_id: str) -> object:
-        raise LookupError(session_id)
+    def route(self, key: str) -> object:
+        raise LookupError(key)
+
+    async def heard(self, patience: float) -> None:
+        raise LookupError(patience)
 
     def best(self) -> None:
         return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from common.errors import UserError
+from common.errors import UnavailableError, UserError
 from common.rpc.describe import Description
 from edge_client.api.asking import Asked, read_asked
 from edge_client.api.errors import ApiError, wrong
@@ -26,6 +26,10 @@ MAX_MESSAGES = 4096
 MAX_LOGPROBS = 20
 DEFAULT_TEXT_TOKENS = 16
 """Of `/v1/completions` where the request does not say, as OpenAI documents it."""
+
+FIRST_WORD = 2.0
+"""Seconds that a request waits for verifiers that are being asked for the first time; one that is there
+answers in a few round trips, and one that is not is known by then."""
 
 UNKNOWN_ROOM = 4096
 """Positions that a text is given where no verifier has told yet how many there are."""
@@ -97,6 +101,7 @@ class TextService:
             raise wrong("top_logprobs", "top_logprobs goes with logprobs: true only")
         asked = read_asked(fields)
         fields.finish()
+        await self._hear()
         prompt = await self.chat_prompt(messages, template_settings)
         return self._telling(ChatShape(), prompt, asked, top if wants else None, None), asked
 
@@ -109,6 +114,7 @@ class TextService:
         logprobs = fields.whole("logprobs", 0, 0, MAX_LOGPROBS) if fields.has("logprobs") else None
         asked = read_asked(fields)
         fields.finish()
+        await self._hear()
         return self._telling(TextShape(), prompt, asked, logprobs, DEFAULT_TEXT_TOKENS), asked
 
     async def chat_prompt(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> tuple[int, ...]:
@@ -121,6 +127,12 @@ class TextService:
         found = self.device.verifiers.best()
         template = chat_template(found, self.defaults.template)
         return await asyncio.to_thread(lambda: template.render(messages, **settings))
+
+    async def _hear(self) -> None:
+        """Of a daemon that has just begun: the target's name, template, end tokens and room come with its
+        first word, and a text is another one without them."""
+        if self.device.verifiers.best() is None:
+            await self.device.verifiers.heard(FIRST_WORD)
 
     def tokenize(self, text: str, special: bool = True) -> tuple[int, ...]:
         """Token ids of a text; with `special`, texts of control tokens become those tokens."""
@@ -228,13 +240,16 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
 
 
 def chat_template(found: Description | None, own: str) -> ChatTemplate:
-    """The target's, or for as long as that is not known the draft's. Raises `UserError` if there is none."""
+    """The target's, or for as long as that is not known the draft's. Raises `UserError` if there is none,
+    `UnavailableError` if nobody has told."""
     if found is not None and found.chat_template:
         return _parsed(found.chat_template, found.bos_token, found.eos_token)
     if own:
         return _parsed(own, "", "")
     if found is None:
-        raise UserError("no verifier has told its chat template yet; use /v1/completions, or try again")
+        raise UnavailableError(
+            "no verifier has told its chat template yet; try again, or use /v1/completions"
+        )
     raise UserError(f"the target {found.model} has no chat template; use /v1/completions")
 
 

@@ -2,9 +2,9 @@
 
 Pure: `now` (seconds, monotonic) and chances come in as arguments. Near verifiers come first; among those that
 are as near as the nearest, rendezvous hashing (Thaler & Ravishankar, "Using Name-Based Mappings to Increase
-Hit Rates", 1998) of the session's id decides. So a session comes back to where its text is cached, a verifier
-that goes moves its own sessions only, and one that comes takes its share and no more; nobody need know of the
-others.
+Hit Rates", 1998) of the session's key decides. So a session comes back to where its text is cached, a
+verifier that goes moves its own sessions only, and one that comes takes its share and no more; nobody need
+know of the others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ count as near: the larger of both. Less is the scatter of a probe, and a step of
 
 FIRST_DEMERIT, LONGEST_DEMERIT = 2.0, 60.0
 """Seconds for which a session passes over a verifier that failed it; doubles with every failure in a row."""
+
+HEAD = 64
+"""Tokens of a prompt that decide where it goes: more than a template's own beginning, and no more than the
+first turn of a chat has."""
 
 SPREAD = 0.25
 """Share of that which is added by chance, so that a crowd does not come back at once."""
@@ -58,7 +62,17 @@ class Demerits:
         return frozenset(name for name, until in self._until.items() if now < until)
 
 
-def choose(session_id: str, candidates: Sequence[Candidate], passed_over: Container[str]) -> Candidate | None:
+def key_of(device: str, prompt: Sequence[int]) -> str:
+    """By which the verifier of a text is chosen: 32 hex digits. Texts of one device that begin alike, as the
+    turns of a chat do, have the same, so that each finds the KV of the one before it. Nobody who does not
+    know `device` can tell from it how a text begins."""
+    head = ",".join(map(str, prompt[:HEAD]))
+    return blake2b(
+        head.encode(), key=blake2b(device.encode(), digest_size=16).digest(), digest_size=16
+    ).hexdigest()
+
+
+def choose(key: str, candidates: Sequence[Candidate], passed_over: Container[str]) -> Candidate | None:
     """Where the session's next stream goes; None without candidates.
 
     The first of these that there is: ready and not passed over, ready, not passed over, any. A verifier whose
@@ -72,7 +86,7 @@ def choose(session_id: str, candidates: Sequence[Candidate], passed_over: Contai
         fitting,
     )
     found = next((kind for kind in kinds if kind), [])
-    return max(nearest(found), key=lambda each: weight(session_id, each.name), default=None)
+    return max(nearest(found), key=lambda each: weight(key, each.name), default=None)
 
 
 def has_another(candidates: Iterable[Candidate], passed_over: Container[str]) -> bool:
@@ -90,7 +104,7 @@ def nearest(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [each for each in candidates if each.rtt is not None and each.rtt <= limit]
 
 
-def weight(session_id: str, name: str) -> int:
-    """How much the session prefers that verifier: 64 bits that depend on both names and on nothing else."""
-    key = session_id.encode() + b"\0" + name.encode()
-    return int.from_bytes(blake2b(key, digest_size=8).digest(), "big")
+def weight(key: str, name: str) -> int:
+    """How much a session of this key prefers that verifier: 64 bits that depend on both and on nothing
+    else."""
+    return int.from_bytes(blake2b(f"{key}\0{name}".encode(), digest_size=8).digest(), "big")

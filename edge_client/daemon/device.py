@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,6 +24,7 @@ from edge_client.core.config import Fallback, SessionConfig
 from edge_client.core.policies import make_policy
 from edge_client.core.policies.governor import Mode
 from edge_client.core.priors import Beliefs, PriorTable
+from edge_client.core.ranking import key_of
 from edge_client.core.session import EdgeSession
 from edge_client.daemon.admission import Admission
 from edge_client.daemon.alone_run import AloneRun
@@ -60,8 +62,12 @@ class DraftSource(Protocol):
 class VerifierChoice(Protocol):
     """The verifiers there are (`Verifiers`)."""
 
-    def route(self, session_id: str) -> Streams:
+    def route(self, key: str) -> Streams:
         """Where the streams of this session go, the first and all after it."""
+        ...
+
+    async def heard(self, patience: float) -> None:
+        """Return when one has said what it serves, or nobody will soon, or after `patience` seconds."""
         ...
 
     def best(self) -> Description | None:
@@ -142,6 +148,7 @@ class Device:
         self._beliefs = Beliefs(settings.priors)
         self._ngrams = NgramTable(settings.ngrams) if settings.ngrams else None
         self._numbers = itertools.count(1)
+        self._name = secrets.token_hex(16)  # nobody else's
         self.orders = Orders.NONE
 
     @property
@@ -228,7 +235,7 @@ class Device:
         if request.writer is Writer.DRAFT:
             assert seat is not None, "asked for before"
             return lambda written: self._alone(request, seat, written)
-        route = self.verifiers.route(request.id)
+        route = self.verifiers.route(key_of(self._name, request.prompt))
 
         def begin(written: Sequence[int]) -> Run:
             policy = make_policy(request.policy if seat is not None else "off")

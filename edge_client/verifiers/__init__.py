@@ -2,7 +2,7 @@
 
 async with Verifiers(["10.0.0.1:50051", "gpu.example:50051"], vocabulary=own, tls=TlsSettings(ca)) as pool:
     await pool.ready(5.0)
-    async for emit in Generation(session, pool.route(session.config.session_id), drafts):
+    async for emit in Generation(session, pool.route(key_of(device, prompt)), drafts):
         ...
 """
 

@@ -90,9 +90,9 @@ class Verifiers:
 
     # For sessions -----------------------------------------------------------------------------------------
 
-    def route(self, session_id: str) -> Route:
-        """Of one session; its id decides among verifiers that are equally near."""
-        return Route(session_id, self, self._clock)
+    def route(self, key: str) -> Route:
+        """Of one session; its key decides among verifiers that are equally near."""
+        return Route(key, self, self._clock)
 
     async def ready(self, patience: float) -> Description:
         """What the best verifier serves, as soon as one can be used. Raises `UserError` if all that answer
@@ -108,6 +108,15 @@ class Verifiers:
         if found is None or not self._any_ready():
             raise self._why_none()
         return found
+
+    async def heard(self, patience: float) -> None:
+        """Return when a verifier has told what it serves, or all have been asked in vain, or after `patience`
+        seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while self.best() is None and any(each.health is Health.ASKED for each in self.members):
+                    self._changed.clear()
+                    await self._changed.wait()
 
     def best(self) -> Description | None:
         """What the nearest verifier that is ready serves, or one that once was; None if nobody ever

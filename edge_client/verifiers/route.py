@@ -31,8 +31,8 @@ class Group(Protocol):
 class Route:
     """A `Streams` of one session, across all its streams."""
 
-    def __init__(self, session_id: str, group: Group, clock: Callable[[], float] = time.monotonic) -> None:
-        self.session_id = session_id
+    def __init__(self, key: str, group: Group, clock: Callable[[], float] = time.monotonic) -> None:
+        self.key = key
         self.address = ""  # of the newest stream's verifier, for people
         self._group = group
         self._clock = clock
@@ -46,7 +46,7 @@ class Route:
 
     def open(self, on_message: OnMessage, on_lost: OnLost) -> Stream:
         """See `Streams`. Raises `LocalError` after the end of all."""
-        found = choose(self.session_id, self._candidates(), self._demerits.passed_over(self._clock()))
+        found = choose(self.key, self._candidates(), self._demerits.passed_over(self._clock()))
         member = next(
             (each for each in self._group.members if found and str(each.address) == found.name), None
         )
@@ -72,7 +72,7 @@ class Route:
             self._blame(member, None)
             member.fell_silent()
 
-        return member.channel.open(heard, lost, silent)
+        return member.channel.open(heard, lost, silent, self.key)
 
     def watch(self, on_ready: Callable[[], None] | None) -> None:
         """See `Streams`."""

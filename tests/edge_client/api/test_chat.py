@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from tests.edge_client.api.world import alone, events_of, world
+from tests.edge_client.api.world import OneVerifier, alone, events_of, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
@@ -102,6 +103,25 @@ async def test_stop_tokens_end_a_text_and_are_none_of_it() -> None:
     async with world() as found:
         body = await found.chat(stop_token_ids=[4], ignore_eos=True)
     assert body["choices"][0]["message"]["content"] == whole.split("d")[0]
+
+
+async def test_who_asks_a_daemon_that_has_just_begun_waits_for_the_targets_first_word() -> None:
+    messages = [{"role": "user", "content": "abc"}]
+    asked = {"model": "tiny@tiny-draft", "messages": messages, "max_tokens": 20, "temperature": 0}
+    async with world() as found:
+        usual = (await found.client.post("/v1/chat/completions", json=asked)).json()
+        verifier = found.device.verifiers
+        assert isinstance(verifier, OneVerifier)
+        described, verifier.description = verifier.description, None
+        asking = asyncio.create_task(found.client.post("/v1/chat/completions", json=asked))
+        while not verifier.num_waiting:  # noqa: ASYNC110  # a count announces nothing
+            await asyncio.sleep(0)
+        verifier.description = described
+        verifier.spoken.set()
+        answer = await asking
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"] == usual["choices"]
+    assert answer.json()["model"] == "tiny@tiny-draft"
 
 
 async def test_messages_go_through_the_targets_template() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from edge_client.api.security import Gate
 from edge_client.daemon.device import DeviceSettings
-from tests.edge_client.api.world import Seats, World, world
+from tests.edge_client.api.world import OneVerifier, Seats, World, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
@@ -269,6 +269,17 @@ async def test_a_template_that_breaks_is_the_verifiers() -> None:
     async with world(template="{{ nothing.at.all }}") as found:
         error = await refused(found, CHAT, OK, 502)
     assert error["code"] == "verifier_at_fault"
+
+
+async def test_while_nobody_has_told_a_template_a_client_is_to_try_again() -> None:
+    async with world() as found:
+        verifier = found.device.verifiers
+        assert isinstance(verifier, OneVerifier)
+        verifier.description = None
+        verifier.spoken.set()  # all that could speak have failed
+        answer = await found.post_chat()
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "no verifier has told its chat template yet" in answer.json()["error"]["message"]
 
 
 async def test_a_target_without_a_template_points_to_completions() -> None:

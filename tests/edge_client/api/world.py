@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -110,8 +110,16 @@ class OneVerifier:
 
     channel: VerifierChannel
     description: Description | None = None
+    spoken: asyncio.Event = field(default_factory=asyncio.Event)  # who asks before that waits
+    num_waiting: int = 0  # so far
 
-    def route(self, session_id: str) -> Streams:
+    async def heard(self, patience: float) -> None:
+        self.num_waiting += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self.spoken.wait()
+
+    def route(self, key: str) -> Streams:
         return self.channel
 
     def best(self) -> Description | None:

@@ -11,6 +11,7 @@ from edge_client.core.ranking import (
     Demerits,
     choose,
     has_another,
+    key_of,
     nearest,
 )
 
@@ -125,3 +126,18 @@ def test_a_demerit_lasts_as_long_as_the_verifier_asked_and_no_two_the_same() -> 
     assert own.passed_over(9.0) == frozenset()
     own.failed("c", 0.0, 0.0, retry_after=1e9)
     assert own.passed_over(LONGEST_DEMERIT) == frozenset()
+
+
+def test_the_turns_of_a_chat_have_one_key_and_other_beginnings_and_devices_have_others() -> None:
+    system, turn = tuple(range(50)), tuple(range(100, 300))
+    first = key_of("device", system + turn[:60])
+    assert key_of("device", system + turn) == first
+    others = {
+        key_of("device", system + turn[1:]),
+        key_of("another", system + turn),
+        key_of("device", system),
+        key_of("device", (12, 3)),
+        key_of("device", (1, 23)),
+    }
+    assert len({*others, first}) == 6
+    assert all(len(each) == 32 for each in others)

@@ -275,6 +275,37 @@ async def test_an_offer_that_cannot_be_used_is_left_out_and_told(caplog: pytest.
         assert "10.0.0.1:50051 is on another machine, and without TLS" in caplog.text
 
 
+async def test_the_first_word_is_waited_for_and_no_longer_than_somebody_may_say_it() -> None:
+    from edge_client.verifiers import Verifiers
+
+    async with running() as system, Verifiers(["127.0.0.1:1", system.address]) as pool:
+        assert pool.best() is None
+        await pool.heard(60.0)
+        assert pool.best() is not None
+    async with Verifiers(["127.0.0.1:1", "localhost:2"]) as pool:
+        await pool.heard(60.0)  # both refuse
+        assert pool.best() is None
+    async with (
+        running() as system,
+        Link.to(system.address, *both_ways(Timeout(0))) as link,
+        Verifiers([str(link.address)]) as pool,
+    ):
+        await pool.heard(0.05)
+        assert health(pool) == ["asked"]
+
+
+async def test_a_balancer_in_between_is_told_by_what_to_choose() -> None:
+    from edge_client.verifiers import Verifiers
+
+    async with running(tenant_key="x-session-id") as system, Verifiers([system.address]) as pool:
+        await pool.ready(5.0)
+        run = generation(pool.route("some key"), None, LONG, make_policy("off"))
+        shown = run.shown()
+        await anext(shown)
+        assert [each.tenant for each in system.worker.scheduler.sessions.values()] == ["some key"]
+        await shown.aclose()
+
+
 async def test_a_status_tells_what_a_page_shows() -> None:
     from edge_client.verifiers import Verifiers
 
