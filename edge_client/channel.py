@@ -46,6 +46,11 @@ class Streams(Protocol):
     """Where the streams of a session go: to one verifier, or to whichever is best at the time."""
 
     @property
+    def address(self) -> str:
+        """Of the newest stream's verifier, HOST:PORT; empty before the first. For people."""
+        ...
+
+    @property
     def elsewhere(self) -> bool:
         """Whether another verifier is there, now that a stream was lost; then no pause is needed."""
         ...

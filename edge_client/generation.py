@@ -109,6 +109,11 @@ class Generation:
         return self.session.stats
 
     @property
+    def verifier(self) -> str:
+        """The newest stream's, HOST:PORT; empty before the first."""
+        return self._streams.address
+
+    @property
     def streaming_time(self) -> float:
         """What a token would take if the server wrote alone: a step of one row, seconds; 0: not measured."""
         view = self.session.view

@@ -77,6 +77,7 @@ COLUMNS = (
     Column("EDGE%", lambda each, pace: _share(each, "accepted", "tokens")),
     Column("ACC%", lambda each, pace: _share(each, "accepted", "proposed")),
     Column("RTT MS", lambda each, pace: _known(each, "rtt_p50_ms", 1)),
+    Column("VERIFIER", lambda each, pace: str(each.get("verifier") or "-"), left=True),
 )
 
 SORTS: dict[str, Callable[[Mapping[str, Any], float], Any]] = {

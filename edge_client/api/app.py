@@ -270,6 +270,7 @@ class Api:
                     {
                         "id": name,
                         "client": live.client,
+                        "verifier": live.answer.run.verifier if live.answer.run is not None else "",
                         "prompt": len(live.answer.request.prompt),
                         **live.answer.figures.as_json(),
                     }

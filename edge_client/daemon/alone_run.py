@@ -17,6 +17,7 @@ class AloneRun:
 
     def __init__(self, generation: DeviceGeneration, start: int) -> None:
         self.traffic = Traffic()
+        self.verifier = ""  # there is none
         self.reason: FinishReason | None = None
         self._generation = generation
         self._start = start

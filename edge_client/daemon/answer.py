@@ -84,6 +84,11 @@ class Run(Protocol):
     def stats(self) -> SessionStats: ...
 
     @property
+    def verifier(self) -> str:
+        """Of the newest stream, HOST:PORT; empty if there is none."""
+        ...
+
+    @property
     def rtts(self) -> Sequence[float]:
         """Round trips measured, the newest last; seconds."""
         ...

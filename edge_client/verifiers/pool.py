@@ -23,8 +23,9 @@ from edge_client.verifiers.status import Health, VerifierStatus
 
 logger = logging.getLogger(__name__)
 
-RESOLVE_AGAIN = 5.0
-"""Seconds after which a name is looked up again whose machines all fail."""
+RESOLVE_AGAIN, RESOLVE_OFTEN = 5.0, 30.0
+"""Seconds after which a name is looked up again: if a machine of it fails or goes away, and if all is well. A
+cluster that grows, or replaces its machines one by one, tells in no other way."""
 
 FRESH = 2.0
 """Seconds; a session that begins has verifiers asked again that were asked longer ago."""
@@ -198,11 +199,11 @@ class Verifiers:
             except Exception:  # outermost frame of this task: one verifier's oddity must not hide the others
                 logger.exception("! the verifier %s could not be asked", member.address)
                 member.failures += 1
-            if all(not each.is_reachable for each in place.members.values()):
-                if place.lapsed:
-                    self._drop(place)
-                    return
-                self._look_up(place)
+            if place.lapsed and all(not each.is_reachable for each in place.members.values()):
+                self._drop(place)
+                return
+            well = member.is_reachable and member.health is not Health.DRAINING
+            self._look_up(place, RESOLVE_OFTEN if well else RESOLVE_AGAIN)
             member.idle = 0 if self._routes else member.idle + 1
             await self._rest(member)
 
@@ -216,12 +217,12 @@ class Verifiers:
 
     def _begin(self, place: Place) -> None:
         self._set_members(place, (place.address,))
-        if not place.address.is_literal:
-            self._look_up(place)
+        self._look_up(place)
 
-    def _look_up(self, place: Place) -> None:
+    def _look_up(self, place: Place, age: float = 0.0) -> None:
+        """If that was not done in the last `age` seconds, and there is a name to look up."""
         name, now = str(place.address), self._clock()
-        if place.address.is_literal or name in self._lookups or now - place.resolved_at < RESOLVE_AGAIN:
+        if place.address.is_literal or name in self._lookups or now - place.resolved_at < age:
             return
         place.resolved_at = now
         task = self._lookups[name] = asyncio.create_task(self._resolve(place))
@@ -236,7 +237,8 @@ class Verifiers:
         if place not in self._places:
             return  # dropped meanwhile
         for member in self._set_members(place, found):
-            await member.close()
+            logger.info("> %s is none of %s any more", member.address, place.address)
+            member.channel.retire()  # sessions that are there go on
 
     def _set_members(self, place: Place, addresses: Iterable[VerifierAddress]) -> list[Member]:
         """From now on these; returns those that are no longer."""

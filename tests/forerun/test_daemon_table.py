@@ -37,9 +37,9 @@ def test_a_line_a_text_the_fastest_first() -> None:
     one = text("slow", 10, client="chat-1", accepted=5, proposed=20, acceptance_length=2.5, rtt_p50_ms=43.21)
     titles, first, second = rows(at(0.0, one, text("fast", 70)))
     assert titles.split()[:5] == ["ID", "CLIENT", "MODE", "AGE", "PROMPT"]
-    assert first.split() == ["fast", "-", "ahead", "1s", "3", "70", "70.0", "-", "0%", "-", "-"]
+    assert first.split() == ["fast", "-", "ahead", "1s", "3", "70", "70.0", "-", "0%", "-", "-", "-"]
     assert second.split() == [
-        "slow", "chat-1", "ahead", "1s", "3", "10", "10.0", "2.50", "50%", "25%", "43.2",
+        "slow", "chat-1", "ahead", "1s", "3", "10", "10.0", "2.50", "50%", "25%", "43.2", "-",
     ]  # fmt: skip
     assert rows(at(0.0, one, text("fast", 70)), sort="text")[1].startswith("fast")
 

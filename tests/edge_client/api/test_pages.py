@@ -153,6 +153,7 @@ async def test_texts_under_way_are_listed_without_their_words() -> None:
         listed = await listed_while_writing(found)
     (session,) = listed["sessions"]
     assert session["prompt"] == 3
+    assert session["verifier"] == found.system.address
     assert session["mode"] == "ahead"
     assert "abc" not in json.dumps(listed)
 

@@ -37,6 +37,7 @@ class Scripted:
     stats: SessionStats = field(default_factory=SessionStats)
     rtts: Sequence[float] = ()
     streaming_time: float = 0.0
+    verifier: str = ""
     was_closed: bool = False
 
     async def shown(self) -> AsyncGenerator[Shown]:

@@ -61,6 +61,7 @@ def test_orders_refuse_what_nobody_is_left_to_write(
 class Nowhere:
     """`Streams` to nobody: what is sent on them is never heard of again."""
 
+    address = ""
     elsewhere = False
 
     def watch(self, on_ready: Callable[[], None] | None) -> None: ...

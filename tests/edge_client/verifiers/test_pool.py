@@ -358,3 +358,32 @@ async def test_a_name_of_several_machines_is_looked_up_and_replaced(monkeypatch:
         async with Verifiers([f"pods.invalid:{port}"], insecure=True) as pool:
             await until(lambda: "ready" in health(pool), pool)
             assert [each.address for each in pool.snapshot()] == [f"127.0.0.{n}:{port}" for n in (1, 2)]
+
+
+async def test_a_name_is_looked_up_while_all_is_well_and_who_is_none_of_it_keeps_its_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from edge_client.verifiers import Verifiers, parse_address
+    from edge_client.verifiers import pool as module
+
+    async with several(3) as (_, links):
+        places = [str(link.address) for link in links]
+        answer = places[:2]
+
+        async def resolve(address: object) -> tuple[object, ...]:
+            return tuple(parse_address(each) for each in answer)
+
+        monkeypatch.setattr(module, "resolve", resolve)
+        monkeypatch.setattr(module, "RESOLVE_OFTEN", 0.0)
+        async with Verifiers(["pods.invalid:50051"], insecure=True) as pool:
+            await until(lambda: health(pool) == ["ready", "ready"], pool)
+
+            def roll() -> None:
+                answer[:] = places[1:]
+                for member in pool.members:
+                    member.wake.set()
+
+            run, gone_to = await written(pool, sessions_of(*places[:2])[0], {20: roll})
+            assert (run.session.text, gone_to) == (TEXT, places[:1])
+            await until(lambda: health(pool) == ["ready", "ready"], pool)
+            assert [each.address for each in pool.snapshot()] == places[1:]
