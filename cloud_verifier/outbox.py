@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from cloud_verifier.core.effects import End
 from common.messages import Commit, ServerMessage
@@ -13,15 +14,31 @@ Outgoing = ServerMessage | End
 """A message, or the last thing of a stream."""
 
 
+FULL = 32 * 1024
+"""Bytes that may wait for one peer, about: a text of 800 tokens, or of 50 with 20 log-probabilities each.
+With what gRPC holds beside it an edge that never reads costs less than 64 KiB."""
+
+TOKEN_BYTES, LOGPROB_BYTES = 40, 32
+"""What Python needs for one in a tuple."""
+
+
 class Outbox:
     """One consumer, who may be slow: `Commit`s that wait there together leave as one. Where messages take
-    longer than steps, streams get fewer and longer ones and nothing piles up."""
+    longer than steps, streams get fewer and longer ones and nothing piles up.
 
-    def __init__(self) -> None:
+    `on_full` is called with True when more waits than should, and with False when it has left.
+    """
+
+    def __init__(self, on_full: Callable[[bool], None] = lambda full: None) -> None:
         self._items: deque[Outgoing] = deque()
         self._waiting: asyncio.Future[None] | None = None
+        self._on_full = on_full
+        self._size = 0  # bytes, about
+        self._full = False
 
     def put_nowait(self, item: Outgoing) -> None:
+        """Never refuses: who is told that it is full has what is under way to bring to its end."""
+        self._weigh(_size(item))
         last = self._items[-1] if self._items else None
         if isinstance(item, Commit) and isinstance(last, Commit) and _fit(last, item):
             self._items[-1] = joined(last, item)
@@ -35,7 +52,22 @@ class Outbox:
         while not self._items:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
-        return self._items.popleft()
+        item = self._items.popleft()
+        self._weigh(-_size(item))
+        return item
+
+    def _weigh(self, more: int) -> None:
+        self._size += more
+        if self._full is not (full := self._size > (FULL // 2 if self._full else FULL)):
+            self._full = full
+            self._on_full(full)
+
+
+def _size(item: Outgoing) -> int:
+    if not isinstance(item, Commit):
+        return 0
+    told = sum(1 + len(each.top) for each in item.logprobs)
+    return TOKEN_BYTES * len(item.tokens) + LOGPROB_BYTES * told
 
 
 def joined(first: Commit, second: Commit) -> Commit:

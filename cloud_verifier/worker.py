@@ -64,7 +64,8 @@ class Worker:
         """A key for a new stream of `tenant`, and what is to be sent on it, which ends with an `End`. After
         `time_left` seconds its caller waits no longer; None for never."""
         now = self._clock()
-        key, outbox = self._next_key, Outbox()
+        key = self._next_key
+        outbox = Outbox(lambda full: self._stalled(key, full))
         self._next_key += 1
         self._outboxes[key] = outbox
         self._callers[key] = Caller(tenant, None if time_left is None else now + time_left)
@@ -90,6 +91,14 @@ class Worker:
             case Close():
                 self.scheduler.on_close(key, message, now)
         self._apply()
+
+    def _stalled(self, key: int, full: bool) -> None:
+        """What is sent on a stream piles up, or has left."""
+        self.scheduler.on_stalled(key, full, self._clock())
+        if full:
+            logger.info("! stream %d is not read", key)
+        else:
+            self._apply()
 
     def violate(self, key: int, error: ForerunError) -> None:
         """What came on this stream was no message of the protocol."""

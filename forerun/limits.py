@@ -37,6 +37,9 @@ LIMITS = {
     ),
     "open_timeout": Limit("--open-timeout", "S", "seconds a stream may stand without its first message"),
     "idle_timeout": Limit("--idle-timeout", "S", "seconds a session without fill may wait for a proposal"),
+    "stall_timeout": Limit(
+        "--stall-timeout", "S", "seconds a session is kept whose edge does not read what it is sent"
+    ),
     "shared_ngrams": Limit(
         "--shared-ngrams",
         "N",

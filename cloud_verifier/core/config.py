@@ -33,6 +33,7 @@ class SchedulerConfig:
     prefix_cache: bool = True  # keep the KV of what was read, for a tenant's next session that begins alike
     open_timeout: float = 10.0  # seconds a stream may stand without its Open
     idle_timeout: float = 300.0  # seconds after which a session that waits for a Propose ends
+    stall_timeout: float = 60.0  # seconds after which a session ends whose edge does not read what it is sent
     recall: bool = False  # guess what a text repeats of itself; not without fill, the classic scheme
     # Keys of a table of all sessions' texts to guess from, too. 0 = none: by the pace of guessed tokens one
     # user would learn what another has written.

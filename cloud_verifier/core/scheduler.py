@@ -48,7 +48,8 @@ class VerifyScheduler:
     The driver calls `on_connect` when a stream begins, `on_open`, `on_propose`, `on_close` as messages come;
     whenever the engine is free `next_step` for a plan and, when it has run, `on_step_done` (or
     `on_step_failed`); while it runs, if it likes, `look_ahead`; `on_timer` when `next_timer_at` has come;
-    `drain` when the process should go. After each it carries out `effects()`. Session keys are the caller's,
+    `on_stalled` when what a session is sent begins, or ceases, to pile up; `drain` when the process should
+    go. After each it carries out `effects()`. Session keys are the caller's,
     one per stream, above 0, never used twice.
     """
 
@@ -142,6 +143,18 @@ class VerifyScheduler:
             self._drop(session, now)
         else:
             self._finish(session, FinishReason.CANCELLED, now)
+
+    def on_stalled(self, key: int, stalled: bool, now: float) -> None:
+        """The edge reads too slowly, or not at all: nothing is evaluated for it until what it was sent has
+        left, and after `stall_timeout` it is ended. Or it has left."""
+        session = self.sessions.get(key)
+        if session is None:
+            return
+        session.stalled_at = now if stalled else None
+        if not stalled:
+            session.ready_at = now
+        self.outlook_changed = True
+        self._look_after(session, now)
 
     def next_step(self, now: float) -> StepPlan | None:
         """The next ragged batch, or None while a step runs or nothing is to do."""
@@ -450,7 +463,12 @@ class VerifyScheduler:
             message = f"no Propose for {self.config.idle_timeout:.0f} s on a session without fill"
             self._end(session.key, UnavailableError(message, Code.DEADLINE_EXCEEDED), now)
             return
-        times = [at for at in (session.deadline_at, idle_at) if at is not None]
+        stall_at = None if session.stalled_at is None else session.stalled_at + self.config.stall_timeout
+        if stall_at is not None and stall_at <= now:
+            message = f"what was sent has not been read for {self.config.stall_timeout:.0f} s"
+            self._end(session.key, UnavailableError(message, Code.DEADLINE_EXCEEDED), now)
+            return
+        times = [at for at in (session.deadline_at, idle_at, stall_at) if at is not None]
         self._alarms.set(session.key, min(times, default=None))
 
     def _idle_at(self, session: VerifySession, now: float) -> float:

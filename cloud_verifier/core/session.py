@@ -99,6 +99,7 @@ class VerifySession:
         self._num_echoed = 0  # of them; the edge measures its RTT by the echo
         self.credit_told: int | None = None
         self.deadline_at: float | None = None  # seconds; its caller waits no longer
+        self.stalled_at: float | None = None  # seconds; what it was sent waits unread since then
         self.num_turns = 0  # steps that it was in
         self.rows_taken = 0.0  # draft rows of its own in a step, smoothed
         self.balance = 1.0  # tokens won by drafts, less those lost by others'; see `Sharing`
@@ -133,7 +134,7 @@ class VerifySession:
     @property
     def ready(self) -> bool:
         """Whether a step has something to evaluate for it."""
-        if self.rows is not None or self.ended or self.preempted:
+        if self.rows is not None or self.ended or self.preempted or self.stalled_at is not None:
             return False
         return self.may_evaluate_tip or self.num_prefill > 0
 
@@ -156,7 +157,7 @@ class VerifySession:
         """In the running step with its tip, the end of its prompt perhaps and no drafts; and as things are
         with its next tip alone in the next."""
         rows = self.rows
-        alone = rows is not None and len(rows.nodes) == 1
+        alone = rows is not None and len(rows.nodes) == 1 and self.stalled_at is None
         guesses = self._recall is not None or self._offers is not None
         return alone and self.request.fill and not self.tree.num_speculative and not guesses
 

@@ -14,6 +14,17 @@ KEEPALIVE_TIMEOUT_MS = 2_000
 """A verifier that leaves a ping unanswered for this long is gone. Pings are answered below Python and below
 the engine, so a busy verifier answers them, too; and a stream that was given up wrongly is only resumed."""
 
+HANDSHAKE_TIMEOUT_MS = 10_000
+"""For a connection to become one: TLS, and the first frames of HTTP/2. gRPC's default is two minutes, in
+which who opens connections and says nothing holds as many files as he likes."""
+
+MAX_IDLE_MS = 600_000
+"""After which a connection without a call is closed. An edge that is awake asks every five minutes at
+least."""
+
+MAX_STREAMS = 256
+"""Calls at once of one connection: more than any edge has, and a bound where there was none."""
+
 SERVER_KEEPALIVE_TIME_MS, SERVER_KEEPALIVE_TIMEOUT_MS = 20_000, 10_000
 """A verifier is in no such hurry: an edge that went leaves slots behind, no waiting person."""
 
@@ -69,6 +80,9 @@ def server_options(*, reuse_port: bool = False) -> Options:
         *_keepalive(SERVER_KEEPALIVE_TIME_MS, SERVER_KEEPALIVE_TIMEOUT_MS),
         # gRPC's default of 5 minutes would answer our own client's pings with GOAWAY.
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.so_reuseport", int(reuse_port)),
     )
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from cloud_verifier.core.effects import End
-from cloud_verifier.outbox import Outbox, joined
+from cloud_verifier.outbox import FULL, TOKEN_BYTES, Outbox, joined
 from common.messages import Commit, Drain, Finish, FinishReason, Opened, TokenLogprobs
 from common.rpc.bounds import MAX_COMMIT_TOKENS
 
@@ -68,3 +68,19 @@ async def test_who_waits_gets_what_comes() -> None:
     assert await waiting == joined(FIRST, SECOND), "it had not been taken when the second came"
     outbox.put_nowait(THIRD)
     assert await outbox.get() == THIRD
+
+
+async def test_who_fills_it_is_told_once_when_it_is_full_and_once_when_half_has_left() -> None:
+    told = list[bool]()
+    outbox, tokens = Outbox(told.append), (7,) * (FULL // TOKEN_BYTES)
+    logprobs = tuple(TokenLogprobs(-1.0, ((7, -1.0),)) for _ in range(20))
+    outbox.put_nowait(Commit(1, tokens))
+    assert told == []
+    outbox.put_nowait(Drain(5))  # so that the next commit stands alone
+    outbox.put_nowait(Commit(len(tokens) + 1, (8,) * 20, logprobs=logprobs))
+    outbox.put_nowait(Commit(len(tokens) + 21, (9,)))
+    assert told == [True]
+    await outbox.get()
+    assert told == [True, False]
+    assert [type(item) for item in await taken(outbox)] == [Drain, Commit]
+    assert told == [True, False]

@@ -591,11 +591,47 @@ def test_a_session_with_fill_waits_for_nobody() -> None:
     assert bench.effects() == []
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_for_an_edge_that_does_not_read_nothing_is_evaluated_until_it_does(alone: bool) -> None:
+    bench = Bench()
+    bench.open(1)
+    if not alone:
+        bench.open(2)
+    bench.step(1.0)
+    plan = bench.begin(2.0)
+    bench.scheduler.on_stalled(1, True, 2.5)
+    bench.end(plan, 3.0)  # what runs is sent all the same
+    assert len(bench.text(1)) == 2
+    if alone:
+        assert bench.scheduler.next_step(3.0) is None
+    else:
+        assert [item.session for item in bench.begin(3.0).items] == [2]
+    bench.scheduler.on_stalled(1, False, 4.0)
+    if alone:
+        bench.step(4.0)
+        assert bench.text(1) == [2, 3, 4]
+    assert bench.scheduler.next_timer_at is None
+
+
+def test_an_edge_that_never_reads_is_ended_and_its_slots_are_free() -> None:
+    bench = Bench(stall_timeout=7.0)
+    bench.open(1)
+    bench.step(1.0)
+    bench.scheduler.on_stalled(1, True, 2.0)
+    assert bench.scheduler.look_ahead() is None
+    assert bench.scheduler.next_timer_at == 9.0
+    bench.scheduler.on_timer(9.0)
+    (end,) = ends(bench.effects())
+    assert str(end.error) == "what was sent has not been read for 7 s"
+    assert bench.scheduler.idle
+    bench.scheduler.on_stalled(1, False, 10.0)  # too late, and no matter
+
+
 # Any sequence of inputs -------------------------------------------------------------------------------
 
 INPUT = st.tuples(
     st.sampled_from(
-        ["open", "open", "propose", "propose", "propose", "close", "lost", "step", "fail", "timer"]
+        ["open", "open", "propose", "propose", "propose", "close", "lost", "step", "fail", "timer", "stall"]
     ),
     st.integers(0, 5),
     st.integers(0, 9),
@@ -614,6 +650,8 @@ def apply_input(bench: Bench, kind: str, key: int, token: int, place: int, now: 
             scheduler.on_close(key, Close() if kind == "close" else None, now)
         case "timer":
             scheduler.on_timer(now)
+        case "stall":
+            scheduler.on_stalled(key, bool(token % 2), now)
     scheduler.check_integrity()
 
 
@@ -640,6 +678,7 @@ def test_no_inputs_leak_a_slot_or_stall_a_session(inputs: list[tuple[str, int, i
         bench.end(plan, now)
     for _ in range(200):
         for key in bench.scheduler.sessions:
+            bench.scheduler.on_stalled(key, False, now)
             bench.propose(key, Propose(), now)
         if bench.scheduler.sessions:
             bench.step(now)

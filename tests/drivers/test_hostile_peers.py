@@ -1,0 +1,139 @@
+"""Peers that hold on to what they get: each costs little, is cut in time, and no honest session notices."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from common.messages import Open
+from common.sampling import SamplingParams
+from tests.drivers.raw_http2 import GOAWAY, PING, PREFACE, SETTINGS, Frame, RawPeer
+
+pytestmark = pytest.mark.grpc
+
+SAMPLING = SamplingParams(max_tokens=30, ignore_eos=True)
+
+
+def opening(max_tokens: int) -> bytes:
+    """An `Open` on the wire."""
+    from common.rpc.codec import encode_request
+    from tests.drivers.tiny import VOCABULARY
+
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return encode_request(Open((1, 2, 3), sampling, VOCABULARY.fingerprint)).SerializeToString()
+
+
+async def honest(system: Any) -> tuple[int, ...]:
+    """A text of somebody else."""
+    from edge_client.channel import VerifierChannel
+    from edge_client.core.policies import make_policy
+    from tests.drivers.tiny import generation
+
+    async with VerifierChannel(system.address) as channel:
+        run = generation(channel, None, SAMPLING, make_policy("off"))
+        async for _ in run:
+            pass
+        text: tuple[int, ...] = run.session.text
+        return text
+
+
+async def test_an_edge_that_never_reads_is_held_and_then_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cloud_verifier import outbox
+    from cloud_verifier.core.config import SchedulerConfig
+    from tests.drivers.tiny import EOS, running
+    from tests.worlds.models import target_alone
+
+    monkeypatch.setattr(outbox, "FULL", 100 * outbox.TOKEN_BYTES)  # the tiny target's texts are short
+    async with running(SchedulerConfig(stall_timeout=0.2)) as system, RawPeer(system.server.port) as peer:
+        peer.greet(window=40)  # bytes that may be on their way: two messages
+        peer.call(1)
+        peer.message(1, opening(max_tokens=500))
+        scheduler = system.worker.scheduler
+        async with asyncio.timeout(30):
+            while not any(each.stalled_at for each in scheduler.sessions.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            (session,) = scheduler.sessions.values()
+            assert 100 <= len(session.tree.committed) < 300
+            assert await honest(system) == target_alone((1, 2, 3), SAMPLING, EOS)
+            while scheduler.sessions:  # noqa: ASYNC110  # nothing announces it to outsiders
+                await asyncio.sleep(0.005)
+        assert scheduler.counters.num_finished["DEADLINE_EXCEEDED"] == 1
+        assert len(session.tree.committed) < 300
+        scheduler.check_integrity()
+
+
+async def test_one_that_reads_slowly_gets_its_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cloud_verifier import outbox
+    from tests.drivers.raw_http2 import DATA, WINDOW_UPDATE
+    from tests.drivers.tiny import running
+
+    monkeypatch.setattr(outbox, "FULL", 50 * outbox.TOKEN_BYTES)
+    async with running() as system, RawPeer(system.server.port) as peer:
+        stalls = list[bool]()
+        told = system.worker.scheduler.on_stalled
+
+        def on_stalled(key: int, stalled: bool, now: float) -> None:
+            stalls.append(stalled)
+            told(key, stalled, now)
+
+        monkeypatch.setattr(system.worker.scheduler, "on_stalled", on_stalled)
+        peer.greet(window=40)
+        peer.call(1)
+        peer.message(1, opening(max_tokens=400))
+        async with asyncio.timeout(30):
+            while not system.worker.scheduler.counters.num_finished.get("LENGTH"):
+                frame = await peer.frame()
+                assert frame is not None
+                if frame.kind == DATA and frame.payload:
+                    await asyncio.sleep(0.002)
+                    more = len(frame.payload).to_bytes(4, "big")
+                    peer.send(Frame(WINDOW_UPDATE, 0, 0, more), Frame(WINDOW_UPDATE, 0, 1, more))
+        assert stalls[:2] == [True, False]
+
+
+async def test_a_flood_of_pings_is_cut_and_others_go_on() -> None:
+    from tests.drivers.tiny import EOS, running
+    from tests.worlds.models import target_alone
+
+    async with running() as system, RawPeer(system.server.port) as peer:
+        peer.greet()
+        for number in range(100):
+            peer.send(Frame(PING, 0, 0, number.to_bytes(8, "big")))
+        async with asyncio.timeout(30):
+            frames = await peer.until_closed()
+        assert any(each.kind == GOAWAY and b"too_many_pings" in each.payload for each in frames)
+        assert await honest(system) == target_alone((1, 2, 3), SAMPLING, EOS)
+
+
+@pytest.mark.parametrize(
+    "said", [b"", PREFACE[:10], PREFACE], ids=["nothing", "half a greeting", "no settings"]
+)
+async def test_who_connects_and_says_too_little_is_cut(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    from common.rpc import options
+    from tests.drivers.tiny import running
+
+    assert options.HANDSHAKE_TIMEOUT_MS == 10_000
+    monkeypatch.setattr(options, "HANDSHAKE_TIMEOUT_MS", 300)
+    async with running() as system, RawPeer(system.server.port) as peer:
+        peer.send(said)
+        async with asyncio.timeout(30):
+            await peer.until_closed()
+
+
+async def test_a_call_that_trickles_its_open_is_ended_in_time() -> None:
+    from cloud_verifier.core.config import SchedulerConfig
+    from tests.drivers.tiny import running
+
+    async with running(SchedulerConfig(open_timeout=0.3)) as system, RawPeer(system.server.port) as peer:
+        peer.greet()
+        peer.call(1)
+        peer.send(Frame(0x0, 0, 1, b"\x00\x00\x00\x10\x00" + b"\x0a"))  # 4,096 bytes are announced, one comes
+        async with asyncio.timeout(30):
+            while (frame := await peer.frame()) is not None:
+                if frame.kind == 0x1 and frame.stream == 1:  # headers, as trailers: the call's status
+                    break
+        assert frame is not None
+        assert frame.kind != SETTINGS
+        assert system.worker.scheduler.counters.num_refused["DEADLINE_EXCEEDED"] == 1
