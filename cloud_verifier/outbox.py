@@ -37,6 +37,10 @@ class Outbox:
             await self._waiting
         return self._items.popleft()
 
+    def get_nowait(self) -> Outgoing | None:
+        """The next one, if there is one."""
+        return self._items.popleft() if self._items else None
+
 
 def joined(first: Commit, second: Commit) -> Commit:
     """Two that follow each other as one."""

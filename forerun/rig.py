@@ -34,6 +34,7 @@ class RigSettings:
     link_seed: int = 1
     recall: bool = False  # on the verifier; the edge is told with each request
     ngrams: int = 0  # of the edge: with more than none a text depends on those before it
+    privacy: str = "off"  # on both sides; off, since figures of bytes compare what schemes have to say
     pin: bool = True  # drafter and verifier to a core each, where there are two
 
 
@@ -162,11 +163,13 @@ class Rig:
         floor = ["--step-floor", str(settings.step_floor_ms)] if settings.step_floor_ms else []
         common = ["verify", "--model", settings.target, "--listen", "127.0.0.1:0", "--json", "--threads", "1"]
         recall = ["--recall" if settings.recall else "--no-recall"]
+        common += ["--privacy", settings.privacy]
         return [*common, "--grace", "0", "--log-level", "warning", *floor, *recall, *self._core(1)]
 
     def _edge_arguments(self, address: str) -> list[str]:
         common = ["edge", "pipe", "--verifier", address, "--draft", self.settings.draft, "--threads", "1"]
-        return [*common, "--ngrams", str(self.settings.ngrams), *self._core(0)]
+        more = ["--ngrams", str(self.settings.ngrams), "--privacy", self.settings.privacy]
+        return [*common, *more, *self._core(0)]
 
     def _core(self, index: int) -> list[str]:
         """A core of its own for each part, if the machine has them."""
