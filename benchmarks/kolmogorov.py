@@ -31,5 +31,5 @@ def tail(scaled: float) -> float:
     """The chance that Kolmogorov's variable is larger: 2 sum (-1)^(j-1) exp(-2 j^2 x^2)."""
     if scaled < 0.1:  # where the series converges slowly and its value is 1 to sixteen digits
         return 1.0
-    terms = ((-1) ** (j - 1) * math.exp(-2.0 * j * j * scaled * scaled) for j in range(1, TERMS + 1))
+    terms = (math.exp(-2.0 * j * j * scaled * scaled) * (1 if j % 2 else -1) for j in range(1, TERMS + 1))
     return min(1.0, max(0.0, 2.0 * sum(terms)))

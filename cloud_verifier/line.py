@@ -15,7 +15,7 @@ from common.pb import verifier_pb2 as pb
 from common.privacy import Privacy, stricter
 from common.rpc.bounds import MAX_JOINED_REQUEST_BYTES
 from common.rpc.codec import encode_response
-from common.rpc.frames import DOWN_BYTES, UP_BYTES, Joiner, Sender, down_size
+from common.rpc.frames import DOWN_BYTES, STRICT_DOWN, STRICT_UP, UP_BYTES, Joiner, Sender, down_size
 
 LEAST_INTERVAL, MOST_INTERVAL, GRAIN = 0.010, 0.250, 0.005
 """Seconds, of a cadence that follows the verifier's turns: more frames than a hundred a second cost a mobile
@@ -70,10 +70,10 @@ class PrivacySettings:
         if self.level is Privacy.PADDED:
             return f"Privacy padded: frames of {UP_BYTES} bytes up and {DOWN_BYTES} down; times still tell."
         interval = self.cadence(turn)
+        up, down = (size / interval / 1e3 for size in (STRICT_UP * UP_BYTES, STRICT_DOWN * DOWN_BYTES))
         return (
-            f"Privacy strict: every session sends {UP_BYTES / interval / 1e3:.1f} kB/s up and "
-            f"{DOWN_BYTES / interval / 1e3:.1f} down, whatever it says, and each message waits up to "
-            f"{interval * 1e3:g} ms."
+            f"Privacy strict: every session sends {up:.1f} kB/s up and {down:.1f} down, whatever it says, "
+            f"and each message waits up to {interval * 1e3:g} ms."
         )
 
 
@@ -90,7 +90,7 @@ class Line:
         self._settings = settings
         self._turn = turn
         self._clock = asyncio.get_running_loop().time
-        self._asked: Privacy | None = None
+        self._open: Open | None = None
         self._joiner = Joiner(pb.SessionRequest, MAX_JOINED_REQUEST_BYTES)
         self._sender = Sender(pb.SessionResponse, DOWN_BYTES)
         self._held_at = 0.0
@@ -111,8 +111,7 @@ class Line:
         """The stream begins with it. Raises `UserError` if this verifier insists on what the edge does not
         know."""
         self._settings.agreed(request.privacy)
-        self._asked = request.privacy
-        self._sender.size = down_size(request)
+        self._open = request
 
     def _most_fillers(self) -> float:
         return SPARE_FILLERS + 2 * (self._clock() - self._held_at) / self._interval
@@ -153,7 +152,9 @@ class Line:
 
     def _hold(self, opened: Opened) -> Opened:
         """From this message on what was agreed holds; the edge is told, if it knows what that means."""
-        level, known = self._settings.agreed(self._asked), self._asked is not None
+        assert self._open is not None, "no session opens without"
+        level, known = self._settings.agreed(self._open.privacy), self._open.privacy is not None
+        self._sender.size = down_size(self._open, level)
         self._held_at = self._clock()
         self._interval = self._settings.cadence(self._turn()) if level is Privacy.STRICT else 0.0
         self._joiner.takes_fillers = level is Privacy.STRICT

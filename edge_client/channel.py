@@ -135,6 +135,7 @@ class Stream:
         self._call = connection.stub.Session(self._requests())
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(lambda _: connection.release())
+        self._open: Open | None = None  # as sent
         self._interval = 0.0  # of the cadence, seconds
         self.bytes_up = 0  # serialised messages, gRPC framing excluded
         self.bytes_down = 0
@@ -211,8 +212,8 @@ class Stream:
 
     def _begun(self, message: Open, request: pb.SessionRequest) -> pb.SessionRequest:
         """The first message, as long as its privacy wants it."""
-        asked = message.privacy or Privacy.OFF
-        self._sender.size = up_size(message)
+        asked, self._open = message.privacy or Privacy.OFF, message
+        self._sender.size = up_size(message, asked)
         self._sender.begin(asked)
         return request if asked is Privacy.OFF else pad_open(request)
 
@@ -223,8 +224,9 @@ class Stream:
 
     def _hold(self, level: Privacy, interval: float) -> None:
         """What the verifier says holds, unless it is less than was asked for."""
-        if level is stricter(level, self._sender.level):
+        if self._open is not None and level is stricter(level, self._sender.level):
             self._interval = interval
+            self._sender.size = up_size(self._open, level)
             self._sender.hold(level, self._loop.time(), interval)
             self._joiner.takes_fillers = level is Privacy.STRICT
             self._flush()

@@ -72,8 +72,8 @@ class Edge:
     ) -> None:
         """`model`: it drafts if it is a `LlamaRuntime`, else it only knows the tokens. `priors`: how right
         the draft is believed to be before its first text; None: as shipped. `insecure` allows plain text to
-        another machine. `privacy` of the wire, at least. Raises `UserError` for an address that is none, or not
-        allowed."""
+        another machine. `privacy` of the wire, at least. Raises `UserError` for an address that is none, or
+        not allowed."""
         self.model = model
         self.vocabulary = Vocabulary(model.token_table())
         self._drafts = DraftWorker(LlamaDrafter(model)) if isinstance(model, LlamaRuntime) else None

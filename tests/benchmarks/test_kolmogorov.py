@@ -39,10 +39,12 @@ def test_the_distance_is_the_largest_gap(first: list[float], second: list[float]
 
 def test_of_one_law_one_sample_in_twenty_looks_unlikely() -> None:
     rng = np.random.default_rng(7)
-    unlikely = sum(chance(rng.normal(size=100), rng.normal(size=100)) < 0.05 for _ in range(1000))
+    unlikely = sum(
+        chance(rng.normal(size=100).tolist(), rng.normal(size=100).tolist()) < 0.05 for _ in range(1000)
+    )
     assert 25 <= unlikely <= 75
 
 
 def test_of_two_laws_it_finds_out() -> None:
     rng = np.random.default_rng(7)
-    assert chance(rng.normal(size=100), rng.normal(1.0, size=100)) < 1e-6
+    assert chance(rng.normal(size=100).tolist(), rng.normal(1.0, size=100).tolist()) < 1e-6

@@ -12,8 +12,8 @@ from benchmarks.tap import Talk, Tap
 from benchmarks.telling import accuracy, of_sizes
 from common.acceptance import make_acceptance
 from common.errors import UserError
-from common.privacy import Privacy
-from common.rpc.frames import DOWN_BYTES, LEAST_OPEN_BYTES, UP_BYTES
+from common.privacy import Privacy, stricter
+from common.rpc.frames import DOWN_BYTES, LEAST_OPEN_BYTES, STRICT_DOWN, STRICT_UP, UP_BYTES
 from common.sampling import SamplingParams
 from edge_client.channel import VerifierChannel
 from edge_client.core.policies import make_policy
@@ -149,10 +149,14 @@ async def written(asked: Privacy | None, demanded: Privacy) -> tuple[Generation,
 async def test_every_two_levels_write_the_same_text(asked: Privacy, demanded: Privacy) -> None:
     run, talk = await written(asked, demanded)
     assert len(run.session.text) == 12
-    if Privacy.OFF not in (asked, demanded):
-        assert {size for _, size in talk.up[1:]} == {UP_BYTES}
-    if not asked is demanded is Privacy.OFF:
+    held = stricter(asked, demanded)
+    if held is Privacy.PADDED:
         assert {size for _, size in talk.down} == {DOWN_BYTES}
+    if held is Privacy.STRICT:
+        assert {size for _, size in talk.down} == {STRICT_DOWN * DOWN_BYTES}
+    if held is asked is not Privacy.OFF:  # from the first frame on, not only after `Opened`
+        up = UP_BYTES * (STRICT_UP if held is Privacy.STRICT else 1)
+        assert {size for _, size in talk.up[1:]} == {up}
 
 
 async def test_an_edge_that_does_not_know_privacy_is_served_with_frames_of_one_size() -> None:

@@ -17,7 +17,7 @@ from common.messages import Close, Commit, Finish, FinishReason, Open, Opened, P
 from common.pb import verifier_pb2 as pb
 from common.privacy import Privacy
 from common.rpc.codec import decode_request, encode_request
-from common.rpc.frames import DOWN_BYTES, UP_BYTES
+from common.rpc.frames import DOWN_BYTES, STRICT_DOWN, STRICT_UP, UP_BYTES
 from common.sampling import SamplingParams
 from edge_client.channel import Connection, Stream
 from tests.drivers.virtual import run
@@ -78,7 +78,7 @@ def test_a_cadence_that_cannot_be_is_refused(interval: float) -> None:
 
 def test_what_it_costs_is_said() -> None:
     assert STRICT.in_words(TURN) == (
-        "Privacy strict: every session sends 5.1 kB/s up and 2.6 down, whatever it says, and each message "
+        "Privacy strict: every session sends 20.5 kB/s up and 5.1 down, whatever it says, and each message "
         "waits up to 25 ms."
     )
     assert "128 bytes up and 64 down" in PADDED.in_words(TURN)
@@ -265,8 +265,8 @@ def test_under_a_cadence_all_texts_look_alike(proposes: list[Sent], commits: lis
     call, heard = talked(STRICT, proposes, commits)
     (_, open_size), *up = call.up
     assert open_size == 1024
-    assert up == [(at, UP_BYTES) for at in ON_THE_GRID]
-    assert call.down == [(at, DOWN_BYTES) for at in ON_THE_GRID]
+    assert up == [(at, STRICT_UP * UP_BYTES) for at in ON_THE_GRID]
+    assert call.down == [(at, STRICT_DOWN * DOWN_BYTES) for at in ON_THE_GRID]
     tokens = [token for each in heard if isinstance(each, Commit) for token in each.tokens]
     assert tokens == [token for _, each in commits for token in each.tokens]
     assert call.heard[1:] == [*(each for _, each in proposes), Close()]

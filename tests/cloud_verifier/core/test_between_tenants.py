@@ -43,10 +43,10 @@ def test_a_prompt_costs_a_tenant_the_same_whether_another_has_sent_it_or_not(num
     assert work(sent, "b", [prompt(number)])[0] == [1], "its own it knows"
 
 
-def hits(num_at_once: int, **limits: float) -> list[int]:
+def hits(num_at_once: int) -> list[int]:
     """How much of its prompt a tenant finds each time it asks, while another floods the cache with texts that
     it writes so many of at a time."""
-    bench, found = Bench(num_slots=300, max_nodes_per_session=8, **limits), list[int]()
+    bench, found = Bench(num_slots=300, max_nodes_per_session=8), list[int]()
     work(bench, "victim", [prompt(11111)])
     for turn in range(10):
         for first in range(0, 20, max(1, num_at_once)):

@@ -17,6 +17,8 @@ from common.rpc.frames import (
     DRAWN_UP_BYTES,
     LEAST_OPEN_BYTES,
     MAX_FRAME_BYTES,
+    STRICT_DOWN,
+    STRICT_UP,
     UP_BYTES,
     Joiner,
     Sender,
@@ -108,7 +110,9 @@ def test_an_open_as_long_as_a_message_may_be_is_sent_as_it_is() -> None:
 
 @pytest.mark.parametrize(("logprobs", "size"), [(None, 64), (0, 128), (1, 256), (5, 512), (20, 2048)])
 def test_frames_down_follow_what_was_asked_to_be_told(logprobs: int | None, size: int) -> None:
-    assert down_size(Open((1,), GREEDY, b"", logprobs=logprobs)) == size
+    request = Open((1,), GREEDY, b"", logprobs=logprobs)
+    assert down_size(request, Privacy.PADDED) == size
+    assert down_size(request, Privacy.STRICT) == STRICT_DOWN * size
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,9 @@ def test_frames_down_follow_what_was_asked_to_be_told(logprobs: int | None, size
 )
 def test_frames_up_follow_whether_drafts_are_drawn(rule: str, temperature: float, size: int) -> None:
     sampling = SamplingParams(temperature=temperature)
-    assert up_size(Open((1,), sampling, b"", acceptance=make_acceptance(rule))) == size
+    request = Open((1,), sampling, b"", acceptance=make_acceptance(rule))
+    assert up_size(request, Privacy.PADDED) == size
+    assert up_size(request, Privacy.STRICT) == STRICT_UP * size
 
 
 # padded -----------------------------------------------------------------------------------------------------
