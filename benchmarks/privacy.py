@@ -5,7 +5,7 @@
 Three systems, one of each level, write the same texts in turn: some prompts, each with several seeds. Bytes
 are those of the TCP connections, prompts included. Beside the costs stands how often somebody who has seen
 texts of each prompt before names the prompt of another by its frames alone (`benchmarks.telling`): by their
-sizes, and by sizes, number and times together. Chance is what guessing gives.
+sizes, by the times between them, by their number, and by all. Chance is what guessing gives.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks.tap import Talk, Tap
-from benchmarks.telling import accuracy, gaps, of_sizes, of_times
+from benchmarks.telling import accuracy, gaps, of_numbers, of_sizes, of_times
 from common.errors import ForerunError
 from common.privacy import LEVELS
 from demo_models import DRAFT_GGUF, TARGET_DIR
@@ -30,7 +30,7 @@ from forerun.prompts import bundled
 from forerun.rig import Rig, RigSettings, check_models
 from link.proxy import Counters
 
-SETTLE = 2.0
+SETTLE = 3.0
 """Seconds for the last frames of a stream under a cadence to go by."""
 
 
@@ -71,15 +71,17 @@ class Level:
     largest_down: int
     gap_spread: float  # deviation of the time from frame to frame down, as a share of its mean
     told_by_sizes: float  # share of texts whose prompt is named rightly
+    told_by_times: float
+    told_by_numbers: float
     told_by_all: float
     chance: float
 
 
-async def measure(settings: RigSettings, work: Work) -> list[Level]:
-    """All levels. Raises `ForerunError` if a part does not start."""
+async def measure(settings: RigSettings, work: Work, levels: Sequence[str] = LEVELS) -> list[Level]:
+    """All levels, the first of which the others are compared with. Raises `ForerunError` if a part does not start."""
     prompts = bundled()[: work.prompts]
     async with contextlib.AsyncExitStack() as stack:
-        rigs = [TappedRig(replace(settings, privacy=level)) for level in LEVELS]
+        rigs = [TappedRig(replace(settings, privacy=level)) for level in levels]
         for rig in rigs:
             await stack.enter_async_context(rig)
             await rig.complete(prompts[0], work.policy, {"max_tokens": 16})  # what comes first is slower
@@ -127,8 +129,7 @@ def _level(watch: Watch, base: float, num_prompts: int) -> Level:
     kinds = [str(index % num_prompts) for index in range(len(talks))]
     up = [size for talk in talks for _, size in talk.up[1:]]
     down = [size for talk in talks for _, size in talk.down]
-    sizes = [(kind, of_sizes(talk)) for kind, talk in zip(kinds, talks, strict=True)]
-    all_told = [(kind, [*found, *of_times(talk)]) for (kind, found), talk in zip(sizes, talks, strict=True)]
+    told = [_told(kinds, talks, [way]) for way in (of_sizes, of_times, of_numbers)]
     return Level(
         privacy=watch.rig.settings.privacy,
         ms_per_token=round(watch.pace, 2),
@@ -143,10 +144,20 @@ def _level(watch: Watch, base: float, num_prompts: int) -> Level:
         largest_up=max(up),
         largest_down=max(down),
         gap_spread=round(fmean(map(_spread, talks)), 3),
-        told_by_sizes=round(accuracy(sizes), 3),
-        told_by_all=round(accuracy(all_told), 3),
+        told_by_sizes=told[0],
+        told_by_times=told[1],
+        told_by_numbers=told[2],
+        told_by_all=_told(kinds, talks, [of_sizes, of_times, of_numbers]),
         chance=round((len(talks) / num_prompts - 1) / (len(talks) - 1), 3),
     )
+
+
+def _told(
+    kinds: Sequence[str], talks: Sequence[Talk], ways: Sequence[Callable[[Talk], list[float]]]
+) -> float:
+    """How often the kind is named rightly by features that are looked for in these ways."""
+    features = [[each for way in ways for each in way(talk)] for talk in talks]
+    return round(accuracy(list(zip(kinds, features, strict=True))), 3)
 
 
 def _spread(talk: Talk) -> float:

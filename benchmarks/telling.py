@@ -24,11 +24,13 @@ def of_sizes(talk: Talk) -> list[float]:
 
 
 def of_times(talk: Talk) -> list[float]:
-    """What the times say: how many frames there are, and how they follow each other."""
-    features = list[float]()
-    for seen in (talk.up[1:], talk.down):
-        features += [float(len(seen)), *_spread(gaps(seen))]
-    return features
+    """What the times say: how frames follow each other, whatever their number."""
+    return [each for seen in (talk.up[1:], talk.down) for each in _spread(gaps(seen))]
+
+
+def of_numbers(talk: Talk) -> list[float]:
+    """How many frames there are: under a cadence, how long the session lasted."""
+    return [float(len(talk.up)), float(len(talk.down))]
 
 
 def gaps(seen: Sequence[Seen]) -> list[float]:

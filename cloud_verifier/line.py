@@ -22,7 +22,7 @@ LEAST_INTERVAL, MOST_INTERVAL, GRAIN = 0.010, 0.250, 0.005
 link more than they bring, and text that comes four times a second still flows. Multiples of the grain, so
 that a cadence tells little of the load."""
 
-END_FRAMES = 16
+END_FRAMES = 32
 """A strict stream ends after a multiple of so many frames, so that the length of a text shows no more than
 that exactly."""
 

@@ -38,8 +38,11 @@ NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grp
 _CLOSING: set[asyncio.Task[None]] = set()
 """Kept until they are done, as a loop itself only knows tasks weakly."""
 
-MOST_END_FRAMES = 32
+MOST_END_FRAMES = 64
 """Slots that a verifier's last frames may take before a stream under a cadence is cut."""
+
+MOST_WAITING = 8
+"""Frames of a cadence that a link has not taken; then slots go by unused, for fillers would pile up."""
 
 OnMessage = Callable[[ServerMessage], None]
 OnLost = Callable[[ForerunError | None], None]
@@ -239,7 +242,10 @@ class Stream:
         """Send what may leave now, and come again when the next may."""
         if self._reader.done():
             return
-        for frame in self._sender.take(self._loop.time()):
+        now, at = self._loop.time(), self._sender.next_at
+        if at is not None and self._outgoing.qsize() >= MOST_WAITING:
+            self._sender.skip(now)
+        for frame in self._sender.take(now):
             self._outgoing.put_nowait(frame)
         at = self._sender.next_at
         if at is not None and self._slot is None:

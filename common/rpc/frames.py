@@ -181,6 +181,11 @@ class Sender(Generic[M]):
         self._messages.clear()
         return frames
 
+    def skip(self, now: float) -> None:
+        """As `take` under a cadence, where nothing could be sent: the slot is lost, what waits is not."""
+        if self._cadence is not None:
+            self._cadence.due(now)
+
     def _slot(self, now: float) -> list[M]:
         assert self._cadence is not None, "asked for by `take` only"
         if not self._cadence.due(now):

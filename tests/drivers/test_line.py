@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -19,7 +20,7 @@ from common.privacy import Privacy
 from common.rpc.codec import decode_request, encode_request
 from common.rpc.frames import DOWN_BYTES, STRICT_DOWN, STRICT_UP, UP_BYTES
 from common.sampling import SamplingParams
-from edge_client.channel import Connection, Stream
+from edge_client.channel import MOST_WAITING, Connection, Stream
 from tests.drivers.virtual import run
 
 TURN = 0.031  # seconds; the cadence that follows is 35 ms
@@ -257,7 +258,7 @@ BUSY = [(0.01 * number, chain(1 + number % 8)) for number in range(1, 60)]
 FAST = [(0.02 * number, Commit(2 + number, (7,))) for number in range(1, 40)]
 SELDOM = [(0.3, chain(2))]
 SLOW = [(0.21, Commit(3, (7, 8, 9))), (0.8, Commit(6, (5,)))]
-ON_THE_GRID = [round(0.025 * number, 9) for number in range(48)]
+ON_THE_GRID = [round(0.025 * number, 9) for number in range(64)]
 
 
 @pytest.mark.parametrize(("proposes", "commits"), [(BUSY, FAST), (SELDOM, SLOW), ([], [])])
@@ -276,6 +277,42 @@ def test_without_one_sizes_are_alike_and_times_are_not() -> None:
     call, _ = talked(PADDED, SELDOM, SLOW)
     assert call.up[1:] == [(0.3, UP_BYTES), (1.0, UP_BYTES)]
     assert call.down == [(at, DOWN_BYTES) for at in (0.0, 0.21, 0.8, 1.0)]
+
+
+class Old(Call):
+    """A verifier that does not know the rule."""
+
+    def _take(self, message: object) -> None:
+        super()._take(replace(message, privacy=None) if isinstance(message, Open) else message)
+
+
+def test_a_verifier_that_does_not_know_privacy_is_sent_whole_messages_of_whole_frames() -> None:
+    call = Old(OFF, SLOW)
+    heard = run(talk(call, [(0.1, chain(2)), (0.2, chain(200))], until=1.0))
+    assert [size for _, size in call.up] == [1024, UP_BYTES, 5 * UP_BYTES, UP_BYTES]
+    assert call.heard[1:] == [chain(2), chain(200), Close()]
+    assert heard[0] == Opened(2, 32)
+    assert len({size for _, size in call.down}) > 1, "which it does not pad"
+
+
+class Deaf(Call):
+    """Reads requests only for a while, as a link that is stuck."""
+
+    async def _read(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
+        async for frame in requests:
+            self.up.append((self._loop.time(), frame.ByteSize()))
+            for request in self._line.received(frame):
+                self._take(decode_request(request))
+            if 0.5 < self._loop.time() < 5.0:
+                await asyncio.sleep(5.0 - self._loop.time())
+
+
+def test_a_link_that_is_stuck_does_not_gather_fillers() -> None:
+    call = Deaf(STRICT, [])
+    run(talk(call, [(0.6, chain(3)), (4.0, chain(4))], until=6.0))
+    at_once = [at for at, _ in call.up if 4.0 < at < 5.02]
+    assert 0 < len(at_once) <= MOST_WAITING, "of 180 slots meanwhile"
+    assert call.heard[1:] == [chain(3), chain(4), Close()]
 
 
 def test_the_same_talk_twice_is_the_same_to_the_bit() -> None:
