@@ -78,7 +78,8 @@ class Level:
 
 
 async def measure(settings: RigSettings, work: Work, levels: Sequence[str] = LEVELS) -> list[Level]:
-    """All levels, the first of which the others are compared with. Raises `ForerunError` if a part does not start."""
+    """All levels, the first of which the others are compared with. Raises `ForerunError` if a part does not
+    start."""
     prompts = bundled()[: work.prompts]
     async with contextlib.AsyncExitStack() as stack:
         rigs = [TappedRig(replace(settings, privacy=level)) for level in levels]
