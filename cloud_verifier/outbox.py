@@ -69,6 +69,10 @@ def _size(item: Outgoing) -> int:
     told = sum(1 + len(each.top) for each in item.logprobs)
     return TOKEN_BYTES * len(item.tokens) + LOGPROB_BYTES * told
 
+    def get_nowait(self) -> Outgoing | None:
+        """The next one, if there is one."""
+        return self._items.popleft() if self._items else None
+
 
 def joined(first: Commit, second: Commit) -> Commit:
     """Two that follow each other as one."""

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from cloud_verifier.core.effects import End
 from cloud_verifier.core.target import Chat, TargetInfo
 from cloud_verifier.guard import Guard
+from cloud_verifier.line import Line, PrivacySettings
 from cloud_verifier.outbox import Outbox
 from cloud_verifier.rich_status import with_retry_info
 from cloud_verifier.tls import ServerTls
@@ -28,11 +29,12 @@ from common.errors import (
     UnavailableError,
     UserError,
 )
-from common.messages import Open
+from common.messages import ClientMessage, Open
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
-from common.rpc.codec import decode_request, encode_response
+from common.rpc.codec import decode_request
 from common.rpc.describe import Description, Load, TokenTable, encode_description
+from common.rpc.frames import member
 from common.rpc.options import server_options
 from common.rpc.status import Status, StatusDetail, to_status
 
@@ -53,10 +55,18 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
     """Session streams and `Describe` of one worker.
 
     `tenant_key` names the metadata entry that says whose a call is: one that a proxy in front sets and takes
-    from nobody. Empty: all are one tenant.
+    from nobody. Empty: all are one tenant. `privacy`: what it insists on.
     """
 
-    def __init__(self, worker: Worker, info: TargetInfo, table: TokenTable, tenant_key: str = "") -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        info: TargetInfo,
+        table: TokenTable,
+        tenant_key: str = "",
+        privacy: PrivacySettings = PrivacySettings(),  # noqa: B008 - frozen
+    ) -> None:
+        self._privacy = privacy
         self._worker = worker
         self._info = info
         self._table = table
@@ -87,17 +97,18 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         self, requests: AsyncIterator[pb.SessionRequest], context: Any
     ) -> AsyncIterator[pb.SessionResponse]:
         key, outbox = self._worker.connect(self._tenant(context), context.time_remaining())
-        reader = asyncio.create_task(self._read(key, requests, outbox))
+        line = Line(self._privacy, self._worker.turn_time)
+        reader = asyncio.create_task(self._read(key, requests, outbox, line))
         try:
-            while not isinstance(item := await outbox.get(), End):
-                response = encode_response(item)
-                self._worker.monitor.note_sent(key, item, response.ByteSize())
-                yield response
+            while frames := await line.leaving(outbox):
+                for frame in frames:
+                    self._worker.monitor.note_sent(key, member(frame), frame.ByteSize())
+                    yield frame
         finally:
             reader.cancel()
             self._worker.disconnect(key)
-        if item.error is not None:
-            await context.abort(*self._status(item.error))
+        if line.end is not None and line.end.error is not None:
+            await context.abort(*self._status(line.end.error))
 
     def _load(self) -> Load:
         scheduler = self._worker.scheduler
@@ -118,20 +129,17 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         detail = StatusDetail(retry_after_us=round(retry_after * 1e6), server_fingerprint=own)
         return with_retry_info(to_status(error, detail), retry_after)
 
-    async def _read(self, key: int, requests: AsyncIterator[pb.SessionRequest], outbox: Outbox) -> None:
+    async def _read(
+        self, key: int, requests: AsyncIterator[pb.SessionRequest], outbox: Outbox, line: Line
+    ) -> None:
         """Hand the worker what comes. Its end is a disconnect: a goodbye would have been `Close`."""
         opened = False
         try:
-            async for request in requests:
-                message = decode_request(request)
-                self._worker.monitor.note_received(key, message, request.ByteSize())
-                if opened == isinstance(message, Open):
-                    words = "a second Open came on this stream" if opened else "a stream begins with Open"
-                    raise PeerError(words, Code.FAILED_PRECONDITION)
-                opened = True
-                if isinstance(message, Open):
-                    await self._worker.check(message)
-                self._worker.receive(key, message)
+            async for frame in requests:
+                self._worker.monitor.note_received(key, member(frame), frame.ByteSize())
+                for request in line.received(frame):
+                    await self._take(key, decode_request(request), opened, line)
+                    opened = True
         except ForerunError as error:
             self._worker.violate(key, error)
         except Exception:  # outermost frame of this task: the edge must learn of a defect, and not which
@@ -139,6 +147,15 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
             self._worker.violate(key, LocalError("a defect of the verifier; its log has more"))
         else:
             outbox.put_nowait(End(key, UnavailableError("the stream was half-closed without a Close")))
+
+    async def _take(self, key: int, message: ClientMessage, opened: bool, line: Line) -> None:
+        if opened == isinstance(message, Open):
+            words = "a second Open came on this stream" if opened else "a stream begins with Open"
+            raise PeerError(words, Code.FAILED_PRECONDITION)
+        if isinstance(message, Open):
+            line.asked(message)
+            await self._worker.check(message)
+        self._worker.receive(key, message)
 
 
 class Server:
@@ -155,10 +172,11 @@ class Server:
         address: str,
         tenant_key: str = "",
         tls: ServerTls | None = None,
+        privacy: PrivacySettings = PrivacySettings(),  # noqa: B008 - frozen
     ) -> None:
         self._worker = worker
         self._credentials = None if tls is None else tls.credentials()
-        self._service = VerifierService(worker, info, table, tenant_key)
+        self._service = VerifierService(worker, info, table, tenant_key, privacy)
         self._address = address
         self._flush_time: float | None = None  # when it stops; None cuts off whoever is there
         self._server: grpc.aio.Server | None = None

@@ -123,6 +123,10 @@ class Worker:
         """Until no stream is connected: each has sent what it had to."""
         await self._gone.wait()
 
+    def turn_time(self) -> float:
+        """Seconds that a step of one tip takes, as far as steps have told."""
+        return self.scheduler.cost.predict(1, 0)
+
     def snapshot(self) -> Snapshot:
         """How it stands now, for metrics and views."""
         return take(self.scheduler, self.monitor, self._clock(), stats_of(self._engine), self.version)

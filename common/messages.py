@@ -10,6 +10,7 @@ from enum import Enum
 
 from common.acceptance import COUPLED, Acceptance
 from common.draft import Draft
+from common.privacy import Privacy
 from common.sampling import SamplingParams
 
 INITIAL_CREDIT = 32
@@ -69,6 +70,7 @@ class Open:
     session_id: str = ""  # chosen by the edge, for logs
     acceptance: Acceptance = COUPLED  # how nodes are decided
     logprobs: int | None = None  # tell each token's, and of so many alternatives; None = of nothing
+    privacy: Privacy | None = None  # at least; None = of a side that does not know it
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ class Opened:
     position: int
     credit: int  # live nodes the verifier will hold for this session
     hold_us: int = 0  # from the arrival of `Open` to the sending of this
+    privacy: Privacy | None = None  # that holds from here on; None = of a side that does not know it
+    interval_us: int = 0  # from frame to frame where it is strict
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,14 @@ import grpc
 import grpc.aio
 
 from common.errors import ForerunError, LocalError, UnavailableError
-from common.messages import ClientMessage, ServerMessage
+from common.messages import ClientMessage, Open, Opened, ServerMessage
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
+from common.privacy import Privacy, stricter
+from common.rpc.bounds import MAX_JOINED_RESPONSE_BYTES
 from common.rpc.codec import decode_response, encode_request
 from common.rpc.describe import Description, decode_description, encode_describe_request
+from common.rpc.frames import UP_BYTES, Joiner, Sender, pad_open, up_size
 from common.rpc.options import Options, channel_options
 from common.rpc.status import to_error
 from edge_client.tls import TlsSettings
@@ -38,8 +41,19 @@ NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grp
 _CLOSING: set[asyncio.Task[None]] = set()
 """Kept until they are done, as a loop itself only knows tasks weakly."""
 
+MOST_END_FRAMES = 64
+"""Slots that a verifier's last frames may take before a stream under a cadence is cut."""
+
+MOST_WAITING = 8
+"""Frames of a cadence that a link has not taken; then slots go by unused, for fillers would pile up."""
+
 OnMessage = Callable[[ServerMessage], None]
 OnLost = Callable[[ForerunError | None], None]
+
+
+def _keep(task: asyncio.Task[None]) -> None:
+    _CLOSING.add(task)
+    task.add_done_callback(_CLOSING.discard)
 
 
 class Streams(Protocol):
@@ -87,8 +101,7 @@ class Connection:
         if self._retired and not self.num_streams:
             self._retired = False
             closing = asyncio.get_running_loop().create_task(self.channel.close())
-            _CLOSING.add(closing)
-            closing.add_done_callback(_CLOSING.discard)
+            _keep(closing)
 
     async def answers(self, patience: float) -> bool:
         """Whether the verifier says anything within `patience` seconds. Its engine has no part in this."""
@@ -126,6 +139,10 @@ class Stream:
         metadata: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self._outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
+        self._sender = Sender(pb.SessionRequest, UP_BYTES)
+        self._joiner = Joiner(pb.SessionResponse, MAX_JOINED_RESPONSE_BYTES)
+        self._loop = asyncio.get_running_loop()
+        self._slot: asyncio.TimerHandle | None = None  # when the next frame leaves, under a cadence
         self._on_message = on_message
         self._on_lost = on_lost
         self._on_silent = on_silent
@@ -134,12 +151,19 @@ class Stream:
         self._call = connection.stub.Session(self._requests(), metadata=metadata or None)
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(lambda _: connection.release())
+        self._open: Open | None = None  # as sent
+        self._interval = 0.0  # of the cadence, seconds
         self.bytes_up = 0  # serialised messages, gRPC framing excluded
         self.bytes_down = 0
 
     def send(self, message: ClientMessage) -> None:
         """Encoded here, where a failure is the caller's to see; inside the call it would be lost."""
-        self._outgoing.put_nowait(encode_request(message))
+        request = encode_request(message)
+        if isinstance(message, Open):
+            self._outgoing.put_nowait(self._begun(message, request))
+        else:
+            self._sender.put(request)
+            self._flush()
 
     def abandon(self) -> None:
         """Cut it; nothing more is called."""
@@ -148,9 +172,16 @@ class Stream:
         self._call.cancel()
 
     async def finish(self, patience: float = 1.0) -> None:
-        """Let a `Close` leave and the verifier end the call, for at most `patience` seconds."""
-        self._outgoing.put_nowait(None)
+        """Let a `Close` leave and the verifier end the call, for at most `patience` seconds. Under a cadence
+        that goes on for a while without anybody who waits, so that the end of the text does not show."""
         self._on_lost = lambda error: None
+        if self._sender.next_at is not None:
+            _keep(self._loop.create_task(self._see_off(patience + MOST_END_FRAMES * self._interval)))
+            return
+        self._outgoing.put_nowait(None)
+        await self._see_off(patience)
+
+    async def _see_off(self, patience: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self._reader
@@ -174,7 +205,8 @@ class Stream:
         try:
             async for response in self._call:
                 self.bytes_down += response.ByteSize()
-                self._on_message(decode_response(response))
+                for whole in self._joiner.take(response):
+                    self._take(decode_response(whole))
         except grpc.aio.AioRpcError as error:
             lost = to_error(error)
         except ForerunError as error:
@@ -188,8 +220,49 @@ class Stream:
             logger.exception("! the stream's reader failed")
             self._call.cancel()
             lost = LocalError(f"the stream's reader failed: {error}")
+        finally:
+            if self._slot is not None:
+                self._slot.cancel()
         self._outgoing.put_nowait(None)  # else grpc's task would wait for requests until it is destroyed
         self._on_lost(lost)
+
+    def _begun(self, message: Open, request: pb.SessionRequest) -> pb.SessionRequest:
+        """The first message, as long as its privacy wants it."""
+        asked, self._open = message.privacy or Privacy.OFF, message
+        self._sender.size = up_size(message, asked)
+        self._sender.begin(asked)
+        return request if asked is Privacy.OFF else pad_open(request)
+
+    def _take(self, message: ServerMessage) -> None:
+        if isinstance(message, Opened) and message.privacy is not None:
+            self._hold(message.privacy, message.interval_us * 1e-6)
+        self._on_message(message)
+
+    def _hold(self, level: Privacy, interval: float) -> None:
+        """What the verifier says holds, unless it is less than was asked for."""
+        if self._open is not None and level is stricter(level, self._sender.level):
+            self._interval = interval
+            self._sender.size = up_size(self._open, level)
+            self._sender.hold(level, self._loop.time(), interval)
+            self._joiner.takes_fillers = level is Privacy.STRICT
+            self._flush()
+
+    def _on_slot(self) -> None:
+        self._slot = None
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what may leave now, and come again when the next may."""
+        if self._reader.done():
+            return
+        now, at = self._loop.time(), self._sender.next_at
+        if at is not None and self._outgoing.qsize() >= MOST_WAITING:
+            self._sender.skip(now)
+        for frame in self._sender.take(now):
+            self._outgoing.put_nowait(frame)
+        at = self._sender.next_at
+        if at is not None and self._slot is None:
+            self._slot = self._loop.call_at(at, self._on_slot)
 
 
 class VerifierChannel:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from common.acceptance import COUPLED, Acceptance, AcceptanceRule
 from common.errors import Code, UnavailableError, UserError
 from common.messages import FinishReason
+from common.privacy import Privacy
 from common.recall import NgramTable
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
@@ -67,16 +68,19 @@ class Edge:
         priors: PriorTable | None = None,
         tls: TlsSettings | None = None,
         insecure: bool = False,
+        privacy: Privacy = Privacy.PADDED,
     ) -> None:
         """`model`: it drafts if it is a `LlamaRuntime`, else it only knows the tokens. `priors`: how right
         the draft is believed to be before its first text; None: as shipped. `insecure` allows plain text to
-        another machine. Raises `UserError` for an address that is none, or not allowed."""
+        another machine. `privacy` of the wire, at least. Raises `UserError` for an address that is none, or
+        not allowed."""
         self.model = model
         self.vocabulary = Vocabulary(model.token_table())
         self._drafts = DraftWorker(LlamaDrafter(model)) if isinstance(model, LlamaRuntime) else None
         parse_address(address, encrypted=tls is not None, insecure=insecure)
         self._channel = VerifierChannel(address, tls=tls)
         self._check = check
+        self._privacy = privacy
         self._ngrams = NgramTable(ngrams) if ngrams else None
         self._name = f"edge-{secrets.token_hex(4)}"  # session ids are to differ between devices
         self._numbers = itertools.count(1)
@@ -123,6 +127,7 @@ class Edge:
             prior=self._beliefs.before(request.sampling),
             acceptance=request.acceptance,
             max_attempts=MAX_ATTEMPTS,
+            privacy=self._privacy,
         )
         if drafts is None or not self._preview:
             config = replace(config, patience=None)

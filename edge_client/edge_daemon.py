@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.routing import Route
 
 from common.errors import LocalError, UserError
+from common.privacy import Privacy, privacy_named
 from common.vocabulary import Vocabulary
 from edge_client import daemon_file
 from edge_client.api.app import Api, ApiSettings
@@ -133,6 +134,7 @@ class EdgeDaemon:
             max_waiting=config.api.max_queue,
             ngrams=config.draft.ngrams if config.draft.recall else 0,
             patience=config.verifier.patience,
+            privacy=privacy_named(config.verifier.privacy),
             priors=self._around.priors,
         )
 
@@ -227,6 +229,8 @@ class EdgeDaemon:
         daemon_file.write(self._paths.daemon, record)
         self._notifier.ready(f"serving at {address}")
         logger.info("serving at %s", address)
+        if self._config.verifier.privacy == Privacy.OFF.title:
+            logger.warning("privacy is off: sizes and times on the way to verifiers tell of the texts")
         self._around.on_ready(address, token)
         try:
             yield

@@ -56,6 +56,7 @@ class StatusPage:
             "uptime_s": round(self.uptime(), 1),
             "mode": _word(self._mode_among(verifiers)),
             "orders": device.orders.value,
+            "privacy": device.settings.privacy.title,
             "draft": self.draft(),
             "verifiers": verifiers,
             "texts": {

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.acceptance import make_acceptance
 from common.errors import ForerunError, PeerError, UserError
+from common.privacy import privacy_named
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from edge_client.prior_file import read_priors
@@ -22,6 +23,7 @@ from forerun.edge_places import models_folder
 from forerun.edge_tls import add_edge_tls, edge_tls
 from forerun.options import RULES_IN_WORDS, add_core, add_sampling, pin_to_core, read_prompt, sampling_from
 from forerun.paint import Painter, note
+from forerun.privacy_options import add_edge_privacy
 from forerun.showing import Events, Listener, Teller, event, on_standard_output
 
 if TYPE_CHECKING:
@@ -105,6 +107,7 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
     option = parser.add_argument
     option("--verifier", required=True, metavar="HOST:PORT", help="where `forerun verify` listens")
     add_edge_tls(parser)
+    add_edge_privacy(parser)
     option(
         "--draft", required=True, metavar="PATH", help="GGUF file, or hf://organisation/repository/file.gguf"
     )
@@ -345,4 +348,5 @@ def _open_edge(options: argparse.Namespace) -> Edge:
         priors=priors,
         tls=tls,
         insecure=options.insecure,
+        privacy=privacy_named(options.privacy),
     )

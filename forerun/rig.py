@@ -34,6 +34,7 @@ class RigSettings:
     link_seed: int = 1
     recall: bool = False  # on the verifier; the edge is told with each request
     ngrams: int = 0  # of the edge: with more than none a text depends on those before it
+    privacy: str = "off"  # on both sides; off, since figures of bytes compare what schemes have to say
     pin: bool = True  # drafter and verifier to a core each, where there are two
 
 
@@ -97,7 +98,7 @@ class Rig:
     async def __aenter__(self) -> Self:
         try:
             verifier = await self._start("verifier", *self._verifier_arguments())
-            address = (await verifier.read(START_TIMEOUT))["listening"]
+            address = await self._reach((await verifier.read(START_TIMEOUT))["listening"])
             self._link = await self._stack.enter_async_context(self._make_link(address))
             self._edge = await self._start("edge", *self._edge_arguments(str(self._link.address)))
             await self._edge.read(START_TIMEOUT)
@@ -145,6 +146,10 @@ class Rig:
         event["link_bytes_down"] = after.downstream.num_bytes - before.downstream.num_bytes
         return event
 
+    async def _reach(self, verifier: str) -> str:
+        """Where the link finds the verifier; for those who put something between."""
+        return verifier
+
     async def _start(self, name: str, *arguments: str) -> Child:
         child = await Child.start(name, *arguments)
         self._stack.push_async_callback(child.stop)
@@ -162,11 +167,13 @@ class Rig:
         floor = ["--step-floor", str(settings.step_floor_ms)] if settings.step_floor_ms else []
         common = ["verify", "--model", settings.target, "--listen", "127.0.0.1:0", "--json", "--threads", "1"]
         recall = ["--recall" if settings.recall else "--no-recall"]
+        common += ["--privacy", settings.privacy]
         return [*common, "--grace", "0", "--log-level", "warning", *floor, *recall, *self._core(1)]
 
     def _edge_arguments(self, address: str) -> list[str]:
         common = ["edge", "pipe", "--verifier", address, "--draft", self.settings.draft, "--threads", "1"]
-        return [*common, "--ngrams", str(self.settings.ngrams), *self._core(0)]
+        more = ["--ngrams", str(self.settings.ngrams), "--privacy", self.settings.privacy]
+        return [*common, *more, *self._core(0)]
 
     def _core(self, index: int) -> list[str]:
         """A core of its own for each part, if the machine has them."""

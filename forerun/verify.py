@@ -20,6 +20,7 @@ from common.errors import UserError
 from forerun.limits import add_limits, config_from
 from forerun.operations import add_operations, check_operations, logged, watched
 from forerun.options import add_core, check_free, ms, pin_to_core
+from forerun.privacy_options import add_privacy, privacy_from, privacy_in_words
 from forerun.tensor_parallel import add_tensor_parallel, check_tensor_parallel, run_parallel
 from forerun.verify_tls import add_tls, check_tls, server_tls
 
@@ -105,6 +106,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="metadata entry that says whose a call is; only behind a proxy that sets it for every client",
     )
     add_tls(parser)
+    add_privacy(parser)
     add_limits(parser)
     _add_acceleration(parser)
     _add_exact(parser)
@@ -196,6 +198,7 @@ def check_options(options: argparse.Namespace) -> None:
         if not least <= value < float("inf"):
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be {least} or more")
     allowed_rules(options)
+    privacy_from(options)
     if options.deterministic and options.device == "cpu" and not options.threads:
         raise UserError(
             "--deterministic on a CPU needs --threads N: the bits depend on the number of threads, so a "
@@ -230,7 +233,13 @@ async def serve(
         loop.add_signal_handler(name, stop.set)
     async with (
         Server(
-            worker, engine.info, table, options.listen, options.tenant_header, server_tls(options)
+            worker,
+            engine.info,
+            table,
+            options.listen,
+            options.tenant_header,
+            server_tls(options),
+            privacy_from(options),
         ) as server,
         watched(worker, options) as besides,
     ):
@@ -296,12 +305,14 @@ def _announce(options: argparse.Namespace, name: str, address: str, besides: dic
             "listening": address,
             "model": name,
             "deterministic": options.deterministic,
+            "privacy": options.privacy,
             "pid": os.getpid(),
             **besides,
         }
         print(json.dumps(told), flush=True)
         return
     print(f"Serving {name} on {address}; stop with Ctrl-C.", flush=True)
+    print(privacy_in_words(options), flush=True)
     if "metrics" in besides:
         print(f"Metrics at http://{besides['metrics']}/metrics.", flush=True)
     if "admin" in besides:

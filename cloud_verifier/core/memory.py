@@ -10,6 +10,7 @@ into the cache when the prompt is read, and when the session ends or is preempte
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -53,6 +54,7 @@ class KvMemory:
         self.caches = caches
         self.num_reserved = 0
         self._held: list[int] = []  # given up while a step still reads them
+        self._taken = Counter[str]()  # by tenant, slots that its leases have taken
 
     @property
     def num_slots(self) -> int:
@@ -90,19 +92,18 @@ class KvMemory:
 
     def take(self, lease: Lease, count: int) -> list[int]:
         """`count` slots. Raises `LocalError` if the lease is not for so many."""
-        lease.num_taken += count
-        if lease.num_taken > lease.reserved:
-            lease.num_taken -= count
+        if count > lease.spare:
             raise LocalError(f"{count} slots asked for and {lease.spare} of the lease left")
+        self._count(lease, count)
         if count > self.pool.num_free:
-            self.pool.give_back(self.cache.evict(count - self.pool.num_free))
+            self.pool.give_back(self.cache.evict(count - self.pool.num_free, self._taken))
         return self.pool.take(count)
 
     def settle(self, lease: Lease, kept: Sequence[int], freed: Sequence[int]) -> None:
         """Of the slots taken, `kept` hold the next positions and `freed` nothing any more."""
         lease.slots.extend(kept)
         if freed:
-            lease.num_taken -= len(freed)
+            self._count(lease, -len(freed))
             self.pool.give_back(freed)
 
     def publish(self, lease: Lease, tokens: Sequence[int], in_step: bool = False) -> None:
@@ -124,7 +125,7 @@ class KvMemory:
             self._held += surplus
         else:
             self.pool.give_back(surplus)
-        lease.num_taken -= num_own
+        self._count(lease, -num_own)
         self._release(lease, num_own)
 
     def step_over(self) -> None:
@@ -141,8 +142,9 @@ class KvMemory:
         self._unlock(lease)
         self.pool.give_back(lease.slots.view[lease.num_shared :].tolist())
         self._release(lease, lease.reserved)
+        self._count(lease, -lease.num_taken)
         lease.slots, lease.entry = SlotList(0), None
-        lease.num_shared = lease.num_taken = 0
+        lease.num_shared = 0
 
     def check_integrity(self, leases: Iterable[Lease], in_step: Iterable[int]) -> None:
         """Raise `LocalError` unless every slot is owned exactly once: by one of `leases`, the running step
@@ -158,9 +160,18 @@ class KvMemory:
             )
         if sum(lease.num_taken for lease in held) != len(owned) + len(stepping):
             raise LocalError("a lease counts other slots than it has")
+        if sum(lease.num_taken for lease in held) != sum(self._taken.values()):
+            raise LocalError("the tenants are counted other slots than their leases have")
         if sum(lease.reserved for lease in held) != self.num_reserved or self.num_unpromised < 0:
             raise LocalError(f"{self.num_reserved} slots are reserved, and not by these sessions")
         self.cache.check_integrity()
+
+    def _count(self, lease: Lease, count: int) -> None:
+        """The lease has taken so many slots more; fewer, if negative."""
+        lease.num_taken += count
+        self._taken[lease.tenant] += count
+        if not self._taken[lease.tenant]:
+            del self._taken[lease.tenant]
 
     def _reserve(self, lease: Lease, count: int, newly_locked: int) -> None:
         room = self.num_unpromised - newly_locked

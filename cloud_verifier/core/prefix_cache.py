@@ -9,7 +9,7 @@ tenants).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -116,12 +116,13 @@ class PrefixCache:
             entry = self._append(entry, new[known:].copy(), slots[known:].copy())
         return Stored(entry, np.concatenate((found, slots[known:])), surplus)
 
-    def evict(self, count: int) -> list[int]:
+    def evict(self, count: int, elsewhere: Mapping[str, int] | None = None) -> list[int]:
         """Free `count` slots, or fewer if nobody has more unlocked: of the tenant that holds most, the least
-        recently used first. So one that floods the cache pushes out its own."""
+        recently used first. So one that floods the cache pushes out its own. `elsewhere`: what tenants hold
+        besides, for their sessions; it counts as well, or who has many at once would push out others'."""
         freed = list[int]()
         while len(freed) < count:
-            leaf = self._next_victim()
+            leaf = self._next_victim(elsewhere or {})
             if leaf is None:
                 break
             freed += self._trim(leaf, count - len(freed))
@@ -196,9 +197,10 @@ class PrefixCache:
             heap = self._oldest.setdefault(entry.tenant, [])
             heapq.heappush(heap, (entry.used_at, self._num_pushed, entry))
 
-    def _next_victim(self) -> Entry | None:
+    def _next_victim(self, elsewhere: Mapping[str, int]) -> Entry | None:
         """The least recently used leaf of the tenant that holds most, of those that have one."""
-        for tenant in sorted(self._held, key=self._held.__getitem__, reverse=True):
+        held = {tenant: number + elsewhere.get(tenant, 0) for tenant, number in self._held.items()}
+        for tenant in sorted(held, key=held.__getitem__, reverse=True):
             heap = self._oldest.get(tenant, [])
             while heap:
                 used_at, _, entry = heap[0]

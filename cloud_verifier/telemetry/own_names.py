@@ -14,8 +14,8 @@ from common.rpc.describe import PROTOCOL_VERSION
 
 CODES = tuple(code.value for code in Code)
 ENDS = ("STOP", "LENGTH", "CANCELLED", "LOST")
-RECEIVED = ("Open", "Propose", "Close")
-SENT = ("Opened", "Commit", "Drain", "Finish")
+RECEIVED = ("Open", "Propose", "Close", "Part", "Filler")
+SENT = ("Opened", "Commit", "Drain", "Finish", "Part", "Filler")
 
 
 def _info(snapshot: Snapshot) -> Mapping[str, str]:

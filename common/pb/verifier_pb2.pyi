@@ -7,6 +7,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Privacy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIVACY_UNSPECIFIED: _ClassVar[Privacy]
+    PRIVACY_OFF: _ClassVar[Privacy]
+    PRIVACY_PADDED: _ClassVar[Privacy]
+    PRIVACY_STRICT: _ClassVar[Privacy]
+
 class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ACCEPTANCE_RULE_UNSPECIFIED: _ClassVar[AcceptanceRule]
@@ -34,6 +41,10 @@ class Fault(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAULT_SERVER: _ClassVar[Fault]
     FAULT_CAPACITY: _ClassVar[Fault]
     FAULT_UNAVAILABLE: _ClassVar[Fault]
+PRIVACY_UNSPECIFIED: Privacy
+PRIVACY_OFF: Privacy
+PRIVACY_PADDED: Privacy
+PRIVACY_STRICT: Privacy
 ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule
 ACCEPTANCE_RULE_COUPLED: AcceptanceRule
 ACCEPTANCE_RULE_REJECTION: AcceptanceRule
@@ -55,17 +66,33 @@ FAULT_CAPACITY: Fault
 FAULT_UNAVAILABLE: Fault
 
 class SessionRequest(_message.Message):
-    __slots__ = ("open", "propose", "close")
+    __slots__ = ("open", "propose", "close", "part", "filler", "padding")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    FILLER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     open: Open
     propose: Propose
     close: Close
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+    part: Part
+    filler: Filler
+    padding: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., filler: _Optional[_Union[Filler, _Mapping]] = ..., padding: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class Filler(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("prompt", "sampling", "fingerprint", "model", "committed", "fill", "session_id", "acceptance", "logprobs")
+    __slots__ = ("prompt", "sampling", "fingerprint", "model", "committed", "fill", "session_id", "acceptance", "logprobs", "privacy")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +102,7 @@ class Open(_message.Message):
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PRIVACY_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     fingerprint: bytes
@@ -84,7 +112,8 @@ class Open(_message.Message):
     session_id: str
     acceptance: Acceptance
     logprobs: int
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[str] = ..., committed: _Optional[_Iterable[int]] = ..., fill: _Optional[bool] = ..., session_id: _Optional[str] = ..., acceptance: _Optional[_Union[Acceptance, _Mapping]] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    privacy: Privacy
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[str] = ..., committed: _Optional[_Iterable[int]] = ..., fill: _Optional[bool] = ..., session_id: _Optional[str] = ..., acceptance: _Optional[_Union[Acceptance, _Mapping]] = ..., logprobs: _Optional[int] = ..., privacy: _Optional[_Union[Privacy, str]] = ...) -> None: ...
 
 class Acceptance(_message.Message):
     __slots__ = ("rule", "lenience", "epsilon", "delta", "top", "gap", "rollback")
@@ -167,26 +196,36 @@ class Close(_message.Message):
     def __init__(self) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("opened", "commit", "drain", "finish")
+    __slots__ = ("opened", "commit", "drain", "finish", "part", "filler", "padding")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    FILLER_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     commit: Commit
     drain: Drain
     finish: Finish
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+    part: Part
+    filler: Filler
+    padding: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., filler: _Optional[_Union[Filler, _Mapping]] = ..., padding: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("position", "credit", "hold_us")
+    __slots__ = ("position", "credit", "hold_us", "privacy", "interval_us")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     HOLD_US_FIELD_NUMBER: _ClassVar[int]
+    PRIVACY_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_US_FIELD_NUMBER: _ClassVar[int]
     position: int
     credit: int
     hold_us: int
-    def __init__(self, position: _Optional[int] = ..., credit: _Optional[int] = ..., hold_us: _Optional[int] = ...) -> None: ...
+    privacy: Privacy
+    interval_us: int
+    def __init__(self, position: _Optional[int] = ..., credit: _Optional[int] = ..., hold_us: _Optional[int] = ..., privacy: _Optional[_Union[Privacy, str]] = ..., interval_us: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("start", "tokens", "server_made", "echo", "hold_us", "queue_us", "compute_us", "credit", "evaluated", "steps", "logprobs", "top_tokens", "top_logprobs")

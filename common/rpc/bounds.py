@@ -61,6 +61,16 @@ MAX_PIECE_BYTES = 4096
 MAX_TEMPLATE_BYTES = 2**18
 """Of a chat template, in UTF-8; the longest known have some 30 kB."""
 
+INTERVALS_US = (1_000, 10_000_000)
+"""Of a cadence: a frame a millisecond is 128 kB/s for nothing; who waits ten seconds takes text for lost."""
+
+MAX_JOINED_REQUEST_BYTES = 2**17
+"""Of a message that comes in parts: a Propose of `MAX_NODES` nodes that each bring the largest distribution
+has some 110 kB where ids have three bytes."""
+
+MAX_JOINED_RESPONSE_BYTES = 2**20
+"""A Commit of `MAX_COMMIT_TOKENS` tokens with twenty alternatives each has some 600 kB."""
+
 MAX_ACCEPTANCE_RULES = 64
 """There are eight, and later versions may have more."""
 

@@ -27,6 +27,7 @@ from common.messages import (
     TokenLogprobs,
 )
 from common.pb import verifier_pb2 as pb
+from common.privacy import Privacy
 from common.rpc import bounds
 from common.sampling import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKENS, SamplingParams
 
@@ -110,6 +111,7 @@ def _open(message: pb.Open) -> Open:
         session_id=bounds.text("open.session_id", message.session_id, bounds.MAX_SESSION_ID_CHARS),
         acceptance=decode_acceptance(message.acceptance) if message.HasField("acceptance") else COUPLED,
         logprobs=_asked_logprobs(message.logprobs) if message.HasField("logprobs") else None,
+        privacy=_level("open.privacy", message.privacy),
     )
 
 
@@ -172,11 +174,26 @@ def _deltas(message: pb.Propose, num_nodes: int, anchor: int | None) -> tuple[in
 
 
 def _opened(message: pb.Opened) -> Opened:
+    privacy = _level("opened.privacy", message.privacy)
+    if privacy is Privacy.STRICT:
+        bounds.in_range("opened.interval_us", message.interval_us, *bounds.INTERVALS_US)
     return Opened(
         position=bounds.in_range("opened.position", message.position, 0, bounds.MAX_POSITION),
         credit=bounds.in_range("opened.credit", message.credit, 0, bounds.MAX_CREDIT),
         hold_us=message.hold_us,
+        privacy=privacy,
+        interval_us=message.interval_us,
     )
+
+
+def _level(field: str, number: int) -> Privacy | None:
+    if not number:
+        return None
+    try:
+        return Privacy(number)
+    except ValueError:
+        known = ", ".join(f"{level.value} ({level.name})" for level in Privacy)
+        raise PeerError(f"{field} is {number}; it must be one of {known}") from None
 
 
 def _commit(message: pb.Commit) -> Commit:

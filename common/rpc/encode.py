@@ -23,6 +23,7 @@ from common.messages import (
     ServerMessage,
 )
 from common.pb import verifier_pb2 as pb
+from common.privacy import Privacy
 from common.sampling import SamplingParams
 
 MAX_US = 2**32 - 1
@@ -105,6 +106,7 @@ def _open(message: Open) -> pb.Open:
         session_id=message.session_id,
         acceptance=None if message.acceptance == COUPLED else encode_acceptance(message.acceptance),
         logprobs=message.logprobs,
+        privacy=_level(message.privacy),
     )
 
 
@@ -138,7 +140,13 @@ def draft_tokens(drafts: Sequence[Draft | None]) -> list[int]:
 
 
 def _opened(message: Opened) -> pb.Opened:
-    return pb.Opened(position=message.position, credit=message.credit, hold_us=_us(message.hold_us))
+    return pb.Opened(
+        position=message.position,
+        credit=message.credit,
+        hold_us=_us(message.hold_us),
+        privacy=_level(message.privacy),
+        interval_us=_us(message.interval_us),
+    )
 
 
 def _fill_commit(out: pb.Commit, message: Commit) -> None:
@@ -168,6 +176,10 @@ def _fill_commit(out: pb.Commit, message: Commit) -> None:
 def _finish(message: Finish) -> pb.Finish:
     reason = pb.FinishReason.Name(message.reason.value)
     return pb.Finish(reason=reason, position=message.position)
+
+
+def _level(privacy: Privacy | None) -> str | None:
+    return None if privacy is None else pb.Privacy.Name(privacy.value)
 
 
 def _unless(value: float, default: float) -> float | None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from common.errors import UserError
+from common.privacy import LEVELS as LEVELS_OF_PRIVACY
+from common.privacy import Privacy
 from edge_client.config import checks
 from edge_client.config.setting import check_section, setting
 
@@ -44,6 +46,14 @@ class VerifierSection:
         False,
         "speak without TLS to other machines as well; on this machine no TLS is the rule",
         is_local=True,
+    )
+    privacy: str = setting(
+        Privacy.PADDED.title,
+        "what an observer of the network may learn of a text from sizes and times (docs/privacy.md): padded "
+        "gives all messages one size, strict also fixed times, off neither; a verifier may insist on more",
+        choices=LEVELS_OF_PRIVACY,
+        is_local=True,
+        alias="--privacy",
     )
     fallback: str = setting(
         "wait",

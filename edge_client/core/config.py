@@ -9,6 +9,7 @@ from common.acceptance import COUPLED, Acceptance
 from common.draft import MAX_TOKENS
 from common.errors import UserError
 from common.messages import MAX_TOP_LOGPROBS
+from common.privacy import Privacy
 from common.sampling import SamplingParams
 from edge_client.core.confidence import Prior
 
@@ -43,6 +44,7 @@ class SessionConfig:
     eos_token_ids: tuple[int, ...] = ()  # the target's own end tokens, where known: a guess ends there
     acceptance: Acceptance = COUPLED  # how the verifier decides
     logprobs: int | None = None  # have each token's told, and of so many of the likeliest; None = of nothing
+    privacy: Privacy | None = None  # of the wire, at least; None = the verifier is not told
     draft_top: int = MAX_TOKENS  # that a drawn draft may have; those of hardly any chance are left out anyway
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from common.chances import Chances, SeededChances
-from common.errors import Code, ForerunError, LocalError, PeerError, UnavailableError
+from common.errors import Code, ForerunError, LocalError, PeerError, UnavailableError, UserError
 from common.messages import (
     INITIAL_CREDIT,
     MAX_NODES,
@@ -22,6 +22,7 @@ from common.messages import (
     Open,
     Opened,
 )
+from common.privacy import Privacy
 from common.recall import LEAST, NgramTable, Recall, grow_guesses
 from common.tree import Node, SpeculationTree
 from edge_client.core.calibration import Calibration, promised
@@ -55,6 +56,12 @@ MOST_GUESSED = 32
 
 SURELY_GUESSED = math.log(0.5)
 """Chance of each guess beside a draft model, which knows better than a guess that is more often wrong."""
+
+
+NOT_STRICT = (
+    "privacy strict is asked for, and the verifier does not know it; update the verifier, use another one, "
+    "or set the privacy to padded"
+)
 
 
 class State(Enum):
@@ -336,6 +343,7 @@ class EdgeSession:
             session_id=config.session_id,
             acceptance=config.acceptance,
             logprobs=config.logprobs,
+            privacy=config.privacy,
         )
 
     def _check_order(self, message: Opened | Commit | Drain | Finish) -> None:
@@ -349,6 +357,8 @@ class EdgeSession:
             raise PeerError(
                 f"the verifier opened at position {message.position}, not {self.tree.tip_position}"
             )
+        if self.config.privacy is Privacy.STRICT and message.privacy is not Privacy.STRICT:
+            raise UserError(NOT_STRICT, Code.FAILED_PRECONDITION)
         self.state = State.OPEN
         self._offline.opened(now)
         if self._silence is not None:

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Protocol
 
 from common.errors import ForerunError, UnavailableError, UserError
+from common.privacy import Privacy
 from common.recall import NgramTable
 from common.rpc.describe import Description
 from common.vocabulary import Vocabulary
@@ -83,6 +84,7 @@ class DeviceSettings:
     max_waiting: int = 64  # behind them, all clients together
     ngrams: int = 65536  # entries remembered of all texts; 0 = none
     patience: float = 0.8  # seconds without a verifier before a fallback begins
+    privacy: Privacy = Privacy.PADDED  # of the wire to verifiers, at least
     priors: PriorTable | None = None  # how far the draft is trusted at first; None: as shipped
 
 
@@ -265,6 +267,7 @@ class Device:
             patience=self.settings.patience,
             first_backoff=FIRST_BACKOFF,
             max_preview=None,
+            privacy=self.settings.privacy,
         )
 
     def _end(self, live: Live) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from common.errors import CapacityError, ForerunError
 from common.messages import FinishReason
+from common.privacy import Privacy
 from common.rpc.describe import Description
 from edge_client.channel import OWN_CONNECTION, VerifierChannel
 from edge_client.core.config import SessionConfig
@@ -234,6 +235,7 @@ class Crowd:
             eos_token_ids=self._target.eos_token_ids,
             max_attempts=0,
             patience=None,
+            privacy=Privacy.OFF,  # the verifier's options say what holds
         )
         return EdgeSession(config, make_policy(policy or (OFF if job.drafts.kind == OFF else job.policy)))
 

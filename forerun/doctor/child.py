@@ -15,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ForerunError
+from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
 
@@ -145,7 +146,13 @@ async def _write(
     sampling = SamplingParams(max_tokens=asked.tokens, ignore_eos=True)
     name = f"doctor-{'drafts' if drafter else 'plain'}"
     config = SessionConfig(
-        prompt, sampling, vocabulary.fingerprint, session_id=name, patience=None, max_attempts=1
+        prompt,
+        sampling,
+        vocabulary.fingerprint,
+        session_id=name,
+        patience=None,
+        max_attempts=1,
+        privacy=Privacy.PADDED,  # as the daemon's; a verifier may insist on more
     )
     session = EdgeSession(config, make_policy("adaptive" if drafter else "off"))
     worker = DraftWorker(drafter) if drafter is not None else None

@@ -135,6 +135,27 @@ BAD_FIELDS: dict[str, tuple[pb.SessionRequest, str]] = {
 }
 
 
+BAD_FRAMES: dict[str, tuple[Sequence[pb.SessionRequest], str]] = {
+    "a filler without a cadence": ([pb.SessionRequest(filler=pb.Filler())], "privacy is not strict"),
+    "half a message and another": (
+        [pb.SessionRequest(part=pb.Part(data=b"\x09")), encode_request(Close())],
+        "between the parts",
+    ),
+    "parts without an end": (
+        [pb.SessionRequest(part=pb.Part(data=b"\xff" * 5))],
+        "a length of more than 5 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FRAMES)
+async def test_frames_that_cannot_be_end_their_stream(name: str) -> None:
+    frames, words = BAD_FRAMES[name]
+    async with running() as system:
+        code, details = await status_of(system.address, [encode_request(GOOD), *frames])
+    assert (code, words in details) == (Status.INVALID_ARGUMENT, True), details
+
+
 @pytest.mark.parametrize("name", BAD_FIELDS)
 async def test_nonsense_is_refused_by_the_name_of_its_field(name: str) -> None:
     request, field = BAD_FIELDS[name]

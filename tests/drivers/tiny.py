@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import Chat, StepPlan, StepResult, TargetInfo
+from cloud_verifier.line import PrivacySettings
 from cloud_verifier.service import Server
 from cloud_verifier.worker import Worker
 from common.acceptance import Acceptance
+from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
 from edge_client.channel import Streams, VerifierChannel
@@ -57,13 +59,15 @@ async def running(
     step_time: float = 0.0,
     tenant_key: str = "",
     chat: Chat | None = None,
+    privacy: Privacy = Privacy.PADDED,
 ) -> AsyncIterator[System]:
     """A verifier on a free port; after the block every slot must be free again."""
     info = TargetInfo("tiny", VOCAB, 512, 4096, EOS, VOCABULARY.fingerprint, chat=chat, grammars=True)
     engine = SlowTarget(info)
     engine.step_time = step_time
     worker = Worker(engine, VerifyScheduler(info, config))
-    async with Server(worker, info, TABLE, "127.0.0.1:0", tenant_key) as server:
+    level = PrivacySettings(privacy)
+    async with Server(worker, info, TABLE, "127.0.0.1:0", tenant_key, privacy=level) as server:
         yield System(server, worker)
         await worker.wait_until_gone()
         while not worker.scheduler.idle:  # noqa: ASYNC110 - the last step may still run; nothing announces its end
@@ -80,7 +84,7 @@ def generation(
     sampling: SamplingParams,
     policy: GrowthPolicy | None = None,
     prompt: tuple[int, ...] = (1, 2, 3),
-    **config: float | str | Acceptance | Fallback | tuple[int, ...] | None,
+    **config: float | str | Acceptance | Fallback | Privacy | tuple[int, ...] | None,
 ) -> Generation:
     """Without guesses, which take the one processor from the verifier, unless `patience` is given."""
     session = SessionConfig(

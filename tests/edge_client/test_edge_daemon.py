@@ -276,6 +276,7 @@ def test_commands_find_it(daemon: Daemon, places: dict[str, str]) -> None:
 def test_status_tells_what_there_is(daemon: Daemon, verifier: str) -> None:
     status = daemon.get("/v1/status")
     assert status["mode"] == "ahead"
+    assert status["privacy"] == "padded"
     (one,) = status["verifiers"]
     assert one["address"] == verifier
     assert one["health"] == "ready"

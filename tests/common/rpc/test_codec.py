@@ -25,6 +25,7 @@ from common.messages import (
     TokenLogprobs,
 )
 from common.pb import verifier_pb2 as pb
+from common.privacy import Privacy
 from common.rpc import bounds
 from common.rpc.codec import (
     decode_request,
@@ -82,6 +83,8 @@ DRAFT = st.lists(TOKEN, min_size=1, max_size=5, unique=True).map(
     lambda tokens: quantised(tokens, [-float(place) for place in range(len(tokens))])
 )
 
+PRIVACY = st.none() | st.sampled_from(Privacy)
+
 OPEN = st.builds(
     Open,
     prompt=st.lists(TOKEN, min_size=1, max_size=20).map(tuple),
@@ -93,6 +96,7 @@ OPEN = st.builds(
     session_id=NAME,
     acceptance=ACCEPTANCE,
     logprobs=st.none() | st.integers(0, MAX_TOP_LOGPROBS),
+    privacy=PRIVACY,
 )
 
 
@@ -136,7 +140,7 @@ def commits(draw: st.DrawFn) -> Commit:
 
 REQUEST: st.SearchStrategy[ClientMessage] = st.one_of(OPEN, proposes(), st.just(Close()))
 RESPONSE: st.SearchStrategy[ServerMessage] = st.one_of(
-    st.builds(Opened, POSITION, CREDIT, US),
+    st.builds(Opened, POSITION, CREDIT, US, PRIVACY, st.integers(*bounds.INTERVALS_US)),
     commits(),
     st.builds(Drain, US),
     st.builds(Finish, st.sampled_from(FinishReason), POSITION),

@@ -38,8 +38,9 @@ def take_propose(**fields: object) -> Propose:
     return decoded
 
 
-def take_opened(**fields: int) -> Opened:
-    decoded = decode_response(pb.SessionResponse(opened=pb.Opened(**fields)))
+def take_opened(**fields: object) -> Opened:
+    message = pb.Opened(**fields)  # type: ignore[arg-type]  # fields vary by case
+    decoded = decode_response(pb.SessionResponse(opened=message))
     assert isinstance(decoded, Opened)
     return decoded
 

@@ -32,6 +32,7 @@ from common.messages import (
     Propose,
     TokenLogprobs,
 )
+from common.privacy import Privacy
 from common.recall import NgramTable
 from common.sampling import SamplingParams
 from common.tree import Node
@@ -325,6 +326,34 @@ def test_a_verifier_that_breaks_the_protocol_is_named_and_changes_nothing(
         session.on_message(message, 1.1)
     assert session.text == ()
     assert session.effects() == []
+
+
+@pytest.mark.parametrize("told", [None, Privacy.OFF, Privacy.PADDED])
+def test_who_asks_for_strict_ends_with_a_verifier_that_is_less(told: Privacy | None) -> None:
+    session = replace_privacy(Privacy.STRICT)
+    with pytest.raises(UserError, match="privacy strict is asked for, and the verifier does not know it"):
+        session.on_message(Opened(1, 32, privacy=told), 1.0)
+    assert session.text == ()
+
+
+@pytest.mark.parametrize("asked", [None, Privacy.OFF, Privacy.PADDED])
+@pytest.mark.parametrize("told", [None, *Privacy])
+def test_who_asks_for_less_takes_what_there_is(asked: Privacy | None, told: Privacy | None) -> None:
+    session = replace_privacy(asked)
+    (_, send) = [each for each in session.effects() if isinstance(each, Connect | Send)]
+    assert isinstance(send, Send)
+    assert isinstance(send.message, Open)
+    assert send.message.privacy is asked
+    session.on_message(Opened(1, 32, privacy=told), 1.0)
+    assert session.state is State.OPEN
+
+
+def replace_privacy(asked: Privacy | None) -> EdgeSession:
+    """Opening, with this asked for."""
+    session = make()
+    session.config = replace(session.config, privacy=asked)
+    session.start(0.0)
+    return session
 
 
 @pytest.mark.parametrize("position", [0, 2])

@@ -10,6 +10,7 @@ from unittest.mock import create_autospec
 import pytest
 
 from common.errors import UnavailableError, UserError
+from common.privacy import Privacy
 from common.rpc.describe import Description
 from common.sampling import SamplingParams
 from edge_client.channel import OnLost, OnMessage, Stream
@@ -105,3 +106,10 @@ async def test_a_device_without_a_draft_model_does_not_write_alone(orders: Order
         async with found.writing(request):
             pass
     assert found.admission.num_active == 0
+
+
+@pytest.mark.parametrize("level", Privacy)
+def test_every_session_asks_for_the_privacy_that_is_set(level: Privacy) -> None:
+    nobody: OneVerifier = OneVerifier(None)  # type: ignore[arg-type]  # no text gets that far
+    found = Device(Letters(), VOCABULARY, nobody, None, DeviceSettings(privacy=level))
+    assert found._config(REQUEST, (), False).privacy is level
