@@ -21,6 +21,7 @@ from forerun.limits import add_limits, config_from
 from forerun.operations import add_operations, check_operations, logged, watched
 from forerun.options import add_core, check_free, ms, pin_to_core
 from forerun.tensor_parallel import add_tensor_parallel, check_tensor_parallel, run_parallel
+from forerun.verify_identity import add_identity, check_identity, identity
 from forerun.verify_tls import add_tls, check_tls, server_tls
 
 if TYPE_CHECKING:
@@ -98,13 +99,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
     )
     option("--json", action="store_true", help="say that it listens as a line of JSON")
-    option(
-        "--tenant-header",
-        default="",
-        metavar="KEY",
-        help="metadata entry that says whose a call is; only behind a proxy that sets it for every client",
-    )
     add_tls(parser)
+    add_identity(parser)
     add_limits(parser)
     _add_acceleration(parser)
     _add_exact(parser)
@@ -205,6 +201,7 @@ def check_options(options: argparse.Namespace) -> None:
         raise UserError("--deterministic brings its own attention; leave --attention out")
     check_tensor_parallel(options)
     check_tls(options)
+    check_identity(options)
     check_free("--listen", options.listen)
     check_operations(options)
 
@@ -224,14 +221,13 @@ async def serve(
     _keep_what_is_loaded()
     seen = scheduler if watch is None else watch.watched(scheduler)
     worker = Worker(engine, seen, max_tenants=options.metrics_tenants)
+    caller, files = identity(options)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     async with (
-        Server(
-            worker, engine.info, table, options.listen, options.tenant_header, server_tls(options)
-        ) as server,
+        Server(worker, engine.info, table, options.listen, caller, server_tls(options), files) as server,
         watched(worker, options) as besides,
     ):
         host = options.listen.rpartition(":")[0]
