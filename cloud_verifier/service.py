@@ -18,6 +18,7 @@ from cloud_verifier.guard import Guard
 from cloud_verifier.identity import EVERYBODY, Identity
 from cloud_verifier.outbox import Outbox
 from cloud_verifier.rich_status import with_retry_info
+from cloud_verifier.telemetry.trust import TENANT_LIMITS
 from cloud_verifier.tls import LiveTls, ServerTls
 from cloud_verifier.upkeep import Upkeep
 from cloud_verifier.worker import Worker
@@ -168,7 +169,9 @@ class Server:
     ) -> None:
         self._worker = worker
         self._tls = None if tls is None else LiveTls(tls)
-        self.upkeep = Upkeep(self._tls, files)
+        self._files = files
+        self.upkeep = Upkeep(self._tls, files, self._changed)
+        self._changed(TENANT_LIMITS)
         worker.monitor.trust = self.upkeep.trust
         self._service = VerifierService(worker, info, table, identity)
         self._address = address
@@ -230,6 +233,11 @@ class Server:
         waiting.cancel()
         if self._heartbeat.done():
             await self._heartbeat
+
+    def _changed(self, name: str) -> None:
+        """One of the files has brought another value."""
+        if name == TENANT_LIMITS and name in self._files:
+            self._worker.set_quotas(self._files[name].value)
 
     async def _set_health(self, status: int) -> None:
         for name in ("", SERVICE_NAME):

@@ -6,16 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cloud_verifier.telemetry.trust import Trust
+from cloud_verifier.telemetry.trust import CERTIFICATE, Trust
 from cloud_verifier.tls import LiveTls
 from common.rpc.live_files import LiveFiles
 
 LOOK_EVERY = 10.0
 """Seconds. Certificates and keys are looked at whenever they are used, too; this is so that a file which
 cannot be used is told before the one in use has ended, and that limits change without anybody coming."""
-
-CERTIFICATE, TOKEN_KEYS, TENANT_LIMITS = "certificate", "token_keys", "tenant_limits"
-"""Names of files, as metrics have them."""
 
 
 class Upkeep:

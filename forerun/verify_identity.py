@@ -57,6 +57,12 @@ def add_identity(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds that a token may still live at most (%(default)g)",
     )
+    option(
+        "--tenant-limits",
+        type=Path,
+        metavar="FILE",
+        help="TOML with each tenant's quota; read anew when it changes (none)",
+    )
 
 
 def check_identity(options: argparse.Namespace) -> None:
@@ -81,15 +87,19 @@ def check_identity(options: argparse.Namespace) -> None:
 def identity(options: argparse.Namespace) -> tuple[Identity, Mapping[str, LiveFiles[Any]]]:
     """What the options ask for, and the files that it is read from. Raises `UserError`."""
     from cloud_verifier.identity import EVERYBODY, CertificateIdentity, HeaderIdentity
+    from cloud_verifier.limits_file import live_limits
+    from cloud_verifier.telemetry.trust import TENANT_LIMITS, TOKEN_KEYS
+    from common.rpc.live_files import LiveFiles
 
+    files = dict[str, LiveFiles[Any]]()
+    if options.tenant_limits is not None:
+        files[TENANT_LIMITS] = live_limits(options.tenant_limits)
     if options.tenant_certificate is not None:
-        return CertificateIdentity(options.tenant_certificate), {}
+        return CertificateIdentity(options.tenant_certificate), files
     if options.token_keys is not None:
-        from cloud_verifier.upkeep import TOKEN_KEYS
-
         tokens = _tokens(options)
-        return tokens, {TOKEN_KEYS: tokens.keys}
-    return (HeaderIdentity(options.tenant_header) if options.tenant_header else EVERYBODY), {}
+        return tokens, {**files, TOKEN_KEYS: tokens.keys}
+    return (HeaderIdentity(options.tenant_header) if options.tenant_header else EVERYBODY), files
 
 
 def _tokens(options: argparse.Namespace) -> TokenIdentity:

@@ -112,6 +112,8 @@ class Snapshot:
     instruments: Instruments
     engine: Stats
     trust: Trust
+    quota_refusals: Mapping[str, int]  # sessions refused, by the limit of their tenant's quota
+    num_held: int  # times that a session was ready, and its tenant had had its rate
 
 
 def take(scheduler: VerifyScheduler, monitor: Monitor, now: float, engine: Stats, version: str) -> Snapshot:
@@ -150,6 +152,8 @@ def take(scheduler: VerifyScheduler, monitor: Monitor, now: float, engine: Stats
         instruments=monitor.instruments.copy(),
         engine=engine,
         trust=monitor.trust(),
+        quota_refusals=dict(scheduler.rationing.refused),
+        num_held=scheduler.rationing.num_held,
     )
 
 

@@ -7,6 +7,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+CERTIFICATE, TOKEN_KEYS, TENANT_LIMITS = FILES = ("certificate", "token_keys", "tenant_limits")
+"""Their names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trust:

@@ -15,9 +15,9 @@ import grpc.aio
 import pytest
 
 from cloud_verifier.identity import CertificateIdentity
+from cloud_verifier.telemetry.trust import TOKEN_KEYS
 from cloud_verifier.tls import ServerTls
 from cloud_verifier.tokens import TokenIdentity, TokenRules, live_keys
-from cloud_verifier.upkeep import TOKEN_KEYS
 from common.errors import UserError
 from common.messages import Commit, Open, ServerMessage
 from common.pb import verifier_pb2_grpc as pb_grpc
