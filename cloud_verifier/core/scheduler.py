@@ -34,11 +34,11 @@ from cloud_verifier.core.room import Room
 from cloud_verifier.core.session import Progress, VerifySession
 from cloud_verifier.core.sharing import Sharing
 from cloud_verifier.core.target import IntArray, StepPlan, StepResult, TargetInfo
-from cloud_verifier.core.tenants import Tenants
+from cloud_verifier.core.tenants import NgramTables, Tenants
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.estimators import IntervalEstimator
 from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose, TokenLogprobs
-from common.recall import NgramTable, Recall
+from common.recall import Recall
 
 DRAIN_KEY, QUOTA_KEY = -1, -2  # of their alarms; sessions have keys above 0
 RETRY_AFTER = 1.0  # seconds, until it is known how often a session ends here
@@ -67,7 +67,7 @@ class VerifyScheduler:
         self.ledger = Ledger(info.near_tie)
         self.counters = self.ledger.counters
         self.draining = False
-        self.ngrams = NgramTable(self.config.shared_ngrams) if self.config.shared_ngrams else None
+        self.ngrams = NgramTables(self.config.shared_ngrams)
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
         self.rows = Relief(self.config.max_rows + self.config.prefill_chunk)
         self._batcher = Batcher(self.config, self.rows, self.cost, info.rows_per_read, self.tenants)
@@ -343,7 +343,11 @@ class VerifyScheduler:
 
     def _new_session(self, key: int, request: Open, caller: Caller, now: float) -> VerifySession:
         stop_ids, limit = request.sampling.ends(self._eos), self.config.max_live_nodes
-        recall = Recall(request.prompt, self.ngrams) if self.config.recall and request.fill else None
+        recall = (
+            Recall(request.prompt, self.ngrams.of(caller.tenant))
+            if self.config.recall and request.fill
+            else None
+        )
         session = VerifySession(
             key, request, self.info.vocab_size, stop_ids, limit, now, recall, caller.tenant
         )
