@@ -66,8 +66,8 @@ def too_long(limit: float) -> ApiError:
 
 
 NOT_LET_IN = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
-"""By the verifier: this device's token or certificate is its owner's to renew, and not the client's fault. A 401
-would send people to look at the token of this API."""
+"""By the verifier: this device's token or certificate is its owner's to renew, and not the client's fault.
+A 401 would send people to look at the token of this API."""
 
 
 def api_error(error: Exception) -> ApiError:

@@ -23,7 +23,9 @@ from common.errors import Code, UserError
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
 from edge_client.channel import VerifierChannel
+from edge_client.core.config import Fallback
 from edge_client.core.policies import make_policy
+from edge_client.draft_worker import DraftWorker
 from edge_client.tls import TlsSettings
 from edge_client.verifiers import Health, Verifiers
 from forerun.dev_certs import TokenKey, as_json
@@ -40,7 +42,7 @@ from tests.drivers.town import (
     stub_of,
     write_text,
 )
-from tests.worlds.models import target_alone
+from tests.worlds.models import TinyDrafter, target_alone
 
 pytestmark = pytest.mark.grpc
 
@@ -193,6 +195,26 @@ async def test_a_pool_says_of_a_verifier_that_it_wants_another_token(town: Town)
                 await pool.ready(10.0)
             (status,) = pool.snapshot()
             assert status.health is Health.UNFIT
+
+
+@pytest.mark.parametrize("fallback", Fallback)
+async def test_a_text_fails_with_the_sentence_whatever_the_fallback_and_the_next_has_the_new_token(
+    fallback: Fallback, town: Town
+) -> None:
+    """A fallback is for verifiers that are not there. This one is, and its owner can be helped."""
+    tls = town.bearer(town.token(exp=int(time.time()) - 60))
+    async with town.by_token() as system, Verifiers([system.address], tls=tls) as pool, asyncio.timeout(20):
+        with DraftWorker(TinyDrafter()) as drafts:
+            run = generation(pool.route("s"), drafts, TEXT, fallback=fallback, patience=10.0)
+            with pytest.raises(UserError, match="the token has expired"):
+                async for _ in run:
+                    pass
+            assert tls.token_file is not None
+            town.put(tls.token_file.name, town.token().encode())
+            run = generation(pool.route("t"), drafts, TEXT)
+            async for _ in run:
+                pass
+    assert run.session.text == target_alone((1, 2, 3), TEXT, EOS)
 
 
 async def test_health_needs_no_identity(town: Town) -> None:
