@@ -150,6 +150,7 @@ def test_tokens_that_are_known_take_a_bounded_memory(issuer: tuple[Any, Any]) ->
 
     key, identity = issuer
     claims = {"aud": "forerun", "exp": int(time.time()) + 77, "tenant": "acme"}
+    identity._known.clear()
     identity._known.update({number.to_bytes(32): (0.0, "x") for number in range(MAX_KNOWN)})
     assert identity.tenant(Call(f"Bearer {key.sign(claims)}")) == "acme"
     assert len(identity._known) == MAX_KNOWN
