@@ -49,9 +49,15 @@ class Outbox:
 
     async def get(self) -> Outgoing:
         """The next one, when there is one."""
-        while not self._items:
+        while (item := self.get_nowait()) is None:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
+        return item
+
+    def get_nowait(self) -> Outgoing | None:
+        """The next one, if there is one."""
+        if not self._items:
+            return None
         item = self._items.popleft()
         self._weigh(-_size(item))
         return item
@@ -68,10 +74,6 @@ def _size(item: Outgoing) -> int:
         return 0
     told = sum(1 + len(each.top) for each in item.logprobs)
     return TOKEN_BYTES * len(item.tokens) + LOGPROB_BYTES * told
-
-    def get_nowait(self) -> Outgoing | None:
-        """The next one, if there is one."""
-        return self._items.popleft() if self._items else None
 
 
 def joined(first: Commit, second: Commit) -> Commit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
 import grpc
@@ -15,10 +15,13 @@ from grpc_reflection.v1alpha import reflection
 from cloud_verifier.core.effects import End
 from cloud_verifier.core.target import Chat, TargetInfo
 from cloud_verifier.guard import Guard
+from cloud_verifier.identity import EVERYBODY, Identity
 from cloud_verifier.line import Line, PrivacySettings
 from cloud_verifier.outbox import Outbox
 from cloud_verifier.rich_status import with_retry_info
-from cloud_verifier.tls import ServerTls
+from cloud_verifier.telemetry.trust import TENANT_LIMITS
+from cloud_verifier.tls import LiveTls, ServerTls
+from cloud_verifier.upkeep import Upkeep
 from cloud_verifier.worker import Worker
 from common.errors import (
     CapacityError,
@@ -35,6 +38,7 @@ from common.pb import verifier_pb2_grpc as pb_grpc
 from common.rpc.codec import decode_request
 from common.rpc.describe import Description, Load, TokenTable, encode_description
 from common.rpc.frames import member
+from common.rpc.live_files import LiveFiles
 from common.rpc.options import server_options
 from common.rpc.status import Status, StatusDetail, to_status
 
@@ -44,6 +48,7 @@ RETRY_AFTER = 1.0
 """Seconds that an edge is told to wait where nobody knows better: about as long as one short text takes."""
 
 NO_CHAT = Chat("")
+NO_FILES: Mapping[str, LiveFiles[Any]] = {}
 
 FLUSH_TIME = 2.0
 """Seconds for the last messages of streams that have ended to get away."""
@@ -52,27 +57,25 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
 
 class VerifierService(pb_grpc.VerifierServiceServicer):
-    """Session streams and `Describe` of one worker.
-
-    `tenant_key` names the metadata entry that says whose a call is: one that a proxy in front sets and takes
-    from nobody. Empty: all are one tenant. `privacy`: what it insists on.
-    """
+    """Session streams and `Describe` of one worker. `identity` says whose a call is; `privacy`, what the
+    verifier insists on."""
 
     def __init__(
         self,
         worker: Worker,
         info: TargetInfo,
         table: TokenTable,
-        tenant_key: str = "",
+        identity: Identity,
         privacy: PrivacySettings = PrivacySettings(),  # noqa: B008 - frozen
     ) -> None:
         self._privacy = privacy
         self._worker = worker
         self._info = info
         self._table = table
-        self._tenant_key = tenant_key
+        self._identity = identity
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+        self._identity.tenant(context)
         info = self._info
         chat = info.chat if info.chat is not None and request.include_chat_template else NO_CHAT
         return encode_description(
@@ -96,16 +99,22 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
     async def Session(
         self, requests: AsyncIterator[pb.SessionRequest], context: Any
     ) -> AsyncIterator[pb.SessionResponse]:
-        key, outbox = self._worker.connect(self._tenant(context), context.time_remaining())
+        tenant, refused = self._tenant(context)
+        key, outbox = self._worker.connect(tenant, context.time_remaining())
         line = Line(self._privacy, self._worker.turn_time)
-        reader = asyncio.create_task(self._read(key, requests, outbox, line))
+        reader: asyncio.Task[None] | None = None
+        if refused is None:
+            reader = asyncio.create_task(self._read(key, requests, outbox, line))
+        else:  # not a message of it is read
+            self._worker.violate(key, refused)
         try:
             while frames := await line.leaving(outbox):
                 for frame in frames:
                     self._worker.monitor.note_sent(key, member(frame), frame.ByteSize())
                     yield frame
         finally:
-            reader.cancel()
+            if reader is not None:
+                reader.cancel()
             self._worker.disconnect(key)
         if line.end is not None and line.end.error is not None:
             await context.abort(*self._status(line.end.error))
@@ -114,11 +123,12 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         scheduler = self._worker.scheduler
         return Load(len(scheduler.sessions), scheduler.config.max_sessions, scheduler.draining)
 
-    def _tenant(self, context: Any) -> str:
-        found = (
-            dict(context.invocation_metadata() or ()).get(self._tenant_key, "") if self._tenant_key else ""
-        )
-        return found if isinstance(found, str) else ""
+    def _tenant(self, context: Any) -> tuple[str, ForerunError | None]:
+        """Whose a stream is, or why it is nobody's. It is decided once: a session may outlive its token."""
+        try:
+            return self._identity.tenant(context), None
+        except ForerunError as error:
+            return "", error
 
     def _status(self, error: ForerunError) -> Status:
         """What a person is told, and what a program needs beside the sentence."""
@@ -161,7 +171,8 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
 class Server:
     """A verifier listening on `address` (HOST:PORT; port 0 picks one). An async context manager.
 
-    Raises `UserError` when the address cannot be listened on, or a file of `tls` cannot be used.
+    `identity` says whose calls are; `files` are those that are looked after beside those of `tls`. Raises
+    `UserError` when the address cannot be listened on, or a file of `tls` cannot be used.
     """
 
     def __init__(
@@ -170,18 +181,24 @@ class Server:
         info: TargetInfo,
         table: TokenTable,
         address: str,
-        tenant_key: str = "",
+        identity: Identity = EVERYBODY,
         tls: ServerTls | None = None,
+        files: Mapping[str, LiveFiles[Any]] = NO_FILES,
         privacy: PrivacySettings = PrivacySettings(),  # noqa: B008 - frozen
     ) -> None:
         self._worker = worker
-        self._credentials = None if tls is None else tls.credentials()
-        self._service = VerifierService(worker, info, table, tenant_key, privacy)
+        self._tls = None if tls is None else LiveTls(tls)
+        self._files = files
+        self.upkeep = Upkeep(self._tls, files, self._changed)
+        self._changed(TENANT_LIMITS)
+        worker.monitor.trust = self.upkeep.trust
+        self._service = VerifierService(worker, info, table, identity, privacy)
         self._address = address
         self._flush_time: float | None = None  # when it stops; None cuts off whoever is there
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
         self._heartbeat: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self.port = 0
 
     async def __aenter__(self) -> Server:
@@ -191,10 +208,10 @@ class Server:
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         try:
-            if self._credentials is None:
+            if self._tls is None:
                 self.port = server.add_insecure_port(self._address)
             else:
-                self.port = server.add_secure_port(self._address, self._credentials)
+                self.port = server.add_secure_port(self._address, self._tls.credentials())
         except RuntimeError as error:
             raise UserError(
                 f"cannot listen on {self._address}: it is in use or not an address of this machine; "
@@ -202,15 +219,18 @@ class Server:
             ) from error
         await server.start()
         self._heartbeat = asyncio.create_task(self._worker.run())
+        self._looking = asyncio.create_task(self.upkeep.run())
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None, "entered before"
         assert self._heartbeat is not None, "entered before"
+        assert self._looking is not None, "entered before"
         await self._server.stop(grace=self._flush_time)
-        self._heartbeat.cancel()
-        await asyncio.gather(self._heartbeat, return_exceptions=True)
+        for task in (self._heartbeat, self._looking):
+            task.cancel()
+        await asyncio.gather(self._heartbeat, self._looking, return_exceptions=True)
 
     async def run_until(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Raises what broke the heartbeat, if anything does: no step would run."""
@@ -232,6 +252,11 @@ class Server:
         waiting.cancel()
         if self._heartbeat.done():
             await self._heartbeat
+
+    def _changed(self, name: str) -> None:
+        """One of the files has brought another value."""
+        if name == TENANT_LIMITS and name in self._files:
+            self._worker.set_quotas(self._files[name].value)
 
     async def _set_health(self, status: int) -> None:
         for name in ("", SERVICE_NAME):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from cloud_verifier.core.admission import ANYBODY, Caller
 from cloud_verifier.core.effects import End, Reply
+from cloud_verifier.core.quotas import Quotas
 from cloud_verifier.core.readiness import Standing
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import TargetEngine
@@ -118,6 +119,11 @@ class Worker:
         self.monitor.draining(grace, len(self.scheduler.sessions))
         self.scheduler.drain(grace, self._clock())
         self._apply()
+
+    def set_quotas(self, quotas: Quotas) -> None:
+        """What tenants may have, from now on."""
+        self.scheduler.on_quotas(quotas, self._clock())
+        self._wake.set()
 
     async def wait_until_gone(self) -> None:
         """Until no stream is connected: each has sent what it had to."""

@@ -22,7 +22,7 @@ from common.rpc.describe import Description, decode_description, encode_describe
 from common.rpc.frames import UP_BYTES, Joiner, Sender, pad_open, up_size
 from common.rpc.options import Options, channel_options
 from common.rpc.status import to_error
-from edge_client.tls import TlsSettings
+from edge_client.tls import LiveTls, Metadata, TlsSettings
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +82,10 @@ class Streams(Protocol):
 class Connection:
     """A gRPC channel and what still uses it. One that is retired closes when its last stream has ended."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, metadata: Callable[[], Metadata] = lambda: ()) -> None:
+        """`metadata`, of the next call."""
         self.channel = channel
+        self.metadata = metadata
         self.stub = pb_grpc.VerifierServiceStub(channel)
         self.num_streams = 0
         self._retired = False
@@ -106,7 +108,7 @@ class Connection:
     async def answers(self, patience: float) -> bool:
         """Whether the verifier says anything within `patience` seconds. Its engine has no part in this."""
         try:
-            await self.stub.Describe(encode_describe_request(), timeout=patience)
+            await self.stub.Describe(encode_describe_request(), timeout=patience, metadata=self.metadata())
         except grpc.aio.AioRpcError as error:
             return error.code() not in NO_ANSWER
         except asyncio.CancelledError:
@@ -148,7 +150,8 @@ class Stream:
         self._on_silent = on_silent
         self._connection = connection
         connection.num_streams += 1
-        self._call = connection.stub.Session(self._requests(), metadata=metadata or None)
+        entries = (*(connection.metadata() or ()), *metadata)
+        self._call = connection.stub.Session(self._requests(), metadata=entries or None)
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(lambda _: connection.release())
         self._open: Open | None = None  # as sent
@@ -266,8 +269,9 @@ class Stream:
 
 
 class VerifierChannel:
-    """A channel to the verifier at `address` (HOST:PORT), without TLS unless `tls` says how. An async context
-    manager.
+    """A channel to the verifier at `address` (HOST:PORT), without TLS unless `tls` says how. An async
+    context manager. If the files of `tls` are replaced, what is asked from then on goes over a new
+    connection; streams that are open stay where they are.
 
     `more` are options of gRPC's beside ours; with `OWN_CONNECTION` it shares none with other channels.
     `name`, of the host, that its certificate must bear if the settings have none. Raises `UserError` for TLS
@@ -281,7 +285,7 @@ class VerifierChannel:
     ) -> None:
         self.address = address
         self._more = more
-        self._credentials = None if tls is None else tls.credentials()
+        self._tls = None if tls is None else LiveTls(tls)
         self._name = (tls.server_name or name) if tls is not None else ""
         self._connection = self._connect(more)
 
@@ -305,7 +309,10 @@ class VerifierChannel:
         """What the verifier serves. Raises `UnavailableError` when it cannot be reached."""
         request = encode_describe_request(include_vocabulary, include_chat_template)
         try:
-            response = await self._connection.stub.Describe(request, timeout=patience)
+            connection = self._fresh()
+            response = await connection.stub.Describe(
+                request, timeout=patience, metadata=connection.metadata()
+            )
         except grpc.aio.AioRpcError as error:
             failure = to_error(error)
             if isinstance(failure, UnavailableError):
@@ -331,7 +338,7 @@ class VerifierChannel:
     ) -> Stream:
         """See `Streams`. `on_silent`, when the verifier left a question beside this stream unanswered; `key`,
         by which a balancer in between may choose a verifier."""
-        connection = self._connection
+        connection = self._fresh()
 
         def silent() -> None:
             self._replace(connection)
@@ -352,6 +359,12 @@ class VerifierChannel:
         """Nothing new goes over it; it closes when its last stream has ended."""
         self._connection.retire()
 
+    def _fresh(self) -> Connection:
+        """One that began with the files as they are now."""
+        if self._tls is not None and self._tls.renewed():
+            self._replace(self._connection)
+        return self._connection
+
     def _replace(self, old: Connection) -> None:
         if old is self._connection:
             self._connection = self._connect((*self._more, *OWN_CONNECTION))
@@ -359,8 +372,9 @@ class VerifierChannel:
 
     def _connect(self, more: Options) -> Connection:
         options: list[tuple[str, int | str]] = [*channel_options(), *dict(more).items()]
-        if self._credentials is None:
+        if self._tls is None:
             return Connection(grpc.aio.insecure_channel(self.address, options=options))
         if self._name:
             options.append(("grpc.ssl_target_name_override", self._name))
-        return Connection(grpc.aio.secure_channel(self.address, self._credentials, options=options))
+        channel = grpc.aio.secure_channel(self.address, self._tls.credentials, options=options)
+        return Connection(channel, self._tls.metadata)

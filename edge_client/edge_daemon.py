@@ -328,8 +328,10 @@ def verifier_tls(section: VerifierSection) -> TlsSettings | None:
             f"the verifiers {', '.join(plain)} are on this machine, and others are not; give TLS settings, "
             "which then hold for all, or allow plain text to all with verifier.insecure"
         )
-    ca, cert, key = (_path(name) for name in (section.tls_ca, section.tls_cert, section.tls_key))
-    return TlsSettings(ca, cert, key, section.tls_server_name)
+    ca, cert, key, token = (
+        _path(name) for name in (section.tls_ca, section.tls_cert, section.tls_key, section.token_file)
+    )
+    return TlsSettings(ca, cert, key, section.tls_server_name, token)
 
 
 def policy_of(section: DraftSection) -> str:

@@ -25,6 +25,7 @@ COMMANDS = {
     "pull": "forerun.pull_command",
     "models": "forerun.models_command",
     "link": "forerun.link_command",
+    "certs": "forerun.certs_command",
     "record": "forerun.record",
     "fit": "forerun.fit",
     "simulate": "forerun.simulate",

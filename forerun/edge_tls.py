@@ -30,6 +30,12 @@ def add_edge_tls(parser: argparse.ArgumentParser) -> None:
         help="that the verifier's certificate bears, if not the host",
     )
     option(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="token for a verifier that asks for one, read anew when it changes; only sent over TLS",
+    )
+    option(
         "--insecure",
         action="store_true",
         help="allow plain text to another machine; anybody on the way reads it",
@@ -40,9 +46,11 @@ def edge_tls(options: argparse.Namespace) -> TlsSettings | None:
     """What the options ask for; None for plain text. Raises `UserError`."""
     from edge_client.tls import TlsSettings
 
-    files = (options.tls_ca, options.tls_cert, options.tls_key, options.tls_name or None)
+    files = (options.tls_ca, options.tls_cert, options.tls_key, options.tls_name or None, options.token_file)
     if not options.tls and files == (None,) * len(files):
         return None
     if options.insecure:
         raise UserError("--insecure allows plain text, and TLS is asked for; give one of them")
-    return TlsSettings(options.tls_ca, options.tls_cert, options.tls_key, options.tls_name)
+    return TlsSettings(
+        options.tls_ca, options.tls_cert, options.tls_key, options.tls_name, options.token_file
+    )

@@ -43,7 +43,7 @@ LIMITS = {
     "shared_ngrams": Limit(
         "--shared-ngrams",
         "N",
-        "guess also from a table of N entries of all sessions' texts; only among users who may know of each "
+        "guess also from a table of N entries of all texts of a tenant; only if its users may know of each "
         "other's texts: the pace tells",
     ),
 }

@@ -22,6 +22,7 @@ from forerun.operations import add_operations, check_operations, logged, watched
 from forerun.options import add_core, check_free, ms, pin_to_core
 from forerun.privacy_options import add_privacy, privacy_from, privacy_in_words
 from forerun.tensor_parallel import add_tensor_parallel, check_tensor_parallel, run_parallel
+from forerun.verify_identity import add_identity, check_identity, identity
 from forerun.verify_tls import add_tls, check_tls, server_tls
 
 if TYPE_CHECKING:
@@ -99,13 +100,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
     )
     option("--json", action="store_true", help="say that it listens as a line of JSON")
-    option(
-        "--tenant-header",
-        default="",
-        metavar="KEY",
-        help="metadata entry that says whose a call is; only behind a proxy that sets it for every client",
-    )
     add_tls(parser)
+    add_identity(parser)
     add_privacy(parser)
     add_limits(parser)
     _add_acceleration(parser)
@@ -208,6 +204,7 @@ def check_options(options: argparse.Namespace) -> None:
         raise UserError("--deterministic brings its own attention; leave --attention out")
     check_tensor_parallel(options)
     check_tls(options)
+    check_identity(options)
     check_free("--listen", options.listen)
     check_operations(options)
 
@@ -227,6 +224,7 @@ async def serve(
     _keep_what_is_loaded()
     seen = scheduler if watch is None else watch.watched(scheduler)
     worker = Worker(engine, seen, max_tenants=options.metrics_tenants)
+    caller, files = identity(options)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -237,8 +235,9 @@ async def serve(
             engine.info,
             table,
             options.listen,
-            options.tenant_header,
+            caller,
             server_tls(options),
+            files,
             privacy_from(options),
         ) as server,
         watched(worker, options) as besides,

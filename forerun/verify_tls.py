@@ -32,7 +32,7 @@ def check_tls(options: argparse.Namespace) -> None:
     if options.tls_client_ca is not None and options.tls_cert is None:
         raise UserError("--tls-client-ca needs --tls-cert and --tls-key: without TLS no edge shows who it is")
     if (tls := server_tls(options)) is not None:
-        tls.credentials()
+        tls.read()
 
 
 def server_tls(options: argparse.Namespace) -> ServerTls | None:

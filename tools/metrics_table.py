@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cloud_verifier.telemetry import own_names, vllm_names
+from cloud_verifier.telemetry import own_names, trust_names, vllm_names
 from cloud_verifier.telemetry.metric import Metric
 from tools.marks import put_between
 
@@ -26,7 +26,7 @@ def table(metrics: tuple[Metric, ...]) -> str:
 
 def section() -> str:
     """All of what stands between the marks."""
-    ours, vllms = table(own_names.METRICS), table(vllm_names.METRICS)
+    ours, vllms = table((*own_names.METRICS, *trust_names.METRICS)), table(vllm_names.METRICS)
     return f"\nUnder names of our own:\n\n{ours}\nUnder vLLM's:\n\n{vllms}\n"
 
 

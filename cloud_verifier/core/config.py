@@ -35,8 +35,8 @@ class SchedulerConfig:
     idle_timeout: float = 300.0  # seconds after which a session that waits for a Propose ends
     stall_timeout: float = 60.0  # seconds after which a session ends whose edge does not read what it is sent
     recall: bool = False  # guess what a text repeats of itself; not without fill, the classic scheme
-    # Keys of a table of all sessions' texts to guess from, too. 0 = none: by the pace of guessed tokens one
-    # user would learn what another has written.
+    # Keys of a table of all texts of a tenant to guess from, too. 0 = none: by the pace of guessed tokens one
+    # of its users would learn what another has written.
     shared_ngrams: int = 0
     rules: tuple[AcceptanceRule, ...] = (
         LOSSLESS  # that a session may ask for; lossy ones are named on purpose

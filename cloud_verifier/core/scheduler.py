@@ -26,19 +26,21 @@ from cloud_verifier.core.credit import Credit
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.ledger import Ledger, Running, StepDone
 from cloud_verifier.core.memory import KvMemory
+from cloud_verifier.core.quotas import Quotas
+from cloud_verifier.core.rationing import Rationing
 from cloud_verifier.core.relief import Relief
 from cloud_verifier.core.report import count
 from cloud_verifier.core.room import Room
 from cloud_verifier.core.session import Progress, VerifySession
 from cloud_verifier.core.sharing import Sharing
 from cloud_verifier.core.target import IntArray, StepPlan, StepResult, TargetInfo
-from cloud_verifier.core.tenants import Tenants
+from cloud_verifier.core.tenants import NgramTables, Tenants
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.estimators import IntervalEstimator
 from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose, TokenLogprobs
-from common.recall import NgramTable, Recall
+from common.recall import Recall
 
-DRAIN_KEY = -1  # of its alarm; sessions have keys above 0
+DRAIN_KEY, QUOTA_KEY = -1, -2  # of their alarms; sessions have keys above 0
 RETRY_AFTER = 1.0  # seconds, until it is known how often a session ends here
 
 
@@ -58,6 +60,7 @@ class VerifyScheduler:
         self.config = config or SchedulerConfig()
         self.memory = KvMemory(info.num_slots, self.config.prefix_cache)
         self.tenants = Tenants()
+        self.rationing = Rationing()
         self.room = Room(self.config, self.memory, self.tenants)
         self.cost = StepCost()
         self.sharing = Sharing(self.config.max_slowdown, self.cost, info.rows_per_read)
@@ -65,7 +68,7 @@ class VerifyScheduler:
         self.ledger = Ledger(info.near_tie)
         self.counters = self.ledger.counters
         self.draining = False
-        self.ngrams = NgramTable(self.config.shared_ngrams) if self.config.shared_ngrams else None
+        self.ngrams = NgramTables(self.config.shared_ngrams)
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
         self.rows = Relief(self.config.max_rows + self.config.prefill_chunk)
         self._batcher = Batcher(self.config, self.rows, self.cost, info.rows_per_read, self.tenants)
@@ -107,6 +110,10 @@ class VerifyScheduler:
         finish = session.finish_reason()
         if finish is not None:
             self._finish(session, finish, now)
+
+    def on_quotas(self, quotas: Quotas, now: float) -> None:
+        """What tenants may have is this from now on. Sessions that are open stay."""
+        self.rationing.change(quotas, now)
 
     def on_propose(self, key: int, message: Propose, now: float) -> None:
         """Nodes from the edge. Ignored for a session that has ended, since they may have crossed its end."""
@@ -176,11 +183,13 @@ class VerifyScheduler:
         batch = self._batcher.keep_pace(batch, longer, num_nodes)
         for session in batch.decoding[len(nodes) :]:  # whose prompts end by that
             nodes[session.key] = [session.tree.tip]
+        batch = self.rationing.trim(batch, nodes, now)
         items = [s.plan(batch.chunks.get(s.key, 0), nodes.get(s.key, ()), self.memory) for s in batch.members]
         if len(batch.members) < len(self.sessions):  # if all are, they stay in their order
             for session in batch.members:
                 self.sessions.move_to_end(session.key)
         plan = StepPlan(tuple(items))
+        self.rationing.charge(batch.members, plan)
         self._running = Running(
             sessions={session.key: session for session in batch.members},
             began_at=now,
@@ -199,16 +208,19 @@ class VerifyScheduler:
         engine has not begun this one.
         """
         if self._running is not None and self._planned is None and not self._suspects:
-            self._planned = self._lookahead.plan(self._running, self.sessions.values())
-            if self._planned is not None:
-                self.outlook_changed = False
-                return self._planned.step
+            planned = self._lookahead.plan(self._running, self.sessions.values())
+            if planned is not None and not self.rationing.charge_ahead(planned.sessions.values()):
+                planned.give_up(self.memory)
+            elif planned is not None:
+                self._planned, self.outlook_changed = planned, False
+                return planned.step
         return None
 
     def look_back(self) -> None:
         """The engine will not begin the step looked ahead to."""
         if self._planned is not None:
             self._planned.give_up(self.memory)
+            self.rationing.give_back(self._planned.sessions.values())
             self._planned = None
 
     def on_step_done(
@@ -322,13 +334,15 @@ class VerifyScheduler:
         check_need(need, self.memory.num_slots)
         tenant = self.tenants.get(caller.tenant)
         try:
+            self.rationing.check(request, need.promised, tenant, self.memory.num_slots, now)
             check_room(need, self.config, self.memory.num_slots, len(self.sessions), tenant)
             if self.room.num_waiting:
                 raise CapacityError("sessions that are here wait for KV slots themselves; try later")
             session = self._new_session(key, request, caller, now)
             num_cached = self.room.admit(session)
         except CapacityError as error:
-            error.retry_after = min(30.0, max(0.05, self._between_ends.smoothed))
+            if error.retry_after is None:
+                error.retry_after = min(30.0, max(0.05, self._between_ends.smoothed))
             raise
         session.tally.num_cached = num_cached
         self.counters.num_opened += 1
@@ -342,7 +356,11 @@ class VerifyScheduler:
 
     def _new_session(self, key: int, request: Open, caller: Caller, now: float) -> VerifySession:
         stop_ids, limit = request.sampling.ends(self._eos), self.config.max_live_nodes
-        recall = Recall(request.prompt, self.ngrams) if self.config.recall and request.fill else None
+        recall = (
+            Recall(request.prompt, self.ngrams.of(caller.tenant))
+            if self.config.recall and request.fill
+            else None
+        )
         session = VerifySession(
             key, request, self.info.vocab_size, stop_ids, limit, now, recall, caller.tenant
         )
@@ -352,9 +370,12 @@ class VerifyScheduler:
     # The step ---------------------------------------------------------------------------------------------
 
     def _ready(self, now: float) -> list[VerifySession]:
-        """Who could be in the next step, and has slots for it. After a failed one its sessions run alone, to
-        find who broke it. For a caller that waits no longer nothing is evaluated."""
-        ready = [session for session in self.sessions.values() if session.ready_by(now)]
+        """Who could be in the next step, and has slots for it. After a failed one its sessions run alone,
+        to find who broke it. For a caller that waits no longer nothing is evaluated, and nothing that is
+        beyond its tenant's rate."""
+        everybody = [session for session in self.sessions.values() if session.ready_by(now)]
+        ready, more_at = self.rationing.let_in(everybody, now)
+        self._alarms.set(QUOTA_KEY, more_at)
         if self.room.secure(ready, self.sessions.values()):
             ready = [session for session in ready if not session.preempted]
         while self._suspects:

@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from common.recall import NgramTable
+
 MAX_AWAY = 4096
 """Tenants without a session whose service is remembered. Beyond it the one that left first is forgotten."""
+
+MAX_TABLES = 64
+"""Tenants whose texts are remembered; each table takes some 0.4 KB a key."""
 
 
 @dataclass(slots=True)
@@ -73,3 +78,25 @@ class Tenants:
         if tenant is not None:
             tenant.service += num_rows
             tenant.num_wasted += num_wasted
+
+
+class NgramTables:
+    """A table of texts for each tenant to guess from: by the pace of guessed tokens its users may learn of
+    each other's texts, and nobody of another tenant's. Beyond `MAX_TABLES` the longest unused is forgotten.
+
+    Args: capacity, `NgramTable`'s, of each; 0 = none.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._tables = OrderedDict[str, NgramTable]()
+
+    def of(self, tenant: str) -> NgramTable | None:
+        """For a session that begins."""
+        if not self._capacity:
+            return None
+        found = self._tables.pop(tenant, None)
+        table = self._tables[tenant] = NgramTable(self._capacity) if found is None else found
+        if len(self._tables) > MAX_TABLES:
+            self._tables.popitem(last=False)
+        return table

@@ -17,12 +17,12 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from cloud_verifier.telemetry import own_names, vllm_names
+from cloud_verifier.telemetry import own_names, trust_names, vllm_names
 from cloud_verifier.telemetry.histogram import Histogram
 from cloud_verifier.telemetry.metric import Metric, Value
 from cloud_verifier.telemetry.snapshot import Snapshot
 
-METRICS: tuple[Metric, ...] = (*own_names.METRICS, *vllm_names.METRICS)
+METRICS: tuple[Metric, ...] = (*own_names.METRICS, *trust_names.METRICS, *vllm_names.METRICS)
 """Every metric whose name is known beforehand."""
 
 ENGINE_NAME = re.compile(r"[a-z][a-z0-9_]*")

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from cloud_verifier.core.report import StepReport, Tally
 from cloud_verifier.core.session import VerifySession
 from cloud_verifier.telemetry.instruments import Instruments, Wire
+from cloud_verifier.telemetry.trust import NOTHING_TRUSTED, Trust
 from common.acceptance import AcceptanceRule
-from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
+from common.errors import CapacityError, Code, ForerunError, LocalError, UnavailableError
 from common.messages import FinishReason, Open
 from common.rpc.admin import MAX_NAME_CHARS
 from common.rpc.status import fault_word
@@ -30,6 +31,9 @@ LOST = "LOST"
 
 TOLD = (CapacityError, UnavailableError, LocalError)
 """Errors whose sentence is logged: it is about this verifier. The others may quote what a client has sent."""
+
+NOT_LET_IN = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
+"""And these, which quote nothing: an operator has to see why a whole fleet is turned away."""
 
 
 @dataclass(slots=True)
@@ -88,6 +92,7 @@ class Monitor:
         self.streams: dict[int, Stream] = {}
         self.num_streams = 0  # over all time
         self.max_tenants = max_tenants
+        self.trust: Callable[[], Trust] = lambda: NOTHING_TRUSTED  # whoever has files to look after sets it
         self.started_at, self.started_wall = clock(), wall()
         self._clock = clock
         self._ended: dict[str, TenantTotals] = {}  # of the sessions that are over, by name
@@ -144,7 +149,7 @@ class Monitor:
         if stream is None or stream.over:
             return
         fields: dict[str, object] = {"fault": fault_word(error)}
-        if isinstance(error, TOLD):
+        if isinstance(error, TOLD) or error.code in NOT_LET_IN:
             fields["why"] = str(error)
         if stream.session is not None:
             self._close(stream, error.code.value, stream.session.tally, self._clock(), **fields)

@@ -17,6 +17,7 @@ from cloud_verifier.engine.stats import Stats
 from cloud_verifier.telemetry.histogram import Histogram
 from cloud_verifier.telemetry.instruments import Instruments, Wire
 from cloud_verifier.telemetry.monitor import Monitor, Stream, TenantTotals, shortened
+from cloud_verifier.telemetry.trust import Trust
 from common.rpc.admin import Mode
 
 
@@ -110,6 +111,9 @@ class Snapshot:
     sent: Wire
     instruments: Instruments
     engine: Stats
+    trust: Trust
+    quota_refusals: Mapping[str, int]  # sessions refused, by the limit of their tenant's quota
+    num_held: int  # times that a session was ready, and its tenant had had its rate
 
 
 def take(scheduler: VerifyScheduler, monitor: Monitor, now: float, engine: Stats, version: str) -> Snapshot:
@@ -147,6 +151,9 @@ def take(scheduler: VerifyScheduler, monitor: Monitor, now: float, engine: Stats
         sent=monitor.sent.copy(),
         instruments=monitor.instruments.copy(),
         engine=engine,
+        trust=monitor.trust(),
+        quota_refusals=dict(scheduler.rationing.refused),
+        num_held=scheduler.rationing.num_held,
     )
 
 

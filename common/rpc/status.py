@@ -61,6 +61,8 @@ _WITHOUT_DETAIL: dict[grpc.StatusCode, tuple[type[ForerunError], Code]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: (CapacityError, Code.RESOURCE_EXHAUSTED),
     grpc.StatusCode.DEADLINE_EXCEEDED: (UnavailableError, Code.DEADLINE_EXCEEDED),
     grpc.StatusCode.UNAVAILABLE: (UnavailableError, Code.UNAVAILABLE),
+    grpc.StatusCode.UNAUTHENTICATED: (UserError, Code.UNAUTHENTICATED),
+    grpc.StatusCode.PERMISSION_DENIED: (UserError, Code.PERMISSION_DENIED),
     # Without our detail these come from the transport: gRPC's core says INTERNAL when a
     # connection is reset under a write, proxies turn RST_STREAM into INTERNAL or UNKNOWN.
     grpc.StatusCode.INTERNAL: (UnavailableError, Code.INTERNAL),
@@ -69,8 +71,6 @@ _WITHOUT_DETAIL: dict[grpc.StatusCode, tuple[type[ForerunError], Code]] = {
     grpc.StatusCode.CANCELLED: (UnavailableError, Code.UNAVAILABLE),
     grpc.StatusCode.ABORTED: (UnavailableError, Code.UNAVAILABLE),
     grpc.StatusCode.DATA_LOSS: (UnavailableError, Code.UNAVAILABLE),
-    grpc.StatusCode.UNAUTHENTICATED: (UserError, Code.FAILED_PRECONDITION),
-    grpc.StatusCode.PERMISSION_DENIED: (UserError, Code.FAILED_PRECONDITION),
     grpc.StatusCode.UNIMPLEMENTED: (UserError, Code.FAILED_PRECONDITION),
     grpc.StatusCode.ALREADY_EXISTS: (PeerError, Code.INTERNAL),
 }

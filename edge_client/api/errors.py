@@ -65,11 +65,18 @@ def too_long(limit: float) -> ApiError:
     )
 
 
+NOT_LET_IN = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
+"""By the verifier: this device's token or certificate is its owner's to renew, and not the client's fault.
+A 401 would send people to look at the token of this API."""
+
+
 def api_error(error: Exception) -> ApiError:
     """How an error of ours is told. A defect's own words stay in the log."""
     match error:
         case ApiError():
             return error
+        case UserError() if error.code in NOT_LET_IN:
+            return ApiError(502, str(error), kind="server_error", code=error.code.value.lower())
         case UserError():
             status = 404 if error.code is Code.NOT_FOUND else 400
             return ApiError(status, str(error), code=error.code.value.lower())

@@ -42,6 +42,12 @@ class VerifierSection:
     tls_server_name: str = setting(
         "", "name in the verifier's certificate, where it is not the address", is_local=True
     )
+    token_file: str = setting(
+        "",
+        "file of a token for verifiers that ask for one, read anew when it changes; only sent over TLS",
+        is_path=True,
+        is_local=True,
+    )
     insecure: bool = setting(
         False,
         "speak without TLS to other machines as well; on this machine no TLS is the rule",
@@ -70,12 +76,14 @@ class VerifierSection:
         if bool(self.tls_cert) != bool(self.tls_key):
             raise UserError("verifier.tls_cert and verifier.tls_key belong together; give both or neither")
         if self.insecure and self.asks_for_tls:
-            raise UserError("verifier.insecure is true and TLS files are given; drop the one or the other")
+            raise UserError(
+                "verifier.insecure is true and TLS files or a token are given; drop the one or the other"
+            )
 
     @property
     def asks_for_tls(self) -> bool:
-        """Whether any setting is about TLS."""
-        return bool(self.tls_ca or self.tls_cert or self.tls_server_name)
+        """Whether any setting is about TLS, or needs it."""
+        return bool(self.tls_ca or self.tls_cert or self.tls_server_name or self.token_file)
 
     def is_plain(self, address: str) -> bool:
         """Whether `address` is spoken to without TLS."""

@@ -15,7 +15,7 @@ from common.rpc.describe import Description
 from common.vocabulary import Vocabulary
 from edge_client.core.pacing import SOON, pause
 from edge_client.core.ranking import nearest
-from edge_client.tls import TlsSettings
+from edge_client.tls import LiveTls, TlsSettings
 from edge_client.verifiers.addresses import VerifierAddress, parse_address, resolve
 from edge_client.verifiers.member import Member
 from edge_client.verifiers.route import Route
@@ -64,7 +64,7 @@ class Verifiers:
         if not parsed:
             raise UserError("no verifier is named; give at least one HOST:PORT")
         if tls is not None:
-            tls.credentials()
+            LiveTls(tls)
         self.chance = chance
         self._places = [Place(address) for address in dict.fromkeys(parsed)]
         self._vocabulary, self._tls, self._insecure, self._clock = vocabulary, tls, insecure, clock

@@ -43,6 +43,7 @@ class Asked:
     cert: str = ""
     key: str = ""
     server_name: str = ""
+    token_file: str = ""
     plain: bool = True
     tokens: int = 32  # of each text
 
@@ -181,8 +182,9 @@ def tls_of(asked: Asked) -> Any:
 
     if asked.plain:
         return None
-    ca, cert, key = (Path(each) if each else None for each in (asked.ca, asked.cert, asked.key))
-    return TlsSettings(ca, cert, key, asked.server_name)
+    files = (asked.ca, asked.cert, asked.key, asked.token_file)
+    ca, cert, key, token = (Path(each) if each else None for each in files)
+    return TlsSettings(ca, cert, key, asked.server_name, token)
 
 
 def _tell(stage: str, **found: Any) -> None:

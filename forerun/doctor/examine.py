@@ -92,9 +92,8 @@ def _rtt(link: LinkFound) -> float:
 
 def _asked(config: EdgeConfig, path: str, address: str) -> Asked:
     draft, verifier = config.draft, config.verifier
-    ca, cert, key = (
-        str(expand(each)) if each else "" for each in (verifier.tls_ca, verifier.tls_cert, verifier.tls_key)
-    )
+    files = (verifier.tls_ca, verifier.tls_cert, verifier.tls_key, verifier.token_file)
+    ca, cert, key, token = (str(expand(each)) if each else "" for each in files)
     return Asked(
         path=path,
         context=draft.context or CONTEXT,
@@ -105,5 +104,6 @@ def _asked(config: EdgeConfig, path: str, address: str) -> Asked:
         cert=cert,
         key=key,
         server_name=verifier.tls_server_name,
+        token_file=token,
         plain=not address or verifier.is_plain(address),
     )

@@ -45,8 +45,9 @@ def tls_for(verifier: VerifierSection, address: str) -> TlsSettings | None:
     """As the daemon speaks to it."""
     if verifier.is_plain(address):
         return None
-    ca, cert, key = (_file(each) for each in (verifier.tls_ca, verifier.tls_cert, verifier.tls_key))
-    return TlsSettings(ca, cert, key, verifier.tls_server_name)
+    files = (verifier.tls_ca, verifier.tls_cert, verifier.tls_key, verifier.token_file)
+    ca, cert, key, token = map(_file, files)
+    return TlsSettings(ca, cert, key, verifier.tls_server_name, token)
 
 
 def check_link(address: str, tls: TlsSettings | None, probes: int = PROBES) -> LinkFound:

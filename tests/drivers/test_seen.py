@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 from cloud_verifier.admin import overview_of
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.identity import HeaderIdentity
 from cloud_verifier.service import Server
 from cloud_verifier.telemetry.collector import registry
 from cloud_verifier.telemetry.snapshot import Snapshot
@@ -144,7 +145,7 @@ async def talk(stub: pb_grpc.VerifierServiceStub, messages: Sequence[ClientMessa
 @contextlib.asynccontextmanager
 async def telling(max_tenants: int = 5) -> AsyncIterator[tuple[Worker, pb_grpc.VerifierServiceStub]]:
     worker = Worker(Teller(), VerifyScheduler(INFO), max_tenants=max_tenants)
-    server = Server(worker, INFO, (), "127.0.0.1:0", "x-tenant")
+    server = Server(worker, INFO, (), "127.0.0.1:0", HeaderIdentity("x-tenant"))
     async with server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         yield worker, pb_grpc.VerifierServiceStub(channel)
 

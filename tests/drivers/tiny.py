@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import Chat, StepPlan, StepResult, TargetInfo
+from cloud_verifier.identity import EVERYBODY, HeaderIdentity, Identity
 from cloud_verifier.line import PrivacySettings
-from cloud_verifier.service import Server
+from cloud_verifier.service import NO_FILES, Server
+from cloud_verifier.tls import ServerTls
 from cloud_verifier.worker import Worker
 from common.acceptance import Acceptance
 from common.privacy import Privacy
+from common.rpc.live_files import LiveFiles
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
 from edge_client.channel import Streams, VerifierChannel
@@ -59,6 +63,9 @@ async def running(
     step_time: float = 0.0,
     tenant_key: str = "",
     chat: Chat | None = None,
+    identity: Identity = EVERYBODY,
+    tls: ServerTls | None = None,
+    files: Mapping[str, LiveFiles[Any]] = NO_FILES,
     privacy: Privacy = Privacy.PADDED,
 ) -> AsyncIterator[System]:
     """A verifier on a free port; after the block every slot must be free again."""
@@ -66,8 +73,9 @@ async def running(
     engine = SlowTarget(info)
     engine.step_time = step_time
     worker = Worker(engine, VerifyScheduler(info, config))
+    identity = HeaderIdentity(tenant_key) if tenant_key else identity
     level = PrivacySettings(privacy)
-    async with Server(worker, info, TABLE, "127.0.0.1:0", tenant_key, privacy=level) as server:
+    async with Server(worker, info, TABLE, "127.0.0.1:0", identity, tls, files, level) as server:
         yield System(server, worker)
         await worker.wait_until_gone()
         while not worker.scheduler.idle:  # noqa: ASYNC110 - the last step may still run; nothing announces its end

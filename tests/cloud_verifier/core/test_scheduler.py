@@ -755,10 +755,11 @@ def test_no_guess_reaches_beyond_the_text() -> None:
     check_free(bench)
 
 
-def first_step_of_a_text_like_anothers(shared_ngrams: int = 0) -> tuple[int, ...]:
-    """What is committed at first where only another session's text tells what comes."""
+def first_step_of_a_text_like_anothers(shared_ngrams: int = 0, others: str = "") -> tuple[int, ...]:
+    """What is committed at first where only another session's text tells what comes. `others` is the tenant
+    of that one."""
     bench = Bench(recall=True, shared_ngrams=shared_ngrams)
-    bench.open(1, ask((1, 2)))
+    as_tenant(bench, 1, others, ask((1, 2)))
     while bench.scheduler.sessions:
         bench.step()
     bench.open(2, ask((3, 4, 5)))
@@ -770,6 +771,10 @@ def test_no_session_is_quickened_by_anothers_text_unless_that_is_asked_for() -> 
     """The pace of a session tells nothing of what others wrote."""
     assert first_step_of_a_text_like_anothers() == (6,)
     assert len(first_step_of_a_text_like_anothers(shared_ngrams=100)) > 1
+
+
+def test_no_session_is_quickened_by_another_tenants_text_in_any_case() -> None:
+    assert first_step_of_a_text_like_anothers(shared_ngrams=100, others="other") == (6,)
 
 
 def test_a_resumed_text_is_remembered() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_verifier.core.tenants import MAX_AWAY, Tenants
+from cloud_verifier.core.tenants import MAX_AWAY, MAX_TABLES, NgramTables, Tenants
 
 
 def test_a_tenant_is_here_while_it_has_a_session() -> None:
@@ -67,3 +67,17 @@ def test_what_is_remembered_of_tenants_that_are_away_is_bounded() -> None:
         tenants.charge(f"t{number}", 5, 0)
         tenants.leave(f"t{number}", 1)
     assert (tenants.get("t0").service, tenants.get("t1").service, len(tenants)) == (0, 5, 1)
+
+
+def test_tables_of_texts_have_a_bound_and_one_tenant_each() -> None:
+    none, tables = NgramTables(0), NgramTables(5)
+    assert none.of("a") is None
+    first = tables.of("a")
+    assert tables.of("b") is not first
+    assert tables.of("a") is first
+    for number in range(MAX_TABLES - 1):
+        tables.of(f"tenant {number}")
+    assert tables.of("a") is first, "b was unused for longer"
+    for number in range(MAX_TABLES):
+        tables.of(f"other {number}")
+    assert tables.of("a") is not first

@@ -12,12 +12,15 @@ from cloud_verifier.telemetry.metric import Metric
 PROMISED = """
 forerun_accepted_tokens_total counter
 forerun_bare_tips_total counter
+forerun_certificate_expiry_seconds gauge
 forerun_choice_margin histogram
 forerun_credit_pressure gauge
 forerun_draining gauge
 forerun_dropped_nodes_total counter
 forerun_evicted_slots_total counter
+forerun_failed_file_reloads_total counter file
 forerun_failed_steps_total counter
+forerun_file_reloads_total counter file
 forerun_kv_slots gauge state
 forerun_kv_slots_available gauge
 forerun_kv_slots_reserved gauge
@@ -29,6 +32,8 @@ forerun_near_ties_total counter
 forerun_open_streams gauge
 forerun_proposed_nodes_total counter
 forerun_queue_time_seconds histogram
+forerun_quota_held_total counter
+forerun_quota_refusals_total counter limit
 forerun_received_bytes_total counter message
 forerun_received_messages_total counter message
 forerun_refusals_total counter code

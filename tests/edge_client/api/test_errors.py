@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from common.errors import Code, UserError
+from edge_client.api.errors import api_error
 from edge_client.api.security import Gate
 from edge_client.daemon.device import DeviceSettings
 from tests.edge_client.api.world import OneVerifier, Seats, World, world
@@ -341,3 +343,10 @@ async def refused(found: World, path: str, body: dict[str, Any], status: int) ->
     error: dict[str, Any] = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
+
+
+@pytest.mark.parametrize("code", [Code.UNAUTHENTICATED, Code.PERMISSION_DENIED])
+def test_a_device_that_its_verifier_does_not_let_in_is_no_fault_of_the_client(code: Code) -> None:
+    found = api_error(UserError("the token has expired; the edge needs a fresh one", code))
+    assert (found.status, found.code) == (502, code.value.lower())
+    assert "the token has expired" in str(found)

@@ -1,0 +1,115 @@
+"""Whose a call is. It is found out before anything of the call is read, and never from what an edge says of
+itself: a certificate is the edge's because TLS has shown it, a token because an issuer has signed it, a
+header because a proxy has set it.
+
+A call without an identity ends with UNAUTHENTICATED, one whose identity is known and not allowed with
+PERMISSION_DENIED. The sentences quote nothing that came with the call, so they may be logged.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Protocol
+
+from cloud_verifier.tls import end_of
+from common.errors import Code, UserError
+
+TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""A tenant's name, from a certificate or a token. No longer than a log line shows, so that no two look
+alike."""
+
+TENANT_SEGMENT = "tenant"
+
+SPIFFE = re.compile(r"spiffe://(?P<domain>[a-z0-9._-]{1,255})/(?P<path>.+)")
+
+FORM = "spiffe://DOMAIN/tenant/NAME, and anything after that"
+
+
+class Identity(Protocol):
+    """One way to know callers."""
+
+    def tenant(self, context: Any) -> str:
+        """Of the call with this `grpc.aio.ServicerContext`. Raises `UserError`."""
+        ...
+
+
+class Everybody:
+    """All are one tenant."""
+
+    def tenant(self, context: Any) -> str:
+        return ""
+
+
+EVERYBODY = Everybody()
+
+
+class HeaderIdentity:
+    """A metadata entry that a proxy in front sets for every call and takes from nobody."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def tenant(self, context: Any) -> str:
+        found = dict(context.invocation_metadata() or ()).get(self._key, "")
+        return found if isinstance(found, str) else ""
+
+
+class CertificateIdentity:
+    """The client certificate's SPIFFE id: the one URI among its alternative names, of the form `FORM`.
+
+    gRPC tells it as `peer_spiffe_id`, only if there is exactly one URI and it is well formed. A name of
+    another kind (`x509_subject_alternative_name` mixes them all: a DNS name may look like a URI) or the
+    common name, which CAs have filled with anything, is never taken. Args: trust_domain, that the id must
+    have; empty: any that the client CA signs for. wall, seconds since 1970.
+    """
+
+    def __init__(self, trust_domain: str = "", wall: Callable[[], float] = time.time) -> None:
+        self._trust_domain = trust_domain
+        self._wall = wall
+
+    def tenant(self, context: Any) -> str:
+        shown = context.auth_context()
+        found = SPIFFE.fullmatch(_only(shown.get("peer_spiffe_id", ())))
+        if found is None:
+            raise UserError(
+                "the client certificate names no tenant: among its alternative names must be one URI of the "
+                f"form {FORM}; the common name does not count",
+                Code.UNAUTHENTICATED,
+            )
+        if self._wall() > _end_of(_only(shown.get("x509_pem_cert", ()))):
+            raise UserError(
+                "the client certificate of this connection has expired meanwhile; connect with a new one",
+                Code.UNAUTHENTICATED,
+            )
+        if self._trust_domain and found["domain"] != self._trust_domain:
+            raise UserError(
+                f"the client certificate is of another trust domain than {self._trust_domain}",
+                Code.PERMISSION_DENIED,
+            )
+        return _tenant_of_path(found["path"])
+
+
+def _tenant_of_path(path: str) -> str:
+    first, name, *_ = [*path.split("/"), ""]
+    if first != TENANT_SEGMENT or not TENANT.fullmatch(name):
+        raise UserError(
+            f"the client certificate's URI is not of the form {FORM}, NAME of up to 64 letters, digits, '.', "
+            "'_' and '-'",
+            Code.PERMISSION_DENIED,
+        )
+    return name
+
+
+def _only(values: Any) -> str:
+    """The one value of a property; empty if there is none, or several."""
+    found = [*values]
+    return found[0].decode("utf-8", "replace") if len(found) == 1 else ""
+
+
+@lru_cache(maxsize=1024)
+def _end_of(pem: str) -> float:
+    """Of a certificate, in seconds since 1970; a stream begins with a lookup and not with a parse."""
+    return end_of(pem.encode())

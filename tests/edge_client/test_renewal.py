@@ -1,0 +1,230 @@
+"""Laws of certificates that are renewed while verifier and edge run: nobody is restarted, no text is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from common.errors import ForerunError, UnavailableError
+from common.sampling import SamplingParams
+from tests.worlds.models import target_alone
+
+if TYPE_CHECKING:
+    from cloud_verifier.tls import ServerTls
+    from edge_client.channel import VerifierChannel
+    from edge_client.generation import Generation
+    from edge_client.tls import TlsSettings
+    from tests.drivers.tiny import System
+
+pytestmark = pytest.mark.grpc
+
+TEXT = SamplingParams(max_tokens=60, ignore_eos=True)
+LATER = datetime.datetime(2041, 1, 1, tzinfo=datetime.UTC)
+EXPIRED = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+
+
+class Authority:
+    """A CA, and files of what it signs."""
+
+    def __init__(self) -> None:
+        import trustme
+
+        self.ca = trustme.CA()
+
+    @property
+    def pem(self) -> bytes:
+        return bytes(self.ca.cert_pem.bytes())
+
+    def issue(self, cert: Path, key: Path, expires: datetime.datetime | None = None) -> None:
+        issued = self.ca.issue_cert("127.0.0.1", not_after=expires)
+        put(key, issued.private_key_pem.bytes())
+        put(cert, b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+
+
+def put(path: Path, content: bytes) -> None:
+    """In place of what is there, whole."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(content)
+    new.replace(path)
+
+
+@dataclass
+class Site:
+    """A verifier with mTLS and an edge, and the files of both."""
+
+    folder: Path
+    first: Authority
+
+    def __post_init__(self) -> None:
+        for side in ("server", "edge"):
+            (self.folder / side).mkdir()
+            self.first.issue(*self.pair(side))
+            put(self.ca(side), self.first.pem)
+
+    def pair(self, side: str) -> tuple[Path, Path]:
+        return self.folder / side / "tls.crt", self.folder / side / "tls.key"
+
+    def ca(self, side: str) -> Path:
+        """Whom this side trusts."""
+        return self.folder / side / "ca.crt"
+
+    @property
+    def server_tls(self) -> ServerTls:
+        from cloud_verifier.tls import ServerTls
+
+        return ServerTls(*self.pair("server"), self.ca("server"))
+
+    @property
+    def edge_tls(self) -> TlsSettings:
+        from edge_client.tls import TlsSettings
+
+        return TlsSettings(self.ca("edge"), *self.pair("edge"))
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[tuple[System, VerifierChannel]]:
+        from edge_client.channel import VerifierChannel
+        from tests.drivers.tiny import running
+
+        async with (
+            asyncio.timeout(60),
+            running(step_time=0.002, tls=self.server_tls) as system,
+            VerifierChannel(system.address, tls=self.edge_tls) as channel,
+        ):
+            yield system, channel
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path, Authority())
+
+
+async def begun(channel: VerifierChannel) -> tuple[Generation, Any]:
+    """A text whose first token has come, and the rest of it."""
+    from edge_client.core.policies import make_policy
+    from tests.drivers.tiny import generation
+
+    run = generation(channel, None, TEXT, make_policy("off"))
+    pieces = aiter(run)
+    await anext(pieces)
+    return run, pieces
+
+
+async def ended_well(system: System, run: Generation, pieces: Any) -> None:
+    """On the stream that it began on."""
+    from tests.drivers.tiny import EOS
+
+    async for _ in pieces:
+        pass
+    assert run.session.text == target_alone((1, 2, 3), TEXT, EOS)
+    assert system.worker.scheduler.counters.num_resumed == 0
+
+
+async def asked_anew(system: System, tls: TlsSettings) -> str:
+    """The model that a new edge is told."""
+    from edge_client.channel import OWN_CONNECTION, VerifierChannel
+
+    async with VerifierChannel(system.address, OWN_CONNECTION, tls) as channel:
+        return (await channel.describe()).model
+
+
+async def test_the_verifiers_certificate_and_its_ca_are_renewed_under_a_text(site: Site) -> None:
+    from edge_client.tls import TlsSettings
+
+    second = Authority()
+    only_second = site.folder / "second.crt"
+    put(only_second, second.pem)
+    async with site.running() as (system, channel):
+        run, pieces = await begun(channel)
+        second.issue(*site.pair("server"))
+        with pytest.raises(UnavailableError):  # it trusts the first CA alone
+            await asked_anew(system, site.edge_tls)
+        own = TlsSettings(only_second, *site.pair("edge"))
+        assert await asked_anew(system, own) == "tiny"
+        put(site.ca("edge"), site.first.pem + second.pem)
+        assert (await channel.describe()).model == "tiny", "over a new connection, which trusts both"
+        await ended_well(system, run, pieces)
+        assert system.worker.snapshot().trust.reloads == {"certificate": 1}
+
+
+async def test_an_edges_certificate_is_renewed_under_a_text(site: Site) -> None:
+    """The CA of clients is another from now on: who shows a certificate of the one before is not let in."""
+    second = Authority()
+    async with site.running() as (system, channel):
+        run, pieces = await begun(channel)
+        put(site.ca("server"), second.pem)
+        with pytest.raises(ForerunError):
+            await asked_anew(system, site.edge_tls)
+        second.issue(*site.pair("edge"))
+        assert (await channel.describe()).model == "tiny"
+        assert await asked_anew(system, site.edge_tls) == "tiny"
+        await ended_well(system, run, pieces)
+        run, pieces = await begun(channel)
+        await ended_well(system, run, pieces)
+
+
+async def test_files_that_cannot_be_used_change_nothing_and_are_told(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = site.pair("server")
+    canary = b"-----BEGIN CERTIFICATE-----\ncanary\n"
+    async with site.running() as (system, channel):
+        old = system.worker.snapshot().trust.expires_at
+        put(cert, canary)
+        assert await asked_anew(system, site.edge_tls) == "tiny"
+        system.server.upkeep.look()
+        assert system.worker.snapshot().trust.failures == {"certificate": 1}
+        put(site.ca("edge"), canary)
+        assert (await channel.describe()).model == "tiny"
+        assert system.worker.snapshot().trust.expires_at == old
+        words = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+        assert len(words) == 2
+        assert "the TLS certificate is not read anew, the one before stays" in words[0]
+        assert "what this edge has for TLS is not read anew" in words[1]
+        assert "canary" not in caplog.text
+        put(site.ca("edge"), site.first.pem)
+        site.first.issue(cert, key, LATER)
+        system.server.upkeep.look()
+        assert await asked_anew(system, site.edge_tls) == "tiny"
+        assert system.worker.snapshot().trust.expires_at == LATER.timestamp() != old
+
+
+async def test_a_secret_that_the_kubelet_has_swapped_is_taken(site: Site) -> None:
+    """The folder that is mounted holds links into a folder that is a link, and only that is swapped."""
+    second, mount = Authority(), site.folder / "mount"
+    mount.mkdir()
+    for name, authority in (("..1", site.first), ("..2", second)):
+        (mount / name).mkdir()
+        authority.issue(mount / name / "tls.crt", mount / name / "tls.key")
+    (mount / "..data").symlink_to("..1")
+    for file, place in (("tls.crt", 0), ("tls.key", 1)):
+        (mount / file).symlink_to(f"..data/{file}")
+        site.pair("server")[place].unlink()
+        site.pair("server")[place].symlink_to(mount / file)
+    async with site.running() as (system, channel):
+        run, pieces = await begun(channel)
+        (mount / "..new").symlink_to("..2")
+        os.replace(mount / "..new", mount / "..data")
+        put(site.ca("edge"), second.pem)
+        assert (await channel.describe()).model == "tiny"
+        await ended_well(system, run, pieces)
+
+
+async def test_an_edge_whose_own_certificate_has_expired_is_told_in_words(site: Site) -> None:
+    from edge_client.tls import explain
+
+    site.first.issue(*site.pair("edge"), EXPIRED)
+    async with site.running() as (system, channel):
+        with pytest.raises(UnavailableError):
+            await channel.describe()
+        words = await explain("127.0.0.1", system.server.port, site.edge_tls)
+    assert words is not None
+    assert "this edge's client certificate ended on 2020-01-01" in words
