@@ -171,3 +171,28 @@ def test_files_that_cannot_be_used_are_named(papers: Papers, tmp_path: Path) -> 
         Verifiers(["localhost:1"], tls=TlsSettings(missing))
     with pytest.raises(UserError, match=r"the TLS client certificate .* cannot be used"):
         TlsSettings(papers.ca_file, papers.ca_file, key).credentials()
+
+
+@pytest.mark.parametrize("content", [b"", b"two words", b"\xc3\xa4", b"x" * 9000, b"a\nb"])
+def test_a_file_that_holds_no_token_is_named_and_not_quoted(content: bytes, tmp_path: Path) -> None:
+    from edge_client.tls import LiveTls, TlsSettings
+
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"the token file .*/token") as refused:
+        LiveTls(TlsSettings(token_file=path))
+    assert "words" not in str(refused.value)
+
+
+def test_the_token_is_the_files_as_it_is_now(tmp_path: Path) -> None:
+    from edge_client.tls import LiveTls, TlsSettings
+
+    path = tmp_path / "token"
+    path.write_text("first\n")
+    tls = LiveTls(TlsSettings(token_file=path))
+    assert tls.metadata() == (("authorization", "Bearer first"),)
+    path.write_text("another\n")
+    assert tls.metadata() == (("authorization", "Bearer another"),)
+    path.unlink()
+    assert tls.metadata() == (("authorization", "Bearer another"),)
+    assert LiveTls(TlsSettings()).metadata() == ()

@@ -53,6 +53,7 @@ def test_an_edge_speaks_tls_when_any_of_it_is_named() -> None:
     assert edge_tls(edge("--insecure")) is None
     assert edge_tls(edge("--tls")) == TlsSettings()
     assert edge_tls(edge("--tls-ca", "a", "--tls-name", "gpu")) == TlsSettings(Path("a"), server_name="gpu")
+    assert edge_tls(edge("--token-file", "t")) == TlsSettings(token_file=Path("t")), "never without TLS"
     own = edge_tls(edge("--tls-cert", "c", "--tls-key", "k"))
     assert own == TlsSettings(cert=Path("c"), key=Path("k"))
 

@@ -211,6 +211,12 @@ def test_a_verifier_elsewhere_is_spoken_to_with_tls() -> None:
     assert not section.is_plain("10.0.0.1:1")
     assert load_config({"verifier.insecure": True}, {}, []).config.verifier.is_plain("10.0.0.1:1")
     assert not load_config({"verifier.tls_ca": "c"}, {}, []).config.verifier.is_plain("127.0.0.1:1")
+    assert not load_config({"verifier.token_file": "t"}, {}, []).config.verifier.is_plain("127.0.0.1:1")
+
+
+def test_a_token_is_never_sent_in_plain_text() -> None:
+    with pytest.raises(UserError, match="TLS files or a token are given"):
+        load_config({"verifier.token_file": "t", "verifier.insecure": True}, {}, [])
 
 
 @pytest.mark.parametrize(
