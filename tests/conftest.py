@@ -37,6 +37,9 @@ NEEDED_PROGRAMS = {
     "broker": ("mosquitto",),
     "browser": ("chromium", "chromedriver"),
     "node": ("node", "npm"),
+    "kube": ("kubectl",),
+    "helm": ("helm",),
+    "promtool": ("promtool",),
 }
 """Mark -> programs that its tests start; `.ci/run` installs them where it may."""
 

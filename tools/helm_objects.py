@@ -1,8 +1,8 @@
 """Writes the objects of the Helm chart from the Kustomize overlays: `python -m tools.helm_objects`.
 
 The overlays are the source; the chart has their objects, each once, and for every overlay the list of those
-that belong to it. So the two cannot differ, and what is rendered can be read and tested without kubectl. Needs
-kubectl, whose `kustomize` renders. A test renders anew and compares.
+that belong to it. So the two cannot differ, and what is rendered can be read and tested without kubectl. This
+command needs kubectl, whose `kustomize` renders. A test renders anew and compares.
 """
 
 from __future__ import annotations
