@@ -49,7 +49,7 @@ def rendered(overlay: str, kubectl: str = "kubectl") -> list[Object]:
     if program is None:
         raise FileNotFoundError(f"{kubectl} was not found: https://kubernetes.io/docs/tasks/tools/")
     text = subprocess.check_output([program, "kustomize", OVERLAYS / overlay], text=True)
-    return [each for each in yaml.safe_load_all(text) if each]
+    return [each for each in yaml.load_all(text, Loader=yaml.CSafeLoader) if each]
 
 
 def key_of(found: Object) -> tuple[str, str]:
@@ -82,7 +82,7 @@ def text_of(found: Object) -> str:
 
 def object_of(text: str, namespace: str = NAMESPACE) -> Object:
     """An object of the chart, in a namespace."""
-    return cast(Object, yaml.safe_load(text.replace(PLACE, namespace)))
+    return cast(Object, yaml.load(text.replace(PLACE, namespace), Loader=yaml.CSafeLoader))
 
 
 def files_of(all_rendered: dict[str, list[Object]]) -> dict[str, str]:
