@@ -37,7 +37,7 @@ BLOCK = 1 << 20  # bytes read at once
 LONGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
 LONGEST_MANIFEST = 1 << 20  # bytes; a ConfigMap can hold no more
 SILENCE = 60.0  # seconds without a byte after which a connection is given up
-POLL = 5.0  # seconds between two looks of `check --wait`
+POLL = 2.0  # seconds between two looks of `check --wait`
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -95,7 +95,7 @@ def read_manifest(path: Path) -> Manifest:
         raise ModelError(f"the manifest {path} cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(
-            f'{path} is no manifest: {error!r}; it must be {{"files": [{{"path", "url", "sha256", "size"}}, ...]}}'
+            f'{path} is no manifest like {{"files": [{{"path", "url", "sha256", "size"}}, ...]}}: {error!r}'
         ) from error
     _check_names(path, [each.path for each in entries])
     return Manifest(tuple(entries))
@@ -218,17 +218,13 @@ def _copy(answer: http.client.HTTPResponse, file: IO[bytes], most: int) -> None:
 
 def check_format(name: str, path: Path) -> None:
     """Raise `ModelError` unless the file is what its name says."""
-    if name.endswith(".json"):
-        _check_json(name, path)
-    elif name.endswith(".safetensors"):
+    if name.endswith(".safetensors"):
         _check_safetensors(name, path)
-
-
-def _check_json(name: str, path: Path) -> None:
-    try:
-        json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ModelError(f"{name} is no JSON: {error}") from error
+    elif name.endswith(".json"):
+        try:
+            json.loads(path.read_bytes())
+        except ValueError as error:
+            raise ModelError(f"{name} is no JSON: {error}") from error
 
 
 def _check_safetensors(name: str, path: Path) -> None:
@@ -294,16 +290,12 @@ def wait_for(manifest: Manifest, folder: Path, until: float, say: Callable[[str]
 
 def manifest_of(folder: Path, base: str) -> Manifest:
     """Of the files of a folder that would be taken, as they would be found below `base`."""
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix in TAKEN)
+    found = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.suffix in TAKEN)
+    names = [path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts)]
     files = [
-        Wanted(
-            name,
-            f"{base.rstrip('/')}/{urllib.parse.quote(name)}",
-            hash_of(folder / name),
-            (folder / name).stat().st_size,
-        )
+        Wanted(name, f"{base.rstrip('/')}/{urllib.parse.quote(name)}", hash_of(path), path.stat().st_size)
         for name in names
-        if not any(part.startswith(".") for part in PurePosixPath(name).parts)
+        for path in [folder / name]
     ]
     _check_names(folder, [each.path for each in files])
     return Manifest(tuple(files))
