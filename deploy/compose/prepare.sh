@@ -12,5 +12,11 @@ fi
 if [ ! -s certs/edge-token ]; then
 	(umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >certs/edge-token)
 fi
-printf 'FORERUN_USER=%s:%s\n' "$(id -u)" "$(id -g)" >../.env
+who="$(id -u):$(id -g)"
+if [ "$(id -u)" = 0 ]; then
+	# Nothing runs as root, not even for root.
+	who=10001:10001
+	chown -R "$who" certs
+fi
+echo "FORERUN_USER=$who" >../.env
 echo "deploy/compose/certs and deploy/.env are there: docker compose -f deploy/compose.yaml up -d"

@@ -18,7 +18,7 @@ TWICE = object()
 
 D = "Deployment/forerun-verifier"
 J = "Job/forerun-model"
-L = "LeaderWorkerSet/forerun-verifier"
+L = "LeaderWorkerSet/forerun-group"
 S = "Service/forerun-verifier"
 M = "Service/forerun-verifier-metrics"
 K = "ScaledObject/forerun-verifier"
@@ -106,6 +106,7 @@ SPOILED: dict[str, tuple[str, list[Edit]]] = {
         "leaderworkerset",
         [(L, "spec.leaderWorkerTemplate.restartPolicy", "None")],
     ),
+    "groups_find_their_leader": ("leaderworkerset", [(L, "metadata.name", "forerun-verifier")]),
     "ranks_are_alike": (
         "leaderworkerset",
         [(L, "spec.leaderWorkerTemplate.workerTemplate.spec.containers.0.args.+", "--slots=1")],

@@ -22,8 +22,8 @@ CLEAN: dict[str, Any] = {
 def test_pods_of_a_group_are_shown_as_pods() -> None:
     found = [each for each in with_pods(checked_in("leaderworkerset")) if each["kind"] == "Pod"]
     assert [each["metadata"]["name"] for each in found] == [
-        "leaderworkerset-forerun-verifier-leader",
-        "leaderworkerset-forerun-verifier-worker",
+        "leaderworkerset-forerun-group-leader",
+        "leaderworkerset-forerun-group-worker",
     ]
     assert all(each["metadata"]["namespace"] == "forerun" and each["spec"]["containers"] for each in found)
 

@@ -142,6 +142,13 @@ def groups_begin_anew_as_a_whole(view: View) -> Iterator[str]:
             yield f"{title(each)} leaves half a group standing"
 
 
+def groups_find_their_leader(view: View) -> Iterator[str]:
+    """By a Service of the group's name that its controller makes; one of ours would have ready pods alone."""
+    for each in view.of("LeaderWorkerSet"):
+        if view.has("Service", each["metadata"]["name"]):
+            yield f"{title(each)} has the name of a Service, so its ranks never meet"
+
+
 def ranks_are_alike(view: View) -> Iterator[str]:
     """All processes of a group run the same command with the same model and the same share of a GPU."""
     for each in view.of("LeaderWorkerSet"):
@@ -202,6 +209,7 @@ RULES: tuple[Rule, ...] = (
     rollouts_replace_one_at_a_time,
     rollouts_stop_at_what_breaks,
     groups_begin_anew_as_a_whole,
+    groups_find_their_leader,
     ranks_are_alike,
     jobs_end,
     models_are_checked_before_they_are_served,
