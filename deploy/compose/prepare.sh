@@ -1,6 +1,6 @@
 #!/bin/sh
 # What deploy/compose.yaml needs before its first start: certificates of a week, the edge's token, and who is to run
-# it all. Run from a clone with `forerun` installed (or FORERUN='.venv/bin/forerun'); a second run changes nothing.
+# it all. Run from a clone with `forerun` installed (or FORERUN=/path/to/forerun); a second run changes nothing.
 set -eu
 cd "$(dirname "$0")"
 
