@@ -37,13 +37,20 @@ NEEDED_PROGRAMS = {
     "broker": ("mosquitto",),
     "browser": ("chromium", "chromedriver"),
     "node": ("node", "npm"),
+    "kube": ("kubectl",),
+    "helm": ("helm",),
+    "promtool": ("promtool",),
 }
 """Mark -> programs that its tests start; `.ci/run` installs them where it may."""
 
 NODE_PACKAGES = Path(__file__).parent / "edge_client" / "api" / "node" / "node_modules"
 
-WHERE_PROGRAMS_ARE = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
-"""Debian puts a broker beside other daemons, where only root's PATH looks."""
+HELM_PACKAGES = Path(__file__).parent / "deploy" / "helm" / "node_modules"
+
+WHERE_PROGRAMS_ARE = os.pathsep.join(
+    (os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", str(HELM_PACKAGES / ".bin"))
+)
+"""Debian puts a broker beside other daemons, where only root's PATH looks; `make test` fetches Helm."""
 
 
 def has_driver() -> bool:

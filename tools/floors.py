@@ -49,7 +49,7 @@ NEIGHBOURS = {
 }
 """(importer, imported) packages that may meet on one floor, and why. No pair stands here both ways."""
 
-UNSCANNED = {"tests", "tools"}
+UNSCANNED = {"tests", "tools", "deploy"}
 """Top-level folders of Python that are no part of the installed product, and so have no floor."""
 
 PURE_FLOOR = 2

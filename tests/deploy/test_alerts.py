@@ -1,0 +1,210 @@
+"""Every alert fires on what it is there for, and on nothing less. promtool computes, as Prometheus would."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import program
+from tools.compose_files import ALERTS, plain_rules
+from tools.deploy_rules.observing import alerts, unknown_metrics
+from tools.deploy_rules.view import View
+from tools.helm_objects import checked_in
+
+POD = 'namespace="forerun",pod="v-1"'
+JOB = 'job="forerun-verifier-metrics"'
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Series, as promtool writes them (a value, then `+step x times` each minute), and when to look."""
+
+    fires: dict[str, str]
+    quiet: dict[str, str]
+    minute: int  # by which it fires on the one, and never on the other
+
+
+def buckets(metric: str, low: int, high: int, at: tuple[str, str]) -> dict[str, str]:
+    """A histogram of which `low` samples a minute are in the first bucket and `high` in the second."""
+    first, second = at
+    return {
+        f'{metric}_bucket{{{POD},le="{first}"}}': f"0+{low}x120",
+        f'{metric}_bucket{{{POD},le="{second}"}}': f"0+{low + high}x120",
+        f'{metric}_bucket{{{POD},le="+Inf"}}': f"0+{low + high}x120",
+    }
+
+
+def share(top: str, bottom: str, of_hundred: int) -> dict[str, str]:
+    """Two counters, one so many hundredths of the other."""
+    return {top: f"0+{of_hundred}x120", bottom: "0+100x120"}
+
+
+def gauge(series: str, value: str) -> dict[str, str]:
+    return {series: f"{value}x120"}
+
+
+REFUSED = f'forerun_refusals_total{{{POD},code="%s"}}'
+ENDED = f'forerun_sessions_ended_total{{{POD},reason="%s"}}'
+WASTED, DRAFTS = f"forerun_wasted_rows_total{{{POD}}}", f'forerun_rows_total{{{POD},kind="draft"}}'
+ROOM = (f"forerun_kv_slots_available{{{POD}}}", f'forerun_kv_slots{{{POD},state="owned"}}')
+SESSIONS = (f'forerun_sessions{{{POD},mode="decode"}}', f"forerun_max_sessions{{{POD}}}")
+EDGE = 'instance="e-1"'
+QUEUE, RATIO = "forerun_queue_time_seconds", "forerun_step_time_ratio"
+PAUSE, FIRST = "vllm:inter_token_latency_seconds", "vllm:time_to_first_token_seconds"
+INFO = 'forerun_verifier_info{pod="v-%s",version="%s",protocol="1",model="m"}'
+
+CASES = {
+    "ForerunNoVerifier": Case(gauge(f"up{{{JOB},{POD}}}", "0"), gauge(f"up{{{JOB},{POD}}}", "1"), 3),
+    "ForerunVerifierDown": Case(gauge(f"up{{{JOB},{POD}}}", "0"), gauge(f"up{{{JOB},{POD}}}", "1"), 5),
+    "ForerunRestarts": Case(
+        {f"forerun_start_time_seconds{{{POD}}}": "100x4 200x4 300x4 400x100"},
+        {f"forerun_start_time_seconds{{{POD}}}": "100x4 200x100"},
+        16,
+    ),
+    "ForerunDrainStuck": Case(
+        gauge(f"forerun_draining{{{POD}}}", "1"), {f"forerun_draining{{{POD}}}": "0 1 0x100"}, 5
+    ),
+    "ForerunMixedVersions": Case(
+        {INFO % (1, "0.1"): "1x120", INFO % (2, "0.2"): "1x120"},
+        {INFO % (1, "0.1"): "1x120", INFO % (2, "0.1"): "1x120"},
+        70,
+    ),
+    "ForerunUsersTurnedAway": Case(
+        {REFUSED % "RESOURCE_EXHAUSTED": "0+60x120"},
+        {REFUSED % "RESOURCE_EXHAUSTED": "0+1x120", REFUSED % "UNAVAILABLE": "0+60x120"},
+        15,
+    ),
+    "ForerunSessionsNearLimit": Case(
+        gauge(SESSIONS[0], "61") | gauge(SESSIONS[1], "64"),
+        gauge(SESSIONS[0], "50") | gauge(SESSIONS[1], "64"),
+        7,
+    ),
+    "ForerunMemoryFull": Case(
+        gauge(ROOM[0], "10") | gauge(ROOM[1], "1000"), gauge(ROOM[0], "100") | gauge(ROOM[1], "1000"), 7
+    ),
+    "ForerunPreemptions": Case(
+        {f"vllm:num_preemptions_total{{{POD}}}": "0+6x120"},
+        {f"vllm:num_preemptions_total{{{POD}}}": "0+1x120"},
+        25,
+    ),
+    "ForerunMemoryShort": Case(
+        gauge(f"forerun_memory_short{{{POD}}}", "1"), {f"forerun_memory_short{{{POD}}}": "0 1 1 0x100"}, 8
+    ),
+    "ForerunQueueDelay": Case(buckets(QUEUE, 50, 50, ("0.1", "1")), buckets(QUEUE, 100, 0, ("0.1", "1")), 15),
+    "ForerunTextsSlow": Case(buckets(PAUSE, 90, 10, ("1", "4")), buckets(PAUSE, 100, 0, ("1", "4")), 20),
+    "ForerunFirstTokenLate": Case(
+        buckets(FIRST, 80, 20, ("5", "10")), buckets(FIRST, 98, 2, ("5", "10")), 20
+    ),
+    "ForerunStepTimesOff": Case(buckets(RATIO, 50, 50, ("2", "4")), buckets(RATIO, 95, 5, ("2", "4")), 30),
+    "ForerunDraftsInVain": Case(share(WASTED, DRAFTS, 99), share(WASTED, DRAFTS, 70), 70),
+    "ForerunStepsFail": Case(
+        {f"forerun_failed_steps_total{{{POD}}}": "0 1x120"},
+        gauge(f"forerun_failed_steps_total{{{POD}}}", "7"),
+        3,
+    ),
+    "ForerunInternalErrors": Case(
+        {ENDED % "INTERNAL": "0 1x120"}, {ENDED % "INTERNAL": "3x120", ENDED % "LOST": "0+9x120"}, 3
+    ),
+    "ForerunStreamsBreak": Case(
+        {ENDED % "LOST": "0+40x120", ENDED % "STOP": "0+60x120"},
+        {ENDED % "LOST": "0+20x120", ENDED % "STOP": "0+80x120"},
+        25,
+    ),
+    "ForerunHostileClients": Case(
+        {REFUSED % "INVALID_ARGUMENT": "0+90x120"},
+        {REFUSED % "INVALID_ARGUMENT": "0+9x120", REFUSED % "RESOURCE_EXHAUSTED": "0+900x120"},
+        20,
+    ),
+    "ForerunEdgeCutOff": Case(
+        gauge(f'forerun_edge_verifier_reachable{{{EDGE},address="a"}}', "0"),
+        gauge(f'forerun_edge_verifier_reachable{{{EDGE},address="a"}}', "0")
+        | gauge(f'forerun_edge_verifier_reachable{{{EDGE},address="b"}}', "1"),
+        7,
+    ),
+    "ForerunEdgesWriteAlone": Case(
+        share(f"forerun_edge_device_tokens_total{{{EDGE}}}", f"forerun_edge_tokens_total{{{EDGE}}}", 40),
+        share(f"forerun_edge_device_tokens_total{{{EDGE}}}", f"forerun_edge_tokens_total{{{EDGE}}}", 5),
+        25,
+    ),
+    "ForerunEdgeQueueFull": Case(
+        {f"forerun_edge_texts_refused_total{{{EDGE}}}": "0+10x120"},
+        gauge(f"forerun_edge_texts_refused_total{{{EDGE}}}", "30"),
+        15,
+    ),
+}
+
+
+def rules() -> dict[str, Any]:
+    return {each["alert"]: each for each in alerts(View("monitoring", checked_in("monitoring")))}
+
+
+def check(name: str, series: dict[str, str], minute: int, fires: bool, folder: Path) -> None:
+    """One unit test of promtool's: how many alerts of this name fire then."""
+    (folder / "rules.yaml").write_text(plain_rules(), encoding="utf-8")
+    samples = [{"labels": "{}", "value": 1}] if fires else []
+    wanted = {
+        "expr": f'count by () (ALERTS{{alertname="{name}",alertstate="firing"}})',
+        "eval_time": f"{minute}m",
+        "exp_samples": samples,
+    }
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": key, "values": value} for key, value in series.items()],
+        "promql_expr_test": [wanted],
+    }
+    whole = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    (folder / "test.yaml").write_text(yaml.safe_dump(whole), encoding="utf-8")
+    promtool("test", "rules", str(folder / "test.yaml"))
+
+
+def promtool(*arguments: str) -> None:
+    found = program("promtool")
+    assert found is not None
+    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_case() -> None:
+    assert CASES.keys() == rules().keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_is_of_metrics_that_exist(name: str) -> None:
+    case = CASES[name]
+    assert {
+        each for series in (case.fires, case.quiet) for key in series for each in unknown_metrics(key)
+    } == set()
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize("name", CASES)
+def test_an_alert_fires(name: str, tmp_path: Path) -> None:
+    check(name, CASES[name].fires, CASES[name].minute, True, tmp_path)
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize("name", CASES)
+def test_an_alert_does_not_fire_on_less(name: str, tmp_path: Path) -> None:
+    check(name, CASES[name].quiet, CASES[name].minute, False, tmp_path)
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize("name", [name for name in CASES if "for" in rules()[name]])
+def test_an_alert_waits_before_it_wakes_anybody(name: str, tmp_path: Path) -> None:
+    """What lasts a moment is nobody's business: not in the first minute."""
+    check(name, CASES[name].fires, 0, False, tmp_path)
+
+
+@pytest.mark.promtool
+def test_prometheus_takes_the_rules() -> None:
+    promtool("check", "rules", str(ALERTS))
+
+
+def test_what_wakes_somebody_is_rare() -> None:
+    pages = [name for name, rule in rules().items() if rule["labels"]["severity"] == "page"]
+    assert 1 <= len(pages) <= 5

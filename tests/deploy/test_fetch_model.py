@@ -1,0 +1,486 @@
+"""The Job that fills a model's volume, run as the cluster runs it, against a server on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import importlib.util
+import json
+import subprocess
+import sys
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tools.helm_objects import ROOT, checked_in
+
+SCRIPT = ROOT / "deploy" / "kubernetes" / "components" / "model" / "fetch_model.py"
+TARGET = ROOT / "demo_models" / "target"
+
+
+def loaded() -> ModuleType:
+    """The script as a module; it is no part of a package, as it travels alone."""
+    spec = importlib.util.spec_from_file_location("fetch_model", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+job: Any = loaded()
+
+
+@dataclass
+class Registry:
+    """A server of files that can break off and that remembers what it was asked."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    cut_at: dict[str, int] = field(default_factory=dict)  # bytes after which it hangs up, once each
+    moved: dict[str, str] = field(default_factory=dict)  # path -> address that it is at now
+    ranges: bool = True
+    asked: list[tuple[str, str, str]] = field(default_factory=list)  # path, Range, Authorization
+    address: str = ""
+
+    def entry(self, path: str, **other: object) -> dict[str, object]:
+        """What a manifest says of a file here."""
+        data = self.files[f"/{path}"]
+        found = {"path": path, "url": f"{self.address}/{path}", "size": len(data)}
+        return {**found, "sha256": hashlib.sha256(data).hexdigest(), **other}
+
+
+def handler_of(registry: Registry) -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            begin = self.headers.get("Range", "")
+            registry.asked.append((self.path, begin, self.headers.get("Authorization", "")))
+            if self.path in registry.moved:
+                self._head(302, 0, Location=registry.moved[self.path])
+            elif self.path not in registry.files:
+                self._head(404, 0)
+            else:
+                self._send(registry.files[self.path], begin)
+
+        def _send(self, data: bytes, asked: str) -> None:
+            begin = int(asked.removeprefix("bytes=").rstrip("-")) if asked and registry.ranges else 0
+            rest = data[begin:]
+            self._head(206 if begin else 200, len(rest))
+            cut = registry.cut_at.pop(self.path, len(rest))
+            self.wfile.write(rest[:cut])
+            self.close_connection = cut < len(rest)
+
+        def _head(self, status: int, length: int, **headers: str) -> None:
+            self.send_response(status)
+            for name, value in {"Content-Length": str(length), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Tests have nobody to tell."""
+
+    return Handler
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    found = Registry()
+    with serving(found):
+        yield found
+
+
+class serving:
+    """A registry that answers while the block runs."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler_of(registry))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        registry.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def safetensors(size: int = 1000) -> bytes:
+    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(index % 251 for index in range(size))
+
+
+def a_model(registry: Registry) -> list[dict[str, object]]:
+    registry.files |= {"/config.json": b'{"model_type": "llama"}', "/model.safetensors": safetensors()}
+    return [registry.entry("config.json"), registry.entry("model.safetensors")]
+
+
+@dataclass
+class Volume:
+    """A folder, its manifest, and the script's commands on them."""
+
+    root: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "target"
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "manifest.json"
+
+    def wants(self, entries: object) -> None:
+        self.manifest.write_text(json.dumps({"files": entries}), encoding="utf-8")
+
+    def run(self, verb: str, *more: str) -> int:
+        where = ("--manifest", str(self.manifest), "--into", str(self.folder))
+        plain = ("--plain-http",) if verb == "fetch" else ()
+        code: int = job.main([verb, *where, *plain, *more])
+        return code
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Volume:
+    return Volume(tmp_path)
+
+
+def test_a_model_comes_whole_and_is_then_found_whole(registry: Registry, volume: Volume) -> None:
+    volume.wants(a_model(registry))
+    assert volume.run("check") == 1
+    assert volume.run("fetch") == 0
+    assert volume.run("check") == 0
+    assert (volume.folder / "model.safetensors").read_bytes() == registry.files["/model.safetensors"]
+    assert sorted(path.name for path in volume.folder.iterdir()) == [
+        job.DONE,
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+def test_what_is_there_is_not_fetched_again(registry: Registry, volume: Volume) -> None:
+    volume.wants(a_model(registry))
+    assert volume.run("fetch") == 0
+    registry.asked.clear()
+    assert volume.run("fetch") == 0
+    assert registry.asked == []
+
+
+def test_what_was_changed_on_the_volume_is_fetched_again(registry: Registry, volume: Volume) -> None:
+    volume.wants(a_model(registry))
+    assert volume.run("fetch") == 0
+    path = volume.folder / "model.safetensors"
+    path.write_bytes(bytes(path.stat().st_size))
+    assert volume.run("fetch") == 0
+    assert path.read_bytes() == registry.files["/model.safetensors"]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_what_broke_off_is_taken_up(ranges: bool, registry: Registry, volume: Volume) -> None:
+    volume.wants(a_model(registry))
+    registry.ranges = ranges
+    registry.cut_at["/model.safetensors"] = 400
+    assert volume.run("fetch") == 1
+    assert not (volume.folder / "model.safetensors").exists()
+    assert volume.run("check") == 1
+    assert volume.run("fetch") == 0
+    assert registry.asked[-1][:2] == ("/model.safetensors", "bytes=400-")
+    assert (volume.folder / "model.safetensors").read_bytes() == registry.files["/model.safetensors"]
+
+
+def test_another_hash_is_refused_and_nothing_of_it_stays(
+    registry: Registry, volume: Volume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = a_model(registry)
+    volume.wants([entries[0], {**entries[1], "sha256": "0" * 64}])
+    assert volume.run("fetch") == 1
+    assert "has the sha256" in capsys.readouterr().err
+    assert sorted(path.name for path in volume.folder.iterdir()) == ["config.json"]
+    assert volume.run("check") == 1
+
+
+def test_more_bytes_than_the_manifest_says_are_not_read(
+    registry: Registry, volume: Volume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = a_model(registry)
+    volume.wants([entries[0], {**entries[1], "size": 100}])
+    assert volume.run("fetch") == 1
+    assert "more bytes than its manifest says" in capsys.readouterr().err
+    assert (volume.folder / "model.safetensors.part").stat().st_size <= 100
+
+
+def test_fewer_bytes_are_no_file(
+    registry: Registry, volume: Volume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = a_model(registry)
+    volume.wants([entries[0], {**entries[1], "size": 100_000}])
+    assert volume.run("fetch") == 1
+    assert "broke off" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "pytorch_model.bin",
+        "model.pt",
+        "model.pkl",
+        "model.gguf",
+        "modeling_x.py",
+        "model",
+        "x.safetensors.bin",
+    ],
+)
+def test_formats_that_can_run_code_are_refused(
+    path: str, registry: Registry, volume: Volume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry.files[f"/{path}"] = b"x"
+    volume.wants([*a_model(registry), registry.entry(path)])
+    assert volume.run("fetch") == 1
+    assert f"{path} is refused" in capsys.readouterr().err
+    assert registry.asked == []
+
+
+@pytest.mark.parametrize(
+    "path", ["../x.json", "/etc/x.json", "a/../../x.json", ".hidden.json", "", "a/.git/x.json"]
+)
+def test_names_stay_below_the_folder(
+    path: str, registry: Registry, volume: Volume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = a_model(registry)
+    volume.wants([*entries, {**entries[0], "path": path}])
+    assert volume.run("fetch") == 1
+    assert "no name of a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"sha256": "abc"}, "must be 64 hex digits"),
+        ({"size": 0}, "number of bytes above 0"),
+        ({"size": "many"}, "is no manifest"),
+        ({"url": "file:///etc/passwd"}, "is refused: files are fetched by https"),
+        ({"url": "ftp://models.internal/x"}, "is refused: files are fetched by https"),
+    ],
+)
+def test_a_manifest_says_what_can_be_meant(
+    change: dict[str, object],
+    sentence: str,
+    registry: Registry,
+    volume: Volume,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    entries = a_model(registry)
+    volume.wants([entries[0], {**entries[1], **change}])
+    assert volume.run("fetch") == 1
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is no manifest"),
+        ("[]", "is no manifest"),
+        ('{"files": [{}]}', "is no manifest"),
+        ('{"files": []}', "names no model"),
+    ],
+)
+def test_what_is_no_manifest_is_refused(
+    text: str, sentence: str, volume: Volume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    volume.manifest.write_text(text, encoding="utf-8")
+    assert volume.run("fetch") == 1
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_manifest_that_is_not_there_is_named(volume: Volume, capsys: pytest.CaptureFixture[str]) -> None:
+    assert volume.run("fetch") == 1
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_name_that_stands_twice_is_refused(
+    registry: Registry, volume: Volume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = a_model(registry)
+    volume.wants([*entries, entries[0]])
+    assert volume.run("fetch") == 1
+    assert "twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "sentence"),
+    [
+        ("model.safetensors", b"\x80\x04K\x01.", "no safetensors file"),
+        ("model.safetensors", (10**12).to_bytes(8, "little") + b"{}", "its header would have"),
+        ("model.safetensors", (2).to_bytes(8, "little") + b"[]", "names no tensors"),
+        ("model.safetensors", (2).to_bytes(8, "little") + b"}{", "its header is no JSON"),
+        ("config.json", b"<html>", "is no JSON"),
+    ],
+)
+def test_files_are_what_their_names_say(
+    path: str,
+    data: bytes,
+    sentence: str,
+    registry: Registry,
+    volume: Volume,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Even where the hash is right: somebody made a manifest of the wrong folder."""
+    a_model(registry)
+    registry.files[f"/{path}"] = data
+    volume.wants([registry.entry("config.json"), registry.entry("model.safetensors")])
+    assert volume.run("fetch") == 1
+    assert sentence in capsys.readouterr().err
+    assert not (volume.folder / path).exists()
+
+
+def test_a_server_that_has_no_such_file_is_quoted(
+    registry: Registry, volume: Volume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = a_model(registry)
+    del registry.files["/model.safetensors"]
+    volume.wants(entries)
+    assert volume.run("fetch") == 1
+    assert "answered 404" in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there_is_told(volume: Volume, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = Registry()
+    with serving(gone):
+        entries = a_model(gone)
+    volume.wants(entries)
+    assert volume.run("fetch") == 1
+    assert "broke off" in capsys.readouterr().err
+
+
+def test_http_needs_to_be_allowed(
+    registry: Registry, volume: Volume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    volume.wants(a_model(registry))
+    where = ["--manifest", str(volume.manifest), "--into", str(volume.folder)]
+    assert job.main(["fetch", *where]) == 1
+    assert "https" in capsys.readouterr().err
+    assert registry.asked == []
+
+
+def test_a_redirect_leads_to_no_other_kind_of_address(
+    registry: Registry, volume: Volume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    volume.wants(a_model(registry))
+    registry.moved["/config.json"] = "ftp://127.0.0.1/config.json"
+    assert volume.run("fetch") == 1
+    assert "refused" in capsys.readouterr().err
+
+
+def test_a_token_is_told_to_its_host_and_to_no_other(
+    registry: Registry, volume: Volume, tmp_path: Path
+) -> None:
+    """Hubs send to another host for the bytes; and sometimes to another place of their own."""
+    token = tmp_path / "token"
+    token.write_text("hf_secret\n", encoding="utf-8")
+    volume.wants(a_model(registry))
+    other = Registry()
+    with serving(other):
+        registry.moved["/config.json"] = f"{registry.address}/here.json"
+        registry.files["/here.json"] = registry.files["/config.json"]
+        registry.moved["/model.safetensors"] = f"{other.address}/there"
+        other.files["/there"] = registry.files["/model.safetensors"]
+        assert volume.run("fetch", "--token-file", str(token)) == 0
+    assert [(path, said) for path, _, said in registry.asked] == [
+        ("/config.json", "Bearer hf_secret"),
+        ("/here.json", "Bearer hf_secret"),
+        ("/model.safetensors", "Bearer hf_secret"),
+    ]
+    assert [(path, said) for path, _, said in other.asked] == [("/there", "")]
+
+
+def test_a_token_file_need_not_be_there(registry: Registry, volume: Volume, tmp_path: Path) -> None:
+    volume.wants(a_model(registry))
+    assert volume.run("fetch", "--token-file", str(tmp_path / "token")) == 0
+    assert {said for _, _, said in registry.asked} == {""}
+
+
+def test_another_model_on_the_volume_is_not_served(
+    registry: Registry, volume: Volume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = a_model(registry)
+    volume.wants(entries)
+    assert volume.run("fetch") == 0
+    registry.files["/config.json"] = b'{"model_type": "qwen3"}'
+    volume.wants([registry.entry("config.json"), entries[1]])
+    assert volume.run("check") == 1
+    assert "another model" in capsys.readouterr().err
+
+
+def test_the_same_model_from_elsewhere_is_the_same(registry: Registry, volume: Volume) -> None:
+    entries = a_model(registry)
+    volume.wants(entries)
+    assert volume.run("fetch") == 0
+    volume.wants([{**each, "url": "https://mirror.internal/x"} for each in reversed(entries)])
+    assert volume.run("check") == 0
+
+
+def test_a_file_that_was_cut_on_the_volume_is_noticed(
+    registry: Registry, volume: Volume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    volume.wants(a_model(registry))
+    assert volume.run("fetch") == 0
+    with (volume.folder / "model.safetensors").open("ab") as file:
+        file.truncate(10)
+    assert volume.run("check") == 1
+    assert "not as it came" in capsys.readouterr().err
+
+
+def test_a_pod_waits_until_the_job_is_done(registry: Registry, volume: Volume) -> None:
+    """Two processes, as in the cluster; the one that waits says why and ends when the other has ended."""
+    volume.wants(a_model(registry))
+    where = ["--manifest", str(volume.manifest), "--into", str(volume.folder)]
+    command = [sys.executable, str(SCRIPT), "check", *where, "--wait", "60"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        assert "waiting" in waiting.stderr.readline()
+        assert volume.run("fetch") == 0
+        assert waiting.wait(60) == 0
+
+
+def test_a_manifest_is_made_of_a_folder_and_fetches_it(
+    registry: Registry, volume: Volume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bundled target, by the command that deploy/README.md shows."""
+    assert job.main(["manifest", str(TARGET), "--from", f"{registry.address}/demo/"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    volume.wants(made["files"])
+    for each in made["files"]:
+        registry.files[urllib.parse.urlsplit(each["url"]).path] = (TARGET / each["path"]).read_bytes()
+    assert volume.run("fetch") == 0
+    assert {each["path"] for each in made["files"]} >= {"config.json", "model.safetensors", "tokenizer.json"}
+
+
+def test_the_manifest_that_is_checked_in_is_refused_until_it_is_filled(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    where = ["--manifest", str(SCRIPT.with_name("manifest.json")), "--into", "/nowhere"]
+    assert job.main(["fetch", *where]) == 1
+    assert "names no model" in capsys.readouterr().err
+
+
+def test_the_cluster_gets_this_very_script() -> None:
+    (found,) = [
+        each for each in checked_in("gpu") if each["metadata"]["name"] == "forerun-model" and "data" in each
+    ]
+    assert found["data"]["fetch_model.py"] == SCRIPT.read_text(encoding="utf-8")
+
+
+def test_it_needs_the_standard_library_alone() -> None:
+    """-I -S: no site packages, no path of ours."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(SCRIPT), "--help"], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
