@@ -226,6 +226,7 @@ class Wire(Connection):
 
     def __init__(self, call: Call) -> None:
         self.stub = call  # type: ignore[assignment]  # gRPC's stub has the method, too
+        self.metadata = lambda: ()
         self.num_streams = 0
         self._retired = False
 
