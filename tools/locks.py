@@ -54,6 +54,8 @@ LOCKS = {
     # What builds llama.cpp and this project. pip checks no hashes of what an isolated build brings, so images
     # build without isolation, with these. setuptools also stands below torch: one release for both.
     "build": Lock((), ("scikit-build-core==1.1.2", "cmake==4.4.4", "ninja==1.13.2", "setuptools==84.2.1")),
+    # Installs a Python that JetPack 6 has not (edge-jetson.Dockerfile).
+    "jetson-python": Lock((), (f"uv=={UV}",)),
 }
 """Name of the file -> what it holds."""
 
