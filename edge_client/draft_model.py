@@ -15,6 +15,7 @@ from edge_client.draft_pool import DraftPool, Seat
 from edge_client.llama.model import LlamaModel
 from edge_client.llama.runtime import LlamaRuntime
 from edge_client.llama.settings import LlamaSettings
+from edge_client.llama.trial import Trials
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,9 @@ class DraftModel:
 
     The constructor reads the tokens, which stay: `tokens` has the vocabulary, whatever the state. It raises
     `UserError` if the file is none. `keep_alive` seconds after the last seat was given back the weights are
-    put away (below 0: never; 0: at once). `clock` tells the time of day, in seconds since 1970.
+    put away (below 0: never; 0: at once). `clock` tells the time of day, in seconds since 1970. With `trials`
+    the file is loaded by another process before this one touches it, its tokens here and its weights when
+    they are wanted; without, a file that llama.cpp dies of ends this process.
     """
 
     def __init__(
@@ -67,7 +70,11 @@ class DraftModel:
         seats: int = 8,
         keep_alive: float = 300.0,
         clock: Callable[[], float] = time.time,
+        trials: Trials | None = None,
     ) -> None:
+        self._trials = trials
+        if trials is not None:
+            trials.ensure(settings, weights=False)
         self.tokens = LlamaModel(settings, weights=False)
         self.size_bytes = Path(self.tokens.path).stat().st_size  # of the file
         self.state = ModelState.UNLOADED
@@ -192,6 +199,8 @@ class DraftModel:
         logger.warning("x %s", reason)
 
     def _open(self) -> tuple[LlamaRuntime, DraftPool]:
+        if self._trials is not None:
+            self._trials.ensure(self._settings, weights=True)
         runtime = LlamaRuntime(self._settings)
         runtime.grammars = self.tokens.grammars  # the same tokens, and what is compiled outlives the weights
         try:

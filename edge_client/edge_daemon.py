@@ -36,6 +36,7 @@ from edge_client.daemon.metrics import metrics_page
 from edge_client.draft_model import DraftModel
 from edge_client.llama.model import LlamaModel
 from edge_client.llama.settings import LlamaSettings
+from edge_client.llama.trial import Trials
 from edge_client.notify import Notifier, Watchdog, loop_ping
 from edge_client.paths import EdgePaths, make_private
 from edge_client.status import StatusPage, verifier_status
@@ -114,11 +115,12 @@ class EdgeDaemon:
         )
 
     def _models(self, stack: contextlib.AsyncExitStack) -> tuple[DraftModel | None, LlamaModel]:
-        """The draft model, if one is to draft, and the tokens."""
-        draft = self._config.draft
+        """The draft model, if one is to draft, and the tokens. The file is tried before it is loaded here."""
+        draft, trials = self._config.draft, Trials(self._paths.tried)
         if draft.policy == "off":
+            trials.ensure(self._llama(), weights=False)
             return None, stack.enter_context(LlamaModel(self._llama(), weights=False))
-        drafts = DraftModel(self._llama(), draft.seats, draft.keep_alive)
+        drafts = DraftModel(self._llama(), draft.seats, draft.keep_alive, trials=trials)
         stack.push_async_callback(drafts.close)
         return drafts, drafts.tokens
 

@@ -46,6 +46,11 @@ class EdgePaths:
         return self.state / "edge.pid"
 
     @property
+    def tried(self) -> Path:
+        """Which draft files may be loaded (`edge_client.llama.trial`)."""
+        return self.state / "tried.json"
+
+    @property
     def journal(self) -> Path:
         """The folder of completions that survive a restart."""
         return self.state / "journal"

@@ -33,6 +33,7 @@ from cloud_verifier.engine.attention import attention_function
 from cloud_verifier.engine.fp32_head import install_fp32_head
 from cloud_verifier.engine.quantize import Shrinkage, check_quantization, quantize, weight_bytes
 from cloud_verifier.engine.refusals import Refusal, refuse_architecture, refuse_config, refuse_division
+from cloud_verifier.engine.weight_files import check_weights
 from cloud_verifier.engine.widening import HALF, can_widen, float32_inside
 from common.errors import UserError
 from common.grammar import Tokens
@@ -301,6 +302,8 @@ def load_target(
         raise UserError(f"the weights of '{source}' are stored quantized; leave --quantize out")
     if num_processes > 1:
         refuse_division(source, config, num_processes)
+    if path.is_dir():
+        check_weights(source, path)
     model = _loading(source, lambda: _load_weights(source, place, kind, num_processes))
     words = _loading(source, lambda: _load_tokenizer(place)) if with_tokenizer else None
     shrinkage = None

@@ -232,3 +232,32 @@ async def test_a_forced_unloading_ends_the_drafting(make: Made) -> None:
         await text_at(seat)
     seat.release()
     await text_at(await model.acquire())
+
+
+def copied(path: Path, folder: Path, change: Callable[[bytes], bytes] = bytes) -> Path:
+    """A copy, whole or with something done to it."""
+    file = folder / "draft.gguf"
+    file.write_bytes(change(path.read_bytes()))
+    return file
+
+
+async def test_a_file_that_llama_cpp_dies_of_is_refused_and_this_process_lives(
+    path: Path, tmp_path: Path
+) -> None:
+    from edge_client.llama.trial import Trials
+
+    file, trials = copied(path, tmp_path), Trials(tmp_path / "tried.json")
+    model = DraftModel(settings(file), trials=trials)
+    copied(path, tmp_path, lambda data: data.replace(b"<filler1>", b"<filler2>"))  # while the daemon runs
+    try:
+        with pytest.raises(UserError, match="was ended by SIGABRT"):
+            await model.acquire()
+        assert model.state is ModelState.FAILED
+        assert "fetch it or convert the model again" in model.failure
+        copied(path, tmp_path)
+        (await model.acquire()).release()  # the next text finds a good file
+    finally:
+        await model.close()
+    copied(path, tmp_path, lambda data: data[:-1])
+    with pytest.raises(UserError, match="behind the end of the file"):
+        DraftModel(settings(file), trials=trials)

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Builds an image: deploy/docker/build.sh NAME [more arguments of docker buildx build]
+#
+#   deploy/docker/build.sh verifier --load
+#   deploy/docker/build.sh edge --platform linux/amd64,linux/arm64 --push --tag REGISTRY/forerun-edge:0.1.0
+#
+# NAME is verifier, verifier-cpu, edge or edge-jetson. Base images come by digest from bases.env; without one
+# nothing is built.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+stop() {
+	echo "build.sh: $1" >&2
+	exit 1
+}
+
+name=${1:-}
+file=$here/$name.Dockerfile
+[[ -n $name && -f $file ]] || stop "there is no image '$name'; there are verifier, verifier-cpu, edge and edge-jetson"
+shift
+
+# The digests that this Dockerfile asks for, each checked.
+arguments=()
+while read -r argument; do
+	line=$(grep "^$argument=" "$here/bases.env") || stop "bases.env has no $argument, which $name.Dockerfile asks for"
+	image=${line#*=}
+	digest=${image#* }
+	image=${image%% *}
+	[[ $digest =~ ^sha256:[0-9a-f]{64}$ ]] \
+		|| stop "$image has no digest in deploy/docker/bases.env; deploy/docker/pin.sh fills them in"
+	grep -q "^FROM $image@\${$argument}" "$file" || stop "$name.Dockerfile does not take $image by $argument"
+	arguments+=(--build-arg "$argument=$digest")
+done < <(sed -n 's/^ARG \([A-Z0-9_]*_DIGEST\)$/\1/p' "$file")
+
+revision=$(git -C "$here" rev-parse HEAD 2>/dev/null || echo unknown)
+exec docker buildx build --file "$file" --tag "forerun-$name" --build-arg "REVISION=$revision" \
+	"${arguments[@]}" "$@" "$here/../.."

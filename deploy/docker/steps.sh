@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# What the images' build stages do, as a script that needs no container engine.
+#
+#   steps.sh build KIND PREFIX    a virtual environment at PREFIX: the lock's distributions and this project
+#   steps.sh check KIND PREFIX    starts it as user 10001 over a tree it cannot write, and asks its health
+#
+# KIND is edge, edge-jetson, verifier-cpu or verifier-cuda. PREFIX stays where it is made: a virtual environment
+# knows its place. PYTHON is the interpreter (python3), PIP_OPTIONS go to pip (an index, a folder of wheels).
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+locks=$root/deploy/locks
+user=10001
+
+stop() {
+	echo "steps.sh: $1" >&2
+	exit 1
+}
+
+# llama.cpp for machines that are not the one that builds. GGML_NATIVE=OFF leaves the builder's own instructions
+# out, AMX among them, whose code GCC 12 gets wrong (docs/edge.md). What is left on x86-64 is AVX2, FMA, F16C and
+# BMI2 (x86-64-v3). ARM_ARCH has dot products: every 64-bit ARM core since the Cortex-A76; armv8-a for older ones.
+# Without OpenMP llama.cpp brings its own threads, and the image needs no libgomp.
+cmake_arguments() {
+	local arguments="-DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DLLAMA_CURL=OFF"
+	if [[ $(uname -m) == aarch64 ]]; then
+		arguments+=" -DGGML_CPU_ARM_ARCH=${ARM_ARCH:-armv8.2-a+dotprod}"
+	fi
+	if [[ $1 == edge-jetson ]]; then
+		arguments+=" -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-87}"
+	fi
+	echo "$arguments"
+}
+
+lock_of() {
+	case $1 in
+	edge | edge-jetson) echo "$locks/edge.txt" ;;
+	verifier-cpu | verifier-cuda) echo "$locks/$1.txt" ;;
+	*) stop "'$1' is no kind of image; there are edge, edge-jetson, verifier-cpu and verifier-cuda" ;;
+	esac
+}
+
+# Wheels of everything, held to the lock's hashes, in an environment that is thrown away; then those alone,
+# without the network, into one that has no pip.
+build() {
+	local kind=$1 prefix=$2 lock work python=${PYTHON:-python3}
+	lock=$(lock_of "$kind")
+	[[ ! -e $prefix ]] || stop "$prefix is there already; name a new folder"
+	work=$(mktemp -d)
+	# shellcheck disable=SC2064  # it is known now, and gone later
+	trap "rm -rf '$work'" EXIT
+	"$python" -m venv "$work/tools"
+	local pip=("$work/tools/bin/python" -m pip --disable-pip-version-check --quiet)
+	# shellcheck disable=SC2206  # several words
+	local options=(--require-hashes ${PIP_OPTIONS:-})
+	"${pip[@]}" install "${options[@]}" -r "$locks/build.txt"
+	CMAKE_ARGS=$(cmake_arguments "$kind") PATH="$work/tools/bin:$PATH" \
+		"${pip[@]}" wheel "${options[@]}" --no-build-isolation --no-deps -w "$work/wheels" -r "$lock"
+	source_of "$work/source"
+	"${pip[@]}" wheel --no-build-isolation --no-deps --no-index -w "$work/wheels" "$work/source"
+	"$python" -m venv --without-pip "$prefix"
+	"${pip[@]}" --python "$prefix/bin/python" install --no-index --no-deps --no-compile "$work"/wheels/*.whl
+	slim "$prefix"
+	"$prefix/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$prefix/lib"
+	chmod -R go-w "$prefix"
+}
+
+# The project's packages, out of a tree that stays as it is.
+source_of() {
+	mkdir "$1"
+	(cd "$root" && cp -R pyproject.toml README.md LICENSE forerun edge_client cloud_verifier common link simulator \
+		demo_models benchmarks "$1")
+}
+
+# What only compilers and tests read.
+slim() {
+	local packages
+	packages=$(echo "$1"/lib/python3*/site-packages)
+	rm -rf "${packages:?}"/{include,bin,lib/cmake,lib/pkgconfig} "${packages:?}"/torch/{include,share,test}
+	find "$packages" -name '*.a' -delete
+	find "$packages" -type d -name tests -path '*/numpy/*' -prune -exec rm -rf {} +
+	if command -v strip >/dev/null; then
+		find "$packages/llama_cpp" -name '*.so*' -type f -exec strip --strip-unneeded {} + 2>/dev/null || true
+	fi
+}
+
+# Somebody who is nobody, with no writable folder but one below /tmp.
+as_user() {
+	local home=$1
+	shift
+	local env=(env -i "PATH=$PATH" "HOME=$home" "TMPDIR=$home" "XDG_STATE_HOME=$home/state" "XDG_DATA_HOME=$home/data"
+		"XDG_CONFIG_HOME=$home/config" "XDG_CACHE_HOME=$home/cache" HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1)
+	if ((EUID == 0)); then
+		setpriv --reuid="$user" --regid="$user" --clear-groups --no-new-privs --bounding-set=-all -- "${env[@]}" "$@"
+	else
+		"${env[@]}" "$@"
+	fi
+}
+
+check() {
+	local kind=$1 prefix=$2 home models
+	lock_of "$kind" >/dev/null
+	home=$(mktemp -d /tmp/forerun-check.XXXXXX)
+	models=$home/models
+	mkdir "$models" "$home/run"
+	cp -R "$root/demo_models/target" "$root/demo_models/draft" "$models"
+	chmod -R a+rX "$home"
+	if ((EUID == 0)); then chown "$user:$user" "$home/run"; fi
+	(cd / && serve "$kind" "$prefix" "$models" "$home")
+	[[ -z $(find "$prefix" -newer "$home/began" -print -quit) ]] || stop "something was written below $prefix"
+	rm -rf "$home"
+	echo "steps.sh: $kind at $prefix starts as user $user, is well, writes nothing but /tmp, and ends on SIGTERM"
+}
+
+serve() {
+	local kind=$1 prefix=$2 models=$3 home=$4 port health
+	[[ -z $(as_user "$home/run" find "$prefix" -writable ! -type l -print -quit) ]] || ((EUID)) \
+		|| stop "user $user can write below $prefix"
+	port=$((20000 + RANDOM % 10000))
+	health=127.0.0.1:$port
+	local python=("$prefix/bin/python")
+	local words=("${python[@]}" -m forerun verify --model "$models/target" --listen "$health" --threads 1)
+	if [[ $kind == edge* ]]; then
+		health=http://127.0.0.1:$port/healthz
+		words=("${python[@]}" -m forerun edge --draft "$models/draft/draft-q8_0.gguf" --verifier 127.0.0.1:1
+			--listen "127.0.0.1:$port")
+	fi
+	touch "$home/began"
+	as_user "$home/run" "${words[@]}" &
+	local server=$! left=240
+	until as_user "$home/run" "${python[@]}" -m forerun.probe "$health" 2>/dev/null; do
+		((left--)) || stop "it is not well after some minutes"
+		kill -0 "$server" 2>/dev/null || stop "it ended by itself"
+		sleep 0.5
+	done
+	kill -TERM "$server"
+	wait "$server" || stop "it ended with code $?"
+	! as_user "$home/run" "${python[@]}" -m forerun.probe "$health" 2>/dev/null || stop "its health outlives it"
+}
+
+(($# == 3)) || stop "say steps.sh build KIND PREFIX, or steps.sh check KIND PREFIX"
+case $1 in
+build | check) "$1" "$2" "$3" ;;
+*) stop "'$1' is no step; there are build and check" ;;
+esac

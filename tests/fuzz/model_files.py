@@ -1,0 +1,270 @@
+"""Thousands of damaged model files: `python -m tests.fuzz.model_files --cases 4000`.
+
+What must hold, whatever a file holds (`tests.fuzz.corrupt` draws them):
+
+- our own readers answer within `LONGEST_READ` seconds, with a header or a `UserError`, and nothing else;
+- a GGUF file that they pass is loaded by the code of the trial's child in a process of its own, which may
+  refuse it, or die: that is what it is for, and is counted;
+- a GGUF file that the trial passes does not end the process that loads it as the daemon does;
+- some verdicts are asked of `Trials` itself, with its real child: they are the same;
+- a safetensors file that our reader passes is read by the safetensors library without an error.
+"""
+
+# ruff: noqa: T201  a command line prints
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+from common.errors import UserError
+from tests.fuzz.corrupt import GGUF, SAFETENSORS, damaged, whole_safetensors
+
+LONGEST_READ = 2.0
+"""Seconds; the files have some hundred kilobytes, and a reader that believes a number takes for ever."""
+
+LONGEST_LOAD = 60
+"""Seconds of a forked process, after which it is ended and counts as hanging."""
+
+THROUGH_TRIALS = 40  # one case of so many is also told to `Trials`
+PART = 250  # cases of one process
+FORMATS = ("gguf", "safetensors")
+
+
+@dataclass
+class Tally:
+    """What came of some cases."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)  # laws, in words
+    slowest: float = 0.0  # seconds of our own reader
+
+    def add(self, other: Tally) -> None:
+        self.outcomes += other.outcomes
+        self.broken += other.broken
+        self.slowest = max(self.slowest, other.slowest)
+
+
+class Part(NamedTuple):
+    """Cases of one process, by their seeds."""
+
+    kind: str
+    first: int
+    num_cases: int
+
+    def run(self) -> Tally:
+        with tempfile.TemporaryDirectory() as folder:
+            play = _gguf(Path(folder)) if self.kind == "gguf" else _safetensors(Path(folder))
+            tally = Tally()
+            for seed in range(self.first, self.first + self.num_cases):
+                try:
+                    play(seed, tally)
+                except Exception as error:  # noqa: BLE001  the law is that there is none
+                    tally.broken.append(f"{self.kind} {seed}: {type(error).__name__}: {error}")
+            return tally
+
+
+Play = Callable[[int, Tally], None]
+
+
+def _read(tally: Tally, what: str, read: Callable[[], object]) -> bool:
+    """Whether our reader passes it; a broken law if it is slow or has nothing to say."""
+    began, passed = time.monotonic(), True
+    try:
+        read()
+    except UserError as error:
+        passed = False
+        if len(str(error)) < 20:
+            tally.broken.append(f"{what}: refused without a sentence: {error}")
+    taken = time.monotonic() - began
+    tally.slowest = max(tally.slowest, taken)
+    if taken > LONGEST_READ:
+        tally.broken.append(f"{what}: reading it took {taken:.1f} s")
+    return passed
+
+
+# --- GGUF ---------------------------------------------------------------------------------------------------
+
+
+def _gguf(folder: Path) -> Play:
+    """Everything is imported here, before anything forks."""
+    from edge_client.llama import drafter, library, runtime, trial_child  # noqa: F401
+    from edge_client.llama.header import check_header
+    from edge_client.llama.trial import Asked
+    from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
+
+    shapes = (
+        TinyShape(270, 32, 64, 2, 2, 1),
+        TinyShape(270, 32, 64, 1, 2, 2, quantised=True),
+    )
+    whole = [write_tiny_gguf(folder / f"{n}.gguf", shape).read_bytes() for n, shape in enumerate(shapes)]
+    library.library()
+    path = folder / "damaged.gguf"
+
+    def play(seed: int, tally: Tally) -> None:
+        name, data = damaged(whole[seed // len(GGUF) % len(whole)], GGUF, seed)
+        path.write_bytes(data)
+        if not _read(tally, f"gguf {seed} ({name})", lambda: check_header(path)):
+            verdict = "refused by our reader"
+        else:
+            asked = Asked(str(path), weights=True, gpu_layers=0, use_extra_bufts=None)
+            verdict = _verdict(_forked(lambda: trial_child.try_file(asked)))
+        tally.outcomes[f"gguf: {verdict}"] += 1
+        if verdict == "loads" and (end := _verdict(_forked(lambda: _as_the_daemon(path)))) not in FINE:
+            tally.broken.append(f"gguf {seed} ({name}): passed its trial, then {end}")
+        if seed % THROUGH_TRIALS == 0:
+            _ask_trials(path, seed, verdict, tally)
+
+    return play
+
+
+FINE = ("loads", "refused by llama.cpp")
+"""How a file may end in the daemon itself."""
+
+
+def _verdict(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return "hangs" if number == signal.SIGALRM else f"ends its process ({signal.Signals(number).name})"
+    return {0: "loads", 1: "refused by llama.cpp"}.get(os.WEXITSTATUS(status), "raises what nobody expects")
+
+
+def _forked(work: Callable[[], None]) -> int:
+    """The wait status of a process that does this."""
+    child = os.fork()
+    if child == 0:
+        os._exit(_in_child(work))
+    return os.waitpid(child, 0)[1]
+
+
+def _in_child(work: Callable[[], None]) -> int:
+    """0, 1 for a sentence, 2 for anything else. llama.cpp's last words go nowhere."""
+    signal.alarm(LONGEST_LOAD)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stderr.fileno())
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+    try:
+        work()
+    except UserError:
+        return 1
+    except BaseException:  # noqa: BLE001  its parent tells
+        return 2
+    return 0
+
+
+def _as_the_daemon(path: Path) -> None:
+    """The tokens, then the weights in a context of the daemon's kind, then draft steps."""
+    from common.sampling import SamplingParams
+    from edge_client.core.drafter import DraftRow
+    from edge_client.llama.drafter import LlamaDrafter
+    from edge_client.llama.model import LlamaModel
+    from edge_client.llama.runtime import LlamaRuntime
+    from edge_client.llama.settings import LlamaSettings
+
+    settings = LlamaSettings(str(path), n_ctx=512, n_seq_max=16, n_batch=64, max_rows=8, threads=1)
+    with LlamaModel(settings, weights=False) as words:
+        words.token_table()
+    with LlamaRuntime(settings) as runtime:
+        prompt = tuple(runtime.tokenize("What is a tree? It has a root, and", True)) or (0,)
+        drafter = LlamaDrafter(runtime)
+        drafter.start(prompt, 1, SamplingParams())
+        (first,) = drafter.expand([DraftRow(1, None, prompt[-1], len(prompt) - 1)])
+        rows = [DraftRow(2 + n, 1, token, len(prompt)) for n, token in enumerate(first.tokens[:3])]
+        if rows:
+            drafter.expand(rows)
+
+
+def _ask_trials(path: Path, seed: int, verdict: str, tally: Tally) -> None:
+    from edge_client.llama.settings import LlamaSettings
+    from edge_client.llama.trial import Trials
+
+    passed = _read_slowly(lambda: Trials().ensure(LlamaSettings(str(path)), weights=True))
+    tally.outcomes["gguf: asked of Trials, too"] += 1
+    if passed != (verdict == "loads"):
+        tally.broken.append(
+            f"gguf {seed}: {verdict}, and Trials says {'it passes' if passed else 'it fails'}"
+        )
+
+
+def _read_slowly(ask: Callable[[], None]) -> bool:
+    with contextlib.suppress(UserError):
+        ask()
+        return True
+    return False
+
+
+# --- safetensors --------------------------------------------------------------------------------------------
+
+
+def _safetensors(folder: Path) -> Play:
+    from safetensors.numpy import load_file
+
+    from cloud_verifier.engine.weight_files import check_file
+
+    whole, path = whole_safetensors(), folder / "model.safetensors"
+
+    def play(seed: int, tally: Tally) -> None:
+        name, data = damaged(whole, SAFETENSORS, seed)
+        path.write_bytes(data)
+        passed = _read(tally, f"safetensors {seed} ({name})", lambda: check_file(path))
+        tally.outcomes[f"safetensors: {'loads' if passed else 'refused by our reader'}"] += 1
+        if passed:
+            load_file(path)
+
+    return play
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+def parts(cases: int, first: int, kinds: tuple[str, ...]) -> list[Part]:
+    """All cases, evenly over the formats."""
+    each = -(-cases // len(kinds))
+    return [
+        Part(kind, first + start, min(PART, each - start)) for start in range(0, each, PART) for kind in kinds
+    ]
+
+
+def main() -> int:
+    """0 if every law held in every case, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.model_files", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--cases", type=int, default=4000, help="how many at least (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first case (%(default)s)")
+    parser.add_argument("--format", choices=FORMATS, action="append", help="only this one")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)")
+    options = parser.parse_args()
+    began, tally = time.monotonic(), Tally()
+    todo = parts(options.cases, options.seed, tuple(options.format or FORMATS))
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(part.run) for part in todo]):
+            tally.add(future.result())
+            done = f"… {sum(tally.outcomes.values())} cases, {len(tally.broken)} broken laws"
+            print(done, file=sys.stderr, flush=True)
+    _sum_up(tally, time.monotonic() - began)
+    return 1 if tally.broken else 0
+
+
+def _sum_up(tally: Tally, seconds: float) -> None:
+    for line in tally.broken:
+        print(line)
+    for outcome, count in sorted(tally.outcomes.items()):
+        print(f"{outcome:45} {count:6}")
+    end = f"{len(tally.broken)} broken laws" if tally.broken else "every law held"
+    print(f"{seconds:.0f} s, the slowest reading {tally.slowest * 1e3:.0f} ms: {end}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
