@@ -188,7 +188,7 @@ class Call:
         self._settings = settings
         self._commits = commits
 
-    def Session(self, requests: AsyncIterator[pb.SessionRequest]) -> Call:
+    def Session(self, requests: AsyncIterator[pb.SessionRequest], metadata: object = None) -> Call:
         self._loop = asyncio.get_running_loop()
         self._line, self._outbox = Line(self._settings, lambda: TURN), Outbox()
         self._reading = self._loop.create_task(self._read(requests))
