@@ -128,6 +128,8 @@ def torchrun_and_tensor_parallel_go_together(view: View) -> Iterator[str]:
             yield f"{pod.owner} has one of torchrun and --tensor-parallel"
         if started and _processes(pod) != int(pod.main["resources"]["limits"]["nvidia.com/gpu"]):
             yield f"{pod.owner} starts another number of processes than it has GPUs"
+        if started and "--warm-graphs" in pod.options:
+            yield f"{pod.owner} makes graphs that steps of several processes do not use"
 
 
 def verifiers_stop_after_endpoints_know(view: View) -> Iterator[str]:
