@@ -60,7 +60,8 @@ build() {
 	"$python" -m venv --without-pip "$prefix"
 	"${pip[@]}" --python "$prefix/bin/python" install --no-index --no-deps --no-compile "$work"/wheels/*.whl
 	slim "$prefix"
-	"$prefix/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$prefix/lib"
+	# torch brings a file for a newer Python than this one may be; it cannot be compiled, and is never imported.
+	"$prefix/bin/python" -m compileall -qq -j 0 --invalidation-mode unchecked-hash "$prefix/lib" || true
 	chmod -R go-w "$prefix"
 }
 
