@@ -128,6 +128,8 @@ serve() {
 	touch "$home/began"
 	as_user "$home/run" "${words[@]}" &
 	local server=$! left=240
+	# shellcheck disable=SC2064  # it is known now; whatever ends this script ends it, too
+	trap "kill -TERM $server 2>/dev/null || true" EXIT
 	until as_user "$home/run" "${python[@]}" -m forerun.probe "$health" 2>/dev/null; do
 		((left--)) || stop "it is not well after some minutes"
 		kill -0 "$server" 2>/dev/null || stop "it ended by itself"
