@@ -60,7 +60,8 @@ build() {
 	"$python" -m venv --without-pip "$prefix"
 	"${pip[@]}" --python "$prefix/bin/python" install --no-index --no-deps --no-compile "$work"/wheels/*.whl
 	slim "$prefix"
-	"$prefix/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$prefix/lib"
+	# torch brings a file for a newer Python than this one may be; it cannot be compiled, and is never imported.
+	"$prefix/bin/python" -m compileall -qq -j 0 --invalidation-mode unchecked-hash "$prefix/lib" || true
 	chmod -R go-w "$prefix"
 }
 
@@ -83,16 +84,16 @@ slim() {
 	fi
 }
 
-# Somebody who is nobody, with no writable folder but one below /tmp.
+# Becomes somebody who is nobody, with no writable folder but one below /tmp. In a subshell, whose process it is.
 as_user() {
 	local home=$1
 	shift
 	local env=(env -i "PATH=$PATH" "HOME=$home" "TMPDIR=$home" "XDG_STATE_HOME=$home/state" "XDG_DATA_HOME=$home/data"
 		"XDG_CONFIG_HOME=$home/config" "XDG_CACHE_HOME=$home/cache" HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1)
 	if ((EUID == 0)); then
-		setpriv --reuid="$user" --regid="$user" --clear-groups --no-new-privs --bounding-set=-all -- "${env[@]}" "$@"
+		exec setpriv --reuid="$user" --regid="$user" --clear-groups --no-new-privs --bounding-set=-all -- "${env[@]}" "$@"
 	else
-		"${env[@]}" "$@"
+		exec "${env[@]}" "$@"
 	fi
 }
 
@@ -125,16 +126,18 @@ serve() {
 			--listen "127.0.0.1:$port")
 	fi
 	touch "$home/began"
-	as_user "$home/run" "${words[@]}" &
+	(as_user "$home/run" "${words[@]}") &
 	local server=$! left=240
-	until as_user "$home/run" "${python[@]}" -m forerun.probe "$health" 2>/dev/null; do
+	# shellcheck disable=SC2064  # it is known now; whatever ends this script ends it, too
+	trap "kill -TERM $server 2>/dev/null || true" EXIT
+	until (as_user "$home/run" "${python[@]}" -m forerun.probe "$health" 2>/dev/null); do
 		((left--)) || stop "it is not well after some minutes"
 		kill -0 "$server" 2>/dev/null || stop "it ended by itself"
 		sleep 0.5
 	done
 	kill -TERM "$server"
 	wait "$server" || stop "it ended with code $?"
-	! as_user "$home/run" "${python[@]}" -m forerun.probe "$health" 2>/dev/null || stop "its health outlives it"
+	! (as_user "$home/run" "${python[@]}" -m forerun.probe "$health" 2>/dev/null) || stop "its health outlives it"
 }
 
 (($# == 3)) || stop "say steps.sh build KIND PREFIX, or steps.sh check KIND PREFIX"
