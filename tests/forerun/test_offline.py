@@ -58,8 +58,8 @@ async def test_a_text_goes_on_through_an_outage_and_is_the_targets_own() -> None
 def test_without_any_server_the_record_tells_the_guess_from_the_text(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing listens on port 1. All that may fail fast does, so the pauses are made short."""
-    monkeypatch.setattr("edge_client.core.reconnect.GROWTH", 1.5)
+    """Nothing listens on port 1. The pauses are shorter than usual, and long enough for a busy machine."""
+    monkeypatch.setattr("edge_client.core.reconnect.GROWTH", 1.8)
     words = ["edge", "complete", "--verifier", "127.0.0.1:1", "--draft", DRAFT, "--threads", "1", "--json"]
     assert main([*words, "--prompt", "def parse_header(line):", "--max-tokens", "24"]) == 1
     out, err = capsys.readouterr()
