@@ -13,9 +13,10 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-NEAR, NEAR_SHARE = 0.002, 0.25
+NEAR, NEAR_SHARE = 0.010, 0.25
 """Seconds, and share of the shortest round trip, by which a verifier may be farther than the nearest and
-count as near: the larger of both. Less is the scatter of a probe, and a step of the target is longer."""
+count as near: the larger of both. Less is the scatter of probes among busy verifiers, drafts go ahead of it,
+and whoever goes elsewhere for it has his prompt read anew, which takes longer."""
 
 FIRST_DEMERIT, LONGEST_DEMERIT = 2.0, 60.0
 """Seconds for which a session passes over a verifier that failed it; doubles with every failure in a row."""

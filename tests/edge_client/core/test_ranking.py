@@ -56,9 +56,9 @@ def test_a_verifier_that_comes_takes_its_share_from_all() -> None:
 @pytest.mark.parametrize(
     ("rtts", "near"),
     [
-        ((0.001, 0.003, 0.0031), 2),  # two milliseconds are nothing
+        ((0.001, 0.011, 0.0111), 2),  # ten milliseconds are nothing
         ((0.100, 0.125, 0.126), 2),  # nor is a quarter
-        ((0.010, 0.0125, 0.0126), 2),
+        ((0.040, 0.050, 0.0501), 2),
         ((0.050, None, 0.200), 1),  # who was never measured is not near
         ((None, None, None), 3),
     ],
