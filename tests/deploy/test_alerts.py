@@ -115,6 +115,21 @@ CASES = {
         {ENDED % "LOST": "0+20x120", ENDED % "STOP": "0+80x120"},
         25,
     ),
+    "ForerunCertificateEnds": Case(
+        gauge(f"forerun_certificate_expiry_seconds{{{POD}}}", "500000"),
+        gauge(f"forerun_certificate_expiry_seconds{{{POD}}}", "9000000"),
+        12,
+    ),
+    "ForerunFilesNotTaken": Case(
+        {f'forerun_failed_file_reloads_total{{{POD},file="certificate"}}': "0x5 1x100"},
+        {f'forerun_failed_file_reloads_total{{{POD},file="certificate"}}': "1x120"},
+        8,
+    ),
+    "ForerunQuotasSpent": Case(
+        {f'forerun_quota_refusals_total{{{POD},limit="sessions"}}': "0+60x120"},
+        {f'forerun_quota_refusals_total{{{POD},limit="sessions"}}': "0+1x120"},
+        30,
+    ),
     "ForerunHostileClients": Case(
         {REFUSED % "INVALID_ARGUMENT": "0+90x120"},
         {REFUSED % "INVALID_ARGUMENT": "0+9x120", REFUSED % "RESOURCE_EXHAUSTED": "0+900x120"},
