@@ -225,7 +225,7 @@ def pure_names(module: Module) -> list[str]:
     """Floors 1 and 2 touch no clock, network, file, thread, environment or hidden random source."""
     if not _is_pure(module):
         return []
-    bound = _bound_names(module)
+    bound = bound_names(module)
     uses = [(found.line, _impure_reason(found.target)) for found in module.imports]
     for node in module.nodes:
         if isinstance(node, (ast.Attribute, ast.Name)):
@@ -284,7 +284,7 @@ def _is_pure(module: Module) -> bool:
     return floor is not None and floor <= PURE_FLOOR
 
 
-def _bound_names(module: Module) -> dict[str, str]:
+def bound_names(module: Module) -> dict[str, str]:
     """What each imported name stands for: {"np": "numpy", "dt": "datetime.datetime"}."""
     bound: dict[str, str] = {}
     for node in module.nodes:

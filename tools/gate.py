@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.floors import Module, load
+from tools.floors import Module, bound_names, load
 from tools.gate_allowed import ALLOWED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -152,7 +152,7 @@ RULES: dict[str, Rule] = {
 
 def findings(module: Module) -> Iterator[Finding]:
     """All of a module, before anything is allowed."""
-    names = _imported(module)
+    names = bound_names(module)
     for node, where in _with_places(module.tree, ""):
         for rule, check in RULES.items():
             if (words := check(node, names)) is not None:
@@ -181,20 +181,6 @@ def _with_places(node: ast.AST, where: str) -> Iterator[tuple[ast.AST, str]]:
             inner = f"{where}.{child.name}" if where else child.name
         yield child, inner
         yield from _with_places(child, inner)
-
-
-def _imported(module: Module) -> dict[str, str]:
-    """Name -> what it stands for: {"np": "numpy", "load": "json.load"}."""
-    found = dict[str, str]()
-    for node in module.nodes:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                top = alias.name.split(".", 1)[0]
-                found[alias.asname or top] = alias.name if alias.asname else top
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            for alias in node.names:
-                found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    return found
 
 
 def _called(node: ast.Call, names: Mapping[str, str]) -> str:

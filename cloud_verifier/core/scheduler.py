@@ -6,6 +6,7 @@ Sans-IO: messages and step results come in with `now` (seconds, monotonic), effe
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 
 from cloud_verifier.core.admission import (
     ANYBODY,
@@ -475,22 +476,22 @@ class VerifyScheduler:
 
     def _look_after(self, session: VerifySession, now: float) -> None:
         """End it if its time is over, else look again when that could be."""
-        if session.deadline_at is not None and session.deadline_at <= now:
-            message = "the call's deadline has passed"
-            self._end(session.key, UnavailableError(message, Code.DEADLINE_EXCEEDED), now)
-            return
-        idle_at = None if session.request.fill else self._idle_at(session, now)
-        if idle_at is not None and idle_at <= now:
-            message = f"no Propose for {self.config.idle_timeout:.0f} s on a session without fill"
-            self._end(session.key, UnavailableError(message, Code.DEADLINE_EXCEEDED), now)
-            return
-        stall_at = None if session.stalled_at is None else session.stalled_at + self.config.stall_timeout
-        if stall_at is not None and stall_at <= now:
-            message = f"what was sent has not been read for {self.config.stall_timeout:.0f} s"
-            self._end(session.key, UnavailableError(message, Code.DEADLINE_EXCEEDED), now)
-            return
-        times = [at for at in (session.deadline_at, idle_at, stall_at) if at is not None]
-        self._alarms.set(session.key, min(times, default=None))
+        ends = list(self._ends_of(session, now))
+        why = next((why for at, why in ends if at <= now), None)
+        if why is not None:
+            self._end(session.key, UnavailableError(why, Code.DEADLINE_EXCEEDED), now)
+        else:
+            self._alarms.set(session.key, min((at for at, _ in ends), default=None))
+
+    def _ends_of(self, session: VerifySession, now: float) -> Iterator[tuple[float, str]]:
+        """When its time is over as things are, and why."""
+        idle, stall = self.config.idle_timeout, self.config.stall_timeout
+        if session.deadline_at is not None:
+            yield session.deadline_at, "the call's deadline has passed"
+        if not session.request.fill:
+            yield self._idle_at(session, now), f"no Propose for {idle:.0f} s on a session without fill"
+        if session.stalled_at is not None:
+            yield session.stalled_at + stall, f"what was sent has not been read for {stall:.0f} s"
 
     def _idle_at(self, session: VerifySession, now: float) -> float:
         """When it will have waited too long for a Propose, should none come."""

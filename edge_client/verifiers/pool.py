@@ -156,8 +156,7 @@ class Verifiers:
         """Forget it. Streams that are on it end by themselves."""
         logger.info("> the verifier %s is offered no more, and does not answer", place.address)
         self._places.remove(place)
-        for member in self._set_members(place, ()):
-            member.channel.retire()
+        self._set_members(place, ())
         self._tell()
 
     # For people -------------------------------------------------------------------------------------------
@@ -238,14 +237,14 @@ class Verifiers:
             return  # dropped meanwhile
         for member in self._set_members(place, found):
             logger.info("> %s is none of %s any more", member.address, place.address)
-            member.channel.retire()  # sessions that are there go on
 
     def _set_members(self, place: Place, addresses: Iterable[VerifierAddress]) -> list[Member]:
-        """From now on these; returns those that are no longer."""
+        """From now on these; returns those that are no longer. Sessions that are there go on."""
         wanted = {str(address): address for address in addresses}
         gone = [place.members.pop(name) for name in [*place.members] if name not in wanted]
         for member in gone:
             self._tasks.pop(str(member.address)).cancel()
+            member.channel.retire()
         for name, address in wanted.items():
             if name not in place.members and name not in self._tasks:
                 host, tls = place.address.bare_host, self._tls
