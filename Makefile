@@ -39,7 +39,7 @@ static: setup ## check format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-soak: setup ## 20,000 random worlds, 20,000 hostile clients, 4,000 damaged model files (half an hour)
+soak: setup ## 20,000 random worlds, 100,000 hostile clients, 4,000 damaged model files (two hours)
 	$(BIN)/python -m tests.worlds.soak
 	$(BIN)/python -m tests.fuzz.soak $(ARGS)
 	$(BIN)/python -m tests.fuzz.model_files --cases 4000

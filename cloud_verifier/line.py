@@ -81,15 +81,18 @@ class Line:
     """Both directions of one stream.
 
     The reader calls `received` for each frame and `asked` for the `Open` among its messages, the writer
-    `leaving` until that is empty; `end` is then what ended the stream. `turn` tells how long the verifier's
-    turns are, in seconds.
+    `leaving` until that is empty; `end` is then what ended the stream. Who waits by other means calls `put`
+    and `ready`. `turn` tells how long the verifier's turns are, in seconds; `clock`, the time, by default
+    the running loop's.
     """
 
-    def __init__(self, settings: PrivacySettings, turn: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: PrivacySettings, turn: Callable[[], float], clock: Callable[[], float] | None = None
+    ) -> None:
         self.end: End | None = None
         self._settings = settings
         self._turn = turn
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock or asyncio.get_running_loop().time
         self._open: Open | None = None
         self._joiner = Joiner(pb.SessionRequest, MAX_JOINED_REQUEST_BYTES)
         self._sender = Sender(pb.SessionResponse, DOWN_BYTES)
@@ -122,13 +125,26 @@ class Line:
         """What is to be sent next; nothing when the stream is to end."""
         while not self._is_over:
             if (at := self._sender.next_at) is None:
-                self._take_in(await outbox.get())
+                self.put(await outbox.get())
             else:
                 await asyncio.sleep(max(0.0, at - self._clock()))
                 self._take_what_fits(outbox)
-            if frames := self._sender.take(self._clock()):
+            if frames := self.ready():
                 return frames
         return []
+
+    def put(self, item: Outgoing) -> None:
+        """It is to leave, or is what the stream ends with."""
+        if isinstance(item, End):
+            self.end = item
+            return
+        if isinstance(item, Opened):
+            item = self._hold(item)
+        self._sender.put(encode_response(item))
+
+    def ready(self) -> list[pb.SessionResponse]:
+        """The frames that may leave now."""
+        return self._sender.take(self._clock())
 
     @property
     def _is_over(self) -> bool:
@@ -140,15 +156,7 @@ class Line:
     def _take_what_fits(self, outbox: Outbox) -> None:
         """Commits that have to wait for the next slot still grow together there."""
         while self.end is None and self._sender.has_room and (item := outbox.get_nowait()) is not None:
-            self._take_in(item)
-
-    def _take_in(self, item: Outgoing) -> None:
-        if isinstance(item, End):
-            self.end = item
-            return
-        if isinstance(item, Opened):
-            item = self._hold(item)
-        self._sender.put(encode_response(item))
+            self.put(item)
 
     def _hold(self, opened: Opened) -> Opened:
         """From this message on what was agreed holds; the edge is told, if it knows what that means."""

@@ -53,6 +53,15 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Credential:
+    """By what a call says who it is; which bytes that makes is told in `strangers`."""
+
+    kind: str
+    noise: bytes = b""
+    at: int = 0  # where something is done to it
+
+
+@dataclass(frozen=True)
 class Case:
     """One or two streams of one client, played side by side."""
 
@@ -64,6 +73,7 @@ class Case:
     squeezed: bool = False  # gzip
     hurried: bool = False  # says all without listening between
     limits: Limits = Limits()
+    credential: Credential | None = None  # where the server asks for one
 
 
 STEPS: st.SearchStrategy[Event] = st.sampled_from([Step(), Step(), Begin()])

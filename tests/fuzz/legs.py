@@ -14,17 +14,20 @@ from hypothesis import __version__ as hypothesis_version
 from hypothesis import strategies as st
 from hypothesis.errors import DidNotReproduce, HypothesisWarning
 
-from tests.fuzz import garbled, machine, meaningless, mutated, wire
+from tests.fuzz import framed, garbled, machine, meaningless, mutated, strangers, wire
 from tests.fuzz.cases import Case
 
 KINDS: dict[str, st.SearchStrategy[Case]] = {
     "garbled": garbled.CASES,
     "meaningless": meaningless.CASES,
     "mutated": mutated.CASES,
+    "framed": framed.CASES,
+    "strangers": strangers.CASES,
 }
 WAYS = ("machine", "wire")
-LEGS = tuple(f"{kind}-{way}" for kind in KINDS for way in WAYS)
-"""Garbled bytes, meaningless messages and mutated conversations, to the machine and over the wire."""
+LEGS = tuple(f"{kind}-{way}" for kind in KINDS for way in WAYS if (kind, way) != ("strangers", "machine"))
+"""Garbled bytes, meaningless messages, mutated conversations and messages in parts, to the machine and over
+the wire; and strangers over the wire alone, since the machine is told whose a call is."""
 
 PHASES = {"machine": (Phase.generate, Phase.shrink), "wire": (Phase.generate,)}
 """A server that has been harmed tells nothing of smaller cases."""
@@ -58,7 +61,7 @@ def run(leg: str, first_seed: int, count: int, again: str = "") -> Tally:
     kind, way = leg.split("-")
     tally = Tally()
     try:
-        with _player(way) as play, warnings.catch_warnings():
+        with _player(leg) as play, warnings.catch_warnings():
             warnings.simplefilter("error")
             warnings.simplefilter("ignore", HypothesisWarning)  # a case may be long
             _search(KINDS[kind], play, tally, first_seed, count, again, PHASES[way])
@@ -99,8 +102,11 @@ def _search(
     search()
 
 
-def _player(way: str) -> AbstractContextManager[Play]:
-    return nullcontext(_on_machine) if way == "machine" else _Wire()
+def _player(leg: str) -> AbstractContextManager[Play]:
+    kind, way = leg.split("-")
+    if way == "machine":
+        return nullcontext(_on_machine)
+    return _Wire(wire.GuardedSite() if kind == "strangers" else wire.Site())
 
 
 def _on_machine(case: Case) -> list[str]:
@@ -111,8 +117,8 @@ def _on_machine(case: Case) -> list[str]:
 class _Wire:
     """A site for as long as it is entered."""
 
-    def __init__(self) -> None:
-        self._site = wire.Site()
+    def __init__(self, site: wire.Site) -> None:
+        self._site = site
 
     def __enter__(self) -> Play:
         self._site.__enter__()

@@ -6,7 +6,7 @@ An honest session with a right draft is there from the beginning. The reading of
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from functools import cache, lru_cache
 from itertools import zip_longest
 from typing import assert_never
@@ -19,16 +19,19 @@ from cloud_verifier.core.effects import End
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepItem, StepPlan, TargetInfo
 from cloud_verifier.engine.grammar import check_grammar
+from cloud_verifier.line import Line, PrivacySettings
 from common.choice import choose
 from common.errors import Code, ForerunError, PeerError, UnavailableError
-from common.messages import Close, Commit, Finish, FinishReason, Open, Propose
+from common.messages import Close, Commit, Finish, FinishReason, Open, Propose, ServerMessage
 from common.pb import verifier_pb2 as pb
+from common.privacy import Privacy
 from common.rpc.codec import decode_request, encode_response
 from common.rpc.options import MAX_MESSAGE_BYTES
 from common.rpc.status import to_status
 from common.sampling import SamplingParams
 from tests.drivers.tiny import VOCABULARY
 from tests.fuzz.cases import Begin, Case, Event, Leave, Send, Step, Wait
+from tests.fuzz.ear import Ear
 from tests.fuzz.laws import NEIGHBOUR, Broken, check_all_returned, check_status, no_complaint
 from tests.worlds.models import VOCAB, TinyTarget, target_alone, tiny_logits
 
@@ -115,11 +118,29 @@ class StepDone:
 class Peer:
     """A client's stream as the service reads it: whether it was opened, and whether it is still read."""
 
-    def __init__(self, key: int) -> None:
+    def __init__(self, key: int, line: Line) -> None:
         self.key = key
+        self.line = line
+        self.ear = Ear()
         self.opened = False
         self.read = True
         self.here = True
+        self.unheard = deque[ServerMessage]()
+
+    def listen(self) -> None:
+        """Read what leaves now: nothing else than was sent, and all of it where nothing waits for a slot."""
+        for frame in self.line.ready():
+            for message in self.ear.hear(frame.SerializeToString()):
+                sent = self.unheard.popleft() if self.unheard else None
+                if _said(sent) != _said(message):
+                    raise Broken(f"a client was sent {sent} and read {message}")
+        if self.unheard and self.ear.level is not Privacy.STRICT:
+            raise Broken(f"{self.unheard[0]} has not left")
+
+
+def _said(message: ServerMessage | None) -> object:
+    """Of a message, what the wire and the line leave as it is."""
+    return message.tokens if isinstance(message, Commit) else type(message)
 
 
 class Desk:
@@ -141,6 +162,7 @@ class Desk:
         self.ledger = Ledger(self.scheduler)
         self.plan: StepPlan | None = None  # that runs
         self.written: list[int] = []  # for the honest session
+        self._peers: dict[int, Peer] = {}
         self.ended: dict[int, ForerunError | None] = {}
         self.finished: dict[int, FinishReason] = {}
         self._deadline = case.time_left
@@ -152,25 +174,30 @@ class Desk:
     def connect(self, key: int) -> Peer:
         self.ledger.enter(key, self._tenant)
         self.scheduler.on_connect(key, self.now)
-        return Peer(key)
+        line = Line(PrivacySettings(), lambda: STEP_TIME, lambda: self.now)
+        peer = self._peers[key] = Peer(key, line)
+        return peer
 
     def receive(self, peer: Peer, data: bytes) -> None:
         """As the service does, from bytes on."""
         if not (peer.read and peer.here):
             return
         try:
-            message = _parsed(data)
-            if peer.opened == isinstance(message, Open):
-                raise PeerError("this stream's Open came late or twice", Code.FAILED_PRECONDITION)
-            peer.opened = True
-            if isinstance(message, Open):
-                check_grammar(self.engine, message)
+            for request in peer.line.received(_parsed(data)):
+                self._hear(peer, decode_request(request))
         except ForerunError as error:
             peer.read = False
             self.scheduler.on_violation(peer.key, error, self.now)
-        else:
-            self._hand_in(peer.key, message)
         self.take()
+
+    def _hear(self, peer: Peer, message: Open | Propose | Close) -> None:
+        if peer.opened == isinstance(message, Open):
+            raise PeerError("this stream's Open came late or twice", Code.FAILED_PRECONDITION)
+        peer.opened = True
+        if isinstance(message, Open):
+            peer.line.asked(message)
+            check_grammar(self.engine, message)
+        self._hand_in(peer.key, message)
 
     def leave(self, peer: Peer, politely: bool = False) -> None:
         """The service says so to a half-close; either way the stream is disconnected then."""
@@ -216,12 +243,21 @@ class Desk:
                     check_status(to_status(effect.error))
                 continue
             sent.append((effect.session, effect.message))
-            encode_response(effect.message).SerializeToString()
+            self._send(effect.session, effect.message)
             if isinstance(effect.message, Finish):
                 self.finished[effect.session] = effect.message.reason
             if effect.session == HONEST and isinstance(effect.message, Commit):
                 self._heard(effect.message)
+        for peer in self._peers.values():
+            peer.listen()
         return sent
+
+    def _send(self, key: int, message: ServerMessage) -> None:
+        if key == HONEST:
+            encode_response(message).SerializeToString()
+            return
+        self._peers[key].line.put(message)
+        self._peers[key].unheard.append(message)
 
     # The honest session -----------------------------------------------------------------------------------
 
@@ -270,11 +306,11 @@ class Desk:
                 self.scheduler.on_close(key, message, self.now)
 
 
-def _parsed(data: bytes) -> Open | Propose | Close:
+def _parsed(data: bytes) -> pb.SessionRequest:
     if len(data) > MAX_MESSAGE_BYTES:
         raise PeerError("too large", Code.RESOURCE_EXHAUSTED)  # which gRPC says before us
     try:
-        return decode_request(pb.SessionRequest.FromString(data))
+        return pb.SessionRequest.FromString(data)
     except DecodeError:
         raise PeerError("not a message") from None
 

@@ -40,6 +40,13 @@ RULE = st.one_of(
 )
 BIAS = st.builds(pb.LogitBias, token=TOKEN, bias=REAL)
 
+GRAMMAR = st.one_of(
+    st.sampled_from(
+        ["{}", "start: /a*/", '%llguidance {}\nstart: "1" "2"', "start: start", "(" * 3000, "x" * 65537]
+    ),
+    st.text(max_size=30),
+)
+
 SAMPLING_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "temperature": REAL,
     "top_k": WIDE,
@@ -57,6 +64,7 @@ SAMPLING_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "ignore_eos": st.booleans(),
     "max_tokens": WIDE,
     "seed": st.one_of(st.sampled_from(EDGES_64), st.integers(0, 2**64 - 1)),
+    "grammar": GRAMMAR,
 }
 """Each alone legal at times; which of them a message carries is drawn."""
 
@@ -91,6 +99,8 @@ OPEN_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "acceptance": st.builds(
         lambda fields: pb.Acceptance(**fields), st.fixed_dictionaries({}, optional=ACCEPTANCE_FIELDS)
     ),
+    "logprobs": st.one_of(st.integers(0, 21), WIDE),
+    "privacy": st.one_of(st.integers(0, 4), st.just(2**31 - 1)),
 }
 
 

@@ -6,15 +6,23 @@ A small part of what `python -m tests.fuzz.soak` plays, with fixed seeds; and th
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import grpc
+import jwt
 import pytest
 
+from cloud_verifier.identity import Identity
 from common.errors import LocalError, UserError
-from common.messages import FinishReason
+from common.messages import Finish, FinishReason, Opened
+from common.privacy import Privacy
+from common.rpc.codec import encode_response
+from common.rpc.frames import pad
 from common.rpc.status import Status, to_status
-from tests.fuzz import soak
-from tests.fuzz.cases import Case
+from tests.drivers.town import Town
+from tests.fuzz import soak, wire
+from tests.fuzz.cases import Case, Credential, Send
+from tests.fuzz.ear import Ear
 from tests.fuzz.laws import NEIGHBOUR, Broken, check_sentence, check_status
 from tests.fuzz.legs import LEGS, run
 from tests.fuzz.machine import HONEST, play
@@ -36,6 +44,41 @@ def test_no_client_harms_the_server_or_its_neighbour(leg: str) -> None:
     tally = run(leg, 1, FEW["wire"])
     assert tally.failure is None, tally.failure
     assert tally.cases >= FEW["wire"]
+
+
+class _Credulous:
+    """Believes what a token says without a look at who signed it."""
+
+    def tenant(self, context: Any) -> str:
+        (shown,) = (value for key, value in context.invocation_metadata() if key == "authorization")
+        claims: dict[str, Any] = jwt.decode(shown.split()[1], options={"verify_signature": False})
+        return str(claims["tenant"])
+
+
+class _CredulousSite(wire.GuardedSite):
+    def _identity(self, town: Town) -> Identity:
+        return _Credulous()
+
+
+@pytest.mark.grpc
+def test_a_verifier_that_believes_a_token_without_a_signature_breaks_a_law() -> None:
+    case = Case(((Send(b""),),), credential=Credential("unsigned"))
+    with wire.GuardedSite() as site:
+        assert [end.code for end in site.play(case)] == [grpc.StatusCode.UNAUTHENTICATED]
+    with _CredulousSite() as site, pytest.raises(Broken, match="whose token was unsigned was taken for"):
+        site.play(case)
+
+
+def test_a_frame_of_another_size_breaks_a_law() -> None:
+    ear, finish = Ear(), Finish(FinishReason.LENGTH, 9)
+    ear.hear(pad(encode_response(Opened(2, 8, 0, privacy=Privacy.PADDED)), 64).SerializeToString())
+    assert ear.hear(pad(encode_response(finish), 64).SerializeToString()) == [finish]
+    with pytest.raises(Broken, match="72 bytes where the first had 64"):
+        ear.hear(pad(encode_response(finish), 72).SerializeToString())
+
+
+def test_conversations_in_parts_come_to_their_ends() -> None:
+    assert run("framed-machine", 3, 60).answers["LENGTH"] > 5
 
 
 @pytest.mark.parametrize("name", ["tree", "sync"])

@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, TypeVar, assert_never
 
@@ -16,18 +18,24 @@ import grpc
 import grpc.aio
 
 from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.identity import Identity
 from cloud_verifier.service import SERVICE_NAME
 from common.rpc.status import Status
 from common.sampling import SamplingParams
 from edge_client.channel import VerifierChannel
 from edge_client.core.policies import TreePolicy
 from edge_client.draft_worker import DraftWorker
+from edge_client.tls import TlsSettings
 from tests.drivers.tiny import System, generation, running
+from tests.drivers.town import Town
 from tests.fuzz.cases import Begin, Case, Event, Leave, Send, Step, Wait
+from tests.fuzz.ear import Ear
 from tests.fuzz.laws import NEIGHBOUR, Broken, check_all_returned, check_status, no_complaint
+from tests.fuzz.strangers import TENANT, UNSURE, Witness, authorization
 from tests.worlds.models import TinyDrafter, target_alone
 
 Code = grpc.StatusCode
+Metadata = tuple[tuple[str, str | bytes], ...]
 Result = TypeVar("Result")
 
 METHODS = {
@@ -58,8 +66,15 @@ A_BREATH = (
 CONFIG = SchedulerConfig(recall=True, max_sessions=16)
 
 
+STRANGERS = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
+"""What those get who are nobody here, or may not."""
+
+
 class Site:
     """A live server, a hostile client's channel and an honest edge. A context manager; `play` takes cases."""
+
+    _more: tuple[grpc.StatusCode, ...] = ()
+    """Answers beside those of `laws.ANSWERS`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -87,10 +102,14 @@ class Site:
 
     async def _start(self) -> None:
         enter = self._stack.enter_async_context
-        self._system: System = await enter(running(CONFIG, tenant_key=TENANT_KEY))
         self._drafts = self._stack.enter_context(DraftWorker(TinyDrafter(blend=0.0)))
+        self._system: System = await enter(running(CONFIG, tenant_key=TENANT_KEY))
         self._honest_channel = await enter(VerifierChannel(self._system.address))
         self._channel = await enter(grpc.aio.insecure_channel(self._system.address))
+
+    def _metadata(self, case: Case) -> Metadata:
+        """Of its calls."""
+        return ((TENANT_KEY, case.tenant), *case.metadata)
 
     async def _play(self, case: Case) -> list[Status]:
         honest = asyncio.create_task(self._honest())
@@ -138,26 +157,71 @@ class Site:
 
     async def _call(self, case: Case, events: tuple[Event, ...]) -> Status:
         path, streams = METHODS[case.method]
-        metadata = ((TENANT_KEY, case.tenant), *case.metadata)
-        options: dict[str, Any] = {"metadata": metadata, "timeout": case.time_left}
+        options: dict[str, Any] = {"metadata": self._metadata(case), "timeout": case.time_left}
         if case.squeezed:
             options["compression"] = grpc.Compression.Gzip
         if not streams:
             first = next((event.data for event in events if isinstance(event, Send)), b"")
-            return await _unary(self._channel, path, first, options)
+            return await _unary(self._channel, path, first, options, (*self._more, Code.NOT_FOUND))
         call = self._channel.stream_stream(path, request_serializer=_same, response_deserializer=_same)
-        talk = Talk(call(**options), case.method, pause=0.0 if case.hurried else A_BREATH)
+        pause = 0.0 if case.hurried else A_BREATH
+        talk = Talk(call(**options), case.method, pause, self._more)
         return await talk.run(events)
+
+
+class GuardedSite(Site):
+    """One that asks for tokens: the honest edge has one, the hostile client says what the case says."""
+
+    _more = STRANGERS
+
+    async def _start(self) -> None:
+        enter, folder = self._stack.enter_async_context, self._stack.enter_context(TemporaryDirectory())
+        self._town = town = Town(Path(folder))
+        self._drafts = self._stack.enter_context(DraftWorker(TinyDrafter(blend=0.0)))
+        witness = self._witness = Witness(self._identity(town))
+        tls = town.server_tls(clients=False)
+        self._system = await enter(running(CONFIG, identity=witness, tls=tls))
+        self._token = town.put("token", town.token(NEIGHBOUR).encode())
+        honest = TlsSettings(Path(folder) / "ca.crt", token_file=self._token)
+        self._honest_channel = await enter(VerifierChannel(self._system.address, tls=honest))
+        root = grpc.ssl_channel_credentials(town.authority.pem)
+        self._channel = await enter(grpc.aio.secure_channel(self._system.address, root))
+
+    def _identity(self, town: Town) -> Identity:
+        return town.token_identity()
+
+    def _metadata(self, case: Case) -> Metadata:
+        assert case.credential is not None, "so are the cases of strangers"
+        return authorization(self._town, case.credential)
+
+    async def _play(self, case: Case) -> list[Status]:
+        self._town.put("token", self._town.token(NEIGHBOUR).encode())  # it may live for minutes only
+        ends = await super()._play(case)
+        self._check(case, {end.code for end in ends})
+        return ends
+
+    def _check(self, case: Case, told: set[grpc.StatusCode]) -> None:
+        """Who is nobody stays outside, and who comes in is who the token says."""
+        assert case.credential is not None, "so are the cases of strangers"
+        kind, known = case.credential.kind, self._witness.tenants - {NEIGHBOUR}
+        if kind == "good" and told & set(STRANGERS):
+            raise Broken(f"who has a good token was told {told}")
+        if kind not in ("good", *UNSURE) and known:
+            raise Broken(f"a call whose token was {kind} was taken for one of {known}")
+        if kind == "good" and known - {TENANT}:
+            raise Broken(f"a call of {TENANT} was taken for one of {known}")
+        self._witness.tenants.clear()
 
 
 class Talk:
     """One streaming call: says what its events say, and hears whatever comes meanwhile."""
 
-    def __init__(self, call: Any, method: str, pause: float) -> None:
+    def __init__(self, call: Any, method: str, pause: float, more: tuple[grpc.StatusCode, ...] = ()) -> None:
         self._call = call
+        self._ear = Ear() if method == "Session" else None
         self._pause = pause  # seconds after each message, in which an answer is heard
         self._endless = method == "Watch"  # the server never ends it of itself
-        self._expected: tuple[grpc.StatusCode, ...] = (Code.UNIMPLEMENTED,) if method == "Nothing" else ()
+        self._expected: tuple[grpc.StatusCode, ...] = more + (Code.UNIMPLEMENTED,) * (method == "Nothing")
         self._heard = asyncio.Event()
         self._left = False
         self._reader = asyncio.create_task(self._read())
@@ -174,7 +238,7 @@ class Talk:
         code, details = await self._call.code(), await self._call.details()
         status = Status(code, details or "", tuple(await self._call.trailing_metadata() or ()))
         if code is not Code.OK and (code, details, status.trailing_metadata) != UNHEARD:
-            check_status(status, (Code.CANCELLED,) if self._left else self._expected)
+            check_status(status, self._expected + (Code.CANCELLED,) * self._left)
         return status
 
     async def _happen(self, event: Event) -> bool:
@@ -212,19 +276,27 @@ class Talk:
 
     async def _read(self) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
-            async for _ in self._call:
+            async for frame in self._call:
                 self._heard.set()
+                if self._ear is not None:
+                    self._ear.hear(frame)
         self._heard.set()
 
 
-async def _unary(channel: grpc.aio.Channel, path: str, data: bytes, options: dict[str, Any]) -> Status:
+async def _unary(
+    channel: grpc.aio.Channel,
+    path: str,
+    data: bytes,
+    options: dict[str, Any],
+    more: tuple[grpc.StatusCode, ...],
+) -> Status:
     call: Any = channel.unary_unary(path, request_serializer=_same, response_deserializer=_same)
     try:
         await call(data, **options)
     except grpc.aio.AioRpcError as error:
         trailers: Any = error.trailing_metadata() or ()
         status = Status(error.code(), error.details() or "", tuple(trailers))
-        check_status(status, (Code.NOT_FOUND,))
+        check_status(status, more)
         return status
     return Status(Code.OK, "", ())
 
