@@ -14,12 +14,17 @@ Outgoing = ServerMessage | End
 """A message, or the last thing of a stream."""
 
 
-FULL = 32 * 1024
-"""Bytes that may wait for one peer, about: a text of 800 tokens, or of 50 with 20 log-probabilities each.
-With what gRPC holds beside it an edge that never reads costs less than 64 KiB."""
+FULL = 12 * 1024
+"""Bytes that may wait for one peer, about: a text of 300 tokens. An edge that reads leaves nothing here: what
+is on its way to it is gRPC's. With its connection and its session, 48 KiB, an edge that never reads costs
+less than 64 KiB (`benchmarks.deaf_peers`)."""
 
-TOKEN_BYTES, LOGPROB_BYTES = 40, 32
-"""What Python needs for one in a tuple."""
+LEAST_TOKENS = 16
+"""That may wait however much is told of each: a step may bring as many, and an edge that reads must not be
+held back for that. With 20 log-probabilities each they are 40 KiB."""
+
+TOKEN_BYTES, LOGPROB_BYTES = 40, 120
+"""What Python needs for a token in a tuple, and for a pair of a token and its log-probability."""
 
 
 class Outbox:
@@ -34,11 +39,12 @@ class Outbox:
         self._waiting: asyncio.Future[None] | None = None
         self._on_full = on_full
         self._size = 0  # bytes, about
+        self._num_tokens = 0
         self._full = False
 
     def put_nowait(self, item: Outgoing) -> None:
         """Never refuses: who is told that it is full has what is under way to bring to its end."""
-        self._weigh(_size(item))
+        self._weigh(item, 1)
         last = self._items[-1] if self._items else None
         if isinstance(item, Commit) and isinstance(last, Commit) and _fit(last, item):
             self._items[-1] = joined(last, item)
@@ -59,21 +65,21 @@ class Outbox:
         if not self._items:
             return None
         item = self._items.popleft()
-        self._weigh(-_size(item))
+        self._weigh(item, -1)
         return item
 
-    def _weigh(self, more: int) -> None:
-        self._size += more
-        if self._full is not (full := self._size > (FULL // 2 if self._full else FULL)):
+    def _weigh(self, item: Outgoing, sign: int) -> None:
+        """It came, or has left."""
+        if not isinstance(item, Commit):
+            return
+        told = sum(1 + len(each.top) for each in item.logprobs)
+        self._size += sign * (TOKEN_BYTES * len(item.tokens) + LOGPROB_BYTES * told)
+        self._num_tokens += sign * len(item.tokens)
+        limit = FULL // 2 if self._full else FULL
+        full = self._size > limit and self._num_tokens > (LEAST_TOKENS // 2 if self._full else LEAST_TOKENS)
+        if full is not self._full:
             self._full = full
             self._on_full(full)
-
-
-def _size(item: Outgoing) -> int:
-    if not isinstance(item, Commit):
-        return 0
-    told = sum(1 + len(each.top) for each in item.logprobs)
-    return TOKEN_BYTES * len(item.tokens) + LOGPROB_BYTES * told
 
 
 def joined(first: Commit, second: Commit) -> Commit:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from cloud_verifier.core.effects import End
-from cloud_verifier.outbox import FULL, TOKEN_BYTES, Outbox, joined
+from cloud_verifier.outbox import FULL, LEAST_TOKENS, LOGPROB_BYTES, TOKEN_BYTES, Outbox, joined
 from common.messages import Commit, Drain, Finish, FinishReason, Opened, TokenLogprobs
 from common.rpc.bounds import MAX_COMMIT_TOKENS
 
@@ -83,4 +83,17 @@ async def test_who_fills_it_is_told_once_when_it_is_full_and_once_when_half_has_
     await outbox.get()
     assert told == [True, False]
     assert [type(item) for item in await taken(outbox)] == [Drain, Commit]
+    assert told == [True, False]
+
+
+async def test_tokens_that_one_step_may_bring_never_fill_it_however_much_is_told_of_each() -> None:
+    told = list[bool]()
+    outbox = Outbox(told.append)
+    logprobs = TokenLogprobs(-1.0, tuple((token, -1.0) for token in range(20)))
+    outbox.put_nowait(Commit(1, (7,) * LEAST_TOKENS, logprobs=(logprobs,) * LEAST_TOKENS))
+    assert LEAST_TOKENS * 20 * LOGPROB_BYTES > 2 * FULL
+    assert told == []
+    outbox.put_nowait(Commit(1 + LEAST_TOKENS, (7,), logprobs=(logprobs,)))
+    assert told == [True]
+    await outbox.get()
     assert told == [True, False]
