@@ -67,6 +67,7 @@ COMPILED = (
     "edge_client/core/config.py",
     "edge_client/core/drafter.py",
     "edge_client/core/effects.py",
+    "edge_client/core/growth.py",
     "edge_client/core/offline.py",
     "edge_client/core/policies/__init__.py",
     "edge_client/core/policies/adaptive.py",

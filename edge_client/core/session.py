@@ -5,11 +5,10 @@ Sans-IO: inputs carry `now` (seconds, monotonic); `effects()` tells the driver w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from enum import Enum
 
-from common.chances import Chances, SeededChances
+from common.chances import Chances
 from common.errors import Code, ForerunError, LocalError, PeerError, UnavailableError, UserError
 from common.messages import (
     INITIAL_CREDIT,
@@ -23,12 +22,10 @@ from common.messages import (
     Opened,
 )
 from common.privacy import Privacy
-from common.recall import LEAST, NgramTable, Recall, grow_guesses
-from common.tree import Node, SpeculationTree
-from edge_client.core.calibration import Calibration, promised
+from common.recall import NgramTable
+from common.tree import Node
 from edge_client.core.config import SessionConfig
-from edge_client.core.drafter import DraftRow, Expansion, Reroot
-from edge_client.core.drawing import Drawing
+from edge_client.core.drafter import Expansion
 from edge_client.core.effects import (
     ChangeMode,
     Connect,
@@ -41,22 +38,15 @@ from edge_client.core.effects import (
     Send,
     StartDrafter,
 )
+from edge_client.core.growth import Growth
 from edge_client.core.offline import Offline
-from edge_client.core.policies import Candidates, Governed, GrowthPolicy, GrowthView, missing_above
+from edge_client.core.policies import Governed, GrowthPolicy
 from edge_client.core.policies.governor import GOES_AHEAD
 from edge_client.core.policies.offline import OfflineChain
-from edge_client.core.priors import SHIPPED
 from edge_client.core.reconnect import Luck, Reconnects, same_kind
 from edge_client.core.silence import Silence, patience_for
 from edge_client.core.stats import SessionStats, StepTimes
 from edge_client.core.wire import Outgoing
-
-MOST_GUESSED = 32
-"""New guesses after a commit; what a verifier evaluates in the two steps of a usual round trip."""
-
-SURELY_GUESSED = math.log(0.5)
-"""Chance of each guess beside a draft model, which knows better than a guess that is more often wrong."""
-
 
 NOT_STRICT = (
     "privacy strict is asked for, and the verifier does not know it; update the verifier, use another one, "
@@ -102,11 +92,9 @@ class EdgeSession:
         self.stats = SessionStats()
         self.draft_times = StepTimes()
         self.target_times = StepTimes()  # by this session's rows, as the verifier tells them
-        self.tree = SpeculationTree(config.begins_with)
-        last_position = len(config.prompt) + config.sampling.max_tokens - 1
-        self.view = GrowthView(self.tree, last_position, INITIAL_CREDIT)
-        self.calibration = Calibration(config.prior or SHIPPED.at(config.sampling.temperature))
-        self._expansions: dict[int, Expansion] = {}  # of live nodes, for the calibration
+        self._growth = Growth(config, policy, ngrams, chances)
+        self.tree, self.view = self._growth.tree, self._growth.view
+        self.calibration = self._growth.calibration
         self._effects: list[Effect] = []
         self._outgoing = Outgoing()
         self._reconnects = Reconnects(config, luck)
@@ -121,13 +109,6 @@ class EdgeSession:
         governor = None if self._governed is None else self._governed.governor
         chain = OfflineChain(config.max_preview, len(config.prompt), config.ends, governor)
         self._offline = Offline(config.patience, chain, config.fallback)
-        drafts = policy.fill and policy.name != "off"  # the classic scheme, and none, stay what they are
-        self._drawing: Drawing | None = None
-        if config.draws:
-            self._drawing = Drawing(chances or SeededChances(config.sampling.seed))
-            self.view.drawn = True
-            drafts = False  # a guess that is also drawn would be no draw any more
-        self._recall = Recall(config.begins_with, ngrams) if config.recall and drafts else None
 
     # Inputs -----------------------------------------------------------------------------------------------
 
@@ -136,7 +117,7 @@ class EdgeSession:
         self._expect(State.NEW)
         self._offline.left_alone(now)
         self._guess()
-        config, plain = self.config, self.config.draft_top if self._drawing is not None else 0
+        config, plain = self.config, self.config.draft_top if self.view.drawn else 0
         start = StartDrafter(
             config.begins_with, self.tree.tip.id, config.sampling, plain, len(config.committed)
         )
@@ -179,11 +160,7 @@ class EdgeSession:
         took = self._end_draft_step(len(expansions), now)
         if self.draft_times.add(len(expansions), took):
             self.view.draft_time.sample(len(expansions), took)
-        live = self.tree.live
-        for expansion in expansions:
-            node = live.get(expansion.id)
-            if node is not None:
-                self._branch(node, expansion)
+        self._growth.branch(expansions)
         self._pump(now)
 
     def on_drafter_failed(self, error: ForerunError, now: float) -> None:
@@ -281,10 +258,7 @@ class EdgeSession:
 
     def check_integrity(self) -> None:
         """Raise `LocalError` unless the tree is whole and the counts of sent nodes agree."""
-        self.tree.check_integrity()
-        sent = sum(1 for node in self.tree.speculative() if node.wire_id)
-        if sent != self.view.num_sent:
-            raise LocalError(f"{sent} live nodes carry a wire id, {self.view.num_sent} are counted")
+        self._growth.check_integrity()
 
     # The stream -------------------------------------------------------------------------------------------
 
@@ -323,10 +297,8 @@ class EdgeSession:
         self.state = State.OPENING
         self.view.stream_up = True
         self.view.credit = INITIAL_CREDIT
-        self.view.num_sent = 0
         self.view.news_at = None
-        for node in self.tree.live.values():
-            node.wire_id = 0
+        self._growth.begin_stream()
         self._outgoing = Outgoing(now)
         self._effects += [Connect(), Send(self._open())]
         self._pump(now)
@@ -391,7 +363,7 @@ class EdgeSession:
         if message.credit is not None:
             self.view.credit = message.credit
         self._outgoing.committed(len(message.tokens))
-        self._advance(message.tokens)
+        self._effects.append(MoveTip(self._growth.advance(message.tokens)))
         self._owes_guess = True
 
     def _sample_rtt(self, message: Commit, now: float) -> None:
@@ -416,36 +388,6 @@ class EdgeSession:
         stats.queue_time += queue_time * steps
         stats.compute_time += compute_time * steps
 
-    def _advance(self, tokens: Sequence[int]) -> None:
-        tree, view = self.tree, self.view
-        committed, dead = list[tuple[int, int]](), list[int]()
-        for token in tokens:
-            self._observe(token)
-            if self._recall is not None:
-                self._recall.append(token)
-            offered = any(tree.live[child].wire_id for child in tree.tip.children.values())
-            died = tree.advance(token)
-            accepted = tree.tip.wire_id > 0
-            view.num_sent -= accepted
-            if offered:
-                view.acceptance.add(float(accepted), 1.0)
-            committed.append((tree.tip.id, token))
-            for node in died:
-                dead.append(node.id)
-                view.num_sent -= node.wire_id > 0
-                if node.evaluated:
-                    self._expansions.pop(node.id, None)
-        self._effects.append(MoveTip(Reroot(tuple(committed), tuple(dead))))
-
-    def _observe(self, token: int) -> None:
-        """Hold what the draft said after the tip against the target's choice."""
-        said = self._expansions.pop(self.tree.tip.id, None)
-        if said is not None and self._drawing is not None:
-            self._drawing.observe(said, token)
-        elif said is not None:
-            chosen = said.tokens.index(token) if token in said.tokens else None
-            self.calibration.observe(said.scores, chosen)
-
     def _on_finish(self, message: Finish, now: float) -> None:
         if message.position != self.tree.tip_position:
             raise PeerError(
@@ -458,26 +400,8 @@ class EdgeSession:
 
     # Growing ----------------------------------------------------------------------------------------------
 
-    def _branch(self, node: Node, expansion: Expansion) -> None:
-        node.evaluated, node.busy = True, False
-        if not math.isfinite(sum(expansion.scores)):
-            return  # a draft that overflows knows nothing here
-        if self._drawing is not None:
-            expansion = self._drawing.draw(expansion)
-            logprobs: Sequence[float] = expansion.scores
-        else:
-            logprobs = promised(self.calibration.confidence, expansion.scores)
-        self._expansions[node.id] = expansion
-        candidates = Candidates(expansion.tokens, logprobs)
-        for child in self.policy.branch(self.view, node, candidates):
-            self.tree.grow(node, child.token, child.logprob)
-
     def _guess(self) -> None:
-        """Grow what the text would say if it repeated itself."""
-        if self._recall is not None:
-            surely = SURELY_GUESSED if self._drafter_ok else LEAST
-            most = min(MOST_GUESSED, self.view.credit_left)  # what is drafted and stays here takes no room
-            grow_guesses(self.tree, self._recall, self.view.last_position, most, surely)
+        self._growth.guess(beside_draft=self._drafter_ok)
 
     def _pump(self, now: float) -> None:
         """Send what should go and draft what should grow."""
@@ -490,7 +414,7 @@ class EdgeSession:
         self._effects += self._offline.begin(now)
         if self._offline.active:
             confidence = self.calibration.confidence
-            self._effects += self._offline.extend(self.view, self._expansions, confidence)
+            self._effects += self._offline.extend(self.view, self._growth.expansions, confidence)
         waits = self._can_wait(now)
         if not waits:
             self._send(now)
@@ -533,8 +457,7 @@ class EdgeSession:
         return quiet and self.view.stream_up and not self.policy.fill
 
     def _propose(self, nodes: Sequence[Node], now: float) -> None:
-        drawn = self._expansions if self._drawing is not None else None
-        message = self._outgoing.propose(self.tree, nodes, now, drawn)
+        message = self._outgoing.propose(self.tree, nodes, now, self._growth.drawn)
         self.view.num_sent += len(nodes)
         self.stats.proposed += len(nodes)
         self.stats.proposes += 1
@@ -544,26 +467,9 @@ class EdgeSession:
         nodes = (self._offline if self._offline.active else self.policy).expand(self.view)
         if not nodes:
             return
-        nodes = self._with_missing(nodes)
-        for node in nodes:
-            node.busy = True
         self._drafting = True
         self._draft_began_at = now
-        tip = self.tree.tip
-        rows = [
-            DraftRow(node.id, None if node is tip else node.parent, node.token, node.position)
-            for node in nodes
-        ]
-        self._effects.append(Expand(tuple(rows)))
-
-    def _with_missing(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """And before each those of its ancestors that the draft has not evaluated: guesses hang below
-        guesses, and the draft model reads what it goes on from."""
-        rows = dict[int, Node]()
-        for node in nodes:
-            missing = missing_above(self.tree, node)
-            rows |= {each.id: each for each in (*reversed(missing), node)}
-        return list(rows.values())
+        self._effects.append(Expand(self._growth.rows(nodes)))
 
     def _end_draft_step(self, drafted: int, now: float) -> float:
         """Seconds that it took."""
