@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray._private import worker as ray_worker
@@ -21,11 +21,11 @@ from ray.serve.config import RequestRouterConfig
 from cloud_verifier.heart import FLUSH_TIME, Heart
 from cloud_verifier.ray_serve import RayFace
 from cloud_verifier.service import VerifierService
-from common.errors import UserError
 from forerun.operations import logged, watched
 from forerun.options import pin_to_core
 from forerun.privacy_options import privacy_from
-from forerun.verify import add_options, check_options, load, worker_of
+from forerun.ray_options import options_from
+from forerun.verify import check_options, load, worker_of
 from forerun.verify_identity import identity
 
 if TYPE_CHECKING:
@@ -33,17 +33,6 @@ if TYPE_CHECKING:
     from common.rpc.describe import TokenTable
 
 logger = logging.getLogger(__name__)
-
-RAYS_OWN = {
-    "listen": "Ray's proxy listens, at the port of `grpc_options`",
-    "tls_cert": "the port of Ray's proxy is plain text; end TLS in front of it",
-    "tls_key": "the port of Ray's proxy is plain text; end TLS in front of it",
-    "tls_client_ca": "the port of Ray's proxy is plain text; end TLS in front of it",
-    "tenant_certificate": "no certificate gets through Ray's proxy; --token-keys does, or --tenant-header",
-    "tensor_parallel": "its processes are not Ray's; give one replica one device",
-    "json": "nobody reads a replica's standard output",
-}
-"""Options of `forerun verify` that make no sense here, and why."""
 
 LOOK_EVERY = 0.25
 """Seconds from one look at whether Ray is taking the replica away to the next."""
@@ -96,35 +85,6 @@ def is_leaving() -> Callable[[], bool]:
     if not hasattr(replica, "_shutting_down"):
         logger.warning("this version of Ray does not show when it stops a replica; sessions will be cut off")
     return lambda: bool(getattr(replica, "_shutting_down", False))
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"in the application's args: {message}")
-
-
-def options_from(args: Mapping[str, Any]) -> argparse.Namespace:
-    """The options of `forerun verify` by their names, in which `_` may stand for `-`. Raises `UserError`."""
-    words = list[str]()
-    for key, value in args.items():
-        if (name := key.replace("-", "_")) in RAYS_OWN:
-            raise UserError(f"{key!r} cannot be given under Ray Serve: {RAYS_OWN[name]}")
-        words += [
-            _word(name.replace("_", "-"), each) for each in (value if isinstance(value, list) else [value])
-        ]
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    add_options(parser)
-    return parser.parse_args(words, argparse.Namespace(log_level=None, listen="127.0.0.1:0"))
-
-
-def _word(name: str, value: object) -> str:
-    """One argument. `serve run` gives every value as a text."""
-    match str(value).lower():
-        case "true":
-            return f"--{name}"
-        case "false":
-            return f"--no-{name}"
-    return f"--{name}={value}"
 
 
 def verifier(args: Mapping[str, Any], loading: Load = load) -> Any:
