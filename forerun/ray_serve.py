@@ -87,8 +87,14 @@ def is_leaving() -> Callable[[], bool]:
     return lambda: bool(getattr(replica, "_shutting_down", False))
 
 
-def verifier(args: Mapping[str, Any], loading: Load = load) -> Any:
-    """The application. What is set here a configuration of Serve may set otherwise."""
+def verifier(args: Mapping[str, Any]) -> Any:
+    """The application; Ray wants a function of one argument."""
+    return application(args, load)
+
+
+def application(args: Mapping[str, Any], loading: Load) -> Any:
+    """One with another engine. What is set here a configuration of Serve may set otherwise. Raises
+    `UserError`."""
     options = options_from(args)
     deployment = serve.deployment(
         Verifier,

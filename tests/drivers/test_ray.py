@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -31,6 +32,7 @@ from edge_client.core.policies import make_policy
 from edge_client.draft_worker import DraftWorker
 from edge_client.generation import Generation
 from edge_client.verifiers import Verifiers
+from tests.drivers.ray_tiny import APPLICATION
 from tests.drivers.tiny import EOS, VOCABULARY, generation
 from tests.worlds.models import TinyDrafter, target_alone
 
@@ -46,8 +48,8 @@ class Cluster:
     """The process that has it."""
 
     process: subprocess.Popen[bytes]
-    address: str
-    folder: Path
+    folder: Path  # where replicas mark their steps
+    address: str = ""
 
     def say(self, replicas: int) -> None:
         """That so many are wanted."""
@@ -55,14 +57,14 @@ class Cluster:
         self.process.stdin.write(json.dumps({"replicas": replicas}).encode() + b"\n")
         self.process.stdin.flush()
 
-    def hear(self) -> int:
-        """How many run, when that has changed."""
+    def hear(self) -> dict[str, Any]:
+        """What it says next."""
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
         line = self.process.stdout.readline() if ready else b""
         assert line, "the cluster ended or was late; what it said stands above"
-        number: int = json.loads(line)["replicas"]
-        return number
+        said: dict[str, Any] = json.loads(line)
+        return said
 
     @property
     def hold(self) -> Path:
@@ -77,32 +79,26 @@ class Cluster:
         return {name for name, count in self.steps().items() if count > before.get(name, 0)}
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("replicas")
-    port = free_port()
+    what = ["--application", APPLICATION, "--args", json.dumps({"model": str(folder)}), "--replicas", "2"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.drivers.ray_cluster", str(folder), str(port), str(free_port())],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    found = Cluster(process, f"127.0.0.1:{port}", folder)
+        [sys.executable, "-m", "benchmarks.ray_cluster", *what],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    found = Cluster(process, folder)
     try:
-        assert found.hear() == 2
+        found.address = found.hear()["listening"]
         yield found
     finally:
         found.hold.unlink(missing_ok=True)
-        process.communicate()  # its end of standard input is the cluster's end
-        try:
+        process.communicate()  # the end of its standard input is its own
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # whatever Ray has left
-        except ProcessLookupError:
-            pass
 
 
 async def text_of(run: Generation) -> tuple[int, ...]:
@@ -137,8 +133,7 @@ async def test_a_refusal_arrives_with_its_code_its_sentence_and_its_details(clus
     async with grpc.aio.insecure_channel(cluster.address) as channel:
         call = VerifierServiceStub(channel).Session(iter([request]))
         with pytest.raises(grpc.aio.AioRpcError, match="tokenizer mismatch: the edge's") as caught:
-            while await call.read() is not grpc.aio.EOF:
-                pass
+            [frame async for frame in call]
     assert isinstance(error := to_error(caught.value), UserError)
     assert error.code is Code.FAILED_PRECONDITION
     assert to_detail(caught.value).server_fingerprint == VOCABULARY.fingerprint
@@ -190,6 +185,6 @@ async def test_a_replica_that_is_taken_away_loses_no_token(cluster: Cluster) -> 
         assert set(await asyncio.gather(*texts)) == {target_alone((1, 2, 3), LONG, EOS)}
         moved = [run for run in runs if run.session.stats.resumes]
         assert 0 < len(moved) < len(runs), "only those of the replica that goes move"
-        assert await asyncio.to_thread(cluster.hear) == 1
+        assert await asyncio.to_thread(cluster.hear) == {"replicas": 1}
         cluster.say(2)  # as the other tests have it
-        assert await asyncio.to_thread(cluster.hear) == 2
+        assert await asyncio.to_thread(cluster.hear) == {"replicas": 2}
