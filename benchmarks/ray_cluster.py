@@ -42,7 +42,8 @@ STORE_BYTES = 80 * 2**20
 
 
 def example(application: str, args: dict[str, Any], ports: list[int]) -> dict[str, Any]:
-    """The configuration with these arguments and ports, and a number of replicas in place of a range."""
+    """The configuration with these arguments and ports, a number of replicas in place of a range, and as much
+    time for their end as the arguments ask for."""
     import yaml
 
     found: dict[str, Any] = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
@@ -52,7 +53,7 @@ def example(application: str, args: dict[str, Any], ports: list[int]) -> dict[st
     app["args"].update(args)
     (deployment,) = app["deployments"]
     deployment["ray_actor_options"] = {"num_cpus": 0.1}
-    del deployment["autoscaling_config"]
+    del deployment["autoscaling_config"], deployment["graceful_shutdown_timeout_s"]
     return found
 
 

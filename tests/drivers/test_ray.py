@@ -40,6 +40,9 @@ pytestmark = [pytest.mark.grpc, pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240.0
+GRACE = 2 * PATIENCE
+"""Seconds for a replica's end, after which sessions move without having been told. A test fails before."""
+
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 
 
@@ -82,9 +85,9 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("replicas")
-    what = ["--application", APPLICATION, "--args", json.dumps({"model": str(folder)}), "--replicas", "2"]
+    what = ["--application", APPLICATION, "--args", json.dumps({"model": str(folder), "grace": GRACE})]
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.ray_cluster", *what],
+        [sys.executable, "-m", "benchmarks.ray_cluster", *what, "--replicas", "2"],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
