@@ -1,4 +1,4 @@
-"""A verifier as an application of Ray Serve (docs/ray.md): `serve run forerun.ray_serve:verifier model=PATH`.
+"""A verifier as an application of Ray Serve: `serve run deploy/ray/serve.yaml` (docs/ray.md).
 
 It is the verifier that `forerun verify` makes of the same options; Ray only carries its calls. Imported by
 Ray alone, and with `cloud_verifier.ray_router` all that needs Ray.
