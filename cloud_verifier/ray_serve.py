@@ -7,8 +7,8 @@ the code and the sentence. So what trails a status gets to the edge only beside 
 here a status travels on a last frame that says nothing.
 
 And it takes an edge that pings as often as ours do for an attacker: after the fourth ping without data in
-between it closes the connection ("Too many pings", 6.7 s into a silence), with all its sessions. It cannot be
-told otherwise, so no stream is ever silent for so long that an edge would ping.
+between it closes the connection ("Too many pings", 6.7 s into a silence in which nothing else is asked), with
+all its sessions. It cannot be told otherwise, so no stream is silent for so long that an edge would ping.
 """
 
 from __future__ import annotations
