@@ -47,7 +47,7 @@ class Guard(grpc.aio.ServerInterceptor):
         name = next(kind for kind in KINDS if getattr(handler, kind) is not None)
         parse = _raised if handler.request_streaming else _kept
         method = getattr(handler, name)
-        guard: Any = _guarded_generator if inspect.isasyncgenfunction(method) else _guarded
+        guard: Any = guarded_generator if inspect.isasyncgenfunction(method) else guarded
         changes = {name: guard(method), "request_deserializer": parse(handler.request_deserializer)}
         return handler._replace(**changes)
 
@@ -79,8 +79,8 @@ def _kept(deserialize: Deserialize) -> Deserialize:
     return keep
 
 
-def _guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    """Of one answer, or of answers that the method writes itself."""
+def guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    """A method of one answer, or of answers that it writes itself."""
 
     async def call(request: Any, context: Any) -> Any:
         async with _told(context):
@@ -91,9 +91,11 @@ def _guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any
     return call
 
 
-def _guarded_generator(
+def guarded_generator(
     method: Callable[[Any, Any], AsyncGenerator[Any, None]],
 ) -> Callable[[Any, Any], AsyncGenerator[Any, None]]:
+    """A method whose answers are a stream."""
+
     async def call(request: Any, context: Any) -> AsyncGenerator[Any, None]:
         async with _told(context):
             if isinstance(request, PeerError):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol
 
+from cloud_verifier.call import Call
 from cloud_verifier.tls import end_of
 from common.errors import Code, UserError
 
@@ -31,15 +32,15 @@ FORM = "spiffe://DOMAIN/tenant/NAME, and anything after that"
 class Identity(Protocol):
     """One way to know callers."""
 
-    def tenant(self, context: Any) -> str:
-        """Of the call with this `grpc.aio.ServicerContext`. Raises `UserError`."""
+    def tenant(self, context: Call) -> str:
+        """Of this call. Raises `UserError`."""
         ...
 
 
 class Everybody:
     """All are one tenant."""
 
-    def tenant(self, context: Any) -> str:
+    def tenant(self, context: Call) -> str:
         return ""
 
 
@@ -52,7 +53,7 @@ class HeaderIdentity:
     def __init__(self, key: str) -> None:
         self._key = key
 
-    def tenant(self, context: Any) -> str:
+    def tenant(self, context: Call) -> str:
         found = dict(context.invocation_metadata() or ()).get(self._key, "")
         return found if isinstance(found, str) else ""
 
@@ -70,7 +71,7 @@ class CertificateIdentity:
         self._trust_domain = trust_domain
         self._wall = wall
 
-    def tenant(self, context: Any) -> str:
+    def tenant(self, context: Call) -> str:
         shown = context.auth_context()
         found = SPIFFE.fullmatch(_only(shown.get("peer_spiffe_id", ())))
         if found is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 import grpc
@@ -12,16 +12,16 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from cloud_verifier.call import Call
 from cloud_verifier.core.effects import End
 from cloud_verifier.core.target import Chat, TargetInfo
 from cloud_verifier.guard import Guard
+from cloud_verifier.heart import FLUSH_TIME, NO_FILES, Heart
 from cloud_verifier.identity import EVERYBODY, Identity
 from cloud_verifier.line import Line, PrivacySettings
 from cloud_verifier.outbox import Outbox
 from cloud_verifier.rich_status import with_retry_info
-from cloud_verifier.telemetry.trust import TENANT_LIMITS
 from cloud_verifier.tls import LiveTls, ServerTls
-from cloud_verifier.upkeep import Upkeep
 from cloud_verifier.worker import Worker
 from common.errors import (
     CapacityError,
@@ -48,10 +48,6 @@ RETRY_AFTER = 1.0
 """Seconds that an edge is told to wait where nobody knows better: about as long as one short text takes."""
 
 NO_CHAT = Chat("")
-NO_FILES: Mapping[str, LiveFiles[Any]] = {}
-
-FLUSH_TIME = 2.0
-"""Seconds for the last messages of streams that have ended to get away."""
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
@@ -74,7 +70,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         self._table = table
         self._identity = identity
 
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+    async def Describe(self, request: pb.DescribeRequest, context: Call) -> pb.DescribeResponse:
         self._identity.tenant(context)
         info = self._info
         chat = info.chat if info.chat is not None and request.include_chat_template else NO_CHAT
@@ -97,8 +93,8 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         )
 
     async def Session(
-        self, requests: AsyncIterator[pb.SessionRequest], context: Any
-    ) -> AsyncIterator[pb.SessionResponse]:
+        self, requests: AsyncIterator[pb.SessionRequest], context: Call
+    ) -> AsyncGenerator[pb.SessionResponse, None]:
         tenant, refused = self._tenant(context)
         key, outbox = self._worker.connect(tenant, context.time_remaining())
         line = Line(self._privacy, self._worker.turn_time)
@@ -123,7 +119,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         scheduler = self._worker.scheduler
         return Load(len(scheduler.sessions), scheduler.config.max_sessions, scheduler.draining)
 
-    def _tenant(self, context: Any) -> tuple[str, ForerunError | None]:
+    def _tenant(self, context: Call) -> tuple[str, ForerunError | None]:
         """Whose a stream is, or why it is nobody's. It is decided once: a session may outlive its token."""
         try:
             return self._identity.tenant(context), None
@@ -188,17 +184,13 @@ class Server:
     ) -> None:
         self._worker = worker
         self._tls = None if tls is None else LiveTls(tls)
-        self._files = files
-        self.upkeep = Upkeep(self._tls, files, self._changed)
-        self._changed(TENANT_LIMITS)
-        worker.monitor.trust = self.upkeep.trust
+        self._heart = Heart(worker, self._tls, files)
+        self.upkeep = self._heart.upkeep
         self._service = VerifierService(worker, info, table, identity, privacy)
         self._address = address
         self._flush_time: float | None = None  # when it stops; None cuts off whoever is there
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
-        self._heartbeat: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
         self.port = 0
 
     async def __aenter__(self) -> Server:
@@ -218,45 +210,26 @@ class Server:
                 "choose another HOST:PORT"
             ) from error
         await server.start()
-        self._heartbeat = asyncio.create_task(self._worker.run())
-        self._looking = asyncio.create_task(self.upkeep.run())
+        await self._heart.__aenter__()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None, "entered before"
-        assert self._heartbeat is not None, "entered before"
-        assert self._looking is not None, "entered before"
         await self._server.stop(grace=self._flush_time)
-        for task in (self._heartbeat, self._looking):
-            task.cancel()
-        await asyncio.gather(self._heartbeat, self._looking, return_exceptions=True)
+        await self._heart.__aexit__()
 
     async def run_until(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Raises what broke the heartbeat, if anything does: no step would run."""
-        await self._beat_until(stop.wait())
+        await self._heart.until(stop.wait())
 
     async def drain(self, grace: float) -> None:
         """Stop admitting, tell every session to go, and wait until they have. After `grace` seconds those
         that are still here are ended with a status that says so. What was committed gets away first. Raises
         as `run_until`."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        self._worker.drain(grace)
         self._flush_time = FLUSH_TIME
-        await self._beat_until(self._worker.wait_until_gone(), grace + FLUSH_TIME)
-
-    async def _beat_until(self, event: Coroutine[Any, Any, object], patience: float | None = None) -> None:
-        assert self._heartbeat is not None, "entered before"
-        waiting = asyncio.ensure_future(event)
-        await asyncio.wait({waiting, self._heartbeat}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if self._heartbeat.done():
-            await self._heartbeat
-
-    def _changed(self, name: str) -> None:
-        """One of the files has brought another value."""
-        if name == TENANT_LIMITS and name in self._files:
-            self._worker.set_quotas(self._files[name].value)
+        await self._heart.drain(grace)
 
     async def _set_health(self, status: int) -> None:
         for name in ("", SERVICE_NAME):

@@ -20,7 +20,7 @@ from common.rpc.bounds import MAX_JOINED_RESPONSE_BYTES
 from common.rpc.codec import decode_response, encode_request
 from common.rpc.describe import Description, decode_description, encode_describe_request
 from common.rpc.frames import UP_BYTES, Joiner, Sender, pad_open, up_size
-from common.rpc.options import Options, channel_options
+from common.rpc.options import KEY_ENTRY, Options, channel_options
 from common.rpc.status import to_error
 from edge_client.tls import LiveTls, Metadata, TlsSettings
 
@@ -31,9 +31,6 @@ DESCRIBE_TIMEOUT = 10.0
 
 OWN_CONNECTION: Options = (("grpc.use_local_subchannel_pool", 1),)
 """Channels of one process to one address share a connection otherwise; those of two devices cannot."""
-
-KEY_ENTRY = "x-session-id"
-"""Metadata entry that a balancer hashes, by the name that others use for it (Ray Serve, Envoy's examples)."""
 
 NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """Statuses that gRPC gives by itself when nobody answers; any other comes from somebody."""

@@ -214,16 +214,9 @@ async def serve(
 ) -> None:
     """Until it is told to stop, or `watch` has seen enough. Raises `UserError` for an address or a limit."""
     # Imported here: torch and transformers take seconds, and an edge has neither.
-    from cloud_verifier.core.scheduler import VerifyScheduler
     from cloud_verifier.service import Server
-    from cloud_verifier.worker import Worker
 
-    config = replace(config_from(options), rules=allowed_rules(options))
-    scheduler = VerifyScheduler(engine.info, config)
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    _keep_what_is_loaded()
-    seen = scheduler if watch is None else watch.watched(scheduler)
-    worker = Worker(engine, seen, max_tenants=options.metrics_tenants)
+    worker = worker_of(options, engine, watch)
     caller, files = identity(options)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -252,6 +245,20 @@ async def serve(
         if watching is not None:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+
+
+def worker_of(options: argparse.Namespace, engine: TargetEngine, watch: Watch | None = None) -> Worker:
+    """The verifier itself, as the options ask for it; who carries its calls is another matter. Raises
+    `UserError`."""
+    from cloud_verifier.core.scheduler import VerifyScheduler
+    from cloud_verifier.worker import Worker
+
+    config = replace(config_from(options), rules=allowed_rules(options))
+    scheduler = VerifyScheduler(engine.info, config)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    _keep_what_is_loaded()
+    seen = scheduler if watch is None else watch.watched(scheduler)
+    return Worker(engine, seen, max_tenants=options.metrics_tenants)
 
 
 def _keep_what_is_loaded() -> None:

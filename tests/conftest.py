@@ -29,6 +29,7 @@ NEEDED_MODULES = {
     "broker": (("aiomqtt", "nacl"), "pip install 'forerun[edge]'"),
     "browser": (("selenium",), "pip install 'forerun[dev]'"),
     "quantized": (("torchao",), "pip install 'forerun[verifier,quantized]'"),
+    "ray": (("ray", "mmh3"), "pip install 'forerun[ray]'"),
     "parallel": (("accelerate",), "pip install 'forerun[verifier,parallel]'"),
 }
 """Mark -> modules that its tests import, and how to get them."""

@@ -1,9 +1,12 @@
-"""gRPC's options for both sides. They belong together: a client that pings more often than the server allows
-is thrown out (GOAWAY "too_many_pings")."""
+"""gRPC's options for both sides, and the one entry of metadata. The options belong together: a client that
+pings more often than the server allows is thrown out (GOAWAY "too_many_pings")."""
 
 from __future__ import annotations
 
 Options = tuple[tuple[str, int], ...]
+
+KEY_ENTRY = "x-session-id"
+"""Metadata entry that a balancer hashes, by the name that others use for it (Ray Serve, Envoy's examples)."""
 
 KEEPALIVE_TIME_MS = 2_000
 """An edge pings after this much silence of a connection that has a call. With the time for the answer a peer

@@ -1,0 +1,31 @@
+"""What the service has to know of a call, and may do to it, whoever has carried it here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn, Protocol
+
+import grpc
+
+
+class Call(Protocol):
+    """As much of `grpc.aio.ServicerContext` as the service uses, and no more: that is one, and another
+    carrier of calls brings its own."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """What the caller sent beside its messages."""
+        ...
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """What the connection has proven of the caller; empty without TLS."""
+        ...
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the caller waits no longer; None for never, or if the carrier does not tell."""
+        ...
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, Any], ...] = ()
+    ) -> NoReturn:
+        """End the call with this status. Raises `grpc.aio.AbortError`, which the method lets through."""
+        ...

@@ -1,0 +1,48 @@
+"""The tiny target as an application of Ray Serve, for `benchmarks.ray_cluster`.
+
+Its `model` is a folder. Each replica marks its steps in a file there, and holds every step while there is a
+file `hold`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
+from common.rpc.describe import TokenTable
+from tests.drivers.tiny import EOS, TABLE, VOCABULARY
+from tests.worlds.models import VOCAB, TinyTarget
+
+APPLICATION = f"{__name__}:application"
+
+
+def application(args: Mapping[str, Any]) -> Any:
+    """As `forerun.ray_serve.verifier`."""
+    from forerun import ray_serve
+
+    return ray_serve.application(args, loading)
+
+
+class Marked(TinyTarget):
+    """The tiny target that works for the folder."""
+
+    folder = Path()
+
+    def evaluate(self, plan: StepPlan) -> StepResult:
+        with (self.folder / f"replica-{os.getpid()}").open("a", encoding="ascii") as out:
+            out.write(".")
+        while (self.folder / "hold").exists():
+            time.sleep(0.01)
+        return super().evaluate(plan)
+
+
+def loading(options: argparse.Namespace) -> tuple[Marked, TokenTable]:
+    """In place of `forerun.verify.load`, in a replica."""
+    engine = Marked(TargetInfo("tiny", VOCAB, 512, options.slots, EOS, VOCABULARY.fingerprint))
+    engine.folder = Path(options.model)
+    return engine, TABLE

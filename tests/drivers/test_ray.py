@@ -1,0 +1,193 @@
+"""Edges through the proxy of a real Ray cluster, to two replicas of the tiny target (docs/ray.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from common.errors import Code, UserError
+from common.messages import Close, Open
+from common.pb.verifier_pb2_grpc import VerifierServiceStub
+from common.rpc.codec import encode_request
+from common.rpc.options import KEEPALIVE_TIME_MS, channel_options
+from common.rpc.status import to_detail, to_error
+from common.sampling import SamplingParams
+from edge_client.channel import VerifierChannel
+from edge_client.core.policies import make_policy
+from edge_client.draft_worker import DraftWorker
+from edge_client.generation import Generation
+from edge_client.verifiers import Verifiers
+from tests.drivers.ray_tiny import APPLICATION
+from tests.drivers.tiny import EOS, VOCABULARY, generation
+from tests.worlds.models import TinyDrafter, target_alone
+
+pytestmark = [pytest.mark.grpc, pytest.mark.ray, pytest.mark.xdist_group("ray")]
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 240.0
+GRACE = 2 * PATIENCE
+"""Seconds for a replica's end, after which sessions move without having been told. A test fails before."""
+
+LONG = SamplingParams(max_tokens=60, ignore_eos=True)
+
+
+@dataclass
+class Cluster:
+    """The process that has it."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path  # where replicas mark their steps
+    address: str = ""
+
+    def say(self, replicas: int) -> None:
+        """That so many are wanted."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"replicas": replicas}).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        """What it says next."""
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
+        line = self.process.stdout.readline() if ready else b""
+        assert line, "the cluster ended or was late; what it said stands above"
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    @property
+    def hold(self) -> Path:
+        return self.folder / "hold"
+
+    def steps(self) -> dict[str, int]:
+        """How many each replica has done or begun."""
+        return {path.name: path.stat().st_size for path in self.folder.glob("replica-*")}
+
+    def busy_since(self, before: dict[str, int]) -> set[str]:
+        """Replicas that have done or begun a step since then."""
+        return {name for name, count in self.steps().items() if count > before.get(name, 0)}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("replicas")
+    what = ["--application", APPLICATION, "--args", json.dumps({"model": str(folder), "grace": GRACE})]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.ray_cluster", *what, "--replicas", "2"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    found = Cluster(process, folder)
+    try:
+        found.address = found.hear()["listening"]
+        yield found
+    finally:
+        found.hold.unlink(missing_ok=True)
+        process.communicate()  # the end of its standard input is its own
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # whatever Ray has left
+
+
+async def text_of(run: Generation) -> tuple[int, ...]:
+    async for _ in run:
+        pass
+    return tuple(run.session.text)
+
+
+async def frames_of(call: Any) -> list[object]:
+    """All that come; raises how the call ends, if that is not well."""
+    return [frame async for frame in call]
+
+
+@pytest.mark.parametrize("policy", ["sync:4", "off"])
+async def test_the_text_is_the_targets(cluster: Cluster, policy: str) -> None:
+    async with VerifierChannel(cluster.address) as channel:
+        with DraftWorker(TinyDrafter()) as drafts:
+            run = generation(channel, drafts, LONG, make_policy(policy))
+            assert await text_of(run) == target_alone((1, 2, 3), LONG, EOS)
+    assert run.session.stats.resumes == 0
+    assert (run.session.stats.accepted > 0) == (policy == "sync:4")
+
+
+async def test_a_verifier_behind_ray_describes_itself_as_any_other(cluster: Cluster) -> None:
+    async with VerifierChannel(cluster.address) as channel:
+        description = await channel.describe(include_vocabulary=True)
+    assert (description.model, description.fingerprint) == ("tiny", VOCABULARY.fingerprint)
+
+
+async def test_a_refusal_arrives_with_its_code_its_sentence_and_its_details(cluster: Cluster) -> None:
+    request = encode_request(Open((1, 2, 3), LONG, b"\1" * 32))
+    async with grpc.aio.insecure_channel(cluster.address) as channel:
+        call = VerifierServiceStub(channel).Session(iter([request]))
+        with pytest.raises(grpc.aio.AioRpcError, match="tokenizer mismatch: the edge's") as caught:
+            await frames_of(call)
+    assert isinstance(error := to_error(caught.value), UserError)
+    assert error.code is Code.FAILED_PRECONDITION
+    assert to_detail(caught.value).server_fingerprint == VOCABULARY.fingerprint
+
+
+async def test_the_turns_of_a_chat_meet_one_replica_and_chats_both(cluster: Cluster) -> None:
+    served = set[str]()
+    async with Verifiers([cluster.address]) as pool:
+        await pool.heard(PATIENCE)
+        for chat in range(12):
+            turns = set[str]()
+            for _ in range(3):
+                before = cluster.steps()
+                await text_of(generation(pool.route(f"chat {chat}"), None, LONG, make_policy("off")))
+                turns |= cluster.busy_since(before)
+            assert len(turns) == 1, f"chat {chat}"
+            served |= turns
+    assert len(served) == 2, "one in 2,048 clusters places a dozen chats on one replica"
+
+
+async def test_a_silence_costs_no_stream(cluster: Cluster) -> None:
+    """Ray's proxy throws out who pings four times in a silence, unless he asks something else meanwhile."""
+    request = encode_request(Open((1, 2, 3), LONG, VOCABULARY.fingerprint, fill=False))
+    async with grpc.aio.insecure_channel(cluster.address, options=channel_options()) as channel:
+        call = VerifierServiceStub(channel).Session()
+        await call.write(request)
+        reading = asyncio.create_task(frames_of(call))
+        await asyncio.sleep(5 * KEEPALIVE_TIME_MS / 1e3)  # not a wait for something: how long it lasts
+        assert not reading.done()
+        await call.write(encode_request(Close()))
+        await reading
+        assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_replica_that_is_taken_away_loses_no_token(cluster: Cluster) -> None:
+    async with Verifiers([cluster.address]) as pool:
+        await pool.heard(PATIENCE)
+        before, runs, texts = cluster.steps(), list[Generation](), list[asyncio.Task[tuple[int, ...]]]()
+        cluster.hold.touch()
+        while len(cluster.busy_since(before)) < 2 or len(runs) < 8:
+            runs.append(generation(pool.route(f"chat {len(runs)}"), None, LONG, make_policy("off")))
+            texts.append(asyncio.create_task(text_of(runs[-1])))
+            await asyncio.sleep(0.05)
+        cluster.say(1)
+        until = time.monotonic() + PATIENCE
+        while not any(run.session.stats.resumes for run in runs) and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # it is told to go while its step is still held
+        cluster.hold.unlink()
+        assert set(await asyncio.gather(*texts)) == {target_alone((1, 2, 3), LONG, EOS)}
+        moved = [run for run in runs if run.session.stats.resumes]
+        assert 0 < len(moved) < len(runs), "only those of the replica that goes move"
+        assert await asyncio.to_thread(cluster.hear) == {"replicas": 1}
+        cluster.say(2)  # as the other tests have it
+        assert await asyncio.to_thread(cluster.hear) == {"replicas": 2}

@@ -1,0 +1,214 @@
+"""The service as Ray calls it, without Ray: statuses that travel on frames, and no stream is silent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.core.scheduler import VerifyScheduler
+from cloud_verifier.core.target import TargetInfo
+from cloud_verifier.heart import Heart
+from cloud_verifier.identity import EVERYBODY, CertificateIdentity, HeaderIdentity, Identity
+from cloud_verifier.ray_serve import RayFace, never_silent, nothing
+from cloud_verifier.service import VerifierService
+from cloud_verifier.worker import Worker
+from common.errors import LocalError
+from common.messages import Close, Open
+from common.pb import verifier_pb2 as pb
+from common.privacy import Privacy
+from common.rpc.bounds import MAX_JOINED_RESPONSE_BYTES
+from common.rpc.codec import decode_response, encode_request
+from common.rpc.describe import encode_describe_request
+from common.rpc.frames import Joiner
+from common.rpc.status import DETAIL_KEY
+from common.sampling import SamplingParams
+from tests.drivers.tiny import EOS, TABLE, VOCABULARY
+from tests.worlds.models import VOCAB, TinyTarget, target_alone
+
+SAMPLING = SamplingParams(max_tokens=20, ignore_eos=True)
+GOOD = Open((1, 2, 3), SAMPLING, VOCABULARY.fingerprint)
+
+
+class Context:
+    """As Ray's: what is set on it goes out beside what is yielded after."""
+
+    def __init__(self, *entries: tuple[str, str]) -> None:
+        self.entries = [*entries]
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+        self.trailing: list[tuple[str, Any]] = []
+
+    def invocation_metadata(self) -> list[tuple[str, Any]]:
+        return self.entries
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        self.details = details
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, Any]]) -> None:
+        self.trailing = trailing_metadata
+
+
+class ProxyGoneError(Exception):
+    """As Ray's own."""
+
+
+def face(identity: Identity = EVERYBODY, config: SchedulerConfig | None = None) -> tuple[RayFace, Worker]:
+    info = TargetInfo("tiny", VOCAB, 512, 4096, EOS, VOCABULARY.fingerprint)
+    worker = Worker(TinyTarget(info), VerifyScheduler(info, config))
+    return RayFace(VerifierService(worker, info, TABLE, identity), (ProxyGoneError,)), worker
+
+
+async def requests(
+    messages: Sequence[Open | Close], ends: asyncio.Event | None = None, error: Exception | None = None
+) -> AsyncIterator[pb.SessionRequest]:
+    """These; then, when it `ends`, the end of the client's side or the error."""
+    for message in messages:
+        yield encode_request(message)
+    if error is not None:
+        raise error
+    await (ends or asyncio.Event()).wait()
+
+
+async def texts(frames: AsyncGenerator[pb.SessionResponse, None]) -> list[int]:
+    """The tokens of the commits in these frames, as an edge reads them."""
+    joiner = Joiner(pb.SessionResponse, MAX_JOINED_RESPONSE_BYTES)
+    messages = [decode_response(each) async for frame in frames for each in joiner.take(frame)]
+    return [token for message in messages for token in getattr(message, "tokens", ())]
+
+
+async def test_a_text_is_the_targets() -> None:
+    served, worker = face()
+    context = Context()
+    async with Heart(worker):
+        told = await texts(served.Session(requests([GOOD]), context))
+    assert tuple(told) == target_alone((1, 2, 3), SAMPLING, EOS)
+    assert context.code is None
+
+
+@pytest.mark.parametrize("method", ["Session", "Describe"])
+async def test_who_is_nobody_gets_his_status_beside_something_that_is_yielded(method: str) -> None:
+    served, worker = face(CertificateIdentity())
+    context = Context()
+    async with Heart(worker):
+        if method == "Session":
+            assert await texts(served.Session(requests([GOOD]), context)) == []
+        else:
+            answer = await served.Describe(encode_describe_request(), context)
+            assert answer == pb.DescribeResponse()
+    assert context.code is grpc.StatusCode.UNAUTHENTICATED
+    assert context.details.startswith("the client certificate names no tenant")
+    assert [key for key, _ in context.trailing] == [DETAIL_KEY]
+
+
+async def test_a_refusal_for_want_of_room_says_when_to_come_again() -> None:
+    served, worker = face(config=SchedulerConfig(max_sessions=1))
+    first, second = Context(), Context()
+    async with Heart(worker):
+        frames = served.Session(
+            requests([Open((1, 2, 3), SAMPLING, VOCABULARY.fingerprint, fill=False)]), first
+        )
+        await anext(frames)
+        assert await texts(served.Session(requests([GOOD]), second)) == []
+        await frames.aclose()
+    assert second.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert {key for key, _ in second.trailing} == {DETAIL_KEY, "grpc-status-details-bin"}
+
+
+async def test_a_header_says_whose_a_call_is() -> None:
+    served, worker = face(HeaderIdentity("x-tenant"))
+    async with Heart(worker):
+        frames = served.Session(requests([GOOD]), Context(("x-tenant", "acme")))
+        await anext(frames)
+        (session,) = worker.snapshot().sessions
+        assert session.tenant == "acme"
+        await frames.aclose()
+
+
+@pytest.mark.parametrize("error", [None, ProxyGoneError()])
+async def test_a_half_close_and_a_proxy_that_is_gone_end_a_stream_alike(error: Exception | None) -> None:
+    served, worker = face()
+    context, ends = Context(), asyncio.Event()
+    ends.set()
+    waits = Open((1, 2, 3), SAMPLING, VOCABULARY.fingerprint, fill=False)
+    async with Heart(worker):
+        await texts(served.Session(requests([waits], ends, error), context))
+        await worker.wait_until_gone()
+    assert context.code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_stream_that_is_closed_leaves_nothing_behind() -> None:
+    served, worker = face()
+    async with Heart(worker):
+        frames = served.Session(
+            requests([Open((1, 2, 3), SAMPLING, VOCABULARY.fingerprint, fill=False)]), Context()
+        )
+        await anext(frames)
+        await frames.aclose()
+        await worker.wait_until_gone()
+    assert not worker.scheduler.sessions
+
+
+async def test_a_task_that_is_cancelled_in_a_silence_leaves_nothing_behind() -> None:
+    served, worker = face()
+    async with Heart(worker):
+        waits = Open((1, 2, 3), SAMPLING, VOCABULARY.fingerprint, fill=False)
+        reading = asyncio.create_task(texts(served.Session(requests([waits]), Context())))
+        while not worker.scheduler.sessions:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.001)
+        reading.cancel()
+        await asyncio.wait({reading})
+        await worker.wait_until_gone()
+    assert not worker.scheduler.sessions
+
+
+async def test_in_a_silence_frames_leave_that_say_nothing() -> None:
+    speaks = asyncio.Event()
+
+    async def frames() -> AsyncGenerator[pb.SessionResponse, None]:
+        await speaks.wait()
+        yield pb.SessionResponse(drain=pb.Drain())
+
+    sent = never_silent(frames(), silence=0.0)
+    assert [await anext(sent) for _ in range(3)] == [nothing()] * 3
+    speaks.set()
+    rest = [frame async for frame in sent]
+    assert rest[-1] == pb.SessionResponse(drain=pb.Drain())
+    assert rest[:-1] == [nothing()] * (len(rest) - 1)
+
+
+@pytest.mark.parametrize("privacy", Privacy)
+def test_an_edge_takes_such_a_frame_at_any_time(privacy: Privacy) -> None:
+    joiner = Joiner(pb.SessionResponse, MAX_JOINED_RESPONSE_BYTES)
+    joiner.takes_fillers = privacy is Privacy.STRICT
+    whole = pb.SessionResponse(drain=pb.Drain())
+    wire = whole.SerializeToString()
+    part = pb.SessionResponse(part=pb.Part(data=bytes([len(wire)])))
+    rest = pb.SessionResponse(part=pb.Part(data=wire))
+    taken = [joiner.take(frame) for frame in (nothing(), part, nothing(), rest, nothing())]
+    assert taken == [[], [], [], [whole], []]
+
+
+async def test_a_heartbeat_that_breaks_is_no_health() -> None:
+    served, worker = face()
+
+    def fail(now: float) -> None:
+        raise LocalError("a slot was lost")
+
+    async with Heart(worker) as heart:
+        heart.check()
+        worker.scheduler.next_step = fail  # type: ignore[method-assign]
+        reading = asyncio.create_task(texts(served.Session(requests([GOOD, Close()]), Context())))
+        with pytest.raises(LocalError, match="a slot was lost"):
+            await heart.until(asyncio.Event().wait())
+        with pytest.raises(LocalError, match="a slot was lost"):
+            heart.check()
+        reading.cancel()
+        await asyncio.wait({reading})
