@@ -51,7 +51,8 @@ NO_CHAT = Chat("")
 NO_FILES: Mapping[str, LiveFiles[Any]] = {}
 
 FLUSH_TIME = 2.0
-"""Seconds for the last messages of streams that have ended to get away."""
+"""Seconds after the time to leave in which the last messages get away. It is the end of it: whatever holds a
+stream then, its cadence or an edge that does not read, the process is gone `FLUSH_TIME` after its grace."""
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
@@ -73,6 +74,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         self._info = info
         self._table = table
         self._identity = identity
+        self._lines: dict[int, Line] = {}  # of streams, by their key
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         self._identity.tenant(context)
@@ -101,7 +103,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
     ) -> AsyncIterator[pb.SessionResponse]:
         tenant, refused = self._tenant(context)
         key, outbox = self._worker.connect(tenant, context.time_remaining())
-        line = Line(self._privacy, self._worker.turn_time)
+        line = self._lines[key] = Line(self._privacy, self._worker.turn_time)
         reader: asyncio.Task[None] | None = None
         if refused is None:
             reader = asyncio.create_task(self._read(key, requests, outbox, line))
@@ -115,9 +117,15 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         finally:
             if reader is not None:
                 reader.cancel()
+            del self._lines[key]
             self._worker.disconnect(key)
         if line.end is not None and line.end.error is not None:
             await context.abort(*self._status(line.end.error))
+
+    def hurry(self) -> None:
+        """No stream goes on only to hide when its text ended."""
+        for line in self._lines.values():
+            line.hurry()
 
     def _load(self) -> Load:
         scheduler = self._worker.scheduler
@@ -194,7 +202,7 @@ class Server:
         worker.monitor.trust = self.upkeep.trust
         self._service = VerifierService(worker, info, table, identity, privacy)
         self._address = address
-        self._flush_time: float | None = None  # when it stops; None cuts off whoever is there
+        self._over_at: float | None = None  # on the loop's clock; None cuts off whoever is there
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
         self._heartbeat: asyncio.Task[None] | None = None
@@ -227,7 +235,7 @@ class Server:
         assert self._server is not None, "entered before"
         assert self._heartbeat is not None, "entered before"
         assert self._looking is not None, "entered before"
-        await self._server.stop(grace=self._flush_time)
+        await self._server.stop(grace=self._time_left())
         for task in (self._heartbeat, self._looking):
             task.cancel()
         await asyncio.gather(self._heartbeat, self._looking, return_exceptions=True)
@@ -238,12 +246,20 @@ class Server:
 
     async def drain(self, grace: float) -> None:
         """Stop admitting, tell every session to go, and wait until they have. After `grace` seconds those
-        that are still here are ended with a status that says so. What was committed gets away first. Raises
-        as `run_until`."""
+        that are still here are ended with a status that says so, and strict streams as soon as all is said.
+        What was committed gets away first, for `FLUSH_TIME`. Raises as `run_until`."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._over_at = asyncio.get_running_loop().time() + grace + FLUSH_TIME
         self._worker.drain(grace)
-        self._flush_time = FLUSH_TIME
-        await self._beat_until(self._worker.wait_until_gone(), grace + FLUSH_TIME)
+        await self._beat_until(self._worker.wait_until_gone(), grace)
+        self._service.hurry()
+        await self._beat_until(self._worker.wait_until_gone(), self._time_left())
+
+    def _time_left(self) -> float | None:
+        """Seconds for what is on its way, once nobody needs to be waited for but that."""
+        if self._over_at is None:
+            return None
+        return min(max(self._over_at - asyncio.get_running_loop().time(), 0.0), FLUSH_TIME)
 
     async def _beat_until(self, event: Coroutine[Any, Any, object], patience: float | None = None) -> None:
         assert self._heartbeat is not None, "entered before"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.deploy.spoiled import SPOILED, spoil
-from tools.deploy_rules import RULES
+from tools.deploy_rules import RULES, pods
 from tools.deploy_rules.view import View
 from tools.helm_objects import OBJECTS, ROOT, checked_in, files_of, overlays, rendered
 
@@ -97,3 +97,10 @@ def test_versions_are_the_projects() -> None:
     for overlay in overlays():
         tags = {each["image"].partition(":")[2] for pod in view(overlay).pods for each in pod.containers}
         assert tags == {chart["appVersion"]}, overlay
+
+
+@pytest.mark.grpc
+def test_the_time_for_last_messages_is_the_verifiers() -> None:
+    from cloud_verifier.service import FLUSH_TIME
+
+    assert pods.FLUSH_TIME == FLUSH_TIME

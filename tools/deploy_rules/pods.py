@@ -9,7 +9,9 @@ from tools.deploy_rules.view import Pod, Rule, View
 
 USER = 10001
 KINDS_OF_VOLUMES = {"emptyDir", "configMap", "secret", "persistentVolumeClaim"}
-TORCHRUN_PATIENCE = 30.0  # seconds after SIGTERM, after which torchrun kills; then come 2 s of last messages
+TORCHRUN_PATIENCE = 30.0  # seconds after SIGTERM, after which torchrun kills
+FLUSH_TIME = 2.0  # seconds after its grace in which a verifier's last messages get away; a test compares
+ENDING_TIME = 3.0  # seconds that a process with a GPU may take to end, all said and done
 
 
 def no_host_namespaces(view: View) -> Iterator[str]:
@@ -104,11 +106,12 @@ def verifiers_have_a_priority(view: View) -> Iterator[str]:
 
 
 def verifiers_have_time_to_drain(view: View) -> Iterator[str]:
-    """preStop and --grace, and half as much again."""
+    """preStop and --grace, and half as much again: for the last messages and the process' own end."""
     for pod in view.pods:
         if pod.component != "verifier":
             continue
-        needed = 1.5 * (_pre_stop(pod) + float(pod.options["--grace"]))
+        grace = _pre_stop(pod) + float(pod.options["--grace"])
+        needed = max(1.5 * grace, grace + FLUSH_TIME + ENDING_TIME)
         if pod.spec.get("terminationGracePeriodSeconds", 30) < needed:
             yield f"{pod.owner} is killed before its drain is over; it needs {needed} s"
 
@@ -117,7 +120,7 @@ def torchrun_lets_ranks_drain(view: View) -> Iterator[str]:
     for pod in view.pods:
         if "torch.distributed.run" not in pod.main["command"]:
             continue
-        if float(pod.options["--grace"]) + 2.0 >= TORCHRUN_PATIENCE:
+        if float(pod.options["--grace"]) + FLUSH_TIME + ENDING_TIME > TORCHRUN_PATIENCE:
             yield f"{pod.owner} drains longer than torchrun waits"
 
 
