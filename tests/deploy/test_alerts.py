@@ -49,6 +49,7 @@ def gauge(series: str, value: str) -> dict[str, str]:
 
 
 REFUSED = f'forerun_refusals_total{{{POD},code="%s"}}'
+SPENT = f'forerun_quota_refusals_total{{{POD},limit="%s"}}'
 ENDED = f'forerun_sessions_ended_total{{{POD},reason="%s"}}'
 WASTED, DRAFTS = f"forerun_wasted_rows_total{{{POD}}}", f'forerun_rows_total{{{POD},kind="draft"}}'
 ROOM = (f"forerun_kv_slots_available{{{POD}}}", f'forerun_kv_slots{{{POD},state="owned"}}')
@@ -56,11 +57,17 @@ SESSIONS = (f'forerun_sessions{{{POD},mode="decode"}}', f"forerun_max_sessions{{
 EDGE = 'instance="e-1"'
 QUEUE, RATIO = "forerun_queue_time_seconds", "forerun_step_time_ratio"
 PAUSE, FIRST = "vllm:inter_token_latency_seconds", "vllm:time_to_first_token_seconds"
-INFO = 'forerun_verifier_info{pod="v-%s",version="%s",protocol="1",model="m"}'
+INFO = 'forerun_verifier_info{namespace="forerun",pod="v-%s",version="%s",protocol="1",model="m"}'
+OTHER_MODEL = 'forerun_verifier_info{namespace="another",pod="v-3",version="0.2",protocol="1",model="n"}'
 
 CASES = {
     "ForerunNoVerifier": Case(gauge(f"up{{{JOB},{POD}}}", "0"), gauge(f"up{{{JOB},{POD}}}", "1"), 3),
-    "ForerunVerifierDown": Case(gauge(f"up{{{JOB},{POD}}}", "0"), gauge(f"up{{{JOB},{POD}}}", "1"), 5),
+    "ForerunVerifierDown": Case(
+        {f"up{{{JOB},{POD}}}": "1 1 0x120"},
+        gauge(f"up{{{JOB},{POD}}}", "0") | gauge(f'up{{{JOB},pod="v-2"}}', "1"),  # the first one loads
+        8,
+    ),
+    "ForerunVerifierLate": Case(gauge(f"up{{{JOB},{POD}}}", "0"), {f"up{{{JOB},{POD}}}": "0x89 1x30"}, 100),
     "ForerunRestarts": Case(
         {f"forerun_start_time_seconds{{{POD}}}": "100x4 200x4 300x4 400x100"},
         {f"forerun_start_time_seconds{{{POD}}}": "100x4 200x100"},
@@ -71,12 +78,16 @@ CASES = {
     ),
     "ForerunMixedVersions": Case(
         {INFO % (1, "0.1"): "1x120", INFO % (2, "0.2"): "1x120"},
-        {INFO % (1, "0.1"): "1x120", INFO % (2, "0.1"): "1x120"},
+        {INFO % (1, "0.1"): "1x120", INFO % (2, "0.1"): "1x120", OTHER_MODEL: "1x120"},
         70,
     ),
     "ForerunUsersTurnedAway": Case(
-        {REFUSED % "RESOURCE_EXHAUSTED": "0+60x120"},
-        {REFUSED % "RESOURCE_EXHAUSTED": "0+1x120", REFUSED % "UNAVAILABLE": "0+60x120"},
+        {REFUSED % "RESOURCE_EXHAUSTED": "0+60x120", SPENT % "max_sessions": "0x120"},
+        {
+            REFUSED % "RESOURCE_EXHAUSTED": "0+61x120",
+            SPENT % "max_sessions": "0+60x120",
+            REFUSED % "UNAVAILABLE": "0+60x120",
+        },
         15,
     ),
     "ForerunSessionsNearLimit": Case(
@@ -126,8 +137,8 @@ CASES = {
         8,
     ),
     "ForerunQuotasSpent": Case(
-        {f'forerun_quota_refusals_total{{{POD},limit="sessions"}}': "0+60x120"},
-        {f'forerun_quota_refusals_total{{{POD},limit="sessions"}}': "0+1x120"},
+        {SPENT % "max_sessions": "0+60x120"},
+        {SPENT % "max_sessions": "0+1x120"},
         30,
     ),
     "ForerunHostileClients": Case(
