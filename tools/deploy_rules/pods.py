@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tools.deploy_rules.view import Pod, Rule, View
+from tools.deploy_rules.view import Pod, Rule, View, title
 
 USER = 10001
 KINDS_OF_VOLUMES = {"emptyDir", "configMap", "secret", "persistentVolumeClaim"}
@@ -116,6 +116,20 @@ def verifiers_have_time_to_drain(view: View) -> Iterator[str]:
             yield f"{pod.owner} is killed before its drain is over; it needs {needed} s"
 
 
+def rollouts_wait_for_the_model(view: View) -> Iterator[str]:
+    """No rollout has failed while its first pod still may wait for the model, or load it."""
+    for each in view.of("Deployment"):
+        spec = each["spec"]["template"]["spec"]
+        waits = [arg for first in spec.get("initContainers", []) for arg in first.get("args", [])]
+        wait = sum(float(arg.partition("=")[2]) for arg in waits if arg.startswith("--wait="))
+        probe = spec["containers"][0]["startupProbe"]
+        if (
+            each["spec"].get("progressDeadlineSeconds", 600)
+            < wait + probe["periodSeconds"] * probe["failureThreshold"]
+        ):
+            yield f"{title(each)} is called a failed rollout while its pods may still wait"
+
+
 def torchrun_lets_ranks_drain(view: View) -> Iterator[str]:
     for pod in view.pods:
         if "torch.distributed.run" not in pod.main["command"]:
@@ -183,6 +197,7 @@ RULES: tuple[Rule, ...] = (
     what_volumes_name_exists,
     verifiers_have_a_priority,
     verifiers_have_time_to_drain,
+    rollouts_wait_for_the_model,
     torchrun_lets_ranks_drain,
     torchrun_and_tensor_parallel_go_together,
     verifiers_stop_after_endpoints_know,
