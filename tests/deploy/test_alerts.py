@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,10 @@ import yaml
 
 from tests.conftest import program
 from tools.compose_files import ALERTS, plain_rules
+from tools.deploy_rules.containers import known_options
 from tools.deploy_rules.observing import alerts, unknown_metrics
 from tools.deploy_rules.view import View
-from tools.helm_objects import checked_in
+from tools.helm_objects import ROOT, checked_in
 
 POD = 'namespace="forerun",pod="v-1"'
 JOB = 'job="forerun-verifier-metrics"'
@@ -229,6 +231,30 @@ def test_an_alert_waits_before_it_wakes_anybody(name: str, tmp_path: Path) -> No
 @pytest.mark.promtool
 def test_prometheus_takes_the_rules() -> None:
     promtool("check", "rules", str(ALERTS))
+
+
+def runbook() -> dict[str, str]:
+    """Alert -> its row of docs/operations.md."""
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(Forerun\w+)`(.*)\|$", text, re.MULTILINE)
+    assert len(rows) == len(dict(rows)), "an alert has two rows"
+    return dict(rows)
+
+
+def test_every_alert_has_its_row_in_the_runbook() -> None:
+    found = runbook()
+    assert found.keys() == rules().keys()
+    for name, row in found.items():
+        assert row.startswith(" (page) |") == (rules()[name]["labels"]["severity"] == "page"), name
+        _, look, then = row.split(" | ")
+        assert len(look.split()) > 1 < len(then.split()), name
+
+
+def test_the_runbook_names_what_there_is() -> None:
+    for name, row in runbook().items():
+        assert set(re.findall(r"`(--[a-z-]+)", row)) <= known_options(), name
+        assert unknown_metrics(row.replace("forerun_*", "")) == [], name
+        assert set(re.findall(r"`(Forerun\w+)`", row)) <= rules().keys(), name
 
 
 def test_what_wakes_somebody_is_rare() -> None:
