@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from cloud_verifier.telemetry.trust import TENANT_LIMITS
@@ -15,7 +15,8 @@ from common.rpc.live_files import LiveFiles
 NO_FILES: Mapping[str, LiveFiles[Any]] = {}
 
 FLUSH_TIME = 2.0
-"""Seconds for the last messages of streams that have ended to get away."""
+"""Seconds after the time to leave in which the last messages get away. It is the end of it: whatever holds a
+stream then, its cadence or an edge that does not read, the process is gone `FLUSH_TIME` after its grace."""
 
 
 class Heart:
@@ -57,11 +58,14 @@ class Heart:
         waiting.cancel()
         self.check()
 
-    async def drain(self, grace: float) -> None:
+    async def drain(self, grace: float, hurry: Callable[[], None]) -> None:
         """Stop admitting, tell every session to go, and wait until they have. After `grace` seconds those
-        that are still here are ended with a status that says so. Raises as `check`."""
+        that are still here are ended with a status that says so, and `hurry` is called: no stream is to last
+        longer than what it has to say. Raises as `check`."""
         self._worker.drain(grace)
-        await self.until(self._worker.wait_until_gone(), grace + FLUSH_TIME)
+        await self.until(self._worker.wait_until_gone(), grace)
+        hurry()
+        await self.until(self._worker.wait_until_gone(), FLUSH_TIME)
 
     def _changed(self, name: str) -> None:
         """One of the files has brought another value."""

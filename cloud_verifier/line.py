@@ -82,8 +82,8 @@ class Line:
 
     The reader calls `received` for each frame and `asked` for the `Open` among its messages, the writer
     `leaving` until that is empty; `end` is then what ended the stream. Who waits by other means calls `put`
-    and `ready`. `turn` tells how long the verifier's turns are, in seconds; `clock`, the time, by default
-    the running loop's.
+    and `ready`. `hurry` is for a verifier that goes. `turn` tells how long the verifier's turns are, in
+    seconds; `clock`, the time, by default the running loop's.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class Line:
         self._held_at = 0.0
         self._interval = 0.0
         self._num_fillers = 0
+        self._hurries = False
 
     # From the edge ----------------------------------------------------------------------------------------
 
@@ -146,12 +147,18 @@ class Line:
         """The frames that may leave now."""
         return self._sender.take(self._clock())
 
+    def hurry(self) -> None:
+        """The verifier's time is over: once all is said the stream ends with the next slot. That tells no
+        more than the fillers did: all streams end then, those whose text goes on as well."""
+        self._hurries = True
+
     @property
     def _is_over(self) -> bool:
         """Whether all has been said, and at a number of frames at which streams end."""
         if self.end is None or not self._sender.is_empty:
             return False
-        return self.end.error is not None or self._sender.num_frames % END_FRAMES == 0
+        at_once = self._hurries or self.end.error is not None
+        return at_once or self._sender.num_frames % END_FRAMES == 0
 
     def _take_what_fits(self, outbox: Outbox) -> None:
         """Commits that have to wait for the next slot still grow together there."""

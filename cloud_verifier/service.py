@@ -69,6 +69,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         self._info = info
         self._table = table
         self._identity = identity
+        self._lines: dict[int, Line] = {}  # of streams, by their key
 
     async def Describe(self, request: pb.DescribeRequest, context: Call) -> pb.DescribeResponse:
         self._identity.tenant(context)
@@ -97,7 +98,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
     ) -> AsyncGenerator[pb.SessionResponse, None]:
         tenant, refused = self._tenant(context)
         key, outbox = self._worker.connect(tenant, context.time_remaining())
-        line = Line(self._privacy, self._worker.turn_time)
+        line = self._lines[key] = Line(self._privacy, self._worker.turn_time)
         reader: asyncio.Task[None] | None = None
         if refused is None:
             reader = asyncio.create_task(self._read(key, requests, outbox, line))
@@ -111,9 +112,15 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         finally:
             if reader is not None:
                 reader.cancel()
+            del self._lines[key]
             self._worker.disconnect(key)
         if line.end is not None and line.end.error is not None:
             await context.abort(*self._status(line.end.error))
+
+    def hurry(self) -> None:
+        """No stream goes on only to hide when its text ended."""
+        for line in self._lines.values():
+            line.hurry()
 
     def _load(self) -> Load:
         scheduler = self._worker.scheduler
@@ -188,7 +195,7 @@ class Server:
         self.upkeep = self._heart.upkeep
         self._service = VerifierService(worker, info, table, identity, privacy)
         self._address = address
-        self._flush_time: float | None = None  # when it stops; None cuts off whoever is there
+        self._over_at: float | None = None  # on the loop's clock; None cuts off whoever is there
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
         self.port = 0
@@ -216,7 +223,7 @@ class Server:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None, "entered before"
-        await self._server.stop(grace=self._flush_time)
+        await self._server.stop(grace=self._time_left())
         await self._heart.__aexit__()
 
     async def run_until(self, stop: asyncio.Event) -> None:
@@ -225,11 +232,17 @@ class Server:
 
     async def drain(self, grace: float) -> None:
         """Stop admitting, tell every session to go, and wait until they have. After `grace` seconds those
-        that are still here are ended with a status that says so. What was committed gets away first. Raises
-        as `run_until`."""
+        that are still here are ended with a status that says so, and strict streams as soon as all is said.
+        What was committed gets away first, for `FLUSH_TIME`. Raises as `run_until`."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        self._flush_time = FLUSH_TIME
-        await self._heart.drain(grace)
+        self._over_at = asyncio.get_running_loop().time() + grace + FLUSH_TIME
+        await self._heart.drain(grace, self._service.hurry)
+
+    def _time_left(self) -> float | None:
+        """Seconds for what is on its way, once nobody needs to be waited for but that."""
+        if self._over_at is None:
+            return None
+        return min(max(self._over_at - asyncio.get_running_loop().time(), 0.0), FLUSH_TIME)
 
     async def _set_health(self, status: int) -> None:
         for name in ("", SERVICE_NAME):

@@ -57,9 +57,8 @@ class Verifier(RayFace):
         engine, table = loading(options)
         worker = worker_of(options, engine)
         caller, files = identity(options)
-        super().__init__(
-            VerifierService(worker, engine.info, table, caller, privacy_from(options)), (RayError,)
-        )
+        self._service = VerifierService(worker, engine.info, table, caller, privacy_from(options))
+        super().__init__(self._service, (RayError,))
         self._heart = await self._stack.enter_async_context(Heart(worker, files=files))
         await self._stack.enter_async_context(watched(worker, options))
         self._leaving = asyncio.create_task(self._leave(is_leaving(), options.grace))
@@ -74,7 +73,7 @@ class Verifier(RayFace):
         and then cuts them."""
         while not leaving():  # noqa: ASYNC110 - Ray sets no event
             await asyncio.sleep(LOOK_EVERY)
-        await self._heart.drain(grace)
+        await self._heart.drain(grace, self._service.hurry)
 
 
 def is_leaving() -> Callable[[], bool]:

@@ -177,6 +177,7 @@ def allowed_rules(options: argparse.Namespace) -> tuple[AcceptanceRule, ...]:
 def run(options: argparse.Namespace) -> int:
     check_options(options)
     pin_to_core(options.core)
+    signal.signal(signal.SIGTERM, _leave)  # until it serves, and drains
     with logged(options):
         if options.tensor_parallel:
             use_torch(options)
@@ -184,6 +185,12 @@ def run(options: argparse.Namespace) -> int:
         engine, table = load(options)  # before the event loop, so that Ctrl-C works meanwhile
         asyncio.run(serve(options, engine, table))
     return 0
+
+
+def _leave(*_: object) -> None:
+    """SIGTERM while the target is loaded. The first process of a container ignores it otherwise, and would
+    stay until it is killed."""
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def check_options(options: argparse.Namespace) -> None:

@@ -1,12 +1,12 @@
 #!/bin/sh
-# What deploy/compose.yaml needs before its first start: certificates of a week, the edge's token, and who is to run
+# What deploy/compose.yaml needs before its first start: certificates of a month, the edge's token, and who is to run
 # it all. Run from a clone with `forerun` installed (or FORERUN=/path/to/forerun); a second run changes nothing.
 set -eu
 cd "$(dirname "$0")"
 
 if [ ! -d certs ]; then
 	# One certificate for the three that are asked for by name: verifier, broker and the edge's API.
-	${FORERUN:-forerun} certs dev --out certs --tenant demo --device edge \
+	${FORERUN:-forerun} certs dev --out certs --days 30 --tenant demo --device edge \
 		--name verifier,broker,edge,localhost,127.0.0.1
 fi
 if [ ! -s certs/edge-token ]; then

@@ -87,8 +87,14 @@ SPOILED: dict[str, tuple[str, list[Edit]]] = {
     "no_secret_is_kept_here": ("gpu", [extra("Secret", "forerun-verifier-tls")]),
     "skipped_checks_have_a_reason": ("gpu", [(D, "metadata.annotations.checkov~io/skip1", "CKV_K8S_43=no")]),
     "budgets_protect_verifiers": (
-        "gpu",
-        [("PodDisruptionBudget/forerun-verifier", "spec.selector.matchLabels.a", "b")],
+        "leaderworkerset",
+        [
+            (
+                "PodDisruptionBudget/forerun-verifier",
+                "spec.selector.matchLabels.leaderworkerset~sigs~k8s~io/worker-index",
+                "0",
+            )
+        ],
     ),
     "budgets_let_broken_pods_go": (
         "gpu",
@@ -140,6 +146,7 @@ SPOILED: dict[str, tuple[str, list[Edit]]] = {
     "what_volumes_name_exists": ("gpu", [("ConfigMap/forerun-model", "", GONE)]),
     "verifiers_have_a_priority": ("gpu", [("PriorityClass/forerun-verifier", "metadata.name", "other")]),
     "verifiers_have_time_to_drain": ("gpu", [(D, f"{POD}.terminationGracePeriodSeconds", 30)]),
+    "rollouts_wait_for_the_model": ("gpu", [(D, "spec.progressDeadlineSeconds", 1800)]),
     "torchrun_lets_ranks_drain": ("multi-gpu", [(D, f"{C}.args.+", "--grace=60")]),
     "torchrun_and_tensor_parallel_go_together": (
         "multi-gpu",
@@ -284,6 +291,10 @@ SPOILED: dict[str, tuple[str, list[Edit]]] = {
                 60,
             )
         ],
+    ),
+    "autoscalers_do_not_take_silence_for_rest": (
+        "keda",
+        [(K, "spec.triggers.1.metadata.ignoreNullValues", GONE)],
     ),
     "autoscalers_have_a_target": ("keda", [(K, "spec.scaleTargetRef.name", "verifier")]),
 }

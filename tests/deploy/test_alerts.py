@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,10 @@ import yaml
 
 from tests.conftest import program
 from tools.compose_files import ALERTS, plain_rules
+from tools.deploy_rules.containers import known_options
 from tools.deploy_rules.observing import alerts, unknown_metrics
 from tools.deploy_rules.view import View
-from tools.helm_objects import checked_in
+from tools.helm_objects import ROOT, checked_in
 
 POD = 'namespace="forerun",pod="v-1"'
 JOB = 'job="forerun-verifier-metrics"'
@@ -49,6 +51,7 @@ def gauge(series: str, value: str) -> dict[str, str]:
 
 
 REFUSED = f'forerun_refusals_total{{{POD},code="%s"}}'
+SPENT = f'forerun_quota_refusals_total{{{POD},limit="%s"}}'
 ENDED = f'forerun_sessions_ended_total{{{POD},reason="%s"}}'
 WASTED, DRAFTS = f"forerun_wasted_rows_total{{{POD}}}", f'forerun_rows_total{{{POD},kind="draft"}}'
 ROOM = (f"forerun_kv_slots_available{{{POD}}}", f'forerun_kv_slots{{{POD},state="owned"}}')
@@ -56,11 +59,17 @@ SESSIONS = (f'forerun_sessions{{{POD},mode="decode"}}', f"forerun_max_sessions{{
 EDGE = 'instance="e-1"'
 QUEUE, RATIO = "forerun_queue_time_seconds", "forerun_step_time_ratio"
 PAUSE, FIRST = "vllm:inter_token_latency_seconds", "vllm:time_to_first_token_seconds"
-INFO = 'forerun_verifier_info{pod="v-%s",version="%s",protocol="1",model="m"}'
+INFO = 'forerun_verifier_info{namespace="forerun",pod="v-%s",version="%s",protocol="1",model="m"}'
+OTHER_MODEL = 'forerun_verifier_info{namespace="another",pod="v-3",version="0.2",protocol="1",model="n"}'
 
 CASES = {
     "ForerunNoVerifier": Case(gauge(f"up{{{JOB},{POD}}}", "0"), gauge(f"up{{{JOB},{POD}}}", "1"), 3),
-    "ForerunVerifierDown": Case(gauge(f"up{{{JOB},{POD}}}", "0"), gauge(f"up{{{JOB},{POD}}}", "1"), 5),
+    "ForerunVerifierDown": Case(
+        {f"up{{{JOB},{POD}}}": "1 1 0x120"},
+        gauge(f"up{{{JOB},{POD}}}", "0") | gauge(f'up{{{JOB},pod="v-2"}}', "1"),  # the first one loads
+        8,
+    ),
+    "ForerunVerifierLate": Case(gauge(f"up{{{JOB},{POD}}}", "0"), {f"up{{{JOB},{POD}}}": "0x89 1x30"}, 100),
     "ForerunRestarts": Case(
         {f"forerun_start_time_seconds{{{POD}}}": "100x4 200x4 300x4 400x100"},
         {f"forerun_start_time_seconds{{{POD}}}": "100x4 200x100"},
@@ -71,12 +80,16 @@ CASES = {
     ),
     "ForerunMixedVersions": Case(
         {INFO % (1, "0.1"): "1x120", INFO % (2, "0.2"): "1x120"},
-        {INFO % (1, "0.1"): "1x120", INFO % (2, "0.1"): "1x120"},
+        {INFO % (1, "0.1"): "1x120", INFO % (2, "0.1"): "1x120", OTHER_MODEL: "1x120"},
         70,
     ),
     "ForerunUsersTurnedAway": Case(
-        {REFUSED % "RESOURCE_EXHAUSTED": "0+60x120"},
-        {REFUSED % "RESOURCE_EXHAUSTED": "0+1x120", REFUSED % "UNAVAILABLE": "0+60x120"},
+        {REFUSED % "RESOURCE_EXHAUSTED": "0+60x120", SPENT % "max_sessions": "0x120"},
+        {
+            REFUSED % "RESOURCE_EXHAUSTED": "0+61x120",
+            SPENT % "max_sessions": "0+60x120",
+            REFUSED % "UNAVAILABLE": "0+60x120",
+        },
         15,
     ),
     "ForerunSessionsNearLimit": Case(
@@ -126,8 +139,8 @@ CASES = {
         8,
     ),
     "ForerunQuotasSpent": Case(
-        {f'forerun_quota_refusals_total{{{POD},limit="sessions"}}': "0+60x120"},
-        {f'forerun_quota_refusals_total{{{POD},limit="sessions"}}': "0+1x120"},
+        {SPENT % "max_sessions": "0+60x120"},
+        {SPENT % "max_sessions": "0+1x120"},
         30,
     ),
     "ForerunHostileClients": Case(
@@ -218,6 +231,30 @@ def test_an_alert_waits_before_it_wakes_anybody(name: str, tmp_path: Path) -> No
 @pytest.mark.promtool
 def test_prometheus_takes_the_rules() -> None:
     promtool("check", "rules", str(ALERTS))
+
+
+def runbook() -> dict[str, str]:
+    """Alert -> its row of docs/operations.md."""
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(Forerun\w+)`(.*)\|$", text, re.MULTILINE)
+    assert len(rows) == len(dict(rows)), "an alert has two rows"
+    return dict(rows)
+
+
+def test_every_alert_has_its_row_in_the_runbook() -> None:
+    found = runbook()
+    assert found.keys() == rules().keys()
+    for name, row in found.items():
+        assert row.startswith(" (page) |") == (rules()[name]["labels"]["severity"] == "page"), name
+        _, look, then = row.split(" | ")
+        assert len(look.split()) > 1 < len(then.split()), name
+
+
+def test_the_runbook_names_what_there_is() -> None:
+    for name, row in runbook().items():
+        assert set(re.findall(r"`(--[a-z-]+)", row)) <= known_options(), name
+        assert unknown_metrics(row.replace("forerun_*", "")) == [], name
+        assert set(re.findall(r"`(Forerun\w+)`", row)) <= rules().keys(), name
 
 
 def test_what_wakes_somebody_is_rare() -> None:

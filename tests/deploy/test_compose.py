@@ -21,6 +21,7 @@ from tests.conftest import program
 from tools.compose_files import ALERTS, DEPLOY, plain_rules
 from tools.deploy_rules.containers import known_options
 from tools.deploy_rules.observing import unknown_metrics
+from tools.deploy_rules.pods import ENDING_TIME, FLUSH_TIME
 
 COMPOSE = DEPLOY / "compose.yaml"
 FOLDER = DEPLOY / "compose"
@@ -132,7 +133,8 @@ def test_the_verifier_is_told_options_that_exist() -> None:
 
 def test_the_verifier_drains_before_it_is_killed() -> None:
     grace = float(SERVICES["verifier"]["stop_grace_period"].removesuffix("s"))
-    assert grace >= 1.5 * float(options("verifier")["--grace"])
+    drain = float(options("verifier")["--grace"])
+    assert grace >= max(1.5 * drain, drain + FLUSH_TIME + ENDING_TIME)
 
 
 def test_the_verifier_is_probed_on_its_health_port() -> None:

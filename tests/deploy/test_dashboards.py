@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
-from tools.dashboards import COLUMNS, DASHBOARDS, FOLDER, Dashboard, as_grafana, text_of
+from tools.dashboards import DASHBOARDS, FOLDER
+from tools.dashboards.grafana import as_grafana, text_of
+from tools.dashboards.model import COLUMNS, Dashboard
 from tools.deploy_rules.observing import known_metrics, unknown_metrics
 
 
@@ -54,6 +57,9 @@ def test_every_panel_asks_and_says_in_what_unit(name: str) -> None:
     for panel in asking:
         assert panel["targets"], panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        for target in panel["targets"]:
+            told_apart = re.match(r"(1 \+ )?sum by \((?!le)(\w+)\)", target["expr"])
+            assert not told_apart or f"{{{{{told_apart[2]}}}}}" == target["legendFormat"], panel["title"]
         assert all(target["expr"].count("(") == target["expr"].count(")") for target in panel["targets"])
 
 

@@ -450,6 +450,18 @@ def test_a_pod_waits_until_the_job_is_done(registry: Registry, volume: Volume) -
         assert waiting.wait(60) == 0
 
 
+def test_one_that_is_told_to_stop_stops(registry: Registry, volume: Volume) -> None:
+    """With a status of its own: the first process of a pod hears no signal that it does not ask for."""
+    volume.wants(a_model(registry))
+    where = ["--manifest", str(volume.manifest), "--into", str(volume.folder)]
+    command = [sys.executable, str(SCRIPT), "check", *where, "--wait", "60"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        assert "kubectl logs -l app.kubernetes.io/component=model" in waiting.stderr.readline()
+        waiting.terminate()
+        assert waiting.wait(60) == 143
+
+
 def test_a_manifest_is_made_of_a_folder_and_fetches_it(
     registry: Registry, volume: Volume, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ CHART = OBJECTS.parent
 HELM_SHA256 = "8c375d1016b2c9754bad8da3ed07ce33c0f9af3bad8890e61737f5137be7396d"
 OLDEST = "1.29.0"
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+JOB_NAME = re.compile(r"-[0-9a-f]{8}$")
+ADDONS = ("keda", "monitoring", "mtls")
 
 pytestmark = pytest.mark.helm
 
@@ -31,10 +35,14 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def render(tmp_path: Path, namespace: str = "forerun", **values: Any) -> list[Object]:
-    """The chart's objects with these values."""
+    """The chart's objects with these values; the Job under the overlay's name for it."""
     done = attempt(tmp_path, namespace, **values)
     assert done.returncode == 0, done.stderr
-    return [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each]
+    found = [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each]
+    for each in found:
+        if each["kind"] == "Job":
+            each["metadata"]["name"] = JOB_NAME.sub("", each["metadata"]["name"])
+    return found
 
 
 def attempt(tmp_path: Path, namespace: str = "forerun", **values: Any) -> subprocess.CompletedProcess[str]:
@@ -106,8 +114,19 @@ def test_addons_bring_their_objects(tmp_path: Path) -> None:
     assert {name: list(rule(mixed)) for name, rule in RULES.items() if list(rule(mixed))} == {}
 
 
+@pytest.mark.parametrize("profile", overlays())
+def test_addons_bring_what_they_are_for_and_nothing_of_another_profile(profile: str, tmp_path: Path) -> None:
+    """A Deployment beside the groups of a LeaderWorkerSet, for example, would be other verifiers."""
+    addons = [each for each in ADDONS if (profile, each) != ("cpu-demo", "mtls")]
+    both = render(tmp_path, profile=profile, addons=addons, createNamespace=True)
+    own = [by_title(checked_in(each)).keys() - by_title(checked_in("gpu")).keys() for each in addons]
+    assert by_title(both).keys() == by_title(checked_in(profile)).keys() | set[str]().union(*own)
+    mixed = View(profile, both)
+    assert {name: list(rule(mixed)) for name, rule in RULES.items() if list(rule(mixed))} == {}
+
+
 def test_an_autoscaler_decides_the_number_alone(tmp_path: Path) -> None:
-    assert "replicas" not in deployment(render(tmp_path, profile="gpu", addons=["keda"], replicas=5))["spec"]
+    assert "replicas" not in deployment(render(tmp_path, profile="gpu", addons=["keda"]))["spec"]
     assert deployment(render(tmp_path, profile="gpu", replicas=5))["spec"]["replicas"] == 5
     assert deployment(render(tmp_path, profile="gpu", replicas=0))["spec"]["replicas"] == 0
 
@@ -203,16 +222,110 @@ def test_values_that_mean_nothing_are_refused(values: Object, at_fault: str, tmp
     assert at_fault in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"profile": "keda", "replicas": 3}, "keda decides the number"),
+        ({"addons": ["keda"], "replicas": 0}, "keda decides the number"),
+        ({"profile": "cpu-demo", "addons": ["mtls"]}, "cpu-demo speaks plain text"),
+        ({"overrides": {"Deployment/forerun-verfier": {}}}, "there is no Deployment/forerun-verfier here"),
+        ({"overrides": {"Namespace/forerun": {}}}, "there is no Namespace/forerun here"),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused_by_a_sentence(
+    values: Object, words: str, tmp_path: Path
+) -> None:
+    done = attempt(tmp_path, **values)
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+MANIFEST = {"files": [{"path": "a.json", "url": "https://models.internal/a", "sha256": "a" * 64, "size": 1}]}
+
+
+def test_what_changes_the_job_makes_another_one(tmp_path: Path) -> None:
+    """A Job cannot be changed: an upgrade to the next image would fail."""
+    changes: list[Object] = [
+        {},
+        {"image": {"tag": "0.2.0"}},
+        {"model": {"manifest": MANIFEST}},
+        {"overrides": {"Job/forerun-model": {"spec": {"backoffLimit": 2}}}},
+    ]
+    names = []
+    for values in changes:
+        found = yaml.load_all(attempt(tmp_path, profile="gpu", **values).stdout, Loader=yaml.CSafeLoader)
+        names += [each["metadata"]["name"] for each in found if each and each["kind"] == "Job"]
+    assert all(JOB_NAME.sub("", name) == "forerun-model" != name for name in names)
+    assert len(set(names)) == len(changes)
+    one, other = (attempt(tmp_path, profile="gpu", replicas=n).stdout for n in (1, 2))
+    assert names[0] in one
+    assert names[0] in other, "of the verifiers alone"
+
+
+@pytest.mark.parametrize("profile", overlays())
+def test_an_upgrade_changes_no_selector(profile: str) -> None:
+    """What a Deployment selects can never be changed: these words stay for good, in every profile."""
+    for each in View(profile, checked_in(profile)).of("Deployment"):
+        assert each["spec"]["selector"] == {
+            "matchLabels": {
+                "app.kubernetes.io/name": "forerun",
+                "app.kubernetes.io/component": "verifier",
+            }
+        }
+
+
+def test_what_is_the_clusters_can_be_another_releases(tmp_path: Path) -> None:
+    """Helm refuses a second owner."""
+    whole = {each["kind"] for each in render(tmp_path, profile="gateway", addons=["keda", "monitoring"])}
+    assert whole & {"PriorityClass", "Namespace", "ClusterRole"} == {"PriorityClass"}
+    assert "PriorityClass" not in {
+        each["kind"] for each in render(tmp_path, profile="gpu", createPriorityClass=False)
+    }
+
+
 @pytest.mark.parametrize("path", ["pytorch_model.bin", "../config.json", "/etc/x.json", "model.gguf", "a.pt"])
 def test_a_manifest_of_other_files_is_refused(path: str, tmp_path: Path) -> None:
     file = {"path": path, "url": "https://models.internal/x", "sha256": "a" * 64, "size": 1}
     assert attempt(tmp_path, model={"manifest": {"files": [file]}}).returncode != 0
 
 
+def told(tmp_path: Path, **values: Any) -> str:
+    """What NOTES.txt says. Only an install shows it, so a copy of the chart has it as an object."""
+    copy = tmp_path / "chart"
+    shutil.copytree(CHART, copy)
+    (copy / "templates" / "NOTES.txt").rename(copy / "NOTES.txt")
+    (copy / ".helmignore").unlink()
+    template = 'kind: Told\ntext: {{ tpl (.Files.Get "NOTES.txt") . | toJson }}\n'
+    (copy / "templates" / "told.yaml").write_text(template, encoding="utf-8")
+    path = tmp_path / "values.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    where = ("--kube-version", OLDEST, "--namespace", "inference", "--values", str(path))
+    done = helm("template", "verifier", str(copy), *where, "--show-only", "templates/told.yaml")
+    assert done.returncode == 0, done.stderr
+    found: str = yaml.safe_load(done.stdout)["text"]
+    return " ".join(found.split())
+
+
 def test_it_says_what_to_look_at(tmp_path: Path) -> None:
-    path = CHART / "templates" / "NOTES.txt"
-    text = path.read_text(encoding="utf-8")
-    names = {each["metadata"]["name"] for each in checked_in("gpu")}
-    assert {"forerun-model", "forerun-verifier"} <= names
-    assert "job forerun-model" in text
-    assert "dns:///forerun-verifier." in text
+    words = told(tmp_path, profile="gpu")
+    assert "wait until the job forerun-model has filled their volume" in words
+    assert "-l app.kubernetes.io/component=model" in words
+    assert "No model was named" in words
+    assert "need the secret forerun-verifier-tls with tls.crt, tls.key and ca.crt" in words
+    assert "dns:///forerun-verifier.inference.svc:50051 if" in words
+
+
+@pytest.mark.parametrize(
+    ("values", "there", "not_there"),
+    [
+        ({"profile": "cpu-demo"}, "50051 in plain text (verifier.insecure) if", "secret"),
+        ({"profile": "mtls"}, "cert-manager makes the secret", "need the secret"),
+        ({"addons": ["mtls"]}, "cert-manager makes the secret", "need the secret"),
+        ({"profile": "gateway"}, "secrets forerun-token-keys", "They need"),
+        ({"tls": {"secretName": "mine"}, "model": {"manifest": MANIFEST}}, "the secret mine", "No model"),
+    ],
+)
+def test_it_says_what_is_still_to_be_made(values: Object, there: str, not_there: str, tmp_path: Path) -> None:
+    words = told(tmp_path, **values)
+    assert there in words
+    assert not_there not in words

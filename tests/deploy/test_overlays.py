@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from forerun.cli import build_parser, main
+from forerun.verify import check_options
 from tests.deploy.spoiled import SPOILED, spoil
-from tools.deploy_rules import RULES
+from tools.deploy_rules import RULES, pods
 from tools.deploy_rules.view import View
 from tools.helm_objects import OBJECTS, ROOT, checked_in, files_of, overlays, rendered
 
@@ -97,3 +100,37 @@ def test_versions_are_the_projects() -> None:
     for overlay in overlays():
         tags = {each["image"].partition(":")[2] for pod in view(overlay).pods for each in pod.containers}
         assert tags == {chart["appVersion"]}, overlay
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `forerun certs dev` makes, by the names of the cluster's files."""
+    folder = tmp_path_factory.mktemp("certs") / "tls"
+    assert main(["certs", "dev", "--out", str(folder), "--name", "localhost", "--tenant", "a"]) == 0
+    return folder
+
+
+@pytest.mark.grpc
+@pytest.mark.parametrize("overlay", overlays())
+def test_a_verifier_takes_its_arguments(overlay: str, certificates: Path) -> None:
+    """All that is looked at before a model is loaded: names, values, what goes together, files."""
+    here = {
+        "/etc/forerun/tls": str(certificates),
+        "/etc/forerun/tokens/keys.json": str(certificates / "token-keys.json"),
+    }
+    for pod in view(overlay).pods:
+        if pod.component == "verifier":
+            words = [re.sub(r"0\.0\.0\.0:\d+", "127.0.0.1:0", each) for each in pod.main["args"]]
+            for there, instead in here.items():
+                words = [each.replace(there, instead) for each in words]
+            assert pod.main["command"][-3:] == ["-m", "forerun", "verify"]
+            options = build_parser().parse_args(["verify", *words])
+            check_options(options)
+            assert options.grace == 25.0
+
+
+@pytest.mark.grpc
+def test_the_time_for_last_messages_is_the_verifiers() -> None:
+    from cloud_verifier.service import FLUSH_TIME
+
+    assert pods.FLUSH_TIME == FLUSH_TIME

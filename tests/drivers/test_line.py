@@ -12,13 +12,13 @@ import pytest
 
 from cloud_verifier.core.effects import End
 from cloud_verifier.line import END_FRAMES, SPARE_FILLERS, Line, PrivacySettings
-from cloud_verifier.outbox import Outbox
+from cloud_verifier.outbox import Outbox, Outgoing
 from common.errors import Code, ForerunError, PeerError, UnavailableError, UserError
 from common.messages import Close, Commit, Finish, FinishReason, Open, Opened, Propose, ServerMessage
 from common.pb import verifier_pb2 as pb
 from common.privacy import Privacy
 from common.rpc.codec import decode_request, encode_request
-from common.rpc.frames import DOWN_BYTES, STRICT_DOWN, STRICT_UP, UP_BYTES
+from common.rpc.frames import DOWN_BYTES, STRICT_DOWN, STRICT_UP, UP_BYTES, Joiner
 from common.sampling import SamplingParams
 from edge_client.channel import MOST_WAITING, Connection, Stream
 from tests.drivers.virtual import run
@@ -112,6 +112,7 @@ def kinds(frames: Sequence[pb.SessionResponse]) -> list[str | None]:
 
 
 COMMITS = [Commit(3, (5,)), Commit(4, (300,) * 100)]
+WHOLE: Sequence[Outgoing] = (Opened(2, 32), *COMMITS, FINISH, End(1))
 
 
 def test_off_pads_nothing_and_an_old_edge_is_told_nothing() -> None:
@@ -149,6 +150,42 @@ def test_a_strict_stream_ends_after_a_round_number_of_frames() -> None:
     frames = run(sent(STRICT, Privacy.STRICT, [*COMMITS, FINISH]))
     assert len(frames) == END_FRAMES
     assert kinds(frames)[-1] == "filler"
+
+
+def test_one_that_has_said_all_does_not_hold_a_verifier_that_goes() -> None:
+    async def cut() -> tuple[int, float]:
+        line, outbox = Line(STRICT, lambda: TURN), Outbox()
+        line.asked(asking(Privacy.STRICT))
+        for message in WHOLE:
+            outbox.put_nowait(message)
+        num_frames, clock = 0, asyncio.get_running_loop().time
+        while line.end is None or num_frames < 7:  # some fillers after the last word, too
+            num_frames += len(await line.leaving(outbox))
+        line.hurry()
+        asked_at = clock()
+        while frames := await line.leaving(outbox):
+            num_frames += len(frames)
+        return num_frames, clock() - asked_at
+
+    assert run(cut()) == (7, 0.0)
+
+
+def test_one_that_has_more_to_say_says_it_when_hurried() -> None:
+    async def all_of_it() -> list[pb.SessionResponse]:
+        line, outbox, frames = Line(STRICT, lambda: TURN), Outbox(), list[pb.SessionResponse]()
+        line.asked(asking(Privacy.STRICT))
+        line.hurry()
+        for message in WHOLE:
+            outbox.put_nowait(message)
+        while found := await line.leaving(outbox):
+            frames += found
+        return frames
+
+    frames = run(all_of_it())
+    joiner = Joiner(pb.SessionResponse, 1 << 20)
+    joiner.takes_fillers = True
+    assert kinds([whole for frame in frames for whole in joiner.take(frame)])[-1] == "finish"
+    assert len(frames) < END_FRAMES
 
 
 def test_one_that_fails_ends_with_the_next_slot() -> None:

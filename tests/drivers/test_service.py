@@ -18,15 +18,18 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.target import Chat
-from cloud_verifier.service import SERVICE_NAME
+from cloud_verifier.line import END_FRAMES
+from cloud_verifier.service import FLUSH_TIME, SERVICE_NAME
 from common.acceptance import LOSSLESS, make_acceptance
 from common.draft import Draft
 from common.errors import LocalError
 from common.messages import ClientMessage, Close, Open, Propose
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
+from common.privacy import Privacy
 from common.rpc.codec import encode_request
 from common.rpc.describe import Load
+from common.rpc.frames import Joiner
 from common.rpc.status import to_detail
 from common.sampling import SamplingParams
 from edge_client.channel import VerifierChannel
@@ -362,3 +365,39 @@ async def test_a_session_that_stays_is_told_when_the_time_to_leave_is_over() -> 
     assert sum(len(response.commit.tokens) for response in responses) == committed > 0
     assert await call.code() is Status.UNAVAILABLE
     assert "has drained" in await call.details()
+
+
+async def test_a_strict_stream_that_has_said_all_does_not_outstay_the_time_to_leave() -> None:
+    """Its fillers would go on for eight seconds, and the process would be killed among them."""
+    strict = replace(GOOD, privacy=Privacy.STRICT, sampling=SamplingParams(max_tokens=1, ignore_eos=True))
+    async with (
+        running(privacy=Privacy.STRICT, cadence=0.25) as system,
+        grpc.aio.insecure_channel(system.address) as channel,
+    ):
+        call = pb_grpc.VerifierServiceStub(channel).Session()
+        await call.write(encode_request(strict))
+        joiner, told, num_frames = Joiner(pb.SessionResponse, 1 << 20), list[str | None](), 0
+        joiner.takes_fillers = True
+        while "finish" not in told:
+            told += [each.WhichOneof("message") for each in joiner.take(await call.read())]
+            num_frames += 1
+        await system.server.drain(0.0)
+        while await call.read() is not grpc.aio.EOF:
+            num_frames += 1
+    assert await call.code() is Status.OK
+    assert num_frames < END_FRAMES
+
+
+async def test_whatever_stays_a_verifier_is_gone_two_seconds_after_its_grace() -> None:
+    """So that the figures of docs/operations.md and deploy/ hold. A stream stays, and a watch of health."""
+    clock = asyncio.get_running_loop().time
+    async with contextlib.AsyncExitStack() as later:
+        async with running() as system:
+            channel = await later.enter_async_context(grpc.aio.insecure_channel(system.address))
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            await watch.read()
+            key, _ = system.worker.connect()
+            began_at = clock()
+            await system.server.drain(0.1)
+            system.worker.disconnect(key)
+        assert 0.1 + FLUSH_TIME <= clock() - began_at < 0.1 + 1.8 * FLUSH_TIME

@@ -68,6 +68,7 @@ async def running(
     tls: ServerTls | None = None,
     files: Mapping[str, LiveFiles[Any]] = NO_FILES,
     privacy: Privacy = Privacy.PADDED,
+    cadence: float = 0.0,
 ) -> AsyncIterator[System]:
     """A verifier on a free port; after the block every slot must be free again."""
     info = TargetInfo("tiny", VOCAB, 512, 4096, EOS, VOCABULARY.fingerprint, chat=chat, grammars=True)
@@ -75,7 +76,7 @@ async def running(
     engine.step_time = step_time
     worker = Worker(engine, VerifyScheduler(info, config))
     identity = HeaderIdentity(tenant_key) if tenant_key else identity
-    level = PrivacySettings(privacy)
+    level = PrivacySettings(privacy, cadence)
     async with Server(worker, info, TABLE, "127.0.0.1:0", identity, tls, files, level) as server:
         yield System(server, worker)
         await worker.wait_until_gone()

@@ -9,6 +9,7 @@ from tools.deploy_rules.view import MODEL, VERIFIER, Object, Pod, Rule, View, ti
 
 PROTO = Path(__file__).resolve().parents[2] / "proto" / "forerun" / "v1" / "verifier.proto"
 METADATA = "169.254.0.0/16"  # where clouds tell a node its credentials
+WORLD = "2000::/3"  # of IPv6 what is routed; clouds' metadata has private addresses there
 SESSION_HEADER = "x-session-id"
 IDENTITIES = {"--tenant-header", "--tenant-certificate", "--token-keys"}
 IN_PLAIN_TEXT = {"cpu-demo"}
@@ -123,7 +124,7 @@ def only_the_model_job_leaves_the_cluster(view: View) -> Iterator[str]:
             applied = view.matching(each["spec"]["podSelector"].get("matchLabels", {}))
             if blocks and ({pod.component for pod in applied} != {MODEL} or _ports(each, rule) != {443}):
                 yield f"{title(each)} lets {[pod.owner for pod in applied]} leave the cluster"
-            if any(METADATA not in block.get("except", []) for block in blocks):
+            if any(_has_private(block) for block in blocks):
                 yield f"{title(each)} reaches the cloud's metadata"
 
 
@@ -134,6 +135,14 @@ def the_model_job_reaches_its_registry(view: View) -> Iterator[str]:
         allowed = {port for policy, rule in _rules(view, pod, "egress") for port in _ports(policy, rule)}
         if allowed != {53, 443}:
             yield f"{pod.owner} leaves by {sorted(map(str, allowed))}"
+        blocks = [
+            peer["ipBlock"]["cidr"]
+            for _, rule in _rules(view, pod, "egress")
+            for peer in rule.get("to") or []
+            if "ipBlock" in peer
+        ]
+        if not any(":" in block for block in blocks):
+            yield f"{pod.owner} reaches no registry by IPv6, which names are looked up for first"
 
 
 def edges_are_spoken_to_by_tls(view: View) -> Iterator[str]:
@@ -233,6 +242,13 @@ def the_gateway_asks_for_certificates(view: View) -> Iterator[str]:
     for each in view.of("Gateway"):
         if each["metadata"]["name"] not in asked:
             yield f"{title(each)} lets anybody in"
+
+
+def _has_private(block: Object) -> bool:
+    """Whether addresses that are not routed in the world are among a block's."""
+    if ":" in block["cidr"]:
+        return bool(block["cidr"] != WORLD)
+    return METADATA not in block.get("except", [])
 
 
 _NOTHING: Object = {"spec": {"ports": []}}

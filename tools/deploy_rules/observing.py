@@ -159,6 +159,14 @@ def autoscalers_go_down_slowly(view: View) -> Iterator[str]:
             yield f"{title(scaler)} leaves nobody to go to"
 
 
+def autoscalers_do_not_take_silence_for_rest(view: View) -> Iterator[str]:
+    """Where Prometheus is down or knows nobody, KEDA counts nothing as 0 and would go down to the least."""
+    for scaler in view.of("ScaledObject"):
+        told = [each["metadata"].get("ignoreNullValues") for each in scaler["spec"]["triggers"]]
+        if "false" not in told:
+            yield f"{title(scaler)} goes down when Prometheus knows nothing"
+
+
 def autoscalers_have_a_target(view: View) -> Iterator[str]:
     for scaler in view.of("ScaledObject"):
         target = scaler["spec"]["scaleTargetRef"]
@@ -180,5 +188,6 @@ RULES: tuple[Rule, ...] = (
     autoscalers_watch_waiting_and_sessions,
     autoscalers_ask_for_metrics_that_exist,
     autoscalers_go_down_slowly,
+    autoscalers_do_not_take_silence_for_rest,
     autoscalers_have_a_target,
 )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tools.deploy_rules.view import Pod, Rule, View
+from tools.deploy_rules.view import Pod, Rule, View, title
 
 USER = 10001
 KINDS_OF_VOLUMES = {"emptyDir", "configMap", "secret", "persistentVolumeClaim"}
-TORCHRUN_PATIENCE = 30.0  # seconds after SIGTERM, after which torchrun kills; then come 2 s of last messages
+TORCHRUN_PATIENCE = 30.0  # seconds after SIGTERM, after which torchrun kills
+FLUSH_TIME = 2.0  # seconds after its grace in which a verifier's last messages get away; a test compares
+ENDING_TIME = 3.0  # seconds that a process with a GPU may take to end, all said and done
 
 
 def no_host_namespaces(view: View) -> Iterator[str]:
@@ -104,20 +106,35 @@ def verifiers_have_a_priority(view: View) -> Iterator[str]:
 
 
 def verifiers_have_time_to_drain(view: View) -> Iterator[str]:
-    """preStop and --grace, and half as much again."""
+    """preStop and --grace, and half as much again: for the last messages and the process' own end."""
     for pod in view.pods:
         if pod.component != "verifier":
             continue
-        needed = 1.5 * (_pre_stop(pod) + float(pod.options["--grace"]))
+        grace = _pre_stop(pod) + float(pod.options["--grace"])
+        needed = max(1.5 * grace, grace + FLUSH_TIME + ENDING_TIME)
         if pod.spec.get("terminationGracePeriodSeconds", 30) < needed:
             yield f"{pod.owner} is killed before its drain is over; it needs {needed} s"
+
+
+def rollouts_wait_for_the_model(view: View) -> Iterator[str]:
+    """No rollout has failed while its first pod still may wait for the model, or load it."""
+    for each in view.of("Deployment"):
+        spec = each["spec"]["template"]["spec"]
+        waits = [arg for first in spec.get("initContainers", []) for arg in first.get("args", [])]
+        wait = sum(float(arg.partition("=")[2]) for arg in waits if arg.startswith("--wait="))
+        probe = spec["containers"][0]["startupProbe"]
+        if (
+            each["spec"].get("progressDeadlineSeconds", 600)
+            < wait + probe["periodSeconds"] * probe["failureThreshold"]
+        ):
+            yield f"{title(each)} is called a failed rollout while its pods may still wait"
 
 
 def torchrun_lets_ranks_drain(view: View) -> Iterator[str]:
     for pod in view.pods:
         if "torch.distributed.run" not in pod.main["command"]:
             continue
-        if float(pod.options["--grace"]) + 2.0 >= TORCHRUN_PATIENCE:
+        if float(pod.options["--grace"]) + FLUSH_TIME + ENDING_TIME > TORCHRUN_PATIENCE:
             yield f"{pod.owner} drains longer than torchrun waits"
 
 
@@ -180,6 +197,7 @@ RULES: tuple[Rule, ...] = (
     what_volumes_name_exists,
     verifiers_have_a_priority,
     verifiers_have_time_to_drain,
+    rollouts_wait_for_the_model,
     torchrun_lets_ranks_drain,
     torchrun_and_tensor_parallel_go_together,
     verifiers_stop_after_endpoints_know,

@@ -1,3 +1,13 @@
+{{- /* What values.schema.json cannot say: values that do not go together. Prints nothing. */ -}}
+{{- define "forerun.check" -}}
+{{- if and (eq .profile "cpu-demo") (has "mtls" .addons) -}}
+{{- fail "addons: mtls makes certificates, and the profile cpu-demo speaks plain text; use the profile gpu" -}}
+{{- end -}}
+{{- if and (or (eq .profile "keda") (has "keda" .addons)) (not (kindIs "invalid" .replicas)) -}}
+{{- fail "replicas: keda decides the number; leave it out, or override ScaledObject/forerun-verifier" -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Changes an object in place to what the values say. Prints nothing. */ -}}
 {{- define "forerun.adjust" -}}
 {{- $object := .object -}}
@@ -11,16 +21,30 @@
 {{- end -}}
 {{- if has $object.kind (list "Deployment" "Job") -}}
 {{- include "forerun.pod" (dict "pod" $object.spec.template.spec "values" $values "kind" $object.kind) -}}
+{{- if eq $object.kind "Job" -}}
+{{- include "forerun.job" (dict "object" $object "values" $values) -}}
+{{- end -}}
 {{- else if eq $object.kind "LeaderWorkerSet" -}}
 {{- $group := $object.spec.leaderWorkerTemplate -}}
 {{- range list $group.leaderTemplate $group.workerTemplate -}}
 {{- include "forerun.pod" (dict "pod" .spec "values" $values "kind" $object.kind) -}}
 {{- end -}}
+{{- else if and (eq $object.kind "ScaledObject") (eq $values.profile "leaderworkerset") -}}
+{{- $target := dict "apiVersion" "leaderworkerset.x-k8s.io/v1" "kind" "LeaderWorkerSet" "name" "forerun-group" -}}
+{{- $_ := set $object.spec "scaleTargetRef" $target -}}
 {{- else if eq $object.kind "PersistentVolumeClaim" -}}
 {{- include "forerun.volume" (dict "spec" $object.spec "model" $values.model) -}}
 {{- else if and (eq $object.kind "ConfigMap") (eq $object.metadata.name "forerun-model") $values.model.manifest -}}
 {{- $_ := set $object.data "manifest.json" (printf "%s\n" (toJson $values.model.manifest)) -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* A Job cannot be changed: another image or another model is another Job, and Helm removes the one before. */ -}}
+{{- define "forerun.job" -}}
+{{- $name := .object.metadata.name -}}
+{{- $changes := get .values.overrides (printf "Job/%s" $name) -}}
+{{- $parts := list .object.spec .values.model.manifest $changes -}}
+{{- $_ := set .object.metadata "name" (printf "%s-%s" $name (sha256sum (toJson $parts) | trunc 8)) -}}
 {{- end -}}
 
 {{- define "forerun.volume" -}}

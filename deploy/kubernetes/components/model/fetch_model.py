@@ -17,6 +17,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import sys
 import time
 import urllib.error
@@ -38,6 +39,7 @@ LONGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
 LONGEST_MANIFEST = 1 << 20  # bytes; a ConfigMap can hold no more
 SILENCE = 60.0  # seconds without a byte after which a connection is given up
 POLL = 2.0  # seconds between two looks of `check --wait`
+LOG = "kubectl logs -l app.kubernetes.io/component=model"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -262,7 +264,7 @@ def missing(manifest: Manifest, folder: Path) -> str:
     try:
         done = json.loads((folder / DONE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return f"{folder} is not filled yet; its Job says why (kubectl logs job/forerun-model)"
+        return f"{folder} is not filled yet; its Job says why ({LOG})"
     if done.get("manifest") != manifest.identity:
         return f"{folder} holds another model than the manifest names; run the Job again"
     for each in manifest.files:
@@ -354,5 +356,11 @@ def _say(line: str) -> None:
     sys.stderr.flush()
 
 
+def _stop(*_: object) -> None:
+    """SIGTERM. A pod's first process ignores it otherwise, and goes on beside the next Job for 30 s."""
+    sys.exit(143)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)
     sys.exit(main())

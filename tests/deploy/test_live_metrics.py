@@ -1,0 +1,129 @@
+"""Alerts, dashboards and the autoscaler ask for what verifiers and edges really export: each query is held
+against the pages of live ones that have something to tell."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from asyncio import to_thread
+from collections.abc import Iterator
+
+import pytest
+
+from cloud_verifier.core.config import SchedulerConfig
+from common.sampling import SamplingParams
+from tools.deploy_rules.observing import alerts, dashboards
+from tools.deploy_rules.view import View
+from tools.helm_objects import checked_in
+
+TARGETS_OWN = {"namespace", "pod", "instance", "job", "le"}
+"""Labels that Prometheus gives a target, and a histogram its buckets."""
+
+EDGES = "forerun_edge_"
+SELECTOR = re.compile(r"\b((?:forerun_|vllm:|process_)[a-z_]+)(?:\{([^}]*)\})?")
+MATCHER = re.compile(r'(\w+)\s*(=~|!=|!~|=)\s*"([^"]*)"')
+GROUPED = re.compile(r"\b(?:by|without|on|ignoring) \(([^)]*)\)")
+
+Series = dict[str, list[dict[str, str]]]
+"""Metric -> the labels of each of its series."""
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """All there are, and who asks."""
+    monitoring, keda = View("", checked_in("monitoring")), View("", checked_in("keda"))
+    for alert in alerts(monitoring):
+        yield alert["alert"], alert["expr"]
+    for dashboard in dashboards(monitoring):
+        for panel in dashboard["panels"]:
+            for target in panel.get("targets", []):
+                yield f"{dashboard['title']}: {panel['title']}", target["expr"]
+    for scaler in keda.of("ScaledObject"):
+        for trigger in scaler["spec"]["triggers"]:
+            yield trigger["name"], trigger["metadata"]["query"]
+
+
+def complaints(query: str, live: Series) -> Iterator[str]:
+    """What a query asks for that nobody exports."""
+    labels = set(TARGETS_OWN)
+    for name, matchers in SELECTOR.findall(query):
+        if name not in live:
+            yield f"there is no {name}"
+            continue
+        labels |= {label for series in live[name] for label in series}
+        for label, operator, value in MATCHER.findall(matchers):
+            values = {series[label] for series in live[name] if label in series}
+            if label in TARGETS_OWN:
+                continue
+            wanted = value.split("|") if operator in ("=~", "!~") else [value]
+            if missing := set(wanted) - values:
+                yield f"{name} has no {label} {sorted(missing)}, only {sorted(values)}"
+    for grouped in GROUPED.findall(query):
+        if strange := {each.strip() for each in grouped.split(",") if each.strip()} - labels:
+            yield f"nothing in {query} has the labels {sorted(strange)}"
+
+
+def series_of(page: str) -> Series:
+    """As Prometheus reads it."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: Series = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample.labels)
+    return found
+
+
+async def verifiers_page() -> str:
+    """Of one that has served a text, as Prometheus fetches it."""
+    from forerun.cli import build_parser
+    from forerun.operations import watched
+    from tests.drivers.tiny import complete, running
+
+    options = build_parser().parse_args(["verify", "--model", "none", "--metrics", "127.0.0.1:0"])
+    async with running(SchedulerConfig()) as system, watched(system.worker, options) as found:
+        await complete(system.address, SamplingParams(max_tokens=20, ignore_eos=True))
+        answer = await to_thread(urllib.request.urlopen, f"http://{found['metrics']}/metrics")
+        page: bytes = answer.read()
+        return page.decode()
+
+
+async def edges_page() -> str:
+    from tests.edge_client.api.world import world
+
+    async with world() as found:
+        await found.chat(max_tokens=5, ignore_eos=True)
+        return str((await found.client.get("/metrics")).text)
+
+
+@pytest.mark.grpc
+async def test_what_is_asked_of_verifiers_is_there() -> None:
+    live = series_of(await verifiers_page())
+    asked = [(who, query) for who, query in queries() if EDGES not in query and SELECTOR.search(query)]
+    assert len(asked) > 60
+    assert {who: list(complaints(query, live)) for who, query in asked if list(complaints(query, live))} == {}
+
+
+@pytest.mark.grpc
+@pytest.mark.api
+async def test_what_is_asked_of_edges_is_there() -> None:
+    live = series_of(await edges_page())
+    live["forerun_edge_texts_by_mode"] = [{"mode": "split"}]  # none is being written any more
+    asked = [(who, query) for who, query in queries() if EDGES in query]
+    assert len(asked) > 20
+    assert {who: list(complaints(query, live)) for who, query in asked if list(complaints(query, live))} == {}
+
+
+def test_what_is_not_there_is_noticed() -> None:
+    live: Series = {"forerun_refusals_total": [{"code": "INTERNAL"}], "up": [{}]}
+    for query, words in {
+        "rate(forerun_refusals[5m])": "there is no forerun_refusals",
+        'forerun_refusals_total{code="FULL"}': "no code ['FULL'], only ['INTERNAL']",
+        'forerun_refusals_total{reason="INTERNAL"}': "no reason ['INTERNAL'], only []",
+        'forerun_refusals_total{code=~"INTERNAL|FULL"}': "no code ['FULL']",
+        "sum by (tenant) (forerun_refusals_total)": "the labels ['tenant']",
+    }.items():
+        (complaint,) = complaints(query, live)
+        assert words in complaint
+    assert (
+        list(complaints('sum by (pod, code) (forerun_refusals_total{pod="a",code="INTERNAL"})', live)) == []
+    )
