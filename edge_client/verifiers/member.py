@@ -82,6 +82,7 @@ class Member:
             (load.max_sessions or None) if load is not None else None,
             self.channel.num_streams,
             self._last_error,
+            self.channel.held,
         )
 
     # What is seen -----------------------------------------------------------------------------------------
