@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-from cloud_verifier.tls import end_of
+from cloud_verifier.tls import read_certificate
 from common.errors import Code, UserError
 
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -28,10 +29,32 @@ SPIFFE = re.compile(r"spiffe://(?P<domain>[a-z0-9._-]{1,255})/(?P<path>.+)")
 FORM = "spiffe://DOMAIN/tenant/NAME, and anything after that"
 
 
+TENANT_MARK, URI, SERIAL, TOKEN = MARKS = ("tenant", "uri", "serial", "token")
+"""By what a caller can be told from others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """A caller. Empty fields are not known."""
+
+    tenant: str = ""
+    uri: str = ""  # of its certificate
+    serial: str = ""  # of its certificate: hex, in small letters, without zeros in front
+    token: str = ""  # the id of its token
+
+    def marks(self) -> Iterator[tuple[str, str]]:
+        """Kind and value of each that is known."""
+        found = zip(MARKS, (self.tenant, self.uri, self.serial, self.token), strict=True)
+        return ((kind, value) for kind, value in found if value)
+
+
+NOBODY = Who()
+
+
 class Identity(Protocol):
     """One way to know callers."""
 
-    def tenant(self, context: Any) -> str:
+    def who(self, context: Any) -> Who:
         """Of the call with this `grpc.aio.ServicerContext`. Raises `UserError`."""
         ...
 
@@ -39,8 +62,8 @@ class Identity(Protocol):
 class Everybody:
     """All are one tenant."""
 
-    def tenant(self, context: Any) -> str:
-        return ""
+    def who(self, context: Any) -> Who:
+        return NOBODY
 
 
 EVERYBODY = Everybody()
@@ -52,9 +75,15 @@ class HeaderIdentity:
     def __init__(self, key: str) -> None:
         self._key = key
 
-    def tenant(self, context: Any) -> str:
-        found = dict(context.invocation_metadata() or ()).get(self._key, "")
-        return found if isinstance(found, str) else ""
+    def who(self, context: Any) -> Who:
+        found = [value for key, value in context.invocation_metadata() or () if key == self._key]
+        if len(found) > 1:
+            raise UserError(
+                f"the metadata entry {self._key} comes {len(found)} times: the proxy in front must take it "
+                "from clients, and set it once",
+                Code.UNAUTHENTICATED,
+            )
+        return Who(found[0]) if found and isinstance(found[0], str) else NOBODY
 
 
 class CertificateIdentity:
@@ -70,16 +99,18 @@ class CertificateIdentity:
         self._trust_domain = trust_domain
         self._wall = wall
 
-    def tenant(self, context: Any) -> str:
+    def who(self, context: Any) -> Who:
         shown = context.auth_context()
-        found = SPIFFE.fullmatch(_only(shown.get("peer_spiffe_id", ())))
+        uri = _only(shown.get("peer_spiffe_id", ()))
+        found = SPIFFE.fullmatch(uri)
         if found is None:
             raise UserError(
                 "the client certificate names no tenant: among its alternative names must be one URI of the "
                 f"form {FORM}; the common name does not count",
                 Code.UNAUTHENTICATED,
             )
-        if self._wall() > _end_of(_only(shown.get("x509_pem_cert", ()))):
+        end, serial = _about(_only(shown.get("x509_pem_cert", ())))
+        if self._wall() > end:
             raise UserError(
                 "the client certificate of this connection has expired meanwhile; connect with a new one",
                 Code.UNAUTHENTICATED,
@@ -89,7 +120,7 @@ class CertificateIdentity:
                 f"the client certificate is of another trust domain than {self._trust_domain}",
                 Code.PERMISSION_DENIED,
             )
-        return _tenant_of_path(found["path"])
+        return Who(_tenant_of_path(found["path"]), uri, serial)
 
 
 def _tenant_of_path(path: str) -> str:
@@ -110,6 +141,8 @@ def _only(values: Any) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _end_of(pem: str) -> float:
-    """Of a certificate, in seconds since 1970; a stream begins with a lookup and not with a parse."""
-    return end_of(pem.encode())
+def _about(pem: str) -> tuple[float, str]:
+    """Of a certificate: its end, in seconds since 1970, and its serial number. A stream begins with a lookup
+    and not with a parse."""
+    found = read_certificate(pem.encode())
+    return found.not_valid_after_utc.timestamp(), f"{found.serial_number:x}"

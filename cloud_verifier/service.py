@@ -14,12 +14,14 @@ from grpc_reflection.v1alpha import reflection
 
 from cloud_verifier.core.effects import End
 from cloud_verifier.core.target import Chat, TargetInfo
+from cloud_verifier.denied import NOBODY as NOBODY_DENIED
+from cloud_verifier.denied import Denied
 from cloud_verifier.guard import Guard
-from cloud_verifier.identity import EVERYBODY, Identity
+from cloud_verifier.identity import EVERYBODY, NOBODY, Identity, Who
 from cloud_verifier.line import Line, PrivacySettings
 from cloud_verifier.outbox import Outbox
 from cloud_verifier.rich_status import with_retry_info
-from cloud_verifier.telemetry.trust import TENANT_LIMITS
+from cloud_verifier.telemetry.trust import DENIED, TENANT_LIMITS
 from cloud_verifier.tls import LiveTls, ServerTls
 from cloud_verifier.upkeep import Upkeep
 from cloud_verifier.worker import Worker
@@ -58,7 +60,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
 class VerifierService(pb_grpc.VerifierServiceServicer):
     """Session streams and `Describe` of one worker. `identity` says whose a call is; `privacy`, what the
-    verifier insists on."""
+    verifier insists on; `denied`, who is let in no more."""
 
     def __init__(
         self,
@@ -67,15 +69,19 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         table: TokenTable,
         identity: Identity,
         privacy: PrivacySettings = PrivacySettings(),  # noqa: B008 - frozen
+        denied: LiveFiles[Denied] | None = None,
     ) -> None:
         self._privacy = privacy
+        self._denied = denied
+        self._known_denied = NOBODY_DENIED  # to those who are here
+        self._here: dict[int, Who] = {}  # by stream
         self._worker = worker
         self._info = info
         self._table = table
         self._identity = identity
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
-        self._identity.tenant(context)
+        self._who(context)
         info = self._info
         chat = info.chat if info.chat is not None and request.include_chat_template else NO_CHAT
         return encode_description(
@@ -99,8 +105,9 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
     async def Session(
         self, requests: AsyncIterator[pb.SessionRequest], context: Any
     ) -> AsyncIterator[pb.SessionResponse]:
-        tenant, refused = self._tenant(context)
-        key, outbox = self._worker.connect(tenant, context.time_remaining())
+        who, refused = self._caller(context)
+        key, outbox = self._worker.connect(who.tenant, context.time_remaining())
+        self._here[key] = who
         line = Line(self._privacy, self._worker.turn_time)
         reader: asyncio.Task[None] | None = None
         if refused is None:
@@ -115,6 +122,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         finally:
             if reader is not None:
                 reader.cancel()
+            del self._here[key]
             self._worker.disconnect(key)
         if line.end is not None and line.end.error is not None:
             await context.abort(*self._status(line.end.error))
@@ -123,12 +131,32 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         scheduler = self._worker.scheduler
         return Load(len(scheduler.sessions), scheduler.config.max_sessions, scheduler.draining)
 
-    def _tenant(self, context: Any) -> tuple[str, ForerunError | None]:
-        """Whose a stream is, or why it is nobody's. It is decided once: a session may outlive its token."""
+    def turn_away(self) -> None:
+        """End the streams of those whom the list of denied callers names by now."""
+        if self._denied is None or self._denied.value is self._known_denied:
+            return
+        self._known_denied = self._denied.value
+        for key, who in [*self._here.items()]:
+            if (error := self._known_denied.why(who)) is not None:
+                self._worker.violate(key, error)
+
+    def _who(self, context: Any) -> Who:
+        """Whose a call is. Raises `UserError` if it is nobody's, or of one who is let in no more."""
+        who = self._identity.who(context)
+        if self._denied is not None:
+            self._denied.refresh()
+            self.turn_away()
+            if (error := self._known_denied.why(who)) is not None:
+                raise error
+        return who
+
+    def _caller(self, context: Any) -> tuple[Who, ForerunError | None]:
+        """Whose a stream is, or why it is nobody's. It is decided once, but for the list of denied callers:
+        a session may outlive its token."""
         try:
-            return self._identity.tenant(context), None
+            return self._who(context), None
         except ForerunError as error:
-            return "", error
+            return NOBODY, error
 
     def _status(self, error: ForerunError) -> Status:
         """What a person is told, and what a program needs beside the sentence."""
@@ -192,7 +220,7 @@ class Server:
         self.upkeep = Upkeep(self._tls, files, self._changed)
         self._changed(TENANT_LIMITS)
         worker.monitor.trust = self.upkeep.trust
-        self._service = VerifierService(worker, info, table, identity, privacy)
+        self._service = VerifierService(worker, info, table, identity, privacy, files.get(DENIED))
         self._address = address
         self._flush_time: float | None = None  # when it stops; None cuts off whoever is there
         self._server: grpc.aio.Server | None = None
@@ -257,6 +285,8 @@ class Server:
         """One of the files has brought another value."""
         if name == TENANT_LIMITS and name in self._files:
             self._worker.set_quotas(self._files[name].value)
+        if name == DENIED:
+            self._service.turn_away()
 
     async def _set_health(self, status: int) -> None:
         for name in ("", SERVICE_NAME):
