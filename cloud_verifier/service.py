@@ -57,6 +57,8 @@ FLUSH_TIME = 2.0
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
+SESSION = f"/{SERVICE_NAME}/Session"
+
 
 class VerifierService(pb_grpc.VerifierServiceServicer):
     """Session streams and `Describe` of one worker. `identity` says whose a call is; `privacy`, what the
@@ -230,7 +232,9 @@ class Server:
         self.port = 0
 
     async def __aenter__(self) -> Server:
-        server = self._server = grpc.aio.server(options=server_options(), interceptors=(Guard(),))
+        server = self._server = grpc.aio.server(
+            options=server_options(), interceptors=(Guard(own={SESSION}),)
+        )
         pb_grpc.add_VerifierServiceServicer_to_server(self._service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
