@@ -48,7 +48,8 @@ class Guard(grpc.aio.ServerInterceptor):
     keeps its request for itself with DEADLINE_EXCEEDED. `own` are methods, by their full names, that bound by
     themselves how many and how long they are; of others that answer in streams there are `MOST_LASTING`.
 
-    Within a method that reads a stream the first raises `PeerError` where it reads.
+    Within a method that reads a stream the first raises `PeerError` where it reads. A method may answer with
+    the bytes of a message, too.
     """
 
     def __init__(self, own: Container[str] = ()) -> None:
@@ -67,8 +68,11 @@ class Guard(grpc.aio.ServerInterceptor):
         lasts = handler.response_streaming and details.method not in self._own
         guard: Any = _guarded_generator if inspect.isasyncgenfunction(method) else _guarded
         guarded = guard(method, read, self._place if lasts else contextlib.nullcontext)
-        parse, changes = _raised(handler.request_deserializer), {name: None, streams: guarded}
-        return handler._replace(request_streaming=True, request_deserializer=parse, **changes)
+        coding = {
+            "request_deserializer": _raised(handler.request_deserializer),
+            "response_serializer": _unless_bytes(handler.response_serializer),
+        }
+        return handler._replace(request_streaming=True, **{name: None, streams: guarded}, **coding)
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
@@ -96,6 +100,11 @@ def _raised(deserialize: Deserialize) -> Deserialize:
             ) from None
 
     return parse
+
+
+def _unless_bytes(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """What is said again and again need not be serialised each time."""
+    return lambda message: message if isinstance(message, bytes) else serialize(message)
 
 
 async def _all_of(requests: AsyncIterator[Any]) -> Any:

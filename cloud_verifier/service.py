@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping
+from functools import cached_property
 from typing import Any
 
 import grpc
@@ -38,7 +39,7 @@ from common.messages import ClientMessage, Open
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.rpc.codec import decode_request
-from common.rpc.describe import Description, Load, TokenTable, encode_description
+from common.rpc.describe import Description, Load, TokenTable, encode_description, table_bytes
 from common.rpc.frames import member
 from common.rpc.live_files import LiveFiles
 from common.rpc.options import server_options
@@ -48,6 +49,10 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER = 1.0
 """Seconds that an edge is told to wait where nobody knows better: about as long as one short text takes."""
+
+MOST_TABLES = 8
+"""Token tables on their way at once. One has some 2 MB, and who asks need not read; honest edges ask when
+their own is another, for the first difference."""
 
 NO_CHAT = Chat("")
 NO_FILES: Mapping[str, LiveFiles[Any]] = {}
@@ -77,13 +82,22 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         self._denied = denied
         self._known_denied = NOBODY_DENIED  # to those who are here
         self._here: dict[int, Who] = {}  # by stream
+        self._num_tables = 0  # on their way
         self._worker = worker
         self._info = info
         self._table = table
         self._identity = identity
 
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse | bytes:
         self._who(context)
+        answer = self._description(request)
+        if not request.include_vocabulary:
+            return answer
+        self._take_table_place(context)
+        return answer.SerializeToString() + self._table_bytes
+
+    def _description(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
+        """Without the token table."""
         info = self._info
         chat = info.chat if info.chat is not None and request.include_chat_template else NO_CHAT
         return encode_description(
@@ -94,7 +108,6 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                 fingerprint=info.fingerprint,
                 eos_token_ids=info.eos_token_ids,
                 acceptance_rules=self._worker.scheduler.config.rules,
-                vocabulary=self._table if request.include_vocabulary else None,
                 version=self._worker.version,
                 load=self._load(),
                 chat_template=chat.template,
@@ -128,6 +141,23 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
             self._worker.disconnect(key)
         if line.end is not None and line.end.error is not None:
             await context.abort(*self._status(line.end.error))
+
+    @cached_property
+    def _table_bytes(self) -> bytes:
+        return table_bytes(self._table)
+
+    def _take_table_place(self, context: Any) -> None:
+        """Until the call is over: all of it has left, or nobody is there any more. Raises `CapacityError`."""
+        if self._num_tables >= MOST_TABLES:
+            raise CapacityError(
+                f"{MOST_TABLES} edges are being told the token table; ask again", None, RETRY_AFTER
+            )
+        self._num_tables += 1
+
+        def over(_: object) -> None:
+            self._num_tables -= 1
+
+        context.add_done_callback(over)
 
     def _load(self) -> Load:
         scheduler = self._worker.scheduler

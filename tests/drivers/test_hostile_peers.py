@@ -199,3 +199,40 @@ async def _is_let_in(call: Any) -> bool:
         return False
     finally:
         call.cancel()
+
+
+async def test_who_does_not_read_the_token_table_holds_no_more_than_a_few() -> None:
+    """Each has some 2 MB with a real model, and an answer that has no window waits for ever."""
+    from cloud_verifier.service import MOST_TABLES
+    from common.errors import CapacityError
+    from common.pb import verifier_pb2 as pb
+    from edge_client.channel import VerifierChannel
+    from tests.drivers.tiny import TABLE, running
+
+    question = pb.DescribeRequest(include_vocabulary=True).SerializeToString()
+    async with running() as system, VerifierChannel(system.address) as channel:
+        for _ in range(2 * MOST_TABLES):
+            assert (await channel.describe(include_vocabulary=True)).vocabulary == TABLE
+        async with RawPeer(system.server.port) as peer:
+            peer.greet(window=4)
+            for number in range(MOST_TABLES):
+                peer.call(2 * number + 1, b"/forerun.v1.VerifierService/Describe")
+                peer.message(2 * number + 1, question)
+            async with asyncio.timeout(30):
+                while not await _is_full(channel):  # noqa: ASYNC110 - nobody tells of calls that came
+                    await asyncio.sleep(0.01)
+            with pytest.raises(CapacityError, match="8 edges are being told the token table; ask again"):
+                await channel.describe(include_vocabulary=True)
+            assert (await channel.describe()).model == "tiny"
+        async with asyncio.timeout(30):
+            while await _is_full(channel):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+async def _is_full(channel: Any) -> bool:
+    from common.errors import CapacityError
+
+    try:
+        return (await channel.describe(include_vocabulary=True)).vocabulary is None
+    except CapacityError:
+        return True
