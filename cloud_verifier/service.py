@@ -13,6 +13,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from cloud_verifier.core.admission import check_count
 from cloud_verifier.core.effects import End
 from cloud_verifier.core.target import Chat, TargetInfo
 from cloud_verifier.denied import NOBODY as NOBODY_DENIED
@@ -208,6 +209,8 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
             async for frame in requests:
                 self._worker.monitor.note_received(key, member(frame), frame.ByteSize())
                 for request in line.received(frame):
+                    asked = request.open  # of another message it is an empty one
+                    check_count(len(asked.prompt), len(asked.committed), self._info.max_positions)
                     await self._take(key, decode_request(request), opened, line)
                     opened = True
         except ForerunError as error:
