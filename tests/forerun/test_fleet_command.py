@@ -151,12 +151,12 @@ async def test_a_verifier_that_asks_who_one_is_is_offered_by_who_can_say_it(
     own = town.of("acme")
     known = ("--tls-ca", str(own.ca), "--tls-cert", str(own.cert), "--tls-key", str(own.key))
     async with town.by_certificate(DOMAIN) as system:
-        offer = ("fleet", "announce", "--endpoint", system.address, "--name", "v1", "--once")
+        offer = ["fleet", "announce", "--endpoint", system.address, "--name", "v1", "--once"]
         for more, state in (((), "offline"), (("--tls-ca", str(own.ca)), "offline"), (known, "online")):
             assert await asyncio.to_thread(main, [*offer, *more]) == 0
             assert f"is {state}" in capsys.readouterr().out
     async with town.by_token() as system:
-        offer = (*offer[:3], system.address, *offer[4:], "--tls-ca", str(own.ca))
+        offer = [*offer[:3], system.address, *offer[4:], "--tls-ca", str(own.ca)]
         bearer = ("--token-file", str(town.bearer(town.token()).token_file))
         for more, state in (((), "offline"), (bearer, "online")):
             assert await asyncio.to_thread(main, [*offer, *more]) == 0
