@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -28,4 +28,8 @@ class Call(Protocol):
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, Any], ...] = ()
     ) -> NoReturn:
         """End the call with this status. Raises `grpc.aio.AbortError`, which the method lets through."""
+        ...
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Call this when the call is over: all has left that was answered, or nobody is there any more."""
         ...

@@ -7,9 +7,10 @@ exception's class and text. A stranger would learn of our insides, and could not
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -17,39 +18,74 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from common.errors import ForerunError, LocalError, PeerError
+from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.rpc.status import to_status
 
 logger = logging.getLogger(__name__)
 
 Deserialize = Callable[[bytes], Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+Read = Callable[[AsyncIterator[Any]], Awaitable[Any]]
+Place = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 """The fields of a handler, one of which holds the method."""
 
+REQUEST_TIME = 10.0
+"""Seconds in which the one request of a call must have come. gRPC itself waits as long as its sender likes,
+who has not said yet who he is and may have sent 8 MiB less a byte."""
+
+MOST_LASTING = 64
+"""Calls at once that may last for ever: health that is watched, reflection. Whoever reaches the port may make
+them, each costs some 30 KB, and one watcher a balancer is plenty."""
 
 DEFECT = to_status(LocalError("a defect of the verifier; its log has more"))
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Bytes that are no message end a call with INVALID_ARGUMENT, a defect of ours with INTERNAL.
+    """Bytes that are no message end a call with INVALID_ARGUMENT, a defect of ours with INTERNAL, one that
+    keeps its request for itself with DEADLINE_EXCEEDED. `own` are methods, by their full names, that bound by
+    themselves how many and how long they are; of others that answer in streams there are `MOST_LASTING`.
 
-    Within a method that reads a stream the first raises `PeerError` where it reads.
+    Within a method that reads a stream the first raises `PeerError` where it reads. A method may answer with
+    the bytes of a message, too.
     """
 
+    def __init__(self, own: Container[str] = ()) -> None:
+        self._own = own
+        self._num_lasting = 0
+
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
-        """See `grpc.aio.ServerInterceptor`."""
+        """See `grpc.aio.ServerInterceptor`. A method of one request becomes one of a stream of them, of which
+        it gets the first: so it is we who wait."""
         handler = await continuation(details)
         if handler is None:
             return None
         name = next(kind for kind in KINDS if getattr(handler, kind) is not None)
-        parse = _raised if handler.request_streaming else _kept
-        method = getattr(handler, name)
+        method, streams = getattr(handler, name), f"stream_{name.rpartition('_')[2]}"
+        read = _all_of if handler.request_streaming else _first_of
+        lasts = handler.response_streaming and details.method not in self._own
         guard: Any = guarded_generator if inspect.isasyncgenfunction(method) else guarded
-        changes = {name: guard(method), "request_deserializer": parse(handler.request_deserializer)}
-        return handler._replace(**changes)
+        whole = guard(method, read, self._place if lasts else contextlib.nullcontext)
+        coding = {
+            "request_deserializer": _raised(handler.request_deserializer),
+            "response_serializer": _unless_bytes(handler.response_serializer),
+        }
+        return handler._replace(request_streaming=True, **{name: None, streams: whole}, **coding)
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        """One of the few."""
+        if self._num_lasting >= MOST_LASTING:
+            raise CapacityError(
+                f"{MOST_LASTING} calls of this kind stand already; ask from time to time instead"
+            )
+        self._num_lasting += 1
+        try:
+            yield
+        finally:
+            self._num_lasting -= 1
 
 
 def _raised(deserialize: Deserialize) -> Deserialize:
@@ -66,43 +102,54 @@ def _raised(deserialize: Deserialize) -> Deserialize:
     return parse
 
 
-def _kept(deserialize: Deserialize) -> Deserialize:
-    """Return that error in the message's place: what a unary method's deserializer raises nobody catches."""
-    parse = _raised(deserialize)
-
-    def keep(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except PeerError as error:
-            return error
-
-    return keep
+def _unless_bytes(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """What is said again and again need not be serialised each time."""
+    return lambda message: message if isinstance(message, bytes) else serialize(message)
 
 
-def guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+async def _all_of(requests: Any) -> Any:
+    return requests
+
+
+async def _first_of(requests: AsyncIterator[Any]) -> Any:
+    try:
+        async with asyncio.timeout(REQUEST_TIME):
+            async for request in requests:
+                return request
+    except TimeoutError:
+        words = f"no request came within {REQUEST_TIME:g} s"
+        raise UnavailableError(words, Code.DEADLINE_EXCEEDED) from None
+    raise PeerError("the call ended before its request")
+
+
+def guarded(
+    method: Callable[[Any, Any], Awaitable[Any]],
+    read: Read = _all_of,
+    place: Place = contextlib.nullcontext,
+) -> Any:
     """A method of one answer, or of answers that it writes itself."""
 
-    async def call(request: Any, context: Any) -> Any:
+    async def call(requests: Any, context: Any) -> Any:
         async with _told(context):
-            if isinstance(request, PeerError):
-                raise request
-            return await method(request, context)
+            with place():
+                return await method(await read(requests), context)
 
     return call
 
 
 def guarded_generator(
     method: Callable[[Any, Any], AsyncGenerator[Any, None]],
-) -> Callable[[Any, Any], AsyncGenerator[Any, None]]:
+    read: Read = _all_of,
+    place: Place = contextlib.nullcontext,
+) -> Any:
     """A method whose answers are a stream."""
 
-    async def call(request: Any, context: Any) -> AsyncGenerator[Any, None]:
+    async def call(requests: Any, context: Any) -> AsyncGenerator[Any, None]:
         async with _told(context):
-            if isinstance(request, PeerError):
-                raise request
-            async with aclosing(method(request, context)) as responses:
-                async for response in responses:
-                    yield response
+            with place():
+                async with aclosing(method(await read(requests), context)) as responses:
+                    async for response in responses:
+                        yield response
 
     return call
 

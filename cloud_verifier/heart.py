@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol
 
-from cloud_verifier.telemetry.trust import TENANT_LIMITS
+from cloud_verifier.telemetry.trust import DENIED, TENANT_LIMITS
 from cloud_verifier.tls import LiveTls
 from cloud_verifier.upkeep import Upkeep
 from cloud_verifier.worker import Worker
@@ -19,6 +19,18 @@ FLUSH_TIME = 2.0
 stream then, its cadence or an edge that does not read, the process is gone `FLUSH_TIME` after its grace."""
 
 
+class Streams(Protocol):
+    """What is done to all open streams of a service."""
+
+    def hurry(self) -> None:
+        """None is to last longer than what it has to say."""
+        ...
+
+    def turn_away(self) -> None:
+        """End those of callers who are let in no more."""
+        ...
+
+
 class Heart:
     """Beats while it is entered. An async context manager, of the event loop that the calls come in.
 
@@ -26,9 +38,14 @@ class Heart:
     """
 
     def __init__(
-        self, worker: Worker, tls: LiveTls | None = None, files: Mapping[str, LiveFiles[Any]] = NO_FILES
+        self,
+        worker: Worker,
+        streams: Streams,
+        tls: LiveTls | None = None,
+        files: Mapping[str, LiveFiles[Any]] = NO_FILES,
     ) -> None:
         self._worker = worker
+        self._streams = streams
         self._files = files
         self.upkeep = Upkeep(tls, files, self._changed)
         self._changed(TENANT_LIMITS)
@@ -58,16 +75,18 @@ class Heart:
         waiting.cancel()
         self.check()
 
-    async def drain(self, grace: float, hurry: Callable[[], None]) -> None:
+    async def drain(self, grace: float) -> None:
         """Stop admitting, tell every session to go, and wait until they have. After `grace` seconds those
-        that are still here are ended with a status that says so, and `hurry` is called: no stream is to last
-        longer than what it has to say. Raises as `check`."""
+        that are still here are ended with a status that says so, and strict streams as soon as all is said.
+        Raises as `check`."""
         self._worker.drain(grace)
         await self.until(self._worker.wait_until_gone(), grace)
-        hurry()
+        self._streams.hurry()
         await self.until(self._worker.wait_until_gone(), FLUSH_TIME)
 
     def _changed(self, name: str) -> None:
         """One of the files has brought another value."""
         if name == TENANT_LIMITS and name in self._files:
             self._worker.set_quotas(self._files[name].value)
+        if name == DENIED:
+            self._streams.turn_away()

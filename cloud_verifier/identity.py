@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
 from cloud_verifier.call import Call
-from cloud_verifier.tls import end_of
+from cloud_verifier.tls import read_certificate
 from common.errors import Code, UserError
 
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -29,10 +30,32 @@ SPIFFE = re.compile(r"spiffe://(?P<domain>[a-z0-9._-]{1,255})/(?P<path>.+)")
 FORM = "spiffe://DOMAIN/tenant/NAME, and anything after that"
 
 
+TENANT_MARK, URI, SERIAL, TOKEN = MARKS = ("tenant", "uri", "serial", "token")
+"""By what a caller can be told from others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """A caller. Empty fields are not known."""
+
+    tenant: str = ""
+    uri: str = ""  # of its certificate
+    serial: str = ""  # of its certificate: hex, in small letters, without zeros in front
+    token: str = ""  # the id of its token
+
+    def marks(self) -> Iterator[tuple[str, str]]:
+        """Kind and value of each that is known."""
+        found = zip(MARKS, (self.tenant, self.uri, self.serial, self.token), strict=True)
+        return ((kind, value) for kind, value in found if value)
+
+
+NOBODY = Who()
+
+
 class Identity(Protocol):
     """One way to know callers."""
 
-    def tenant(self, context: Call) -> str:
+    def who(self, context: Call) -> Who:
         """Of this call. Raises `UserError`."""
         ...
 
@@ -40,8 +63,8 @@ class Identity(Protocol):
 class Everybody:
     """All are one tenant."""
 
-    def tenant(self, context: Call) -> str:
-        return ""
+    def who(self, context: Call) -> Who:
+        return NOBODY
 
 
 EVERYBODY = Everybody()
@@ -53,9 +76,15 @@ class HeaderIdentity:
     def __init__(self, key: str) -> None:
         self._key = key
 
-    def tenant(self, context: Call) -> str:
-        found = dict(context.invocation_metadata() or ()).get(self._key, "")
-        return found if isinstance(found, str) else ""
+    def who(self, context: Call) -> Who:
+        found = [value for key, value in context.invocation_metadata() or () if key == self._key]
+        if len(found) > 1:
+            raise UserError(
+                f"the metadata entry {self._key} comes {len(found)} times: the proxy in front must take it "
+                "from clients, and set it once",
+                Code.UNAUTHENTICATED,
+            )
+        return Who(found[0]) if found and isinstance(found[0], str) else NOBODY
 
 
 class CertificateIdentity:
@@ -71,16 +100,18 @@ class CertificateIdentity:
         self._trust_domain = trust_domain
         self._wall = wall
 
-    def tenant(self, context: Call) -> str:
+    def who(self, context: Call) -> Who:
         shown = context.auth_context()
-        found = SPIFFE.fullmatch(_only(shown.get("peer_spiffe_id", ())))
+        uri = _only(shown.get("peer_spiffe_id", ()))
+        found = SPIFFE.fullmatch(uri)
         if found is None:
             raise UserError(
                 "the client certificate names no tenant: among its alternative names must be one URI of the "
                 f"form {FORM}; the common name does not count",
                 Code.UNAUTHENTICATED,
             )
-        if self._wall() > _end_of(_only(shown.get("x509_pem_cert", ()))):
+        end, serial = _about(_only(shown.get("x509_pem_cert", ())))
+        if self._wall() > end:
             raise UserError(
                 "the client certificate of this connection has expired meanwhile; connect with a new one",
                 Code.UNAUTHENTICATED,
@@ -90,7 +121,7 @@ class CertificateIdentity:
                 f"the client certificate is of another trust domain than {self._trust_domain}",
                 Code.PERMISSION_DENIED,
             )
-        return _tenant_of_path(found["path"])
+        return Who(_tenant_of_path(found["path"]), uri, serial)
 
 
 def _tenant_of_path(path: str) -> str:
@@ -111,6 +142,8 @@ def _only(values: Any) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _end_of(pem: str) -> float:
-    """Of a certificate, in seconds since 1970; a stream begins with a lookup and not with a parse."""
-    return end_of(pem.encode())
+def _about(pem: str) -> tuple[float, str]:
+    """Of a certificate: its end, in seconds since 1970, and its serial number. A stream begins with a lookup
+    and not with a parse."""
+    found = read_certificate(pem.encode())
+    return found.not_valid_after_utc.timestamp(), f"{found.serial_number:x}"

@@ -32,7 +32,7 @@ def read_limits(path: Path) -> Quotas:
     """Raises `UserError` that says what is wrong and where."""
     try:
         found = tomllib.loads(read_bytes(path, LIMITS).decode("utf-8"))
-    except ValueError as error:  # of TOML or of UTF-8
+    except (ValueError, RecursionError) as error:  # of TOML or of UTF-8; of brackets within brackets
         raise UserError(f"{LIMITS} {path} is no TOML: {error}") from error
     unknown = sorted(set(found) - {DEFAULT, TENANTS})
     if unknown:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, NoReturn, Protocol
 
@@ -52,6 +52,15 @@ class RayCall:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._over: list[Callable[[Any], None]] = []
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """See `Call`. It is over when the method is: what Ray's proxy keeps of an answer is its own."""
+        self._over.append(callback)
+
+    def over(self) -> None:
+        for callback in self._over:
+            callback(self)
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
         return self._context.invocation_metadata()
@@ -84,11 +93,14 @@ class RayFace:
         self._lost = lost
 
     async def Describe(self, request: pb.DescribeRequest, grpc_context: Context) -> pb.DescribeResponse:
+        call = RayCall(grpc_context)
         try:
-            answer: pb.DescribeResponse = await self._describe(request, RayCall(grpc_context))
+            answer: pb.DescribeResponse | bytes = await self._describe(request, call)
         except grpc.aio.AbortError:
             return pb.DescribeResponse()  # gRPC sends the status in its place
-        return answer
+        finally:
+            call.over()
+        return pb.DescribeResponse.FromString(answer) if isinstance(answer, bytes) else answer
 
     async def Session(
         self, request_stream: AsyncIterator[pb.SessionRequest], grpc_context: Context

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -13,14 +14,18 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cloud_verifier.call import Call
+from cloud_verifier.core.admission import check_count
 from cloud_verifier.core.effects import End
 from cloud_verifier.core.target import Chat, TargetInfo
+from cloud_verifier.denied import NOBODY as NOBODY_DENIED
+from cloud_verifier.denied import Denied
 from cloud_verifier.guard import Guard
 from cloud_verifier.heart import FLUSH_TIME, NO_FILES, Heart
-from cloud_verifier.identity import EVERYBODY, Identity
+from cloud_verifier.identity import EVERYBODY, NOBODY, Identity, Who
 from cloud_verifier.line import Line, PrivacySettings
 from cloud_verifier.outbox import Outbox
 from cloud_verifier.rich_status import with_retry_info
+from cloud_verifier.telemetry.trust import DENIED
 from cloud_verifier.tls import LiveTls, ServerTls
 from cloud_verifier.worker import Worker
 from common.errors import (
@@ -36,7 +41,7 @@ from common.messages import ClientMessage, Open
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.rpc.codec import decode_request
-from common.rpc.describe import Description, Load, TokenTable, encode_description
+from common.rpc.describe import Description, Load, TokenTable, encode_description, table_bytes
 from common.rpc.frames import member
 from common.rpc.live_files import LiveFiles
 from common.rpc.options import server_options
@@ -47,14 +52,27 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER = 1.0
 """Seconds that an edge is told to wait where nobody knows better: about as long as one short text takes."""
 
+MOST_TABLES = 8
+"""Token tables on their way at once. One has some 2 MB, and who asks need not read; honest edges ask when
+their own is another, for the first difference."""
+
 NO_CHAT = Chat("")
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
+SESSION = f"/{SERVICE_NAME}/Session"
+
+
+class Here(NamedTuple):
+    """An open stream."""
+
+    who: Who
+    line: Line
+
 
 class VerifierService(pb_grpc.VerifierServiceServicer):
     """Session streams and `Describe` of one worker. `identity` says whose a call is; `privacy`, what the
-    verifier insists on."""
+    verifier insists on; `denied`, who is let in no more."""
 
     def __init__(
         self,
@@ -63,16 +81,28 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         table: TokenTable,
         identity: Identity,
         privacy: PrivacySettings = PrivacySettings(),  # noqa: B008 - frozen
+        denied: LiveFiles[Denied] | None = None,
     ) -> None:
         self._privacy = privacy
+        self._denied = denied
+        self._known_denied = NOBODY_DENIED  # to those who are here
+        self._here: dict[int, Here] = {}  # by stream
+        self._num_tables = 0  # on their way
         self._worker = worker
         self._info = info
         self._table = table
         self._identity = identity
-        self._lines: dict[int, Line] = {}  # of streams, by their key
 
-    async def Describe(self, request: pb.DescribeRequest, context: Call) -> pb.DescribeResponse:
-        self._identity.tenant(context)
+    async def Describe(self, request: pb.DescribeRequest, context: Call) -> pb.DescribeResponse | bytes:
+        self._who(context)
+        answer = self._description(request)
+        if not request.include_vocabulary:
+            return answer
+        self._take_table_place(context)
+        return answer.SerializeToString() + self._table_bytes
+
+    def _description(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
+        """Without the token table."""
         info = self._info
         chat = info.chat if info.chat is not None and request.include_chat_template else NO_CHAT
         return encode_description(
@@ -83,7 +113,6 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                 fingerprint=info.fingerprint,
                 eos_token_ids=info.eos_token_ids,
                 acceptance_rules=self._worker.scheduler.config.rules,
-                vocabulary=self._table if request.include_vocabulary else None,
                 version=self._worker.version,
                 load=self._load(),
                 chat_template=chat.template,
@@ -96,9 +125,10 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
     async def Session(
         self, requests: AsyncIterator[pb.SessionRequest], context: Call
     ) -> AsyncGenerator[pb.SessionResponse, None]:
-        tenant, refused = self._tenant(context)
-        key, outbox = self._worker.connect(tenant, context.time_remaining())
-        line = self._lines[key] = Line(self._privacy, self._worker.turn_time)
+        who, refused = self._caller(context)
+        key, outbox = self._worker.connect(who.tenant, context.time_remaining())
+        line = Line(self._privacy, self._worker.turn_time)
+        self._here[key] = Here(who, line)
         reader: asyncio.Task[None] | None = None
         if refused is None:
             reader = asyncio.create_task(self._read(key, requests, outbox, line))
@@ -112,26 +142,63 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         finally:
             if reader is not None:
                 reader.cancel()
-            del self._lines[key]
+            del self._here[key]
             self._worker.disconnect(key)
         if line.end is not None and line.end.error is not None:
             await context.abort(*self._status(line.end.error))
 
     def hurry(self) -> None:
         """No stream goes on only to hide when its text ended."""
-        for line in self._lines.values():
-            line.hurry()
+        for each in self._here.values():
+            each.line.hurry()
+
+    @cached_property
+    def _table_bytes(self) -> bytes:
+        return table_bytes(self._table)
+
+    def _take_table_place(self, context: Call) -> None:
+        """Until the call is over: all of it has left, or nobody is there any more. Raises `CapacityError`."""
+        if self._num_tables >= MOST_TABLES:
+            raise CapacityError(
+                f"{MOST_TABLES} edges are being told the token table; ask again", None, RETRY_AFTER
+            )
+        self._num_tables += 1
+
+        def over(_: object) -> None:
+            self._num_tables -= 1
+
+        context.add_done_callback(over)
 
     def _load(self) -> Load:
         scheduler = self._worker.scheduler
         return Load(len(scheduler.sessions), scheduler.config.max_sessions, scheduler.draining)
 
-    def _tenant(self, context: Call) -> tuple[str, ForerunError | None]:
-        """Whose a stream is, or why it is nobody's. It is decided once: a session may outlive its token."""
+    def turn_away(self) -> None:
+        """End the streams of those whom the list of denied callers names by now."""
+        if self._denied is None or self._denied.value is self._known_denied:
+            return
+        self._known_denied = self._denied.value
+        for key, here in [*self._here.items()]:
+            if (error := self._known_denied.why(here.who)) is not None:
+                self._worker.violate(key, error)
+
+    def _who(self, context: Call) -> Who:
+        """Whose a call is. Raises `UserError` if it is nobody's, or of one who is let in no more."""
+        who = self._identity.who(context)
+        if self._denied is not None:
+            self._denied.refresh()
+            self.turn_away()
+            if (error := self._known_denied.why(who)) is not None:
+                raise error
+        return who
+
+    def _caller(self, context: Call) -> tuple[Who, ForerunError | None]:
+        """Whose a stream is, or why it is nobody's. It is decided once, but for the list of denied callers:
+        a session may outlive its token."""
         try:
-            return self._identity.tenant(context), None
+            return self._who(context), None
         except ForerunError as error:
-            return "", error
+            return NOBODY, error
 
     def _status(self, error: ForerunError) -> Status:
         """What a person is told, and what a program needs beside the sentence."""
@@ -151,6 +218,8 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
             async for frame in requests:
                 self._worker.monitor.note_received(key, member(frame), frame.ByteSize())
                 for request in line.received(frame):
+                    asked = request.open  # of another message it is an empty one
+                    check_count(len(asked.prompt), len(asked.committed), self._info.max_positions)
                     await self._take(key, decode_request(request), opened, line)
                     opened = True
         except ForerunError as error:
@@ -191,9 +260,9 @@ class Server:
     ) -> None:
         self._worker = worker
         self._tls = None if tls is None else LiveTls(tls)
-        self._heart = Heart(worker, self._tls, files)
+        self._service = VerifierService(worker, info, table, identity, privacy, files.get(DENIED))
+        self._heart = Heart(worker, self._service, self._tls, files)
         self.upkeep = self._heart.upkeep
-        self._service = VerifierService(worker, info, table, identity, privacy)
         self._address = address
         self._over_at: float | None = None  # on the loop's clock; None cuts off whoever is there
         self._server: grpc.aio.Server | None = None
@@ -201,7 +270,9 @@ class Server:
         self.port = 0
 
     async def __aenter__(self) -> Server:
-        server = self._server = grpc.aio.server(options=server_options(), interceptors=(Guard(),))
+        server = self._server = grpc.aio.server(
+            options=server_options(), interceptors=(Guard(own={SESSION}),)
+        )
         pb_grpc.add_VerifierServiceServicer_to_server(self._service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -236,7 +307,7 @@ class Server:
         What was committed gets away first, for `FLUSH_TIME`. Raises as `run_until`."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._over_at = asyncio.get_running_loop().time() + grace + FLUSH_TIME
-        await self._heart.drain(grace, self._service.hurry)
+        await self._heart.drain(grace)
 
     def _time_left(self) -> float | None:
         """Seconds for what is on its way, once nobody needs to be waited for but that."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
 from common.errors import UserError
 from common.rpc.live_files import LiveFiles, read_bytes
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 CERTIFICATE = "the TLS certificate"
 
@@ -94,13 +98,18 @@ class LiveTls:
 
 def end_of(pem: bytes) -> float:
     """When a certificate (the first of a chain) ends, in seconds since 1970. Raises `UserError`."""
+    return read_certificate(pem).not_valid_after_utc.timestamp()
+
+
+def read_certificate(pem: bytes) -> x509.Certificate:
+    """The first of a chain. Raises `UserError`."""
     try:
         from cryptography import x509
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; pip install 'forerun[verifier]'") from error
     try:
-        return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
-    except ValueError as error:
+        return x509.load_pem_x509_certificate(pem)
+    except (ValueError, x509.InvalidVersion) as error:
         raise UserError(f"{CERTIFICATE} cannot be read: {error}") from error
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import jwt
 
-from cloud_verifier.identity import TENANT
+from cloud_verifier.identity import TENANT, Who
 from common.errors import Code, UserError
 from common.rpc.live_files import LiveFiles, read_bytes
 
@@ -128,10 +128,10 @@ class TokenIdentity:
         self.keys = keys
         self._rules = rules
         self._wall = wall
-        self._known = OrderedDict[bytes, tuple[float, str]]()  # end and tenant, by the token's hash
+        self._known = OrderedDict[bytes, tuple[float, Who]]()  # end and owner, by the token's hash
         self._known_by: object = None  # the keys that they were checked with
 
-    def tenant(self, context: Any) -> str:
+    def who(self, context: Any) -> Who:
         """See `Identity`."""
         token = _bearer(context.invocation_metadata() or ())
         self.keys.refresh()
@@ -143,16 +143,16 @@ class TokenIdentity:
             self._known[digest] = self._check(token)
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
-        end, tenant = self._known[digest]
+        end, who = self._known[digest]
         if self._wall() > end + LEEWAY:
             del self._known[digest]
             raise _refused("has expired; the edge needs a fresh one")
-        return tenant
+        return who
 
-    def _check(self, token: str) -> tuple[float, str]:
-        """Its end and its tenant. Raises `UserError`."""
+    def _check(self, token: str) -> tuple[float, Who]:
+        """Its end and its owner. Raises `UserError`."""
         claims = self._claims(token)
-        end, name = float(claims["exp"]), claims[self._rules.claim]
+        end, name = claims["exp"], claims[self._rules.claim]
         if end - self._wall() > self._rules.lifetime + LEEWAY:
             words = (
                 f"lives longer than {self._rules.lifetime:g} s from now; the issuer must make shorter ones"
@@ -164,13 +164,13 @@ class TokenIdentity:
                 "'_' and '-'",
                 Code.PERMISSION_DENIED,
             )
-        return end, name
+        return end, Who(name, token=claims.get("jti", ""))
 
     def _claims(self, token: str) -> dict[str, Any]:
         rules = self._rules
         try:
             key = self._key_for(jwt.get_unverified_header(token))
-            return jwt.decode(
+            claims = jwt.decode(
                 token,
                 key.key,
                 algorithms=[key.algorithm],
@@ -179,6 +179,7 @@ class TokenIdentity:
                 leeway=LEEWAY,
                 options={"require": ["exp", "aud", rules.claim, *(["iss"] if rules.issuer else [])]},
             )
+            return {**claims, "exp": float(claims["exp"])}  # an issuer's number may be beyond any float
         except HOSTILE as error:
             raise _refused(self._in_words(error)) from None
 

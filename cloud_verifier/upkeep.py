@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cloud_verifier.telemetry.trust import CERTIFICATE, Trust
 from cloud_verifier.tls import LiveTls
 from common.rpc.live_files import LiveFiles
+
+logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 10.0
 """Seconds. Certificates and keys are looked at whenever they are used, too; this is so that a file which
@@ -39,7 +42,10 @@ class Upkeep:
         """Until cancelled."""
         while self._files:
             await asyncio.sleep(LOOK_EVERY)
-            self.look()
+            try:
+                self.look()
+            except Exception:  # outermost frame of this task: without it no file would be looked at again
+                logger.exception("! a file could not be looked at")
 
     def trust(self) -> Trust:
         """For metrics."""

@@ -22,6 +22,7 @@ from common.rpc.describe import Description, decode_description, encode_describe
 from common.rpc.frames import UP_BYTES, Joiner, Sender, pad_open, up_size
 from common.rpc.options import KEY_ENTRY, Options, channel_options
 from common.rpc.status import to_error
+from edge_client.held import Held, Holding
 from edge_client.tls import LiveTls, Metadata, TlsSettings
 
 logger = logging.getLogger(__name__)
@@ -136,7 +137,9 @@ class Stream:
         on_lost: OnLost,
         on_silent: Callable[[], None],
         metadata: tuple[tuple[str, str], ...] = (),
+        holding: Holding | None = None,
     ) -> None:
+        self.holding = holding or Holding()  # which privacy holds
         self._outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._sender = Sender(pb.SessionRequest, UP_BYTES)
         self._joiner = Joiner(pb.SessionResponse, MAX_JOINED_RESPONSE_BYTES)
@@ -204,9 +207,11 @@ class Stream:
         lost: ForerunError | None = None
         try:
             async for response in self._call:
-                self.bytes_down += response.ByteSize()
+                size = response.ByteSize()
+                self.bytes_down += size
                 for whole in self._joiner.take(response):
                     self._take(decode_response(whole))
+                self.holding.came(size)
         except grpc.aio.AioRpcError as error:
             lost = to_error(error)
         except ForerunError as error:
@@ -234,8 +239,11 @@ class Stream:
         return request if asked is Privacy.OFF else pad_open(request)
 
     def _take(self, message: ServerMessage) -> None:
-        if isinstance(message, Opened) and message.privacy is not None:
-            self._hold(message.privacy, message.interval_us * 1e-6)
+        if isinstance(message, Opened):
+            if message.privacy is not None:
+                self._hold(message.privacy, message.interval_us * 1e-6)
+            if self._open is not None:
+                self.holding.opened(self._open, message.privacy, self._sender.level, self._interval)
         self._on_message(message)
 
     def _hold(self, level: Privacy, interval: float) -> None:
@@ -285,6 +293,7 @@ class VerifierChannel:
         self._tls = None if tls is None else LiveTls(tls)
         self._name = (tls.server_name or name) if tls is not None else ""
         self._connection = self._connect(more)
+        self._newest: Holding | None = None
 
     async def __aenter__(self) -> VerifierChannel:
         return self
@@ -296,6 +305,11 @@ class VerifierChannel:
     def num_streams(self) -> int:
         """Open now."""
         return self._connection.num_streams
+
+    @property
+    def held(self) -> Held | None:
+        """The privacy of the newest stream that was opened, also if it has ended; None before."""
+        return None if self._newest is None else self._newest.held
 
     async def describe(
         self,
@@ -342,7 +356,11 @@ class VerifierChannel:
             if on_silent is not None:
                 on_silent()
 
-        return Stream(connection, on_message, on_lost, silent, ((KEY_ENTRY, key),) if key else ())
+        entries = ((KEY_ENTRY, key),) if key else ()
+        return Stream(connection, on_message, on_lost, silent, entries, Holding(self._opened))
+
+    def _opened(self, holding: Holding) -> None:
+        self._newest = holding
 
     def watch(self, on_ready: Callable[[], None] | None) -> None:
         """Nobody is told: a session's own pauses are how one verifier is found again."""

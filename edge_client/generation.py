@@ -33,6 +33,7 @@ from edge_client.core.policies import Standing
 from edge_client.core.session import EdgeSession
 from edge_client.core.stats import SessionStats
 from edge_client.draft_worker import Drafts
+from edge_client.held import Held
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,11 @@ class Generation:
     def verifier(self) -> str:
         """The newest stream's, HOST:PORT; empty before the first."""
         return self._streams.address
+
+    @property
+    def held(self) -> Held | None:
+        """The privacy of the stream that is open; None where none is."""
+        return None if self._stream is None else self._stream.holding.held
 
     @property
     def streaming_time(self) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from edge_client.core.config import Fallback
 from edge_client.core.policies.governor import Mode
 from edge_client.daemon.device import Device, Orders
+from edge_client.generation import Generation
 from edge_client.verifiers.status import Health, VerifierStatus
 
 
@@ -30,6 +31,7 @@ def verifier_status(found: VerifierStatus) -> dict[str, Any]:
         "max_sessions": found.max_sessions,
         "streams": found.num_streams,
         "last_error": found.last_error,
+        "privacy": None if found.held is None else found.held.as_json(),
     }
 
 
@@ -59,6 +61,7 @@ class StatusPage:
             "privacy": device.settings.privacy.title,
             "draft": self.draft(),
             "verifiers": verifiers,
+            "streams": [*self._streams()],
             "texts": {
                 "running": device.admission.num_active,
                 "waiting": device.admission.num_waiting,
@@ -68,6 +71,13 @@ class StatusPage:
             "totals": {name: round(value, 3) for name, value in device.totals.sums.items()},
             "fleet": self.fleet(),
         }
+
+    def _streams(self) -> Iterator[dict[str, Any]]:
+        """Of the texts under way: which privacy holds on each, whatever was asked for."""
+        for name, live in self.device.live.items():
+            run = live.answer.run
+            if isinstance(run, Generation) and run.held is not None:
+                yield {"id": name, "verifier": run.verifier, **run.held.as_json()}
 
     def mode(self, is_reachable: bool) -> Mode | None:
         """Who would write a text that began now; None: nobody may."""

@@ -29,7 +29,8 @@ Makes, in a new folder, all that a trial of TLS needs:
   token-keys.json           the public key of tokens (--token-keys)
   token-signing.key         its private half, for `forerun certs token`
 
-These are for trying out. A device whose key was stolen stays welcome until its certificate ends.
+These are for trying out. A device whose key was stolen stays welcome until its certificate ends, or until a
+verifier's --denied file names it.
 
   forerun certs dev --out certs --name localhost,127.0.0.1 --tenant acme --device d1,d2"""
 

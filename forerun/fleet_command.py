@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import UnavailableError, UserError
+from forerun.edge_tls import add_edge_tls
 from forerun.fleet_options import add_broker, add_key, broker_from, needed
 from forerun.fleet_table import device_line, device_table, offer_table
 
@@ -131,6 +132,7 @@ def _add_announce(actions: Any) -> None:
         "--unsigned", action="store_true", help="for devices that allow the endpoint by a pattern"
     )
     add_key(parser)
+    add_edge_tls(parser)
 
 
 def _add_signing(parser: argparse.ArgumentParser, lifetime: str) -> None:

@@ -9,6 +9,20 @@ from typing import TextIO
 GREEN, DIM, BOLD, RESET = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
 
+OBEYED = {
+    code: 0x2421 if code == 0x7F else 0x2400 + code if code < 0x20 else 0xFFFD
+    for code in (*range(0x20), *range(0x7F, 0xA0))
+    if chr(code) not in "\t\n\r"
+}
+"""What a terminal obeys instead of showing it, and a picture of each."""
+
+
+def harmless(text: str) -> str:
+    """A model's text for a terminal. Who chooses its tokens could else set the window's title, take back what
+    stands above, or have the terminal type an answer."""
+    return text.translate(OBEYED)
+
+
 class Painter:
     """Styles for one output. Colours only on a terminal and without NO_COLOR (no-color.org)."""
 

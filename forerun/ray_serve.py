@@ -21,6 +21,7 @@ from ray.serve.config import RequestRouterConfig
 from cloud_verifier.heart import FLUSH_TIME, Heart
 from cloud_verifier.ray_serve import RayFace
 from cloud_verifier.service import VerifierService
+from cloud_verifier.telemetry.trust import DENIED
 from forerun.operations import logged, watched
 from forerun.options import pin_to_core
 from forerun.privacy_options import privacy_from
@@ -57,9 +58,11 @@ class Verifier(RayFace):
         engine, table = loading(options)
         worker = worker_of(options, engine)
         caller, files = identity(options)
-        self._service = VerifierService(worker, engine.info, table, caller, privacy_from(options))
-        super().__init__(self._service, (RayError,))
-        self._heart = await self._stack.enter_async_context(Heart(worker, files=files))
+        service = VerifierService(
+            worker, engine.info, table, caller, privacy_from(options), files.get(DENIED)
+        )
+        super().__init__(service, (RayError,))
+        self._heart = await self._stack.enter_async_context(Heart(worker, service, files=files))
         await self._stack.enter_async_context(watched(worker, options))
         self._leaving = asyncio.create_task(self._leave(is_leaving(), options.grace))
 
@@ -73,7 +76,7 @@ class Verifier(RayFace):
         and then cuts them."""
         while not leaving():  # noqa: ASYNC110 - Ray sets no event
             await asyncio.sleep(LOOK_EVERY)
-        await self._heart.drain(grace, self._service.hurry)
+        await self._heart.drain(grace)
 
 
 def is_leaving() -> Callable[[], bool]:

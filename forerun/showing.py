@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 from edge_client.core.effects import ChangeMode, Emit, Preview, PreviewEnds, Withdraw
 from edge_client.core.policies import Standing
-from forerun.paint import Painter, note
+from forerun.paint import Painter, harmless, note
 from forerun.screen import Screen
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class Terminal:
         self._guess: list[str] = []
 
     def text(self, text: str, drafted: bool) -> None:
-        paint = self._painter.drafted if drafted else self._painter.server_made
+        paint, text = self._painter.drafted if drafted else self._painter.server_made, harmless(text)
         self._screen.write(text, paint(text))
         self._length += 1
         del self._guess[:1]
         self._show()
 
     def preview(self, start: int, pieces: list[str]) -> None:
-        self._guess += pieces
+        self._guess += map(harmless, pieces)
         self._show()
 
     def withdraw(self, start: int) -> None:
@@ -76,7 +76,7 @@ class Plain:
 
     def text(self, text: str, drafted: bool) -> None:
         paint = self._painter.drafted if drafted else self._painter.server_made
-        print(paint(text), end="", flush=True)
+        print(paint(harmless(text) if sys.stdout.isatty() else text), end="", flush=True)
 
     def preview(self, start: int, pieces: list[str]) -> None:
         """What may be withdrawn has no place in a file."""

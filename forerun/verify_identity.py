@@ -63,6 +63,12 @@ def add_identity(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TOML with each tenant's quota; read anew when it changes (none)",
     )
+    option(
+        "--denied",
+        type=Path,
+        metavar="FILE",
+        help="certificates, tokens and tenants let in no more, a line each; read anew when it changes",
+    )
 
 
 def check_identity(options: argparse.Namespace) -> None:
@@ -81,19 +87,24 @@ def check_identity(options: argparse.Namespace) -> None:
         )
     if options.token_audience and options.token_keys is None:
         raise UserError("--token-audience needs --token-keys: without keys no token can be checked")
+    if options.denied is not None and not given:
+        raise UserError(f"--denied needs one of {', '.join(ways)}: nobody can be denied who is not known")
     identity(options)
 
 
 def identity(options: argparse.Namespace) -> tuple[Identity, Mapping[str, LiveFiles[Any]]]:
     """What the options ask for, and the files that it is read from. Raises `UserError`."""
+    from cloud_verifier.denied import live_denied
     from cloud_verifier.identity import EVERYBODY, CertificateIdentity, HeaderIdentity
     from cloud_verifier.limits_file import live_limits
-    from cloud_verifier.telemetry.trust import TENANT_LIMITS, TOKEN_KEYS
+    from cloud_verifier.telemetry.trust import DENIED, TENANT_LIMITS, TOKEN_KEYS
     from common.rpc.live_files import LiveFiles
 
     files = dict[str, LiveFiles[Any]]()
     if options.tenant_limits is not None:
         files[TENANT_LIMITS] = live_limits(options.tenant_limits)
+    if options.denied is not None:
+        files[DENIED] = live_denied(options.denied)
     if options.tenant_certificate is not None:
         return CertificateIdentity(options.tenant_certificate), files
     if options.token_keys is not None:

@@ -106,6 +106,17 @@ def check_acceptance(wanted: Acceptance, allowed: Sequence[AcceptanceRule]) -> N
     )
 
 
+def check_count(num_prompt: int, num_committed: int, limit: int) -> None:
+    """Raise `UserError` for more tokens than the target has positions, before any of them is looked at: a
+    million take long enough that others would notice."""
+    if num_prompt + num_committed > limit:
+        raise UserError(
+            f"{num_prompt + num_committed} tokens of prompt and text exceed the target's {limit} positions; "
+            "shorten the prompt",
+            Code.OUT_OF_RANGE,
+        )
+
+
 def _check_length(request: Open, limit: int) -> None:
     prompt, text = len(request.prompt), request.sampling.max_tokens
     if not prompt:

@@ -18,6 +18,9 @@ from common.errors import UserError
 MAX_BUCKETS = 4096
 """Above it full buckets are forgotten: one that is made anew is full, too."""
 
+MOST = 2**53
+"""Of any number in a quota: up to there floats tell integers apart, and nobody counts so far."""
+
 LEAST_WAIT = 1e-3
 """Seconds until an empty bucket is looked at again: less than a step takes, and more than a clock's grain."""
 
@@ -35,8 +38,8 @@ class Quota:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if value is not None and not 0 < value < float("inf"):
-                raise UserError(f"{each.name} is {value}; it must be above 0")
+            if value is not None and not 0 < value <= MOST:
+                raise UserError(f"{each.name} is {value}; it must be above 0, and 2^53 at most")
         if self.max_share is not None and self.max_share > 1:
             raise UserError(f"max_share is {self.max_share}; it must be at most 1")
         if self.burst is not None and self.positions_per_second is None:

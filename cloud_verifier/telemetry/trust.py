@@ -7,7 +7,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-CERTIFICATE, TOKEN_KEYS, TENANT_LIMITS = FILES = ("certificate", "token_keys", "tenant_limits")
+CERTIFICATE, TOKEN_KEYS, TENANT_LIMITS, DENIED = FILES = (
+    "certificate",
+    "token_keys",
+    "tenant_limits",
+    "denied",
+)
 """Their names."""
 
 

@@ -17,7 +17,7 @@ METRICS = (
     Metric(
         "forerun_file_reloads",
         "counter",
-        "Newer files that were taken: `certificate`, `token_keys`, `tenant_limits`.",
+        "Newer files that were taken: `certificate`, `token_keys`, `tenant_limits`, `denied`.",
         lambda s: {**dict.fromkeys(FILES, 0.0), **s.trust.reloads},
         "file",
     ),

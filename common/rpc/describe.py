@@ -78,6 +78,11 @@ def encode_description(description: Description) -> pb.DescribeResponse:
     )
 
 
+def table_bytes(table: TokenTable) -> bytes:
+    """A token table as the rest of a serialised answer that has none: protobuf reads both as one message."""
+    return pb.DescribeResponse(vocabulary=_encode_table(table)).SerializeToString()
+
+
 def decode_description(response: pb.DescribeResponse) -> Description:
     """The verifier's answer. Raises `PeerError` when a field is out of bounds or the version is not ours."""
     version = response.protocol_version

@@ -122,11 +122,17 @@ def to_error(error: grpc.aio.AioRpcError) -> ForerunError:
     kind, code = _without_detail(error.code())
     detail = _read(error)
     kind = _ERROR_OF.get(detail.fault, kind)
-    words = (error.details() or error.code().name)[:MAX_MESSAGE_CHARS]
+    words = _plain((error.details() or error.code().name)[:MAX_MESSAGE_CHARS])
     if kind is CapacityError:
         advice = detail.retry_after_us * 1e-6 if detail.HasField("retry_after_us") else None
         return CapacityError(words, code, advice)
     return kind(words, code)
+
+
+def _plain(words: str) -> str:
+    """One line of printable characters: it goes to logs, where a line break would begin a line of the peer's
+    own, and to terminals, which obey what is not printable."""
+    return "".join(letter if letter.isprintable() else " " for letter in words)
 
 
 def to_detail(error: grpc.aio.AioRpcError) -> StatusDetail:

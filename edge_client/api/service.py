@@ -126,7 +126,7 @@ class TextService:
         """A chat as the target reads it."""
         found = self.device.verifiers.best()
         template = chat_template(found, self.defaults.template)
-        return await asyncio.to_thread(lambda: template.render(messages, **settings))
+        return await asyncio.to_thread(template.render, messages, settings)
 
     async def _hear(self) -> None:
         """Of a daemon that has just begun: the target's name, template, end tokens and room come with its

@@ -1,143 +1,193 @@
-"""Chat messages as a prompt, by the target's own template: rendered in a sandbox, within bounds.
+"""Chat messages as a prompt, by the target's own template: rendered beside this process, within bounds.
 
-The template comes from a verifier and runs here, so it is trusted with nothing: Jinja's immutable sandbox
-keeps it from this process' objects, and what a sandbox leaves open is bounded too, its output, the objects
-that it multiplies and its time.
+The template comes from a verifier and runs on this device, so it is trusted with nothing. A sandbox keeps it
+from objects; but one expression can fill a memory or hold an interpreter for minutes, and no list of what a
+template must not do is ever whole. So it is run by a process that has little memory, and that is ended if it
+takes too long (`template_child`).
 """
 
 from __future__ import annotations
 
-import ctypes
-import datetime
+import contextlib
 import json
+import mmap
+import subprocess
+import sys
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
 
-import jinja2
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from common.errors import PeerError, UserError
+from common.errors import LocalError, PeerError, UserError
 
 MAX_OUTPUT = 8 * 2**20
 """Characters: twice what a context of a million tokens holds."""
 
-MAX_OBJECT = 2**24
-"""Elements or bits that `*` and `**` may make."""
+MAX_LINE = 12 * MAX_OUTPUT + 1024
+"""Bytes of an answer: a character beyond the first 65,536 takes twelve in JSON."""
 
 PATIENCE = 2.0
 """Seconds for one rendering; the templates in use take milliseconds."""
 
+MEMORY = 512 * 2**20
+"""Bytes that one rendering may have in memory. The process bounds itself, too, but not where that is not
+allowed, as in our own systemd unit."""
+
+LOOK_EVERY = 0.02
+"""Seconds between looks at it meanwhile: in which some 50 MB can be filled."""
+
+START_PATIENCE = 20.0
+"""Seconds for the process to begin: a small device that is busy needs some."""
+
+PAGE = mmap.PAGESIZE
+
+CHILD = "edge_client.daemon.template_child"
+
 Message = Mapping[str, Any]
 
 
-class _TooLong(Exception):
-    """Raised in the rendering thread from outside."""
-
-
-class _Refused(Exception):
-    """A template's own `raise_exception`: what it says of the messages."""
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Also keeps operators from making objects that fill the memory."""
-
-    intercepted_binops = frozenset(("*", "**", "%"))
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "%" and isinstance(left, str):
-            raise jinja2.TemplateRuntimeError("% does not format here, as it pads to any width")
-        if operator == "**" and not (_is_small(left) and _is_small(right)):
-            raise jinja2.TemplateRuntimeError("a power of numbers this large is not computed")
-        if operator == "*":
-            sizes = [len(each) if hasattr(each, "__len__") else abs(each) for each in (left, right)]
-            if any(hasattr(each, "__len__") for each in (left, right)) and sizes[0] * sizes[1] > MAX_OBJECT:
-                raise jinja2.TemplateRuntimeError("a repetition this long is not made")
-        return super().call_binop(context, operator, left, right)
-
-
 class ChatTemplate:
-    """A template and the words that it knows. Raises `PeerError` if it cannot be parsed."""
+    """A template and the words that it knows. Any thread may render; one text is rendered at a time."""
 
     def __init__(self, source: str, words: Mapping[str, str]) -> None:
         self.source = source
         self._words = dict(words)
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        for name in ("center", "format"):  # pad to any width; no template in use needs them
-            del environment.filters[name]
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)  # noqa: DTZ005 - the user's own day
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise PeerError(f"the target's chat template cannot be read: {error}") from error
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
 
-    def render(self, messages: Sequence[Message], **settings: Any) -> str:
+    def render(self, messages: Sequence[Message], settings: Mapping[str, Any] | None = None) -> str:
         """The prompt, ready for the model's answer. `settings` are the template's own switches.
 
-        Takes up to `PATIENCE` seconds, so call it beside the event loop. Raises `UserError` where it refuses
-        the messages, `PeerError` where it breaks, writes too much or does not come to an end.
+        Takes up to `PATIENCE` seconds, and with a process that has to begin first some tenths more, so call
+        it beside the event loop. Raises `UserError` where it refuses the messages, `PeerError` where it
+        cannot be read, breaks, writes too much or does not come to an end, `LocalError` if no process begins.
         """
-        values = {"add_generation_prompt": True, **settings, **self._words, "messages": list(messages)}
-        rendering = _Rendering(self._template, values)
-        rendering.start()
-        rendering.join(PATIENCE)
-        rendering.give_up()
-        return rendering.result()
+        values = {
+            "add_generation_prompt": True,
+            **(settings or {}),
+            **self._words,
+            "messages": list(messages),
+        }
+        with self._lock:
+            return _text_of(self._ready().render(values))
+
+    def _ready(self) -> _Child:
+        """The process of before, if it has not ended meanwhile."""
+        if self._child is None or not self._child.is_alive:
+            self._child = _Child(self.source)
+        return self._child
 
 
-class _Rendering(threading.Thread):
-    """A rendering that can be stopped: templates may loop as long as they like."""
+class _Child:
+    """One process. It ends by itself when it has had nothing to do for long, or when this one has gone."""
 
-    def __init__(self, template: jinja2.Template, values: dict[str, Any]) -> None:
-        super().__init__(name="chat template", daemon=True)
-        self._template, self._values = template, values
-        self._parts: list[str] = []
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            size = 0
-            for part in self._template.generate(self._values):
-                size += len(part)
-                if size > MAX_OUTPUT:
-                    raise jinja2.TemplateRuntimeError(f"it writes more than {MAX_OUTPUT} characters")
-                self._parts.append(part)
-        except BaseException as error:  # noqa: BLE001 - outermost frame of this thread; told by `result`
-            self._error = error
-
-    def give_up(self) -> None:
-        """Stop it if it still runs: raises in that thread at its next line of Python."""
-        while self.is_alive():
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self.ident or 0), ctypes.py_object(_TooLong)
+    def __init__(self, source: str) -> None:
+        self._why = ""  # it was ended by us
+        try:  # what it would write to standard error could quote a message
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", CHILD],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
-            self.join(0.05)
+        except OSError as error:
+            words = f"no process can be started for chat templates: {error.strerror or error}"
+            raise LocalError(words) from error
+        weakref.finalize(self, _end, self._process)
+        if self._say({"source": source, "most": MAX_OUTPUT}, START_PATIENCE) is None:
+            raise LocalError(
+                f"the process for chat templates does not begin; `{sys.executable} -m {CHILD}` says why"
+            )
 
-    def result(self) -> str:
-        match self._error:
-            case None:
-                return "".join(self._parts)
-            case _Refused():
-                raise UserError(f"the target's chat template refuses these messages: {self._error}")
-            case _TooLong():
-                raise PeerError(f"the target's chat template did not come to an end in {PATIENCE:g} s")
-            case _:
-                raise PeerError(
-                    f"the target's chat template cannot render these messages: {self._error}"
-                ) from self._error
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def render(self, values: dict[str, Any]) -> dict[str, str]:
+        """What it says of a text. Raises `PeerError` if it ended over it, or had to be ended."""
+        found = self._say({"values": values}, PATIENCE)
+        if found is None:
+            raise PeerError(
+                f"the target's chat template {self._why or 'has ended the process that renders it'}"
+            )
+        return found
+
+    def _say(self, message: dict[str, Any], patience: float) -> dict[str, str] | None:
+        """Its answer; None if there is none in time, and it is over then."""
+        process = self._process
+        assert process.stdin is not None, "started with a pipe"
+        assert process.stdout is not None, "started with a pipe"
+        with self._watched(patience):
+            try:
+                process.stdin.write(json.dumps(message).encode() + b"\n")
+                process.stdin.flush()
+                found: dict[str, str] = json.loads(_line(process.stdout))
+            except (OSError, ValueError):
+                process.kill()
+                process.wait()
+                return None
+        return found
+
+    @contextlib.contextmanager
+    def _watched(self, patience: float) -> Iterator[None]:
+        """Within it the process is ended for what it must not do, and then nobody is at the other end of
+        what is written or read."""
+        over = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(over, time.monotonic() + patience), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watch.join()
+
+    def _watch(self, over: threading.Event, until: float) -> None:
+        while not over.wait(LOOK_EVERY):
+            if time.monotonic() >= until:
+                self._why = f"did not come to an end in {PATIENCE:g} s"
+            elif _resident(self._process.pid) > MEMORY:
+                self._why = f"needs more than {MEMORY >> 20} MiB of memory"
+            if self._why:
+                self._process.kill()
+                return
 
 
-def _refuse(message: str) -> None:
-    raise _Refused(message)
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Nobody will ask it any more."""
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # what it did not read any more
+                pipe.close()
+    process.wait()
 
 
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    """As transformers does it: Jinja's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _resident(pid: int) -> int:
+    """Bytes that a process has in memory; 0 where that cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read(200).split()[1]) * PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
-def _is_small(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) <= 64
+def _line(out: IO[bytes]) -> bytes:
+    """Raises `ValueError` for one that is too long, or not whole."""
+    line = out.readline(MAX_LINE)
+    if not line.endswith(b"\n"):
+        raise ValueError("no whole line")
+    return line
+
+
+def _text_of(told: dict[str, str]) -> str:
+    match told:
+        case {"text": str(text)}:
+            return text
+        case {"refused": str(words)}:
+            raise UserError(f"the target's chat template refuses these messages: {words[:1000]}")
+        case {"unreadable": str(words)}:
+            raise PeerError(f"the target's chat template cannot be read: {words[:1000]}")
+        case _:
+            words = str(told.get("broke", ""))[:1000]
+            raise PeerError(f"the target's chat template cannot render these messages: {words}")

@@ -50,7 +50,7 @@ def parse_address(text: str, *, encrypted: bool = False, insecure: bool = False)
     if colon:
         raise UserError(f"the verifier {text!r} names the scheme {scheme!r}; give HOST:PORT, {EXAMPLE}")
     found = host_and_port(plain)
-    if found is None or any(letter.isspace() or letter in "/@,?" for letter in plain):
+    if found is None or any(not letter.isprintable() or letter in " /@,?" for letter in plain):
         raise UserError(f"the verifier {text!r} is no HOST:PORT with a port from 1 to 65535, {EXAMPLE}")
     if not found[1] or (":" in found[0] and not found[0].startswith("[")):
         what = "port 0" if not found[1] else "an IPv6 address without brackets"

@@ -24,6 +24,13 @@ RECENT = 8
 """Round trips of which the shortest counts: a route that has become longer is believed after so many."""
 
 
+TABLE_AGAIN = 600.0
+"""Seconds until a verifier with other tokens is asked for all of them once more: they are megabytes, and one
+that says others each time is no reason to fetch them each time."""
+
+OTHERS = "its tokens are others than the draft's, and others again than it said some minutes ago"
+
+
 class Member:
     """Asked with `probe`; `on_change` is called when its health becomes another one."""
 
@@ -52,7 +59,8 @@ class Member:
         self._recent = deque[float](maxlen=RECENT)
         self._last_error = ""
         self._fits: bool | None = None
-        self._explained: dict[bytes, str] = {}  # by fingerprint
+        self._explained = (b"", "")  # the newest fingerprint that was not ours, and what differs
+        self._table_at = clock() - TABLE_AGAIN  # all its tokens were asked for
         self._template = ("", "", "")  # of chats, and its begin and end words
 
     @property
@@ -82,6 +90,7 @@ class Member:
             (load.max_sessions or None) if load is not None else None,
             self.channel.num_streams,
             self._last_error,
+            self.channel.held,
         )
 
     # What is seen -----------------------------------------------------------------------------------------
@@ -150,10 +159,13 @@ class Member:
         own = self._vocabulary
         if own is None or told.fingerprint == own.fingerprint:
             return ""
-        if told.fingerprint not in self._explained:
+        if told.fingerprint != self._explained[0]:
+            if self._clock() - self._table_at < TABLE_AGAIN:
+                return OTHERS
+            self._table_at = self._clock()
             table = (await self.channel.describe(include_vocabulary=True)).vocabulary
-            self._explained[told.fingerprint] = explain_mismatch(own, Vocabulary(list(table or ())))
-        return self._explained[told.fingerprint]
+            self._explained = (told.fingerprint, explain_mismatch(own, Vocabulary(list(table or ()))))
+        return self._explained[1]
 
     async def _fail(self, error: UnavailableError) -> None:
         self.failures += 1

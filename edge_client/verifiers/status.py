@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from edge_client.held import Held
+
 
 class Health(Enum):
     """Of one verifier, as an edge sees it."""
@@ -35,3 +37,4 @@ class VerifierStatus:
     max_sessions: int | None = None
     num_streams: int = 0  # of this edge
     last_error: str = ""  # also of one that is well again
+    held: Held | None = None  # the privacy of the newest stream there

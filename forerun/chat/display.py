@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Protocol, TextIO
 
 from forerun.chat.parts import (
@@ -22,7 +22,7 @@ from forerun.chat.parts import (
     Run,
     Text,
 )
-from forerun.paint import RESET, Painter, note
+from forerun.paint import RESET, Painter, harmless, note
 from forerun.screen import Screen
 
 YELLOW = "\x1b[33m"
@@ -84,7 +84,7 @@ class OnTerminal:
                 self._text(part)
             case Guess():
                 self._keep_below(part.start)
-                self._guess += enumerate(part.texts, part.start)
+                self._guess += enumerate(map(harmless, part.texts), part.start)
             case Retract():
                 self._keep_below(part.start)
             case Mode() | Note() | Difference() | Anew():
@@ -99,7 +99,7 @@ class OnTerminal:
             self._write("\n", "\n")
 
     def _text(self, part: Text) -> None:
-        for run in part.runs:
+        for run in (replace(run, text=harmless(run.text)) for run in part.runs):
             self._length += run.tokens
             self._guess = [each for each in self._guess if each[0] >= self._length]
             self._write(run.text, self._paint(run))
@@ -144,6 +144,7 @@ class InPipe:
             self._write("\n")
 
     def _write(self, text: str) -> None:
+        text = harmless(text) if self._out.isatty() else text
         encoding = self._out.encoding or "utf-8"
         self._out.write(text.encode(encoding, "replace").decode(encoding))
         self._out.flush()

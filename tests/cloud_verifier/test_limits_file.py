@@ -50,6 +50,9 @@ def test_a_tenants_own_numbers_stand_before_the_defaults(tmp_path: Path) -> None
         ("[tenant]\na = 1", r"\[tenant.a\] must be a table"),
         ("default = 1", r"\[default\] must be a table"),
         ("[tenant.a]\npositions_per_second = inf", "must be above 0"),
+        (f"[tenant.a]\npositions_per_second = {'9' * 400}", "it must be above 0, and 2.53 at most"),
+        (f"[tenant.a]\npositions_per_second = 1\nburst = {'9' * 400}", "2.53 at most"),
+        (f"a = {'[' * 50_000}", "is no TOML"),
     ],
 )
 def test_what_makes_no_sense_is_named(text: str, words: str, tmp_path: Path) -> None:

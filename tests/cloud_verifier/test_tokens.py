@@ -43,7 +43,7 @@ def issuer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 
 def refused(identity: Any, *values: str) -> UserError:
     with pytest.raises(UserError) as found:
-        identity.tenant(Call(*values))
+        identity.who(Call(*values))
     assert found.value.code in (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
     return found.value
 
@@ -95,7 +95,7 @@ def test_what_the_issuer_has_signed_is_refused_unless_it_is_all_that_it_must_be(
 def test_a_token_with_another_byte_is_refused(issuer: tuple[Any, Any], place: int, change: int) -> None:
     key, identity = issuer
     token = key.sign({"aud": "forerun", "exp": int(time.time()) + 60, "tenant": "acme"})
-    assert identity.tenant(Call(f"Bearer {token}")) == "acme"
+    assert identity.who(Call(f"Bearer {token}")).tenant == "acme"
     header, claims, mark = token.split(".")
     parts = [base64.urlsafe_b64decode(part + "==") for part in (header, claims, mark)]
     whole = b".".join(parts)
@@ -137,7 +137,7 @@ def test_a_key_is_used_with_its_own_algorithm_alone(tmp_path: Path) -> None:
     for name, secret in secrets.items():
         for header in ({"kid": name}, {}):
             token = jwt.encode(claims, secret, algorithm=name, headers=header)
-            assert identity.tenant(Call(f"Bearer {token}")) == "acme"
+            assert identity.who(Call(f"Bearer {token}")).tenant == "acme"
         other = next(each for each in secrets if each != name)
         token = jwt.encode(claims, secret, algorithm=name, headers={"kid": other})
         assert "is not signed with a key that this verifier knows" in str(
@@ -152,5 +152,19 @@ def test_tokens_that_are_known_take_a_bounded_memory(issuer: tuple[Any, Any]) ->
     claims = {"aud": "forerun", "exp": int(time.time()) + 77, "tenant": "acme"}
     identity._known.clear()
     identity._known.update({number.to_bytes(32): (0.0, "x") for number in range(MAX_KNOWN)})
-    assert identity.tenant(Call(f"Bearer {key.sign(claims)}")) == "acme"
+    assert identity.who(Call(f"Bearer {key.sign(claims)}")).tenant == "acme"
     assert len(identity._known) == MAX_KNOWN
+
+
+@pytest.mark.parametrize("end", [10**400, "9" * 400])
+def test_an_end_beyond_all_numbers_is_refused_as_any_other(issuer: tuple[Any, Any], end: object) -> None:
+    key, identity = issuer
+    token = key.sign({"aud": "forerun", "exp": end, "tenant": "acme"})
+    assert "the token" in str(refused(identity, f"Bearer {token}"))
+
+
+def test_a_token_has_its_id(issuer: tuple[Any, Any]) -> None:
+    key, identity = issuer
+    claims = {"aud": "forerun", "exp": int(time.time()) + 78, "tenant": "acme", "jti": "t-1"}
+    who = identity.who(Call(f"Bearer {key.sign(claims)}"))
+    assert (who.tenant, who.token, who.uri, who.serial) == ("acme", "t-1", "", "")

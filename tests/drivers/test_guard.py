@@ -81,6 +81,18 @@ async def test_a_defect_is_told_without_its_insides(
     assert "secret" in caplog.text
 
 
+class Details(grpc.HandlerCallDetails):
+    method = "/a.Service/Method"
+    invocation_metadata = ()
+
+
+DETAILS = Details()
+
+
+async def _one() -> AsyncIterator[bytes]:
+    yield b"one"
+
+
 class GoneContext:
     """Of a call whose client has gone: gRPC can send nothing on it."""
 
@@ -108,13 +120,13 @@ async def test_a_client_that_went_while_it_was_answered_is_no_defect(
 
     guard, gone = Guard(), GoneContext()
     handler: Any = grpc.stream_stream_rpc_method_handler(_refusing)
-    guarded = await guard.intercept_service(found, None)  # type: ignore[arg-type]  # it asks for no details
+    guarded = await guard.intercept_service(found, DETAILS)
     with pytest.raises(asyncio.CancelledError):
         await anext(guarded.stream_stream(None, gone))
     handler = grpc.unary_unary_rpc_method_handler(_writing)
-    guarded = await guard.intercept_service(found, None)  # type: ignore[arg-type]
+    guarded = await guard.intercept_service(found, DETAILS)
     with pytest.raises(asyncio.CancelledError):
-        await guarded.unary_unary(None, gone)
+        await guarded.stream_unary(_one(), gone)
     assert not caplog.records
 
 

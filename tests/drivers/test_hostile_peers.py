@@ -135,3 +135,104 @@ async def test_a_call_that_trickles_its_open_is_ended_in_time() -> None:
         assert frame is not None
         assert frame.kind != SETTINGS
         assert system.worker.scheduler.counters.num_refused["DEADLINE_EXCEEDED"] == 1
+
+
+@pytest.mark.parametrize(
+    "path", [b"/forerun.v1.VerifierService/Describe", b"/grpc.health.v1.Health/Check"], ids=["ours", "health"]
+)
+@pytest.mark.parametrize("said", [b"", b"\x00\x00\x7f\xff\xff\x0a"], ids=["nothing", "the beginning"])
+async def test_a_question_that_trickles_is_ended_in_time(
+    path: bytes, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has said yet who he is, and what he sends may have 8 MiB: it must not be waited for as long as
+    he likes."""
+    from cloud_verifier import guard
+    from tests.drivers.tiny import running
+
+    assert guard.REQUEST_TIME == 10.0
+    monkeypatch.setattr(guard, "REQUEST_TIME", 0.2)
+    async with running() as system, RawPeer(system.server.port) as peer:
+        peer.greet()
+        peer.call(1, path)
+        peer.send(Frame(0x0, 0, 1, said))
+        async with asyncio.timeout(30):
+            while (frame := await peer.frame()) is not None:
+                if frame.kind == 0x1 and frame.stream == 1:
+                    break
+        assert frame is not None
+        assert b"came within 0.2" in frame.payload.replace(b"%20", b" ")
+
+
+async def test_who_watches_takes_no_more_than_a_few_places() -> None:
+    """Health may be watched for ever, and by anybody."""
+    import grpc.aio
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    from cloud_verifier.guard import MOST_LASTING
+    from tests.drivers.tiny import EOS, running
+    from tests.worlds.models import target_alone
+
+    async with running() as system, grpc.aio.insecure_channel(system.address) as channel:
+        stub, request = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
+        calls = [stub.Watch(request) for _ in range(MOST_LASTING)]
+        for call in calls:
+            assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVING
+        more = stub.Watch(request)
+        assert await more.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "ask from time to time instead" in await more.details()
+        assert (await stub.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
+        assert await honest(system) == target_alone((1, 2, 3), SAMPLING, EOS)
+        calls[0].cancel()
+        async with asyncio.timeout(30):
+            while not await _is_let_in(stub.Watch(request)):  # noqa: ASYNC110 - the end of a call is seen later
+                await asyncio.sleep(0.01)
+        for call in calls:
+            call.cancel()
+
+
+async def _is_let_in(call: Any) -> bool:
+    import grpc.aio
+
+    try:
+        return bool(await call.read())
+    except grpc.aio.AioRpcError:
+        return False
+    finally:
+        call.cancel()
+
+
+async def test_who_does_not_read_the_token_table_holds_no_more_than_a_few() -> None:
+    """Each has some 2 MB with a real model, and an answer that has no window waits for ever."""
+    from cloud_verifier.service import MOST_TABLES
+    from common.errors import CapacityError
+    from common.pb import verifier_pb2 as pb
+    from edge_client.channel import VerifierChannel
+    from tests.drivers.tiny import TABLE, running
+
+    question = pb.DescribeRequest(include_vocabulary=True).SerializeToString()
+    async with running() as system, VerifierChannel(system.address) as channel:
+        for _ in range(2 * MOST_TABLES):
+            assert (await channel.describe(include_vocabulary=True)).vocabulary == TABLE
+        async with RawPeer(system.server.port) as peer:
+            peer.greet(window=4)
+            for number in range(MOST_TABLES):
+                peer.call(2 * number + 1, b"/forerun.v1.VerifierService/Describe")
+                peer.message(2 * number + 1, question)
+            async with asyncio.timeout(30):
+                while not await _is_full(channel):  # noqa: ASYNC110 - nobody tells of calls that came
+                    await asyncio.sleep(0.01)
+            with pytest.raises(CapacityError, match="8 edges are being told the token table; ask again"):
+                await channel.describe(include_vocabulary=True)
+            assert (await channel.describe()).model == "tiny"
+        async with asyncio.timeout(30):
+            while await _is_full(channel):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+async def _is_full(channel: Any) -> bool:
+    from common.errors import CapacityError
+
+    try:
+        return (await channel.describe(include_vocabulary=True)).vocabulary is None
+    except CapacityError:
+        return True

@@ -60,6 +60,11 @@ CASES: dict[str, tuple[Sequence[ClientMessage], Status, str]] = {
     "foreign token": (
         [Open((1, 7), SAMPLING, VOCABULARY.fingerprint)], Status.OUT_OF_RANGE, "token id 7",
     ),
+    "far more tokens than there are positions": (
+        [Open((1,) * 100, SAMPLING, VOCABULARY.fingerprint, committed=(1,) * 100_000)],
+        Status.OUT_OF_RANGE,
+        "100100 tokens of prompt and text exceed the target's 512 positions",
+    ),
     "prompt too long": (
         [Open((1,) * 500, SAMPLING, VOCABULARY.fingerprint)], Status.OUT_OF_RANGE, "512 positions",
     ),

@@ -281,6 +281,10 @@ def test_status_tells_what_there_is(daemon: Daemon, verifier: str) -> None:
     assert one["address"] == verifier
     assert one["health"] == "ready"
     assert one["rtt_ms"] > 0
+    daemon.openai.completions.create(model="default", prompt="The", max_tokens=4, temperature=0)
+    (one,) = daemon.get("/v1/status")["verifiers"]
+    assert one["privacy"] == {"up": "padded", "down": "padded", "cadence_ms": None}
+    assert status["streams"] == [], "of texts under way"
     assert status["draft"]["state"] in ("unloaded", "loading", "loaded")
 
 

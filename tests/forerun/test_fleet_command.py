@@ -140,6 +140,37 @@ def test_a_verifier_that_does_not_answer_is_offered_as_offline(
     assert (found["verifier"], found["state"], found["signed"]) == ("v1", "offline", True)
 
 
+@pytest.mark.grpc
+async def test_a_verifier_that_asks_who_one_is_is_offered_by_who_can_say_it(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.drivers.town import DOMAIN, Town
+
+    (tmp_path / "town").mkdir()
+    town = Town(tmp_path / "town")
+    own = town.of("acme")
+    known = ("--tls-ca", str(own.ca), "--tls-cert", str(own.cert), "--tls-key", str(own.key))
+    async with town.by_certificate(DOMAIN) as system:
+        offer = ["fleet", "announce", "--endpoint", system.address, "--name", "v1", "--once"]
+        for more, state in (((), "offline"), (("--tls-ca", str(own.ca)), "offline"), (known, "online")):
+            assert await asyncio.to_thread(main, [*offer, *more]) == 0
+            assert f"is {state}" in capsys.readouterr().out
+    async with town.by_token() as system:
+        offer = [*offer[:3], system.address, *offer[4:], "--tls-ca", str(own.ca)]
+        bearer = ("--token-file", str(town.bearer(town.token()).token_file))
+        for more, state in (((), "offline"), (bearer, "online")):
+            assert await asyncio.to_thread(main, [*offer, *more]) == 0
+            assert f"is {state}" in capsys.readouterr().out
+
+
+def test_what_may_be_changed_on_the_way_is_signed_only_if_that_is_allowed(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer = ["fleet", "announce", "--endpoint", "192.0.2.1:50051", "--name", "v1", "--once"]
+    assert main(offer) == 2
+    assert "is on another machine, and without TLS" in capsys.readouterr().err
+
+
 async def test_the_doctor_tells_what_a_broker_lets_a_device_do(world: World, tmp_path: Path) -> None:
     from dataclasses import replace
 

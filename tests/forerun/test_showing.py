@@ -134,3 +134,21 @@ def test_without_a_listener_all_is_remembered() -> None:
     for each in STORY[:4]:
         told.take(each)
     assert (bytes(told.tokens), bytes(told.guess)) == (b"ab", b"cdef")
+
+
+def test_a_terminal_does_not_obey_the_text_and_a_pipe_gets_it_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile, shown = "a\x1b[2Jb", "a␛[2Jb"
+    plain = Plain(Painter(sys.stdout))
+    plain.text(hostile, drafted=True)
+    assert capsys.readouterr().out == hostile
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    plain.text(hostile, drafted=True)
+    assert capsys.readouterr().out == shown
+    terminal = Terminal(Painter(sys.stdout))
+    terminal.text(hostile, drafted=False)
+    terminal.preview(1, [hostile])
+    told = capsys.readouterr().out
+    assert told.count(shown) == 2
+    assert "\x1b[2J" not in told

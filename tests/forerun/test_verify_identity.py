@@ -114,3 +114,16 @@ def test_a_file_without_a_usable_key_is_refused_and_not_quoted(
     with pytest.raises(UserError, match=sentence) as refused:
         check_identity(parsed("--token-keys", str(path), "--token-audience", "a"))
     assert "canary" not in str(refused.value)
+
+
+def test_nobody_is_denied_who_is_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "denied"
+    path.write_text("tenant acme\n")
+    with pytest.raises(UserError, match="--denied needs one of --tenant-header, --tenant-certificate, --tok"):
+        check_identity(parsed("--denied", str(path)))
+    options = parsed("--tenant-header", "k", "--denied", str(path))
+    check_identity(options)
+    assert [*identity(options)[1]] == ["denied"]
+    path.write_text("acme\n")
+    with pytest.raises(UserError, match="line 1, is not understood"):
+        check_identity(options)

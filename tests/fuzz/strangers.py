@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from hypothesis import strategies as st
 
-from cloud_verifier.identity import Identity
+from cloud_verifier.call import Call
+from cloud_verifier.identity import Identity, Who
 from common.errors import ForerunError
 from forerun.dev_certs import KEY_ID, TokenKey
 from tests.drivers.town import AUDIENCE, ISSUER, Town
@@ -163,13 +164,13 @@ class Witness:
         self.tenants = set[str]()
         self.num_refused = 0
 
-    def tenant(self, context: Any) -> str:
+    def who(self, context: Call) -> Who:
         try:
-            found = self._identity.tenant(context)
+            found = self._identity.who(context)
         except ForerunError:
             self.num_refused += 1
             raise
-        self.tenants.add(found)
+        self.tenants.add(found.tenant)
         return found
 
 

@@ -12,7 +12,8 @@ import grpc
 import jwt
 import pytest
 
-from cloud_verifier.identity import Identity
+from cloud_verifier.call import Call
+from cloud_verifier.identity import Identity, Who
 from common.errors import LocalError, UserError
 from common.messages import Finish, FinishReason, Opened
 from common.privacy import Privacy
@@ -49,10 +50,11 @@ def test_no_client_harms_the_server_or_its_neighbour(leg: str) -> None:
 class _Credulous:
     """Believes what a token says without a look at who signed it."""
 
-    def tenant(self, context: Any) -> str:
-        (shown,) = (value for key, value in context.invocation_metadata() if key == "authorization")
+    def who(self, context: Call) -> Who:
+        entries = context.invocation_metadata() or ()
+        (shown,) = (str(value) for key, value in entries if key == "authorization")
         claims: dict[str, Any] = jwt.decode(shown.split()[1], options={"verify_signature": False})
-        return str(claims["tenant"])
+        return Who(str(claims["tenant"]))
 
 
 class _CredulousSite(wire.GuardedSite):

@@ -119,3 +119,10 @@ def test_a_retry_delay_survives_above_the_wires_range() -> None:
 
 def test_sentences_are_cut_to_fit_a_header() -> None:
     assert len(to_status(UserError("x" * 5000)).details) == MAX_MESSAGE_CHARS
+
+
+def test_a_peers_sentence_is_one_line_that_no_terminal_obeys() -> None:
+    forged = "no room\n2026-01-01T00:00:00.000Z I all is well\x1b]0;title\x07\r\u202e\x9b2J"
+    error = to_error(bare(grpc.StatusCode.UNAVAILABLE, words=forged))
+    assert str(error).isprintable()
+    assert str(error).startswith("no room 2026-01-01T")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from common.errors import PeerError, UserError
@@ -20,9 +22,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 def render(source: str, messages: list[dict[str, str]] | None = None, **settings: object) -> str:
     from edge_client.daemon.templates import ChatTemplate
 
-    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(
-        messages or HELLO, **settings
-    )
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages or HELLO, settings)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,8 @@ def test_a_template_may_refuse_messages_and_its_words_reach_the_user() -> None:
         "{{ messages.append('x') }}",
         "{{ cycler.__init__.__globals__ }}",
         "{{ 'a' * 10**12 }}",
-        "{{ 10 ** 10 ** 10 }}",
+        "{{ 10 ** (10 ** 10) }}",
         "{{ '%1000000000d' % 1 }}",
-        "{{ 'a' | center(10**9) }}",
         "{% for i in range(10**9) %}x{% endfor %}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{{ unknown.attribute }}",
@@ -81,8 +80,85 @@ def test_what_a_template_must_not_do_is_an_error_of_the_verifiers(source: str) -
         render(source)
 
 
+GROWS = "{%% set s = namespace(x=%s) %%}{%% for i in range(99) %%}{%% set s.x = s.x %s %%}{%% endfor %%}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        GROWS % ("'aaaa'", "~ s.x"),
+        GROWS % ("'aaaa'", "+ s.x"),
+        GROWS % ("[1, 2]", "+ s.x"),
+        "{{ 'a'.ljust(4000000000) }}",
+        "{{ '{:>4000000000}'.format('a') }}",
+        "{{ '\t'.expandtabs(2000000000) }}",
+        "{{ 'a\nb' | indent(2000000000) }}",
+        "{{ [1] | tojson(indent=2000000000) }}",
+        "{{ (['a' * 10000000] * 1000) | string | length }}",
+        "{{ (1).to_bytes(4000000000, 'big') | length }}",
+    ],
+)
+def test_a_template_cannot_fill_the_memory(source: str) -> None:
+    """Of this process it takes nothing, and the other one is bounded."""
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(PeerError, match=r"memory|the process that renders it|come to an end"):
+        render(source)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "KiB"
+
+
+def test_where_the_process_cannot_bound_itself_it_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_client.daemon.templates.MEMORY", 2**27)
+    monkeypatch.setattr("edge_client.daemon.templates.PATIENCE", 30.0)
+    big = "{% set s = namespace(x=['a' * 400000000]) %}{% for i in range(99999) %}{% for j in range(99999) %}"
+    with pytest.raises(PeerError, match="needs more than 128 MiB of memory"):
+        render(big + "{% endfor %}{% endfor %}")
+
+
+def test_a_number_without_end_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python multiplies such numbers in one go, for minutes, and no other thread of a process runs meanwhile:
+    here it would be this test that could not stop it."""
+    monkeypatch.setattr("edge_client.daemon.templates.PATIENCE", 0.5)
+    source = GROWS % ("(3).from_bytes(('a' * 9999999).encode(), 'big')", "* s.x")
+    with pytest.raises(PeerError, match="did not come to an end"):
+        render(source)
+
+
+@pytest.mark.parametrize("source", ["(" * 5000, "{{ " + "[" * 5000, "{% for a in b %}" * 30])
+def test_one_that_is_too_deep_is_the_verifiers_fault(source: str) -> None:
+    with pytest.raises(PeerError, match="the target's chat template") if "{" in source else nullcontext():
+        render(source)
+
+
+def test_the_process_is_used_again_and_another_takes_its_place() -> None:
+    from edge_client.daemon.templates import ChatTemplate
+
+    template = ChatTemplate(CHATML, {})
+    first = template.render(HELLO)
+    process = template._ready()._process
+    assert template.render(HELLO) == first
+    assert template._ready()._process is process
+    process.kill()
+    process.wait()
+    assert template.render(HELLO) == first
+    template._ready()._process.kill()
+
+
+def test_values_of_any_name_are_values() -> None:
+    from edge_client.daemon.templates import ChatTemplate
+
+    assert ChatTemplate("{{ self_ }}{{ source }}", {}).render(HELLO, {"self_": 1, "source": "x"}) == "1x"
+    assert render("{{ bos_token }}", bos_token="mine") == "<s>", "the words are the target's"
+
+
+def test_a_text_in_any_script_comes_back_whole() -> None:
+    text = "\U0001f9ea \u00e9\u4f60\n\x00\ud800"
+    assert render("{{ messages[0].content }}", [{"role": "user", "content": text}]) == text
+
+
 def test_a_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_client.daemon.templates.PATIENCE", 0.05)
+    monkeypatch.setattr("edge_client.daemon.templates.PATIENCE", 0.2)
     silent = "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i %}{% endfor %}{% endfor %}"
     with pytest.raises(PeerError, match="did not come to an end"):
         render(silent)

@@ -37,6 +37,7 @@ def test_host_and_port_are_taken_plain_or_as_grpc_writes_names(text: str, host: 
         ("https://gpu:50051", "names the scheme 'https'"),
         ("xds:///gpu:50051", "names the scheme 'xds'"),
         ("a b:1", "is no HOST:PORT"),
+        ("a\0.gpu.example:1", "is no HOST:PORT"),  # gRPC would read it up to there
         ("localhost:1/path", "is no HOST:PORT"),
     ],
 )

@@ -96,3 +96,24 @@ def test_programs_get_an_object_a_line(capsys: pytest.CaptureFixture[str]) -> No
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert first == {"event": "guess", "start": 2, "texts": ["c"]}
     assert second == {"event": "text", "runs": [{"text": "a", "origin": "server", "tokens": 1}]}
+
+
+HOSTILE = "a\x1b]0;title\x07"
+SHOWN = "a␛]0;title␇"
+
+
+def test_a_terminal_does_not_obey_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert painted(monkeypatch, run(HOSTILE), False) == SHOWN
+    monkeypatch.setenv("TERM", "xterm")
+    out = Raw()
+    display = OnTerminal(Painter(Tty()), Screen(out), False)
+    display.take(Guess(0, (HOSTILE,)))
+    assert "\x1b]" not in out.getvalue()
+    assert SHOWN in out.getvalue()
+
+
+def test_nor_does_one_without_colours_and_a_pipe_gets_it_as_it_is() -> None:
+    terminal, pipe = Tty(), Raw()
+    for out in (terminal, pipe):
+        InPipe(out, origin=False).take(run(HOSTILE))
+    assert (terminal.getvalue(), pipe.getvalue()) == (SHOWN, HOSTILE)
