@@ -182,6 +182,17 @@ def test_the_command_tells_every_lock_and_asks_for_each_project_once(
     assert index.asked == ["/pypi/good/json", "/pypi/bad/json"]
 
 
+def test_one_lock_can_be_asked_about(
+    locked: Path, index: FakeIndex, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index.pages = {"good": page("1.0")}
+    assert audit.main(["two", "--service", "newest", "--index", index.address]) == 0
+    assert index.asked == ["/pypi/good/json"]
+    with pytest.raises(SystemExit):
+        audit.main(["three"])
+    assert "there is no lock 'three'; there are one, two" in capsys.readouterr().err
+
+
 def test_the_command_ends_with_0_only_if_all_is_newest_and_clean(
     locked: Path, index: FakeIndex, capsys: pytest.CaptureFixture[str]
 ) -> None:

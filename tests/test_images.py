@@ -338,3 +338,84 @@ def test_what_is_asked_wrongly_is_told(words: list[str], said: str) -> None:
     done = run(DOCKER / words[0], *words[1:])
     assert done.returncode == 1
     assert said in done.stderr
+
+
+# --- functions of steps.sh ----------------------------------------------------------------------------------
+
+
+def step(*words: str | Path, **environment: str) -> str:
+    """What a function of the script says."""
+    script = (DOCKER / "steps.sh").as_posix()
+    done = run("bash", "-c", f'source "{script}"; "$@"', "bash", *words, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def machine(folder: Path, name: str) -> str:
+    """A PATH with a uname of another machine."""
+    program = folder / "bin" / "uname"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho {name}\n")
+    program.chmod(0o755)
+    return f"{program.parent}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "more"),
+    [
+        ("edge", "x86_64", set()),
+        ("edge", "aarch64", {"-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod"}),
+        ("verifier-cpu", "x86_64", set()),
+        (
+            "edge-jetson",
+            "aarch64",
+            {"-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod", "-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=87"},
+        ),
+    ],
+)
+def test_llama_is_built_for_other_machines_than_this(
+    kind: str, name: str, more: set[str], tmp_path: Path
+) -> None:
+    words = set(step("cmake_arguments", kind, PATH=machine(tmp_path, name)).split())
+    assert {"-DGGML_NATIVE=OFF", "-DGGML_OPENMP=OFF", "-DLLAVA_BUILD=OFF"} <= words
+    assert words - {"-DGGML_NATIVE=OFF", "-DGGML_OPENMP=OFF", "-DLLAVA_BUILD=OFF", "-DLLAMA_CURL=OFF"} == more
+
+
+def test_wheels_that_were_built_here_otherwise_are_not_taken() -> None:
+    text = (DOCKER / "steps.sh").read_text(encoding="utf-8")
+    assert "options=(--require-hashes --no-cache-dir " in text
+
+
+def test_an_installation_loses_what_nothing_loads(tmp_path: Path) -> None:
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    kept = {
+        "torch/bin/torch_shm_manager",
+        "torch/lib/libtorch.so",
+        "numpy/core.py",
+        "llama_cpp/lib/libx.so.0.1.2",
+    }
+    lost = {
+        *("include/llama.h", "bin/tool", "lib/libx.so", "lib/cmake/x.cmake", "torch/include/a/b.h"),
+        *("torch/bin/test_api", "torch/bin/models/x.ptl", "torch/share/x", "torch/test/x.py"),
+        *("numpy/a/tests/test_x.py", "numpy/lib/x.a"),
+    }
+    for name in kept | lost:
+        path = packages / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"library")
+    step("slim", tmp_path)
+    assert {path.relative_to(packages).as_posix() for path in packages.rglob("*") if path.is_file()} == kept
+
+
+def test_a_library_is_there_once_under_all_its_names(tmp_path: Path) -> None:
+    for name in ("libx.so", "libx.so.0", "libx.so.0.1.2"):
+        (tmp_path / name).write_bytes(b"library")
+    for name in ("libx-base.so", "libx-base.so.0"):
+        (tmp_path / name).write_bytes(b"another")
+    (tmp_path / "libother.so").write_bytes(b"one")
+    (tmp_path / "libother.so.1").write_bytes(b"two")
+    step("one_of_each", tmp_path)
+    real = {path.name for path in tmp_path.iterdir() if not path.is_symlink()}
+    assert real == {"libx.so.0.1.2", "libx-base.so.0", "libother.so", "libother.so.1"}
+    assert (tmp_path / "libx.so").resolve() == tmp_path / "libx.so.0.1.2"
+    assert (tmp_path / "libother.so").read_bytes() == b"one"

@@ -75,6 +75,7 @@ def audit_newest(name: str, index: Index, entries: list[Ignored]) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.audit", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("names", nargs="*", metavar="LOCK", help=f"of {', '.join(LOCKS)} (all)")
     parser.add_argument("--pip-audit", default="pip-audit", metavar="PATH", help="the program (%(default)s)")
     parser.add_argument(
         "--service", choices=("pypi", "osv", "newest"), default="pypi", help="who is asked (%(default)s)"
@@ -85,15 +86,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """0 if nothing is known against anything, and everything was asked about."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    names = options.names or list(LOCKS)
+    if strange := set(names) - set(LOCKS):
+        parser.error(f"there is no lock {strange.pop()!r}; there are {', '.join(LOCKS)}")
     try:
         today = datetime.datetime.now(datetime.UTC).date()
         entries = ignored(IGNORED.read_text(encoding="utf-8"), today)
         if options.service == "newest":
             index = Index(options.index)
-            clean = {name: audit_newest(name, index, entries) for name in LOCKS}
+            clean = {name: audit_newest(name, index, entries) for name in names}
         else:
-            clean = {name: audit(name, options.pip_audit, options.service, entries) for name in LOCKS}
+            clean = {name: audit(name, options.pip_audit, options.service, entries) for name in names}
     except (AuditError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
