@@ -77,12 +77,14 @@ source_of() {
 # Without what only compilers and tests read. llama.cpp installs itself twice; `lib` is the copy that is not loaded.
 # Of torch's programs one is used, by tensors that processes share.
 slim() {
-	local packages
+	local packages name
 	packages=$(echo "$1"/lib/python3*/site-packages)
 	rm -rf "${packages:?}"/{include,bin,lib} "${packages:?}"/torch/{include,share,test}
 	find "$packages" -path '*/torch/bin/*' ! -name torch_shm_manager -delete
 	find "$packages" -name '*.a' -delete
-	find "$packages" -type d -name tests -path '*/numpy/*' -prune -exec rm -rf {} +
+	for name in numpy sympy networkx; do
+		[[ ! -d $packages/$name ]] || find "$packages/$name" -type d -name tests -prune -exec rm -rf {} +
+	done
 	one_of_each "$packages/llama_cpp/lib"
 	if command -v strip >/dev/null; then
 		find "$packages/llama_cpp" -name '*.so*' -type f -exec strip --strip-unneeded {} + 2>/dev/null || true
