@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -420,3 +421,83 @@ def test_a_library_is_there_once_under_all_its_names(tmp_path: Path) -> None:
     assert real == {"libx.so.0.1.2", "libx-base.so.0", "libother.so", "libother.so.1"}
     assert (tmp_path / "libx.so").resolve() == tmp_path / "libx.so.0.1.2"
     assert (tmp_path / "libother.so").read_bytes() == b"one"
+
+
+# --- steps.sh check -----------------------------------------------------------------------------------------
+
+PROGRAM = """#!/bin/sh
+case "$*" in
+*forerun.probe*) test -e "$HOME/well" ;;
+*)
+	{begins}
+	sleep 600 &
+	trap "kill $!; {ends}" TERM
+	touch "$HOME/well"
+	wait
+	;;
+esac
+"""
+"""In place of an image's Python: a server that is well once it runs, and what asks it."""
+
+WELL = 'rm \\"$HOME/well\\"; exit 0'
+
+
+@pytest.fixture
+def prefix() -> Iterator[Path]:
+    """A folder that everybody can read, as pytest's own are not."""
+    with tempfile.TemporaryDirectory(prefix="forerun-prefix.") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for below in ("prefix", "prefix/bin", "tmp"):
+            (folder / below).mkdir(mode=0o755)
+        yield folder / "prefix"
+
+
+def checked(prefix: Path, begins: str = ":", ends: str = WELL) -> subprocess.CompletedProcess[str]:
+    program = prefix / "bin" / "python"
+    program.write_text(PROGRAM.replace("{begins}", begins).replace("{ends}", ends))
+    program.chmod(0o755)
+    room = prefix.parent / "tmp"
+    done = run(DOCKER / "steps.sh", "check", "verifier-cpu", prefix, TMPDIR=str(room))
+    assert not list(room.iterdir()), "nothing stays behind"
+    return done
+
+
+def test_what_starts_is_well_and_ends_passes_the_check(prefix: Path) -> None:
+    done = checked(prefix)
+    assert done.returncode == 0, done.stderr
+    assert "starts as user 10001, is well, writes nothing but /tmp, and ends on SIGTERM" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "said"),
+    [
+        ("exit 3", WELL, "it ended by itself"),
+        (":", 'rm \\"$HOME/well\\"; exit 3', "it ended with code 3"),
+        (":", "exit 0", "its health outlives it"),
+    ],
+)
+def test_the_check_says_what_is_wrong(prefix: Path, begins: str, ends: str, said: str) -> None:
+    done = checked(prefix, begins, ends)
+    assert done.returncode == 1
+    assert f"steps.sh: {said}" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_tree_that_its_user_can_write_is_refused(prefix: Path) -> None:
+    (prefix / "module.py").touch()
+    (prefix / "module.py").chmod(0o666)
+    done = checked(prefix)
+    assert done.returncode == 1
+    assert f"user 10001 can write below {prefix}" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_the_check_runs_as_nobody_without_any_right(prefix: Path) -> None:
+    seen = "grep -E '^(Uid|Gid|Groups|CapEff|CapBnd|NoNewPrivs)' /proc/self/status >&2"
+    done = checked(prefix, begins=seen)
+    found = dict(line.split(":", 1) for line in done.stderr.splitlines() if ":\t" in line)
+    assert set(found["Uid"].split()) == set(found["Gid"].split()) == {"10001"}
+    assert not found["Groups"].split()
+    assert int(found["CapEff"], 16) == int(found["CapBnd"], 16) == 0
+    assert found["NoNewPrivs"].strip() == "1"

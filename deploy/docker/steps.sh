@@ -104,7 +104,8 @@ one_of_each() {
 	done
 }
 
-# Becomes somebody who is nobody, with no writable folder but one below /tmp. In a subshell, whose process it is.
+# Becomes somebody who is nobody, with no writable folder but one below /tmp (TMPDIR, which all must be able to
+# read). In a subshell, whose process it is.
 as_user() {
 	local home=$1
 	shift
@@ -120,7 +121,9 @@ as_user() {
 check() {
 	local kind=$1 prefix=$2 home models
 	lock_of "$kind" >/dev/null
-	home=$(mktemp -d /tmp/forerun-check.XXXXXX)
+	home=$(mktemp -d "${TMPDIR:-/tmp}/forerun-check.XXXXXX")
+	# shellcheck disable=SC2064  # it is known now, and gone later
+	trap "rm -rf '$home'" EXIT
 	models=$home/models
 	mkdir "$models" "$home/run"
 	cp -R "$root/demo_models/target" "$root/demo_models/draft" "$models"
@@ -128,7 +131,6 @@ check() {
 	if ((EUID == 0)); then chown "$user:$user" "$home/run"; fi
 	(cd / && serve "$kind" "$prefix" "$models" "$home")
 	[[ -z $(find "$prefix" -newer "$home/began" -print -quit) ]] || stop "something was written below $prefix"
-	rm -rf "$home"
 	echo "steps.sh: $kind at $prefix starts as user $user, is well, writes nothing but /tmp, and ends on SIGTERM"
 }
 
