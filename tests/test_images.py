@@ -1,4 +1,4 @@
-"""The images' files hold what is promised of them; what their build stages do is a script, run here."""
+"""The images' files hold what is promised of them; they are built by digest, under the tag that is asked for."""
 
 from __future__ import annotations
 
