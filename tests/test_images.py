@@ -1,4 +1,4 @@
-"""The images' files hold what is promised of them; they are built by digest, under the tag that is asked for."""
+"""The images' files hold what is promised of them; they are built by digest, under the tag asked for."""
 
 from __future__ import annotations
 
