@@ -2,8 +2,11 @@
 
 `pip install pip-audit==2.10.1` in an environment of its own, and `--pip-audit PATH`. It asks PyPI's advisory
 service (`--service osv`: OSV's). Whatever it cannot ask about is a failure here, and not, as pip-audit has it
-by default, a remark. Findings that do not concern us stand in `deploy/locks/audit_ignored.toml`, each with
-its reason and the day on which that is looked at again; one that has passed is a failure.
+by default, a remark. Where neither can be asked for single releases, `--service newest` asks an index's pages
+of projects itself, without pip-audit, about those pins that are newest (`tools/audit_newest.py`).
+
+Findings that do not concern us stand in `deploy/locks/audit_ignored.toml`, each with its reason and the day
+on which that is looked at again; one that has passed is a failure.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.audit_newest import INDEX, Index, lines, verdicts
 from tools.locks import FOLDER, LOCKS, path_of, read
 
 IGNORED = FOLDER / "audit_ignored.toml"
@@ -61,16 +65,40 @@ def audit(name: str, program: str, service: str, entries: list[Ignored]) -> bool
         return subprocess.run(command(program, plain, service, entries), check=False).returncode == 0
 
 
-def main() -> int:
+def audit_newest(name: str, index: Index, entries: list[Ignored]) -> bool:
+    """Whether all of a lock is newest and clean; the rest is printed."""
+    found = verdicts(read(path_of(name)), index, frozenset(each.id for each in entries))
+    print("\n".join(lines(name, found)))
+    return all(each.is_clean for each in found)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.audit", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("names", nargs="*", metavar="LOCK", help=f"of {', '.join(LOCKS)} (all)")
     parser.add_argument("--pip-audit", default="pip-audit", metavar="PATH", help="the program (%(default)s)")
-    parser.add_argument("--service", choices=("pypi", "osv"), default="pypi", help="(%(default)s)")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--service", choices=("pypi", "osv", "newest"), default="pypi", help="who is asked (%(default)s)"
+    )
+    parser.add_argument("--index", default=INDEX, metavar="URL", help="of `newest` (%(default)s)")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 if nothing is known against anything, and everything was asked about."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    names = options.names or list(LOCKS)
+    if strange := set(names) - set(LOCKS):
+        parser.error(f"there is no lock {strange.pop()!r}; there are {', '.join(LOCKS)}")
     try:
         today = datetime.datetime.now(datetime.UTC).date()
         entries = ignored(IGNORED.read_text(encoding="utf-8"), today)
-        clean = {name: audit(name, options.pip_audit, options.service, entries) for name in LOCKS}
+        if options.service == "newest":
+            index = Index(options.index)
+            clean = {name: audit_newest(name, index, entries) for name in names}
+        else:
+            clean = {name: audit(name, options.pip_audit, options.service, entries) for name in names}
     except (AuditError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

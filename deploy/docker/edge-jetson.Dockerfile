@@ -24,10 +24,12 @@ RUN PYTHON=/opt/python/python3 CUDA_ARCHITECTURES="${CUDA_ARCHITECTURES}" CMAKE_
 
 FROM nvcr.io/nvidia/l4t-cuda:12.6.11-runtime@${L4T_CUDA_DIGEST}
 ARG REVISION=unknown
+ARG VERSION=unknown
 LABEL org.opencontainers.image.title="forerun-edge-jetson" \
       org.opencontainers.image.description="Forerun's edge daemon for JetPack 6" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.revision="${REVISION}"
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.version="${VERSION}"
 COPY --from=build /opt/python /opt/python
 COPY --from=build /opt/forerun /opt/forerun
 COPY deploy/sbom/edge.cdx.json /usr/share/forerun/sbom.cdx.json

@@ -12,10 +12,12 @@ RUN ARM_ARCH="${ARM_ARCH}" deploy/docker/steps.sh build edge /opt/forerun
 
 FROM python:3.12-slim-bookworm@${PYTHON_312_SLIM_DIGEST}
 ARG REVISION=unknown
+ARG VERSION=unknown
 LABEL org.opencontainers.image.title="forerun-edge" \
       org.opencontainers.image.description="Forerun's edge daemon" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.revision="${REVISION}"
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.version="${VERSION}"
 COPY --from=build /opt/forerun /opt/forerun
 COPY deploy/sbom/edge.cdx.json /usr/share/forerun/sbom.cdx.json
 # State below /tmp is gone with the container: mount a volume and name it here to keep token, journal and trials.

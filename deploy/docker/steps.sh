@@ -19,9 +19,10 @@ stop() {
 # llama.cpp for machines that are not the one that builds. GGML_NATIVE=OFF leaves the builder's own instructions
 # out, AMX among them, whose code GCC 12 gets wrong (docs/edge.md). What is left on x86-64 is AVX2, FMA, F16C and
 # BMI2 (x86-64-v3). ARM_ARCH has dot products: every 64-bit ARM core since the Cortex-A76; armv8-a for older ones.
-# Without OpenMP llama.cpp brings its own threads, and the image needs no libgomp.
+# Without OpenMP llama.cpp brings its own threads, and the image needs no libgomp. LLAVA_BUILD is pictures and
+# sound, a quarter of what there is to compile, which nothing here reads.
 cmake_arguments() {
-	local arguments="-DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DLLAMA_CURL=OFF"
+	local arguments="-DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DLLAMA_CURL=OFF -DLLAVA_BUILD=OFF"
 	if [[ $(uname -m) == aarch64 ]]; then
 		arguments+=" -DGGML_CPU_ARM_ARCH=${ARM_ARCH:-armv8.2-a+dotprod}"
 	fi
@@ -40,7 +41,8 @@ lock_of() {
 }
 
 # Wheels of everything, held to the lock's hashes, in an environment that is thrown away; then those alone,
-# without the network, into one that has no pip.
+# without the network, into one that has no pip. pip's cache may have a wheel that was built here otherwise
+# (for this machine's processor alone, say), so it is not asked.
 build() {
 	local kind=$1 prefix=$2 lock work python=${PYTHON:-python3}
 	lock=$(lock_of "$kind")
@@ -51,7 +53,7 @@ build() {
 	"$python" -m venv "$work/tools"
 	local pip=("$work/tools/bin/python" -m pip --disable-pip-version-check --quiet)
 	# shellcheck disable=SC2206  # several words
-	local options=(--require-hashes ${PIP_OPTIONS:-})
+	local options=(--require-hashes --no-cache-dir ${PIP_OPTIONS:-})
 	"${pip[@]}" install "${options[@]}" -r "$locks/build.txt"
 	CMAKE_ARGS=$(cmake_arguments "$kind") PATH="$work/tools/bin:$PATH" \
 		"${pip[@]}" wheel "${options[@]}" --no-build-isolation --no-deps -w "$work/wheels" -r "$lock"
@@ -72,19 +74,38 @@ source_of() {
 		demo_models benchmarks "$1")
 }
 
-# What only compilers and tests read.
+# Without what only compilers and tests read. llama.cpp installs itself twice; `lib` is the copy that is not loaded.
+# Of torch's programs one is used, by tensors that processes share.
 slim() {
-	local packages
+	local packages name
 	packages=$(echo "$1"/lib/python3*/site-packages)
-	rm -rf "${packages:?}"/{include,bin,lib/cmake,lib/pkgconfig} "${packages:?}"/torch/{include,share,test}
+	rm -rf "${packages:?}"/{include,bin,lib} "${packages:?}"/torch/{include,share,test}
+	find "$packages" -path '*/torch/bin/*' ! -name torch_shm_manager -delete
 	find "$packages" -name '*.a' -delete
-	find "$packages" -type d -name tests -path '*/numpy/*' -prune -exec rm -rf {} +
+	for name in numpy sympy networkx; do
+		[[ ! -d $packages/$name ]] || find "$packages/$name" -type d -name tests -prune -exec rm -rf {} +
+	done
+	one_of_each "$packages/llama_cpp/lib"
 	if command -v strip >/dev/null; then
 		find "$packages/llama_cpp" -name '*.so*' -type f -exec strip --strip-unneeded {} + 2>/dev/null || true
 	fi
 }
 
-# Becomes somebody who is nobody, with no writable folder but one below /tmp. In a subshell, whose process it is.
+# A wheel cannot hold links, so libx.so, libx.so.0 and libx.so.0.1.2 come as three files, and two of them may be
+# loaded. As links again they are one.
+one_of_each() {
+	local library name whole
+	for library in "$1"/*.so; do
+		[[ -f $library ]] || continue
+		whole=$(printf '%s\n' "$library"* | sort | tail -n 1)
+		for name in "$library"*; do
+			if [[ $name != "$whole" ]] && cmp -s "$name" "$whole"; then ln -sf "${whole##*/}" "$name"; fi
+		done
+	done
+}
+
+# Becomes somebody who is nobody, with no writable folder but one below /tmp (TMPDIR, which all must be able to
+# read). In a subshell, whose process it is.
 as_user() {
 	local home=$1
 	shift
@@ -100,7 +121,9 @@ as_user() {
 check() {
 	local kind=$1 prefix=$2 home models
 	lock_of "$kind" >/dev/null
-	home=$(mktemp -d /tmp/forerun-check.XXXXXX)
+	home=$(mktemp -d "${TMPDIR:-/tmp}/forerun-check.XXXXXX")
+	# shellcheck disable=SC2064  # it is known now, and gone later
+	trap "rm -rf '$home'" EXIT
 	models=$home/models
 	mkdir "$models" "$home/run"
 	cp -R "$root/demo_models/target" "$root/demo_models/draft" "$models"
@@ -108,7 +131,6 @@ check() {
 	if ((EUID == 0)); then chown "$user:$user" "$home/run"; fi
 	(cd / && serve "$kind" "$prefix" "$models" "$home")
 	[[ -z $(find "$prefix" -newer "$home/began" -print -quit) ]] || stop "something was written below $prefix"
-	rm -rf "$home"
 	echo "steps.sh: $kind at $prefix starts as user $user, is well, writes nothing but /tmp, and ends on SIGTERM"
 }
 
@@ -140,6 +162,7 @@ serve() {
 	! (as_user "$home/run" "${python[@]}" -m forerun.probe "$health" 2>/dev/null) || stop "its health outlives it"
 }
 
+[[ ${BASH_SOURCE[0]} == "$0" ]] || return 0 # a test calls its functions
 (($# == 3)) || stop "say steps.sh build KIND PREFIX, or steps.sh check KIND PREFIX"
 case $1 in
 build | check) "$1" "$2" "$3" ;;

@@ -13,10 +13,12 @@ RUN PIP_OPTIONS="--extra-index-url ${TORCH_INDEX}" deploy/docker/steps.sh build 
 
 FROM python:3.11-slim-bookworm@${PYTHON_311_SLIM_DIGEST}
 ARG REVISION=unknown
+ARG VERSION=unknown
 LABEL org.opencontainers.image.title="forerun-verifier-cpu" \
       org.opencontainers.image.description="Forerun's verifier on a processor" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.revision="${REVISION}"
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.version="${VERSION}"
 COPY --from=build /opt/forerun /opt/forerun
 COPY deploy/sbom/verifier-cpu.cdx.json /usr/share/forerun/sbom.cdx.json
 COPY demo_models/target /models/target

@@ -22,10 +22,12 @@ RUN deploy/docker/steps.sh build verifier-cuda /opt/forerun
 
 FROM python
 ARG REVISION=unknown
+ARG VERSION=unknown
 LABEL org.opencontainers.image.title="forerun-verifier" \
       org.opencontainers.image.description="Forerun's verifier on NVIDIA GPUs" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.revision="${REVISION}"
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.version="${VERSION}"
 COPY --from=build /opt/forerun /opt/forerun
 COPY deploy/sbom/verifier-cuda.cdx.json /usr/share/forerun/sbom.cdx.json
 ENV PATH=/opt/forerun/bin:$PATH \

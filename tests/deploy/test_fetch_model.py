@@ -11,14 +11,16 @@ import sys
 import threading
 import urllib.parse
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from common.rpc import bounds
 from tools.helm_objects import ROOT, checked_in
+from tools.model_manifest import manifest_of
 
 SCRIPT = ROOT / "deploy" / "kubernetes" / "components" / "model" / "fetch_model.py"
 TARGET = ROOT / "demo_models" / "target"
@@ -236,6 +238,8 @@ def test_fewer_bytes_are_no_file(
         "modeling_x.py",
         "model",
         "x.safetensors.bin",
+        "chat_template.jinja.py",
+        "chat_template.j2",
     ],
 )
 def test_formats_that_can_run_code_are_refused(
@@ -322,6 +326,7 @@ def test_a_name_that_stands_twice_is_refused(
         ("model.safetensors", (2).to_bytes(8, "little") + b"[]", "names no tensors"),
         ("model.safetensors", (2).to_bytes(8, "little") + b"}{", "its header is no JSON"),
         ("config.json", b"<html>", "is no JSON"),
+        ("chat_template.jinja", b"\xff\xfe{{ x }}", "is no text in UTF-8"),
     ],
 )
 def test_files_are_what_their_names_say(
@@ -335,7 +340,7 @@ def test_files_are_what_their_names_say(
     """Even where the hash is right: somebody made a manifest of the wrong folder."""
     a_model(registry)
     registry.files[f"/{path}"] = data
-    volume.wants([registry.entry("config.json"), registry.entry("model.safetensors")])
+    volume.wants([registry.entry(name) for name in dict.fromkeys(("config.json", "model.safetensors", path))])
     assert volume.run("fetch") == 1
     assert sentence in capsys.readouterr().err
     assert not (volume.folder / path).exists()
@@ -462,17 +467,45 @@ def test_one_that_is_told_to_stop_stops(registry: Registry, volume: Volume) -> N
         assert waiting.wait(60) == 143
 
 
-def test_a_manifest_is_made_of_a_folder_and_fetches_it(
+def bundled(registry: Registry, volume: Volume) -> None:
+    """The bundled target, by the manifest that is made of it."""
+    manifest = manifest_of(TARGET, f"{registry.address}/demo/")
+    volume.wants([asdict(each) for each in manifest.files])
+    for each in manifest.files:
+        registry.files[urllib.parse.urlsplit(each.url).path] = (TARGET / each.path).read_bytes()
+
+
+def test_what_a_manifest_of_a_folder_names_comes(registry: Registry, volume: Volume) -> None:
+    bundled(registry, volume)
+    assert volume.run("fetch") == 0
+    came = {path.name: path.read_bytes() for path in volume.folder.iterdir() if path.name != job.DONE}
+    assert came == {path.name: path.read_bytes() for path in TARGET.iterdir()}
+    assert "chat_template.jinja" in came
+
+
+@pytest.mark.torch
+def test_a_verifier_tells_the_chat_template_that_came(registry: Registry, volume: Volume) -> None:
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    bundled(registry, volume)
+    assert volume.run("fetch") == 0
+    chat = load_target(str(volume.folder)).chat
+    assert chat is not None
+    assert chat.template == (TARGET / "chat_template.jinja").read_text(encoding="utf-8")
+
+
+def test_a_template_is_taken_as_long_as_edges_would_be_told_it(
     registry: Registry, volume: Volume, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bundled target, by the command that deploy/README.md shows."""
-    assert job.main(["manifest", str(TARGET), "--from", f"{registry.address}/demo/"]) == 0
-    made = json.loads(capsys.readouterr().out)
-    volume.wants(made["files"])
-    for each in made["files"]:
-        registry.files[urllib.parse.urlsplit(each["url"]).path] = (TARGET / each["path"]).read_bytes()
+    assert job.LONGEST_TEMPLATE == bounds.MAX_TEMPLATE_BYTES
+    entries = a_model(registry)
+    registry.files["/chat_template.jinja"] = b"x" * job.LONGEST_TEMPLATE
+    volume.wants([*entries, registry.entry("chat_template.jinja")])
     assert volume.run("fetch") == 0
-    assert {each["path"] for each in made["files"]} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    registry.files["/chat_template.jinja"] += b"x"
+    volume.wants([*entries, registry.entry("chat_template.jinja")])
+    assert volume.run("fetch") == 1
+    assert "edges would not be told it" in capsys.readouterr().err
 
 
 def test_the_manifest_that_is_checked_in_is_refused_until_it_is_filled(

@@ -131,6 +131,6 @@ def test_a_verifier_takes_its_arguments(overlay: str, certificates: Path) -> Non
 
 @pytest.mark.grpc
 def test_the_time_for_last_messages_is_the_verifiers() -> None:
-    from cloud_verifier.service import FLUSH_TIME
+    from cloud_verifier.heart import FLUSH_TIME
 
     assert pods.FLUSH_TIME == FLUSH_TIME

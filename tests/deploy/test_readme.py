@@ -89,7 +89,7 @@ def test_values_of_helm_are_values_of_the_chart() -> None:
 
 
 def test_a_manifest_is_made_as_it_says(tmp_path: Path) -> None:
-    (command,) = [line for line in commands() if "fetch_model.py manifest" in line]
+    (command,) = [line for line in commands() if "tools.model_manifest" in line]
     words = command.partition(">")[0].replace("MODEL ", f"{ROOT / 'demo_models' / 'target'} ").split()
     made = subprocess.check_output([sys.executable, *words[1:]], cwd=ROOT, text=True)
     assert {each["path"] for each in json.loads(made)["files"]} >= {"config.json", "model.safetensors"}

@@ -15,7 +15,7 @@ from cloud_verifier.core.target import TargetInfo
 from cloud_verifier.heart import Heart
 from cloud_verifier.identity import EVERYBODY, CertificateIdentity, HeaderIdentity, Identity
 from cloud_verifier.ray_serve import RayFace, never_silent, nothing
-from cloud_verifier.service import VerifierService
+from cloud_verifier.service import MOST_TABLES, VerifierService
 from cloud_verifier.worker import Worker
 from common.errors import LocalError
 from common.messages import Close, Open
@@ -23,7 +23,7 @@ from common.pb import verifier_pb2 as pb
 from common.privacy import Privacy
 from common.rpc.bounds import MAX_JOINED_RESPONSE_BYTES
 from common.rpc.codec import decode_response, encode_request
-from common.rpc.describe import encode_describe_request
+from common.rpc.describe import decode_description, encode_describe_request
 from common.rpc.frames import Joiner
 from common.rpc.status import DETAIL_KEY
 from common.sampling import SamplingParams
@@ -60,10 +60,13 @@ class ProxyGoneError(Exception):
     """As Ray's own."""
 
 
-def face(identity: Identity = EVERYBODY, config: SchedulerConfig | None = None) -> tuple[RayFace, Worker]:
+def face(
+    identity: Identity = EVERYBODY, config: SchedulerConfig | None = None
+) -> tuple[RayFace, Worker, Heart]:
     info = TargetInfo("tiny", VOCAB, 512, 4096, EOS, VOCABULARY.fingerprint)
     worker = Worker(TinyTarget(info), VerifyScheduler(info, config))
-    return RayFace(VerifierService(worker, info, TABLE, identity), (ProxyGoneError,)), worker
+    service = VerifierService(worker, info, TABLE, identity)
+    return RayFace(service, (ProxyGoneError,)), worker, Heart(worker, service)
 
 
 async def requests(
@@ -85,9 +88,9 @@ async def texts(frames: AsyncGenerator[pb.SessionResponse, None]) -> list[int]:
 
 
 async def test_a_text_is_the_targets() -> None:
-    served, worker = face()
+    served, _worker, heart = face()
     context = Context()
-    async with Heart(worker):
+    async with heart:
         told = await texts(served.Session(requests([GOOD]), context))
     assert tuple(told) == target_alone((1, 2, 3), SAMPLING, EOS)
     assert context.code is None
@@ -95,9 +98,9 @@ async def test_a_text_is_the_targets() -> None:
 
 @pytest.mark.parametrize("method", ["Session", "Describe"])
 async def test_who_is_nobody_gets_his_status_beside_something_that_is_yielded(method: str) -> None:
-    served, worker = face(CertificateIdentity())
+    served, _worker, heart = face(CertificateIdentity())
     context = Context()
-    async with Heart(worker):
+    async with heart:
         if method == "Session":
             assert await texts(served.Session(requests([GOOD]), context)) == []
         else:
@@ -109,9 +112,9 @@ async def test_who_is_nobody_gets_his_status_beside_something_that_is_yielded(me
 
 
 async def test_a_refusal_for_want_of_room_says_when_to_come_again() -> None:
-    served, worker = face(config=SchedulerConfig(max_sessions=1))
+    served, _worker, heart = face(config=SchedulerConfig(max_sessions=1))
     first, second = Context(), Context()
-    async with Heart(worker):
+    async with heart:
         frames = served.Session(
             requests([Open((1, 2, 3), SAMPLING, VOCABULARY.fingerprint, fill=False)]), first
         )
@@ -122,9 +125,17 @@ async def test_a_refusal_for_want_of_room_says_when_to_come_again() -> None:
     assert {key for key, _ in second.trailing} == {DETAIL_KEY, "grpc-status-details-bin"}
 
 
+async def test_the_token_table_comes_as_a_message_and_its_place_is_free_again() -> None:
+    served, _, heart = face()
+    async with heart:
+        asked = encode_describe_request(include_vocabulary=True)
+        answers = [await served.Describe(asked, Context()) for _ in range(MOST_TABLES + 1)]
+    assert decode_description(answers[-1]).vocabulary == TABLE
+
+
 async def test_a_header_says_whose_a_call_is() -> None:
-    served, worker = face(HeaderIdentity("x-tenant"))
-    async with Heart(worker):
+    served, worker, heart = face(HeaderIdentity("x-tenant"))
+    async with heart:
         frames = served.Session(requests([GOOD]), Context(("x-tenant", "acme")))
         await anext(frames)
         (session,) = worker.snapshot().sessions
@@ -134,19 +145,19 @@ async def test_a_header_says_whose_a_call_is() -> None:
 
 @pytest.mark.parametrize("error", [None, ProxyGoneError()])
 async def test_a_half_close_and_a_proxy_that_is_gone_end_a_stream_alike(error: Exception | None) -> None:
-    served, worker = face()
+    served, worker, heart = face()
     context, ends = Context(), asyncio.Event()
     ends.set()
     waits = Open((1, 2, 3), SAMPLING, VOCABULARY.fingerprint, fill=False)
-    async with Heart(worker):
+    async with heart:
         await texts(served.Session(requests([waits], ends, error), context))
         await worker.wait_until_gone()
     assert context.code is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_stream_that_is_closed_leaves_nothing_behind() -> None:
-    served, worker = face()
-    async with Heart(worker):
+    served, worker, heart = face()
+    async with heart:
         frames = served.Session(
             requests([Open((1, 2, 3), SAMPLING, VOCABULARY.fingerprint, fill=False)]), Context()
         )
@@ -157,8 +168,8 @@ async def test_a_stream_that_is_closed_leaves_nothing_behind() -> None:
 
 
 async def test_a_task_that_is_cancelled_in_a_silence_leaves_nothing_behind() -> None:
-    served, worker = face()
-    async with Heart(worker):
+    served, worker, heart = face()
+    async with heart:
         waits = Open((1, 2, 3), SAMPLING, VOCABULARY.fingerprint, fill=False)
         reading = asyncio.create_task(texts(served.Session(requests([waits]), Context())))
         while not worker.scheduler.sessions:  # noqa: ASYNC110 - nothing announces it
@@ -197,12 +208,12 @@ def test_an_edge_takes_such_a_frame_at_any_time(privacy: Privacy) -> None:
 
 
 async def test_a_heartbeat_that_breaks_is_no_health() -> None:
-    served, worker = face()
+    served, worker, heart = face()
 
     def fail(now: float) -> None:
         raise LocalError("a slot was lost")
 
-    async with Heart(worker) as heart:
+    async with heart:
         heart.check()
         worker.scheduler.next_step = fail  # type: ignore[method-assign]
         reading = asyncio.create_task(texts(served.Session(requests([GOOD, Close()]), Context())))

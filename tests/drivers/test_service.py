@@ -18,8 +18,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.target import Chat
+from cloud_verifier.heart import FLUSH_TIME
 from cloud_verifier.line import END_FRAMES
-from cloud_verifier.service import FLUSH_TIME, SERVICE_NAME
+from cloud_verifier.service import SERVICE_NAME
 from common.acceptance import LOSSLESS, make_acceptance
 from common.draft import Draft
 from common.errors import LocalError

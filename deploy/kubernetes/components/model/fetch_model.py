@@ -1,12 +1,12 @@
 """Fills a volume with a target model, and says whether it is whole. Standard library only: it runs in a Job.
 
-    python fetch_model.py manifest FOLDER --from https://HOST/PATH    print a manifest of a folder
     python fetch_model.py fetch --manifest FILE --into FOLDER         fetch what is missing, check every file
     python fetch_model.py check --manifest FILE --into FOLDER         whether `fetch` has finished (--wait S)
 
-A manifest names each file with its address, size and SHA-256. Only safetensors, JSON and plain text are
-taken: other formats of weights can run code when they are loaded. A file stands under its name only after its
-hash was compared, and a last file says that all are there.
+A manifest names each file with its address, size and SHA-256 (`python -m tools.model_manifest` makes one).
+Only safetensors, JSON, text and chat templates, which edges render in a sandbox, are taken: other formats can
+run code when they are loaded. A file stands under its name only after its hash was compared, and a last file
+says that all are there.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-TAKEN = (".safetensors", ".json", ".txt")
+TAKEN = (".safetensors", ".json", ".txt", ".jinja")
 """Endings of names that are taken. None of these formats can hold code that runs when it is read."""
+
+LONGEST_TEMPLATE = 1 << 18  # bytes of a chat template (.jinja); verifiers tell edges of no longer one
 
 DONE = ".forerun-model.json"
 """Written last, with the manifest's hash."""
@@ -69,6 +71,9 @@ class Wanted:
             raise ModelError(f"the sha256 of {self.path} is {self.sha256!r}; it must be 64 hex digits")
         if self.size <= 0:
             raise ModelError(f"the size of {self.path} is {self.size}; it must be a number of bytes above 0")
+        if self.path.endswith(".jinja") and self.size > LONGEST_TEMPLATE:
+            most = f"a chat template may have {LONGEST_TEMPLATE}: edges would not be told it; leave it out"
+            raise ModelError(f"{self.path} has {self.size} bytes, and {most}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +104,18 @@ def read_manifest(path: Path) -> Manifest:
         raise ModelError(
             f'{path} is no manifest like {{"files": [{{"path", "url", "sha256", "size"}}, ...]}}: {error!r}'
         ) from error
-    _check_names(path, [each.path for each in entries])
+    check_names(path, [each.path for each in entries])
     return Manifest(tuple(entries))
 
 
-def _check_names(path: Path, names: list[str]) -> None:
+def check_names(path: Path, names: list[str]) -> None:
+    """Raise `ModelError` unless these can be a model's files. `path`: who names them."""
     if len(set(names)) < len(names):
         raise ModelError(f"{path} names a file twice")
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         raise ModelError(
             f"{path} names no model: config.json and at least one .safetensors file belong to one. "
-            "Make it with: python fetch_model.py manifest FOLDER --from https://HOST/PATH"
+            "Make it with: python -m tools.model_manifest FOLDER --from https://HOST/PATH"
         )
 
 
@@ -218,15 +224,23 @@ def _copy(answer: http.client.HTTPResponse, file: IO[bytes], most: int) -> None:
         left -= len(block)
 
 
+READERS: dict[str, tuple[str, Callable[[bytes], object]]] = {
+    ".json": ("JSON", json.loads),
+    ".jinja": ("text in UTF-8", bytes.decode),
+}
+"""Ending -> what such a file is, and what raises `ValueError` of another one."""
+
+
 def check_format(name: str, path: Path) -> None:
     """Raise `ModelError` unless the file is what its name says."""
     if name.endswith(".safetensors"):
         _check_safetensors(name, path)
-    elif name.endswith(".json"):
+    elif (found := READERS.get(PurePosixPath(name).suffix)) is not None:
+        kind, read = found
         try:
-            json.loads(path.read_bytes())
+            read(path.read_bytes())
         except ValueError as error:
-            raise ModelError(f"{name} is no JSON: {error}") from error
+            raise ModelError(f"{name} is no {kind}: {error}") from error
 
 
 def _check_safetensors(name: str, path: Path) -> None:
@@ -287,22 +301,6 @@ def wait_for(manifest: Manifest, folder: Path, until: float, say: Callable[[str]
     return ""
 
 
-# manifest ---------------------------------------------------------------------------------------------------
-
-
-def manifest_of(folder: Path, base: str) -> Manifest:
-    """Of the files of a folder that would be taken, as they would be found below `base`."""
-    found = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.suffix in TAKEN)
-    names = [path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts)]
-    files = [
-        Wanted(name, f"{base.rstrip('/')}/{urllib.parse.quote(name)}", hash_of(path), path.stat().st_size)
-        for name in names
-        for path in [folder / name]
-    ]
-    _check_names(folder, [each.path for each in files])
-    return Manifest(tuple(files))
-
-
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -317,9 +315,6 @@ def build_parser() -> argparse.ArgumentParser:
             continue
         each.add_argument("--token-file", type=Path, help="a bearer token for the host of each address")
         each.add_argument("--plain-http", action="store_true", help="allow http: addresses")
-    made = verbs.add_parser("manifest")
-    made.add_argument("folder", type=Path)
-    made.add_argument("--from", dest="base", required=True, metavar="URL", help="where the files will be")
     return parser
 
 
@@ -333,9 +328,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.verb == "manifest":
-        sys.stdout.write(json.dumps(asdict(manifest_of(options.folder, options.base)), indent=1) + "\n")
-        return 0
     manifest = read_manifest(options.manifest)
     if options.verb == "fetch":
         fetch(manifest, options.into, Web(_token(options.token_file), options.plain_http), _say)
