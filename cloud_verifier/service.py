@@ -236,7 +236,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
             raise PeerError(words, Code.FAILED_PRECONDITION)
         if isinstance(message, Open):
             line.asked(message)
-            await self._worker.check(message)
+            await self._worker.check(key, message)
         self._worker.receive(key, message)
 
 

@@ -76,10 +76,12 @@ class Worker:
         self._wake.set()
         return key, outbox
 
-    async def check(self, request: Open) -> None:
+    async def check(self, key: int, request: Open) -> None:
         """Raise `UserError` or `PeerError` for a session whose grammar cannot be followed; before `receive`.
-        In a thread of its own: to compile one may take a while, and nobody else should wait for it."""
+        In a thread of its own: to compile one may take a while, and nobody else should wait for it. For who
+        would be refused anyway nothing is compiled."""
         if request.sampling.grammar:
+            self.scheduler.check(request, self._clock(), self._callers.get(key, ANYBODY))
             await asyncio.to_thread(check_grammar, self._engine, request)
 
     def receive(self, key: int, message: Open | Propose | Close) -> None:

@@ -85,6 +85,14 @@ class VerifyScheduler:
         self._between_ends = IntervalEstimator(RETRY_AFTER)
         self._last_end_at: float | None = None
 
+    def check(self, request: Open, now: float, caller: Caller = ANYBODY) -> None:
+        """Raise what `on_open` would refuse this with, as far as that shows before there is a session: what
+        costs something to look at need not be looked at for who has no room. Only quotas count it."""
+        try:
+            self._check(request, now, caller)
+        except ForerunError as error:
+            raise self._telling_when(error) from None
+
     # Inputs -----------------------------------------------------------------------------------------------
 
     def on_connect(self, key: int, now: float) -> None:
@@ -99,12 +107,10 @@ class VerifyScheduler:
             return
         self._forget_stream(key)
         try:
-            check_open(request, self.info, self.draining)
-            check_acceptance(request.acceptance, self.config.rules)
-            check_deadline(caller, now)
+            self._check(request, now, caller)
             session = self._admit(key, request, caller, now)
         except ForerunError as error:
-            self._refuse(key, error)
+            self._refuse(key, self._telling_when(error))
             return
         credit = session.credit_told = self.credit.of(session, len(self.sessions))
         self._effects.append(Reply(key, Opened(session.tree.tip_position, credit)))
@@ -330,21 +336,26 @@ class VerifyScheduler:
 
     # Admission --------------------------------------------------------------------------------------------
 
-    def _admit(self, key: int, request: Open, caller: Caller, now: float) -> VerifySession:
-        need = need_of(request, self.config)
+    def _check(self, request: Open, now: float, caller: Caller) -> None:
+        check_open(request, self.info, self.draining)
+        check_acceptance(request.acceptance, self.config.rules)
+        check_deadline(caller, now)
+        need, tenant = need_of(request, self.config), self.tenants.get(caller.tenant)
         check_need(need, self.memory.num_slots)
-        tenant = self.tenants.get(caller.tenant)
-        try:
-            self.rationing.check(request, need.promised, tenant, self.memory.num_slots, now)
-            check_room(need, self.config, self.memory.num_slots, len(self.sessions), tenant)
-            if self.room.num_waiting:
-                raise CapacityError("sessions that are here wait for KV slots themselves; try later")
-            session = self._new_session(key, request, caller, now)
-            num_cached = self.room.admit(session)
-        except CapacityError as error:
-            if error.retry_after is None:
-                error.retry_after = min(30.0, max(0.05, self._between_ends.smoothed))
-            raise
+        self.rationing.check(request, need.promised, tenant, self.memory.num_slots, now)
+        check_room(need, self.config, self.memory.num_slots, len(self.sessions), tenant)
+        if self.room.num_waiting:
+            raise CapacityError("sessions that are here wait for KV slots themselves; try later")
+
+    def _telling_when(self, error: ForerunError) -> ForerunError:
+        """The same, with a time to come again, where there is only no room now."""
+        if isinstance(error, CapacityError) and error.retry_after is None:
+            error.retry_after = min(30.0, max(0.05, self._between_ends.smoothed))
+        return error
+
+    def _admit(self, key: int, request: Open, caller: Caller, now: float) -> VerifySession:
+        session = self._new_session(key, request, caller, now)
+        num_cached = self.room.admit(session)
         session.tally.num_cached = num_cached
         self.counters.num_opened += 1
         self.counters.num_resumed += session.tally.resumed

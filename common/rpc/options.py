@@ -25,6 +25,10 @@ MAX_IDLE_MS = 600_000
 """After which a connection without a call is closed. An edge that is awake asks every five minutes at
 least."""
 
+MAX_CONNECTIONS = 4096
+"""At once. One without a call costs some 30 KB and a file, and lives for `MAX_IDLE_MS`; there is one a device.
+Beyond them a new one is closed as it comes, and its edge goes elsewhere or comes again."""
+
 MAX_STREAMS = 256
 """Calls at once of one connection: more than any edge has, and a bound where there was none."""
 
@@ -86,6 +90,7 @@ def server_options(*, reuse_port: bool = False) -> Options:
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
         ("grpc.so_reuseport", int(reuse_port)),
     )
 

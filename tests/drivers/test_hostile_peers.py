@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -236,3 +237,29 @@ async def _is_full(channel: Any) -> bool:
         return (await channel.describe(include_vocabulary=True)).vocabulary is None
     except CapacityError:
         return True
+
+
+async def test_of_connections_there_are_so_many_and_those_that_stand_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from common.rpc import options
+    from tests.drivers.tiny import EOS, running
+    from tests.worlds.models import target_alone
+
+    monkeypatch.setattr(options, "MAX_CONNECTIONS", 3)
+    async with running() as system, contextlib.AsyncExitStack() as stack:
+        peers = list[RawPeer]()
+        async with asyncio.timeout(30):
+            for _ in range(2):
+                peer = await stack.enter_async_context(RawPeer(system.server.port))
+                peer.greet()
+                assert await peer.frame() is not None
+                peers.append(peer)
+            assert await honest(system) == target_alone((1, 2, 3), SAMPLING, EOS)
+            while True:  # the honest one's goes in its own time
+                peer = await stack.enter_async_context(RawPeer(system.server.port))
+                peer.greet()
+                if await peer.frame() is None:
+                    break
+            peers[0].send(Frame(PING, 0, 0, b"12345678"))
+            assert await peers[0].frame() is not None

@@ -133,6 +133,21 @@ async def test_a_session_with_a_grammar_is_served_and_one_with_a_bad_one_was_nev
     assert run.session.text != target_alone((1, 2, 3), SAMPLING, EOS)
 
 
+async def test_for_who_has_no_room_no_grammar_is_looked_at() -> None:
+    bad = encode_request(Open((1,), replace(SAMPLING, grammar="("), VOCABULARY.fingerprint))
+    async with (
+        running(SchedulerConfig(max_sessions=1)) as system,
+        grpc.aio.insecure_channel(system.address) as channel,
+    ):
+        first = pb_grpc.VerifierServiceStub(channel).Session()
+        await first.write(encode_request(replace(GOOD, fill=False)))
+        await first.read()
+        code, details = await status_of(system.address, [bad])
+        first.cancel()
+        assert code is Status.RESOURCE_EXHAUSTED, details
+        assert system.worker.scheduler.counters.num_refused == {"RESOURCE_EXHAUSTED": 1}
+
+
 BAD_FIELDS: dict[str, tuple[pb.SessionRequest, str]] = {
     "empty": (pb.SessionRequest(), "request is empty"),
     "temperature": (
