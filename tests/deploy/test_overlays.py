@@ -112,9 +112,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.grpc
 @pytest.mark.parametrize("overlay", overlays())
-def test_a_verifier_takes_its_arguments(overlay: str, certificates: Path) -> None:
+def test_a_verifier_takes_its_arguments(overlay: str, certificates: Path, tmp_path: Path) -> None:
     """All that is looked at before a model is loaded: names, values, what goes together, files."""
+    for each in view(overlay).of("ConfigMap"):
+        if each["metadata"]["name"] == "forerun-denied":
+            for name, text in each["data"].items():
+                (tmp_path / name).write_text(text, encoding="utf-8")
     here = {
+        "/etc/forerun/denied": str(tmp_path),
         "/etc/forerun/tls": str(certificates),
         "/etc/forerun/tokens/keys.json": str(certificates / "token-keys.json"),
     }
