@@ -26,7 +26,7 @@ MAX_IDLE_MS = 600_000
 least."""
 
 MAX_CONNECTIONS = 4096
-"""At once. One without a call costs some 30 KB and a file, and lives for `MAX_IDLE_MS`; there is one a device.
+"""At once. One without a call costs some 30 KB and a file, and lives for `MAX_IDLE_MS`; a device has one.
 Beyond them a new one is closed as it comes, and its edge goes elsewhere or comes again."""
 
 MAX_STREAMS = 256
