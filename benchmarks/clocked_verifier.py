@@ -23,7 +23,7 @@ from cloud_verifier.core.effects import Effect, Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.engine.floor import FlooredEngine
-from cloud_verifier.service import Server
+from cloud_verifier.server import Server
 from cloud_verifier.worker import Worker
 from common.messages import Commit, Open
 from common.sampling import SamplingParams

@@ -31,7 +31,7 @@ from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import RowLogprobs, StepItem, StepPlan, StepResult, TargetInfo
 from cloud_verifier.engine.floor import FlooredEngine
-from cloud_verifier.service import Server
+from cloud_verifier.server import Server
 from cloud_verifier.worker import Worker
 from common.messages import Open
 from common.pb import verifier_pb2_grpc as pb_grpc

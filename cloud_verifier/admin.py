@@ -15,6 +15,7 @@ from typing import Any
 import grpc.aio
 
 from cloud_verifier.guard import Guard
+from cloud_verifier.listening import listen
 from cloud_verifier.telemetry.snapshot import SessionState, Snapshot
 from common.address import host_and_port
 from common.errors import UserError
@@ -52,13 +53,8 @@ class AdminServer:
     async def __aenter__(self) -> AdminServer:
         server = self._server = grpc.aio.server(options=server_options(), interceptors=(Guard(),))
         pb_grpc.add_AdminServiceServicer_to_server(self._service, server)
-        try:
-            with _private_files():
-                port = server.add_insecure_port(self.address)
-        except RuntimeError as error:
-            raise UserError(
-                f"cannot listen on {self.address}: it is in use or cannot be made; choose another address"
-            ) from error
+        with _private_files():
+            port = listen(server, self.address, "--admin address")
         if not self.address.startswith(UNIX):
             self.address = f"{self.address.rpartition(':')[0]}:{port}"
         await server.start()

@@ -17,7 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cloud_verifier.core.readiness import Readiness, Standing
 from cloud_verifier.guard import Guard
-from common.errors import Code, PeerError, UserError
+from cloud_verifier.listening import listen
+from common.errors import Code, PeerError
 from common.rpc.options import server_options
 
 logger = logging.getLogger(__name__)
@@ -63,11 +64,7 @@ class ProbeServer:
     async def __aenter__(self) -> ProbeServer:
         server = self._server = grpc.aio.server(options=server_options(), interceptors=(Guard(),))
         health_pb2_grpc.add_HealthServicer_to_server(Probes(self._look), server)
-        try:
-            port = server.add_insecure_port(self.address)
-        except RuntimeError as error:
-            words = f"cannot listen on {self.address}: it is in use or not an address of this machine"
-            raise UserError(f"{words}; choose another --health HOST:PORT") from error
+        port = listen(server, self.address, "--health HOST:PORT")
         self.address = f"{self.address.rpartition(':')[0]}:{port}"
         await server.start()
         return self

@@ -1,17 +1,12 @@
-"""The gRPC face of a verifier: a coroutine a stream passes messages between the wire and the worker."""
+"""The calls of a verifier: a coroutine a stream passes messages between the wire and the worker."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from functools import cached_property
-from typing import Any, NamedTuple
-
-import grpc
-import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from typing import NamedTuple
 
 from cloud_verifier.call import Call
 from cloud_verifier.core.admission import check_count
@@ -19,14 +14,10 @@ from cloud_verifier.core.effects import End
 from cloud_verifier.core.target import Chat, TargetInfo
 from cloud_verifier.denied import NOBODY as NOBODY_DENIED
 from cloud_verifier.denied import Denied
-from cloud_verifier.guard import Guard
-from cloud_verifier.heart import FLUSH_TIME, NO_FILES, Heart
-from cloud_verifier.identity import EVERYBODY, NOBODY, Identity, Who
+from cloud_verifier.identity import NOBODY, Identity, Who
 from cloud_verifier.line import Line, PrivacySettings
 from cloud_verifier.outbox import Outbox
 from cloud_verifier.rich_status import with_retry_info
-from cloud_verifier.telemetry.trust import DENIED
-from cloud_verifier.tls import LiveTls, ServerTls
 from cloud_verifier.worker import Worker
 from common.errors import (
     CapacityError,
@@ -35,7 +26,6 @@ from common.errors import (
     LocalError,
     PeerError,
     UnavailableError,
-    UserError,
 )
 from common.messages import ClientMessage, Open
 from common.pb import verifier_pb2 as pb
@@ -44,7 +34,6 @@ from common.rpc.codec import decode_request
 from common.rpc.describe import Description, Load, TokenTable, encode_description, table_bytes
 from common.rpc.frames import member
 from common.rpc.live_files import LiveFiles
-from common.rpc.options import server_options
 from common.rpc.status import Status, StatusDetail, to_status
 
 logger = logging.getLogger(__name__)
@@ -238,83 +227,3 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
             line.asked(message)
             await self._worker.check(key, message)
         self._worker.receive(key, message)
-
-
-class Server:
-    """A verifier listening on `address` (HOST:PORT; port 0 picks one). An async context manager.
-
-    `identity` says whose calls are; `files` are those that are looked after beside those of `tls`. Raises
-    `UserError` when the address cannot be listened on, or a file of `tls` cannot be used.
-    """
-
-    def __init__(
-        self,
-        worker: Worker,
-        info: TargetInfo,
-        table: TokenTable,
-        address: str,
-        identity: Identity = EVERYBODY,
-        tls: ServerTls | None = None,
-        files: Mapping[str, LiveFiles[Any]] = NO_FILES,
-        privacy: PrivacySettings = PrivacySettings(),  # noqa: B008 - frozen
-    ) -> None:
-        self._worker = worker
-        self._tls = None if tls is None else LiveTls(tls)
-        self._service = VerifierService(worker, info, table, identity, privacy, files.get(DENIED))
-        self._heart = Heart(worker, self._service, self._tls, files)
-        self.upkeep = self._heart.upkeep
-        self._address = address
-        self._over_at: float | None = None  # on the loop's clock; None cuts off whoever is there
-        self._server: grpc.aio.Server | None = None
-        self._health = health.aio.HealthServicer()
-        self.port = 0
-
-    async def __aenter__(self) -> Server:
-        server = self._server = grpc.aio.server(
-            options=server_options(), interceptors=(Guard(own={SESSION}),)
-        )
-        pb_grpc.add_VerifierServiceServicer_to_server(self._service, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
-        try:
-            if self._tls is None:
-                self.port = server.add_insecure_port(self._address)
-            else:
-                self.port = server.add_secure_port(self._address, self._tls.credentials())
-        except RuntimeError as error:
-            raise UserError(
-                f"cannot listen on {self._address}: it is in use or not an address of this machine; "
-                "choose another HOST:PORT"
-            ) from error
-        await server.start()
-        await self._heart.__aenter__()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None, "entered before"
-        await self._server.stop(grace=self._time_left())
-        await self._heart.__aexit__()
-
-    async def run_until(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set. Raises what broke the heartbeat, if anything does: no step would run."""
-        await self._heart.until(stop.wait())
-
-    async def drain(self, grace: float) -> None:
-        """Stop admitting, tell every session to go, and wait until they have. After `grace` seconds those
-        that are still here are ended with a status that says so, and strict streams as soon as all is said.
-        What was committed gets away first, for `FLUSH_TIME`. Raises as `run_until`."""
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        self._over_at = asyncio.get_running_loop().time() + grace + FLUSH_TIME
-        await self._heart.drain(grace)
-
-    def _time_left(self) -> float | None:
-        """Seconds for what is on its way, once nobody needs to be waited for but that."""
-        if self._over_at is None:
-            return None
-        return min(max(self._over_at - asyncio.get_running_loop().time(), 0.0), FLUSH_TIME)
-
-    async def _set_health(self, status: int) -> None:
-        for name in ("", SERVICE_NAME):
-            await self._health.set(name, status)

@@ -221,7 +221,7 @@ async def serve(
 ) -> None:
     """Until it is told to stop, or `watch` has seen enough. Raises `UserError` for an address or a limit."""
     # Imported here: torch and transformers take seconds, and an edge has neither.
-    from cloud_verifier.service import Server
+    from cloud_verifier.server import Server
 
     worker = worker_of(options, engine, watch)
     caller, files = identity(options)

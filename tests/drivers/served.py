@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import TargetEngine
-from cloud_verifier.service import Server
+from cloud_verifier.server import Server
 from cloud_verifier.worker import Worker
 from common.messages import TokenLogprobs
 from common.sampling import SamplingParams

@@ -9,7 +9,7 @@ import pytest
 
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import TargetInfo
-from cloud_verifier.service import Server
+from cloud_verifier.server import Server
 from cloud_verifier.worker import Worker
 from common.acceptance import make_acceptance
 from common.errors import Code, UserError

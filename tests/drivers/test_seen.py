@@ -17,7 +17,7 @@ from cloud_verifier.admin import overview_of
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
 from cloud_verifier.identity import HeaderIdentity
-from cloud_verifier.service import Server
+from cloud_verifier.server import Server
 from cloud_verifier.telemetry.collector import registry
 from cloud_verifier.telemetry.snapshot import Snapshot
 from cloud_verifier.worker import Worker

@@ -15,7 +15,7 @@ from cloud_verifier.core.target import Chat, StepPlan, StepResult, TargetInfo
 from cloud_verifier.heart import NO_FILES
 from cloud_verifier.identity import EVERYBODY, HeaderIdentity, Identity
 from cloud_verifier.line import PrivacySettings
-from cloud_verifier.service import Server
+from cloud_verifier.server import Server
 from cloud_verifier.tls import ServerTls
 from cloud_verifier.worker import Worker
 from common.acceptance import Acceptance

@@ -50,7 +50,7 @@ class Papers:
 
 @contextlib.asynccontextmanager
 async def serving(cert: Path, key: Path, client_ca: Path | None = None) -> AsyncIterator[str]:
-    from cloud_verifier.service import Server
+    from cloud_verifier.server import Server
     from cloud_verifier.tls import ServerTls
     from cloud_verifier.worker import Worker
     from tests.drivers.tiny import EOS, TABLE, VOCABULARY

@@ -13,7 +13,7 @@ import pytest
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.effects import Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.service import Server
+from cloud_verifier.server import Server
 from cloud_verifier.worker import Worker
 from common.messages import Commit, Open, Propose
 from common.sampling import SamplingParams

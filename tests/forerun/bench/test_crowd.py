@@ -14,7 +14,7 @@ import pytest
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.floor import FlooredEngine
-from cloud_verifier.service import Server
+from cloud_verifier.server import Server
 from cloud_verifier.worker import Worker
 from common.sampling import SamplingParams
 from edge_client.channel import OWN_CONNECTION, VerifierChannel
