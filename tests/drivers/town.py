@@ -122,13 +122,15 @@ def opening(session_id: str = "job-7", committed: tuple[int, ...] = (), **fields
 async def stub_of(
     system: System, tls: TlsSettings, *metadata: tuple[str, str]
 ) -> AsyncIterator[Callable[[Open], Any]]:
-    """Begins streams of an edge that is not ours, and says what it likes."""
+    """Begins streams of an edge that is not ours, and says what it likes. One that has been refused before it
+    said anything tells so where it is read."""
     async with grpc.aio.secure_channel(system.address, tls.credentials()) as channel:
         stub = pb_grpc.VerifierServiceStub(channel)
 
         async def begin(request: Open) -> Any:
             call = stub.Session(metadata=metadata)
-            await call.write(encode_request(request))
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await call.write(encode_request(request))
             return call
 
         yield begin
