@@ -81,10 +81,15 @@ class Cluster:
         """Replicas that have done or begun a step since then."""
         return {name for name, count in self.steps().items() if count > before.get(name, 0)}
 
+    def end(self) -> None:
+        self.hold.unlink(missing_ok=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.communicate(timeout=PATIENCE)  # the end of its standard input is its own
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # whatever Ray has left
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("replicas")
+
+def begun(folder: Path) -> Cluster:
     what = ["--application", APPLICATION, "--args", json.dumps({"model": str(folder), "grace": GRACE})]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.ray_cluster", *what, "--replicas", "2"],
@@ -93,15 +98,23 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
-    found = Cluster(process, folder)
+    return Cluster(process, folder)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Ray takes no port 0, so one that was free may be somebody's when it comes to listen: once more then."""
+    found = begun(tmp_path_factory.mktemp("replicas"))
     try:
-        found.address = found.hear()["listening"]
+        try:
+            found.address = found.hear()["listening"]
+        except AssertionError:
+            found.end()
+            found = begun(tmp_path_factory.mktemp("replicas"))
+            found.address = found.hear()["listening"]
         yield found
     finally:
-        found.hold.unlink(missing_ok=True)
-        process.communicate()  # the end of its standard input is its own
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # whatever Ray has left
+        found.end()
 
 
 async def text_of(run: Generation) -> tuple[int, ...]:
