@@ -38,6 +38,7 @@ from common.pb import verifier_pb2_grpc as pb_grpc
 from common.privacy import Privacy
 from common.rpc.codec import encode_request
 from common.sampling import SamplingParams
+from forerun.bench.meter import memory_bytes
 from forerun.rig import START_TIMEOUT, Child
 
 VOCAB, POSITIONS = 32_000, 16_384
@@ -81,13 +82,6 @@ def _logprobs(item: StepItem) -> RowLogprobs | None:
     return RowLogprobs(np.zeros(rows, np.float32), tokens, values)
 
 
-def resident() -> int:
-    """Bytes of this process that are in memory."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        pages = int(file.read().split()[1])
-    return pages * 4096
-
-
 async def serve(peers: int) -> None:
     """A verifier in this process. For each line of standard input it says how things stand."""
     info = TargetInfo("repeats", VOCAB, POSITIONS, (peers + WARM_PEERS) * POSITIONS, (0,), FINGERPRINT)
@@ -101,7 +95,7 @@ async def serve(peers: int) -> None:
         while await asyncio.to_thread(sys.stdin.readline):
             sessions = scheduler.sessions.values()
             standing = {
-                "resident": resident(),
+                "resident": memory_bytes(),
                 "sessions": len(sessions),
                 "stalled": sum(each.stalled_at is not None for each in sessions),
                 "written": scheduler.counters.num_committed,

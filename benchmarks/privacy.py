@@ -17,15 +17,14 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.rig_options import add_rig
 from benchmarks.tap import Talk, Tap
 from benchmarks.telling import accuracy, gaps, of_numbers, of_sizes, of_times
 from common.errors import ForerunError
 from common.privacy import LEVELS
-from demo_models import DRAFT_GGUF, TARGET_DIR
 from forerun.prompts import bundled
 from forerun.rig import Rig, RigSettings, check_models
 from link.proxy import Counters
@@ -178,11 +177,8 @@ def _print_table(levels: Sequence[Level]) -> None:
 def main() -> int:
     """Prints a table, or with --json an object with the settings."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add_rig(parser)
     option = parser.add_argument
-    option("--target", type=Path, default=TARGET_DIR, metavar="PATH", help="(%(default)s)")
-    option("--draft", type=Path, default=DRAFT_GGUF, metavar="PATH", help="(%(default)s)")
-    option("--rtt", type=float, default=60.0, metavar="MS", help="(%(default)s)")
-    option("--step-floor", type=float, default=30.0, metavar="MS", help="of the target (%(default)s)")
     option("--prompts", type=int, default=Work.prompts, metavar="N", help="(%(default)s)")
     option("--seeds", type=int, default=Work.seeds, metavar="N", help="of each prompt (%(default)s)")
     option("--tokens", type=int, default=Work.tokens, metavar="N", help="of each text (%(default)s)")

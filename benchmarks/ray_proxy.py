@@ -15,12 +15,11 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.rig_options import add_rig
 from common.errors import ForerunError
-from demo_models import DRAFT_GGUF, TARGET_DIR
 from forerun.prompts import bundled
 from forerun.rig import START_TIMEOUT, Child, Rig, RigSettings, check_models
 
@@ -89,11 +88,8 @@ def _compared(direct: Sequence[Run], ray: Sequence[Run]) -> dict[str, float]:
 def main() -> int:
     """Prints an object, with --json on one line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add_rig(parser)
     option = parser.add_argument
-    option("--target", type=Path, default=TARGET_DIR, metavar="PATH", help="(%(default)s)")
-    option("--draft", type=Path, default=DRAFT_GGUF, metavar="PATH", help="(%(default)s)")
-    option("--rtt", type=float, default=60.0, metavar="MS", help="(%(default)s)")
-    option("--step-floor", type=float, default=30.0, metavar="MS", help="of the target (%(default)s)")
     option("--prompts", type=int, default=6, metavar="N", help="(%(default)s)")
     option("--tokens", type=int, default=96, metavar="N", help="of each text (%(default)s)")
     option("--json", action="store_true", help="on one line")

@@ -85,14 +85,6 @@ class VerifyScheduler:
         self._between_ends = IntervalEstimator(RETRY_AFTER)
         self._last_end_at: float | None = None
 
-    def check(self, request: Open, now: float, caller: Caller = ANYBODY) -> None:
-        """Raise what `on_open` would refuse this with, as far as that shows before there is a session: what
-        costs something to look at need not be looked at for who has no room. Only quotas count it."""
-        try:
-            self._check(request, now, caller)
-        except ForerunError as error:
-            raise self._telling_when(error) from None
-
     # Inputs -----------------------------------------------------------------------------------------------
 
     def on_connect(self, key: int, now: float) -> None:
@@ -107,10 +99,10 @@ class VerifyScheduler:
             return
         self._forget_stream(key)
         try:
-            self._check(request, now, caller)
+            self.check(request, now, caller)
             session = self._admit(key, request, caller, now)
         except ForerunError as error:
-            self._refuse(key, self._telling_when(error))
+            self._refuse(key, error)
             return
         credit = session.credit_told = self.credit.of(session, len(self.sessions))
         self._effects.append(Reply(key, Opened(session.tree.tip_position, credit)))
@@ -336,7 +328,9 @@ class VerifyScheduler:
 
     # Admission --------------------------------------------------------------------------------------------
 
-    def _check(self, request: Open, now: float, caller: Caller) -> None:
+    def check(self, request: Open, now: float, caller: Caller = ANYBODY) -> None:
+        """Raise what `on_open` would refuse this with, as far as that shows before there is a session: what
+        costs something to look at need not be looked at for who has no room. Only quotas count it."""
         check_open(request, self.info, self.draining)
         check_acceptance(request.acceptance, self.config.rules)
         check_deadline(caller, now)
@@ -346,12 +340,6 @@ class VerifyScheduler:
         check_room(need, self.config, self.memory.num_slots, len(self.sessions), tenant)
         if self.room.num_waiting:
             raise CapacityError("sessions that are here wait for KV slots themselves; try later")
-
-    def _telling_when(self, error: ForerunError) -> ForerunError:
-        """The same, with a time to come again, where there is only no room now."""
-        if isinstance(error, CapacityError) and error.retry_after is None:
-            error.retry_after = min(30.0, max(0.05, self._between_ends.smoothed))
-        return error
 
     def _admit(self, key: int, request: Open, caller: Caller, now: float) -> VerifySession:
         session = self._new_session(key, request, caller, now)
@@ -468,7 +456,9 @@ class VerifyScheduler:
                 self._refuse(key, error)
 
     def _refuse(self, key: int, error: ForerunError) -> None:
-        """End a stream that never had a session."""
+        """End a stream that never had a session. Who found no room is told when to come again."""
+        if isinstance(error, CapacityError) and error.retry_after is None:
+            error.retry_after = min(30.0, max(0.05, self._between_ends.smoothed))
         count(self.counters.num_refused, error.code.value)
         self._effects.append(End(key, error))
 

@@ -210,7 +210,7 @@ class Sender(Generic[M]):
 
     def _pack(self, message: M) -> None:
         wire = message.SerializeToString()
-        self._bytes += _varint(len(wire)) + wire
+        self._bytes += varint(len(wire)) + wire
 
     def _part(self) -> M:
         """As much of the bytes that wait as one frame takes."""
@@ -313,7 +313,8 @@ def _part_size(length: int) -> int:
     return 1 + varint_size(inner) + inner
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """As protobuf writes it: seven bits a byte, the lowest first."""
     out = bytearray()
     while number >= 0x80:
         out.append(number & 0x7F | 0x80)

@@ -443,12 +443,17 @@ def test_a_file_that_was_cut_on_the_volume_is_noticed(
     assert "not as it came" in capsys.readouterr().err
 
 
+def pod(volume: Volume) -> subprocess.Popen[str]:
+    """A process that waits for the files."""
+    where = ["--manifest", str(volume.manifest), "--into", str(volume.folder)]
+    command = [sys.executable, str(SCRIPT), "check", *where, "--wait", "60"]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
 def test_a_pod_waits_until_the_job_is_done(registry: Registry, volume: Volume) -> None:
     """Two processes, as in the cluster; the one that waits says why and ends when the other has ended."""
     volume.wants(a_model(registry))
-    where = ["--manifest", str(volume.manifest), "--into", str(volume.folder)]
-    command = [sys.executable, str(SCRIPT), "check", *where, "--wait", "60"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
+    with pod(volume) as waiting:
         assert waiting.stderr is not None
         assert "waiting" in waiting.stderr.readline()
         assert volume.run("fetch") == 0
@@ -458,9 +463,7 @@ def test_a_pod_waits_until_the_job_is_done(registry: Registry, volume: Volume) -
 def test_one_that_is_told_to_stop_stops(registry: Registry, volume: Volume) -> None:
     """With a status of its own: the first process of a pod hears no signal that it does not ask for."""
     volume.wants(a_model(registry))
-    where = ["--manifest", str(volume.manifest), "--into", str(volume.folder)]
-    command = [sys.executable, str(SCRIPT), "check", *where, "--wait", "60"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
+    with pod(volume) as waiting:
         assert waiting.stderr is not None
         assert "kubectl logs -l app.kubernetes.io/component=model" in waiting.stderr.readline()
         waiting.terminate()

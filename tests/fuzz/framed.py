@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from common.pb import verifier_pb2 as pb
 from common.rpc.bounds import MAX_JOINED_REQUEST_BYTES
-from common.rpc.frames import MAX_FRAME_BYTES, UP_BYTES
+from common.rpc.frames import MAX_FRAME_BYTES, UP_BYTES, varint
 from tests.fuzz.cases import DEADLINES, ENDS, HURRY, STEPS, Case, Event, Send
 from tests.fuzz.meaningless import CLOSE, TENANTS, openings, proposals
 from tests.fuzz.mutated import SPECS, recorded
@@ -20,14 +20,6 @@ PIECES = st.sampled_from([1, 2, 3, 7, 60, UP_BYTES - 10, 500, MAX_FRAME_BYTES])
 LENGTHS = st.sampled_from(
     [0, 1, 2**7, 2**14, MAX_JOINED_REQUEST_BYTES, MAX_JOINED_REQUEST_BYTES + 1, 2**35 - 1]
 )
-
-
-def varint(number: int) -> bytes:
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
 
 
 def part(data: bytes) -> bytes:
