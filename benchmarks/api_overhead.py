@@ -25,7 +25,8 @@ from typing import Any
 from benchmarks.faults.reading import Reading
 from benchmarks.faults.recovery import percentile
 from benchmarks.http_stream import BrokenError, HttpClient
-from benchmarks.programs import Program, attempts, free_port, own_places
+from benchmarks.ports import free_port
+from benchmarks.programs import Program, attempts, own_places
 from demo_models import DRAFT_GGUF
 from forerun.prompts import bundled
 from forerun.rig import START_TIMEOUT, Child

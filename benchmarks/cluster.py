@@ -31,7 +31,8 @@ from benchmarks.faults.clients import Client
 from benchmarks.faults.draws import Job, draw_job
 from benchmarks.faults.reading import Told, Violation, compare
 from benchmarks.http_stream import BrokenError, HttpClient
-from benchmarks.programs import Program, attempts, free_port, own_places
+from benchmarks.ports import free_port
+from benchmarks.programs import Program, attempts, own_places
 from demo_models import DRAFT_GGUF, TARGET_DIR
 from forerun.prompts import bundled
 

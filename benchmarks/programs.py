@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,13 +17,6 @@ START_TIME = 180.0
 
 END_TIME = 60.0
 """Seconds within which one that was told to end must have."""
-
-
-def free_port() -> int:
-    """One that nobody listens on now, to be used by one process after the other."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Program:

@@ -13,13 +13,14 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from benchmarks.ports import free_port
 
 CONFIG = Path(__file__).resolve().parents[1] / "deploy" / "ray" / "serve.yaml"
 
@@ -55,15 +56,6 @@ def example(application: str, args: dict[str, Any], ports: list[int]) -> dict[st
     deployment["ray_actor_options"] = {"num_cpus": 0.1}
     del deployment["autoscaling_config"], deployment["graceful_shutdown_timeout_s"]
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Of loopback; Ray takes no 0."""
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
 
 
 @contextlib.contextmanager
@@ -117,7 +109,7 @@ def main() -> int:
     option("--args", type=json.loads, default={}, metavar="JSON", help="beside those of the example")
     option("--replicas", type=int, default=1, metavar="N", help="at first (%(default)s)")
     options = parser.parse_args()
-    ports = free_ports(2)
+    ports = [free_port(), free_port()]  # Ray takes no 0
     wanted = example(options.application, options.args, ports)
     with open(os.dup(1), "w", encoding="ascii", buffering=1) as out:
         os.dup2(2, 1)  # what Ray and its processes print is not ours

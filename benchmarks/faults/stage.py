@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from benchmarks.faults.draws import NUM_SIDES, Fault, Kind
 from benchmarks.http_stream import BrokenError, HttpClient
-from benchmarks.programs import Program, attempts, free_port, own_places
+from benchmarks.ports import free_port
+from benchmarks.programs import Program, attempts, own_places
 from demo_models import DRAFT_GGUF, TARGET_DIR
 from link import Link, Timeout, both_ways
 

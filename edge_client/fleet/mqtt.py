@@ -5,7 +5,9 @@ What aiomqtt 2.5.1 and paho 2.2.0 do, and what is done here instead:
 - a full inbox drops messages that were acknowledged: there is none, messages go to `on_message` at once;
 - a flood would keep the event loop busy: reading pauses, and the broker and TCP hold the rest;
 - a packet may have 256 MB, and unfinished ones pile up: beyond our limits the connection ends;
-- a TLS alert after the handshake is a time-out 10 s later: the attempt ends at once, with its cause.
+- a TLS alert after the handshake is a time-out 10 s later: the attempt ends at once, with its cause;
+- what wants to write is watched a turn of the loop later, by the number of its file, which may then be
+  another's: the socket itself is looked at.
 """
 
 from __future__ import annotations
@@ -167,6 +169,19 @@ class _Client(aiomqtt.Client):
             if not (isinstance(sock, ssl.SSLSocket) and sock.pending()):
                 return
         self._loop.call_soon(self._resume, sock)
+
+    def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
+        self._loop.call_soon_threadsafe(self._await_room, sock)  # in paho's thread at first
+
+    def _await_room(self, sock: Any) -> None:
+        if sock is self._paho._sock and sock.fileno() >= 0 and self._paho._registered_write:
+            self._loop.add_writer(sock.fileno(), self._write)
+
+    def _write(self) -> None:
+        try:
+            self._paho.loop_write()
+        except Exception as error:  # noqa: BLE001  # whatever the socket says, it is over
+            self._fail(error)
 
     def _on_message(self, client: Any, userdata: Any, message: Any) -> None:
         try:

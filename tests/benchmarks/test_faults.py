@@ -139,7 +139,7 @@ class TinyStage:
     token = ""
 
     def __init__(self, folder: Path) -> None:
-        from benchmarks.programs import free_port
+        from benchmarks.ports import free_port
 
         self.address = f"127.0.0.1:{free_port()}"
         self.links: list[Link] = []

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.ports import free_port
 from edge_client.config.schema import SECTIONS
 from tests.conftest import program
 from tools.compose_files import ALERTS, DEPLOY, plain_rules
@@ -256,12 +257,6 @@ def test_grafana_finds_prometheus_and_the_dashboards() -> None:
 def mosquitto_told() -> dict[str, str]:
     lines = (FOLDER / "mosquitto" / "mosquitto.conf").read_text(encoding="utf-8").splitlines()
     return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        found: int = server.getsockname()[1]
-        return found
 
 
 @pytest.mark.broker

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 
 import demo_models
+from benchmarks.ports import free_port
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -80,13 +81,6 @@ def start(*words: str, **environment: str) -> Process:
             text=True,
         )
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

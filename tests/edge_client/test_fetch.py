@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ports import refusing
 from common.errors import CapacityError, PeerError, UnavailableError, UserError
 from edge_client.fetch import MOST_FAILURES, Surroundings, fetch
 from edge_client.model_name import parse_name
@@ -346,10 +347,11 @@ def test_a_refusal_is_a_sentence(status: int, kind: type[Exception], words: str,
 
 
 def test_nobody_there_is_a_sentence(tmp_path: Path) -> None:
-    with serving(Files()) as address:
-        pass
-    with pytest.raises(UnavailableError, match=r"cannot be reached: .*Connection refused"):
-        World(ModelStore(tmp_path), Files(), address).fetch()
+    with (
+        refusing() as gone,
+        pytest.raises(UnavailableError, match=r"cannot be reached: .*Connection refused"),
+    ):
+        World(ModelStore(tmp_path), Files(), gone).fetch()
 
 
 def test_a_disk_that_is_too_small_is_told_before_a_byte_is_written(world: World) -> None:

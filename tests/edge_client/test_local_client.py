@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ports import refusing
 from common.errors import (
     CapacityError,
     Code,
@@ -168,8 +169,8 @@ def test_what_is_no_answer_is_told(tmp_path: Path) -> None:
         pytest.raises(UnavailableError, match="the answer broke off"),
     ):
         LocalClient(address).get("/")
-    with pytest.raises(UnavailableError, match="Connection refused"):
-        LocalClient(address).get("/")
+    with refusing() as gone, pytest.raises(UnavailableError, match="Connection refused"):
+        LocalClient(gone).get("/")
     with pytest.raises(UnavailableError, match="No such file"):
         LocalClient(f"unix:{tmp_path}/none").get("/")
     with pytest.raises(UserError, match="no address of a daemon"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.ports import refusing
 from forerun.cli import main
 from tests.edge_client.fleet.broker import RULES, broker
 
@@ -130,10 +131,8 @@ def test_without_a_broker_the_option_is_named(
 def test_a_verifier_that_does_not_answer_is_offered_as_offline(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.edge_client.fleet.broker import free_port
-
-    dead = f"127.0.0.1:{free_port()}"
-    assert main(["fleet", "announce", "--endpoint", dead, "--name", "v1", "--once"]) == 0
+    with refusing() as dead:
+        assert main(["fleet", "announce", "--endpoint", dead, "--name", "v1", "--once"]) == 0
     assert "is offline" in capsys.readouterr().out
     assert main(["fleet", "verifiers", "--json", "--wait", "0.3", "--public-key", world.public.hex()]) == 0
     (found,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.ports import refusing
 from link import (
     Address,
     Bandwidth,
@@ -291,18 +292,15 @@ def test_a_disabled_link_refuses_keeps_what_is_open_and_comes_back_at_its_addres
 def test_an_unreachable_server_closes_the_client_and_is_logged_in_words(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scene(port: int) -> None:
-        async with asyncio.timeout(60), Link.to(f"127.0.0.1:{port}") as link:
+    async def scene(gone: str) -> None:
+        async with asyncio.timeout(60), Link.to(gone) as link:
             async with connected(link) as (reader, _):
                 assert await ended(reader) == b""
             await until_idle(link)
 
-    with socket.socket() as reserved:  # bound and not listening: connections to it are refused
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-        with caplog.at_level(logging.ERROR):
-            asyncio.run(scene(port))
-    assert f"the server at 127.0.0.1:{port} cannot be reached" in caplog.text
+    with refusing() as gone, caplog.at_level(logging.ERROR):
+        asyncio.run(scene(gone))
+    assert f"the server at {gone} cannot be reached" in caplog.text
 
 
 def test_a_reader_that_stops_stops_its_sender() -> None:

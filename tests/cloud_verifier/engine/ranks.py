@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.ports import free_port
 from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
 from cloud_verifier.engine.parallel import Leader, LeadingEngine, Ranks, follow, join, leave
 from common.errors import ForerunError, LocalError
@@ -180,13 +180,6 @@ def run_rank(rank: int, scenario: str, port: int, seen: Path) -> NoReturn:
     finally:
         sys.stderr.flush()
         os._exit(code)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def start(scenario: str, folder: Path) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.ports import free_port
 from common.errors import UserError
 from tests.edge_client.api.served import TOKEN, Served, served
 from tests.edge_client.api.world import alone, events_of
@@ -56,9 +57,7 @@ async def test_nobody_is_let_in_before_what_must_be_there_is(tmp_path: Path) -> 
             early.connect(("127.0.0.1", port))
         calls.append("before")
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     calls = list[str]()
     async with Listening(app, f"127.0.0.1:{port}", before=before) as listening:
         assert calls == ["before"]

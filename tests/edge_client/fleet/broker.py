@@ -7,13 +7,13 @@ import contextlib
 import getpass
 import os
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.ports import free_port
 from tests.conftest import WHERE_PROGRAMS_ARE
 
 TENANT, DEVICE = "acme", "pi-1"
@@ -71,13 +71,6 @@ class Broker:
             self.process.kill()
             self.process.wait()
             self.process = None
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

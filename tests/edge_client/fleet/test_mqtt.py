@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.ports import refusing
 from common.errors import LocalError, UserError
 from edge_client.fleet.settings import BrokerSettings
 from edge_client.fleet.words import BrokerError, DeniedError
-from tests.edge_client.fleet.broker import Listener, broker, free_port
+from tests.edge_client.fleet.broker import Listener, broker
 from tests.edge_client.fleet.flood import packet, read, text
 
 pytestmark = pytest.mark.broker
@@ -127,8 +128,43 @@ async def test_a_broker_without_tls_and_one_with_it_are_told_apart(tmp_path: Pat
 
 
 async def test_nothing_there_and_no_such_host_have_words() -> None:
-    assert "nothing listens there" in await failure(settings(free_port()))
+    with refusing() as address:
+        assert "nothing listens there" in await failure(settings(int(address.rpartition(":")[2])))
     assert "there is no host" in await failure(BrokerSettings("host.invalid", 1, tls=False))
+
+
+async def test_a_socket_that_closed_before_it_was_watched_leaves_its_number_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The next file that is opened has that number."""
+    from edge_client.fleet.mqtt import Connection
+
+    client = Connection(settings(1), "pi-1", lambda *_: None, None)._client
+    here, there = socket.socketpair()
+    client._paho._sock, client._paho._registered_write = here, True
+    client._on_socket_register_write(None, None, here)
+    number = here.fileno()
+    here.close()
+    with there, socket.socket() as another:
+        assert another.fileno() == number
+        another.setblocking(False)
+        await asyncio.sleep(0.01)
+        assert not asyncio.get_running_loop().remove_writer(number)
+    assert not caplog.records
+
+
+async def test_a_socket_that_has_written_all_is_not_watched() -> None:
+    """It wanted to, and was done before its turn came: it would be called at every turn of the loop."""
+    from edge_client.fleet.mqtt import Connection
+
+    client = Connection(settings(1), "pi-1", lambda *_: None, None)._client
+    here, there = socket.socketpair()
+    with here, there:
+        client._paho._sock, client._paho._registered_write = here, True
+        client._on_socket_register_write(None, None, here)
+        client._paho.loop_write()
+        await asyncio.sleep(0.01)
+        assert not asyncio.get_running_loop().remove_writer(here.fileno())
 
 
 async def test_silence_is_an_end_too() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.ports import refusing
 from common.errors import UnavailableError, UserError
 from edge_client.local_client import LocalClient
 from forerun.chat.following import Following, Overlap
@@ -120,8 +121,8 @@ async def test_a_request_that_is_refused_is_not_repeated() -> None:
         stranger = LocalClient(daemon.address, "another-token-here")
         with pytest.raises(UserError, match="does not let this command in"):
             await read(Following(lambda: stranger, "/v1/completions", BODY))
-    with pytest.raises(UnavailableError, match="cannot be reached"):
-        await read(follow(daemon.address))
+    with refusing() as gone, pytest.raises(UnavailableError, match="cannot be reached"):
+        await read(follow(gone))
 
 
 async def test_an_answer_that_is_stopped_ends_at_the_daemon() -> None:
