@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -102,7 +103,7 @@ async def test_while_the_link_is_down_the_drafts_own_guess_is_shown() -> None:
                                 link.cut()
                         case Preview():
                             guess += shown.tokens
-                            if len(guess) == 40:
+                            if len(guess) >= 40:
                                 await link.enable()
                         case Withdraw():
                             del guess[len(guess) - len(shown.tokens) :]
@@ -268,10 +269,10 @@ async def test_a_full_verifier_says_so_and_takes_the_next_when_it_can() -> None:
 
 async def test_a_drained_verifier_tells_its_sessions() -> None:
     async with running(step_time=0.005) as system, VerifierChannel(system.address) as channel:
-        run = generation(channel, None, LONG, make_policy("off"))
+        run = generation(channel, None, replace(LONG, max_tokens=500), make_policy("off"))
         with pytest.raises((UnavailableError, CapacityError)):  # noqa: PT012 - the drain belongs in the loop
             async for _ in run:
-                if run.session.stats.committed == 3:
+                if not system.worker.scheduler.draining and run.session.stats.committed >= 3:
                     system.worker.drain(0.1)
         assert run.session.stats.resumes >= 1
 

@@ -6,7 +6,7 @@ import asyncio
 import io
 import os
 import pty
-import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -53,19 +53,29 @@ async def test_the_last_failure_of_a_pipe_is_its_exit_code(
     assert "prompt is empty" in capsys.readouterr().err
 
 
+BECOME = """
+import fcntl, os, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # who runs the tests in the background ignores it
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""A process that takes the terminal that it has for its own, and becomes another program. Not by `pty.fork`:
+gRPC's threads run in this process, and what a fork of it does before it becomes another may wait for ever."""
+
+
 class Terminal:
     """A chat that runs on a pseudo-terminal of its own, which is its controlling one."""
 
     def __init__(self, *options: str) -> None:
         environment = {**os.environ, "TERM": "xterm", "PYTHONUNBUFFERED": "1"}
         environment.pop("NO_COLOR", None)
-        words = [sys.executable, "-m", "forerun", "chat", *options]
-        self.pid, self._master = pty.fork()
-        if self.pid == 0:  # the child, which is only to become another program
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # who runs the tests in the background ignores it
-            os.execvpe(words[0], words, environment)
+        words = [sys.executable, "-c", BECOME, sys.executable, "-m", "forerun", "chat", *options]
+        self._master, end = pty.openpty()
+        self._process = subprocess.Popen(
+            words, stdin=end, stdout=end, stderr=end, env=environment, start_new_session=True
+        )
+        os.close(end)
         self.seen = ""
-        self.is_running = True
 
     def wait_for(self, text: str) -> None:
         """Until it has been shown, after what was waited for before."""
@@ -78,8 +88,8 @@ class Terminal:
 
     def kill(self) -> None:
         """If it still runs."""
-        if self.is_running:
-            os.kill(self.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
 
     def end(self) -> int:
         """Its exit code."""
@@ -89,9 +99,7 @@ class Terminal:
         except OSError:
             pass  # Linux: the other end is closed
         os.close(self._master)
-        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        self.is_running = False
-        return code
+        return self._process.wait()
 
 
 async def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends(state: Path) -> None:
