@@ -19,7 +19,7 @@ from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from edge_client.prior_file import read_priors
 from forerun import config_command, daemon_command, logs_command, process_command, service_command
-from forerun.edge_places import models_folder
+from forerun.edge_places import models_folder, try_draft
 from forerun.edge_tls import add_edge_tls, edge_tls
 from forerun.options import RULES_IN_WORDS, add_core, add_sampling, pin_to_core, read_prompt, sampling_from
 from forerun.paint import Painter, note
@@ -338,6 +338,7 @@ def _open_edge(options: argparse.Namespace) -> Edge:
         gpu_layers=options.gpu_layers,
         models=models_folder(options.draft),
     )
+    try_draft(settings, weights=options.drafting)
     model = LlamaRuntime(settings) if options.drafting else LlamaModel(settings, weights=False)
     preview = options.drafting and options.offline == "preview"
     return Edge(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_client.config import Loaded, load_config
 from edge_client.config.flags import flags_from
 from edge_client.model_name import is_remote
 from edge_client.paths import SYSTEM, EdgePaths, find_paths
+
+if TYPE_CHECKING:
+    from edge_client.llama.settings import LlamaSettings
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +48,16 @@ def places(options: argparse.Namespace) -> EdgePaths:
 def models_folder(name: str) -> str:
     """Where `forerun pull` puts models; empty for a model that is named by its file."""
     return str(find_paths(os.environ).models) if is_remote(name) else ""
+
+
+def try_draft(settings: LlamaSettings, *, weights: bool = True) -> None:
+    """Return when this process may load the draft model: a file that llama.cpp dies of ends a child.
+
+    Raises `UserError` that says why it may not.
+    """
+    from edge_client.llama.trial import Trials
+
+    Trials(find_paths(os.environ).tried).ensure(settings, weights=weights)
 
 
 def files_read(options: argparse.Namespace, paths: EdgePaths) -> list[Path]:

@@ -21,7 +21,7 @@ from common.messages import Commit, Open
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.core.drafter import Drafter, DraftRow, Expansion, Reroot
-from forerun.edge_places import models_folder
+from forerun.edge_places import models_folder, try_draft
 from forerun.options import add_sampling, sampling_from
 from forerun.paint import note
 from simulator.knowledge import NUM_CANDIDATES
@@ -107,6 +107,7 @@ def record(options: argparse.Namespace, prompts: Sequence[str], sampling: Sampli
         threads=options.threads,
         models=models_folder(options.draft),
     )
+    try_draft(settings)
     with LlamaRuntime(settings) as runtime:
         ids = _tokenized(runtime, prompts, options.context, sampling.max_tokens)
         dtype = "float32" if options.device == "cpu" else "auto"  # as `forerun verify`

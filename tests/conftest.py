@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -69,6 +70,11 @@ def has_driver() -> bool:
 # Triton decides when it is imported, so this must come before any test: numpy runs its kernels without a GPU.
 if not has_driver():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# What commands keep between runs, such as which draft files may be loaded, is not put among that of whoever
+# runs the tests.
+STATE = tempfile.TemporaryDirectory(prefix="forerun-state-")
+os.environ["XDG_STATE_HOME"] = STATE.name
 
 # The same examples in every run: a failure can be repeated, and a passing change stays passing.
 settings.register_profile("forerun", derandomize=True, deadline=None)
