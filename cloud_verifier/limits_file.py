@@ -20,7 +20,12 @@ KINDS: dict[str, tuple[type, ...]] = {
     "max_tokens": (int,),
     "positions_per_second": (int, float),
     "burst": (int,),
+    "sessions_per_second": (int, float),
+    "session_burst": (int,),
 }
+
+BURSTS = {"burst": "positions_per_second", "session_burst": "sessions_per_second"}
+"""Which rate each belongs to."""
 
 
 def live_limits(path: Path) -> LiveFiles[Quotas]:
@@ -49,9 +54,7 @@ def _of_tenant(default: dict[str, Any], own: Any, where: str) -> Quota:
     """What a tenant's table leaves out is the default's. A rate of its own does without the default's burst,
     which was meant for another one."""
     table = _table(own, where)
-    base = {
-        key: value for key, value in default.items() if key != "burst" or "positions_per_second" not in table
-    }
+    base = {key: value for key, value in default.items() if BURSTS.get(key) not in table}
     return _quota({**base, **table}, where)
 
 

@@ -1,16 +1,17 @@
-"""What each tenant may have, and meters that hold it to so many evaluated positions a second.
+"""What each tenant may have, and meters that hold it to so many evaluated positions and sessions a second.
 
 A position is a row of the target: of a prompt, of the text, or of a draft, whether or not it came to be
 text. Each tenant has a bucket of them (the token bucket of RFC 2697's lineage): it fills at the tenant's
 rate up to its burst, and a step takes from it as many as it evaluates, before it does. So over any stretch
 of time of w seconds a tenant has no more than rate * w + burst. Whose bucket is empty waits; it is not
-ended.
+ended. Sessions have a bucket of their own, from which each stream takes one as it begins; who finds it empty
+is refused.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 from common.errors import UserError
@@ -26,6 +27,14 @@ LEAST_WAIT = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
+class Rate:
+    """So many a second, and so many at once after a pause."""
+
+    per_second: float
+    burst: float
+
+
+@dataclass(frozen=True, slots=True)
 class Quota:
     """Of one tenant; None is no limit. Raises `UserError` for a number that makes no sense."""
 
@@ -34,6 +43,8 @@ class Quota:
     max_tokens: int | None = None  # of one text
     positions_per_second: float | None = None
     burst: int | None = None  # positions at once after a pause; by default those of a second
+    sessions_per_second: float | None = None  # that begin; one that is taken up again is one, too
+    session_burst: int | None = None  # sessions at once after a pause; by default those of a second
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -44,13 +55,25 @@ class Quota:
             raise UserError(f"max_share is {self.max_share}; it must be at most 1")
         if self.burst is not None and self.positions_per_second is None:
             raise UserError("burst needs positions_per_second beside it")
+        if self.session_burst is not None and self.sessions_per_second is None:
+            raise UserError("session_burst needs sessions_per_second beside it")
 
     @property
-    def capacity(self) -> float:
-        """Of the bucket: one position at least, or no step could ever be taken."""
-        if self.burst is not None:
-            return float(self.burst)
-        return max(1.0, self.positions_per_second or 0.0)
+    def positions(self) -> Rate | None:
+        """That are evaluated."""
+        return _rate(self.positions_per_second, self.burst)
+
+    @property
+    def sessions(self) -> Rate | None:
+        """That begin."""
+        return _rate(self.sessions_per_second, self.session_burst)
+
+
+def _rate(per_second: float | None, burst: int | None) -> Rate | None:
+    """With a burst of one at least: of less there would never be a whole one."""
+    if per_second is None:
+        return None
+    return Rate(per_second, max(1.0, per_second) if burst is None else float(burst))
 
 
 NO_QUOTA = Quota()
@@ -69,43 +92,44 @@ class Quotas:
 
 @dataclass(slots=True)
 class Bucket:
-    """Positions that a tenant may still have, as of `at` seconds."""
+    """What a tenant may still have, as of `at` seconds."""
 
-    rate: float
-    capacity: float
+    rate: Rate
     level: float
     at: float
 
     def fill(self, now: float) -> float:
         """The level now."""
-        self.level = min(self.capacity, self.level + max(0.0, now - self.at) * self.rate)
+        added = max(0.0, now - self.at) * self.rate.per_second
+        self.level = min(self.rate.burst, self.level + added)
         self.at = max(self.at, now)
         return self.level
 
 
 class Meters:
-    """The buckets of all tenants. Driven by the scheduler: `room` before a step is planned, `take` when it
-    is, `give_back` for one that will not be run, `change` when quotas are others."""
+    """The buckets of all tenants, of one kind of thing; `rate_of` gives a tenant's rate of it, or None.
 
-    def __init__(self, quotas: Quotas | None = None) -> None:
-        self.quotas = quotas or Quotas()
+    Driven by the scheduler: `room` before a step is planned, `take` when it is, `give_back` for one that will
+    not be run, `change` when rates are others.
+    """
+
+    def __init__(self, rate_of: Callable[[str], Rate | None]) -> None:
+        self._rate_of = rate_of
         self._buckets = OrderedDict[str, Bucket]()  # the least recently used first
 
-    def change(self, quotas: Quotas, now: float) -> None:
+    def change(self, rate_of: Callable[[str], Rate | None], now: float) -> None:
         """From now on these. What a tenant has left stays, as far as its new burst allows."""
-        for bucket in self._buckets.values():
+        self._rate_of = rate_of
+        for name, bucket in [*self._buckets.items()]:
             bucket.fill(now)
-        self.quotas = quotas
-        for name in [*self._buckets]:
-            quota, bucket = quotas.of(name), self._buckets[name]
-            if quota.positions_per_second is None:
+            rate = rate_of(name)
+            if rate is None:
                 del self._buckets[name]
             else:
-                bucket.rate, bucket.capacity = quota.positions_per_second, quota.capacity
-                bucket.level = min(bucket.level, bucket.capacity)
+                bucket.rate, bucket.level = rate, min(bucket.level, rate.burst)
 
     def room(self, tenant: str, now: float) -> int | None:
-        """How many positions it may have now; None: any number."""
+        """How many it may have now; None: any number."""
         bucket = self._bucket(tenant, now)
         return None if bucket is None else int(bucket.fill(now))
 
@@ -114,11 +138,11 @@ class Meters:
         bucket = self._bucket(tenant, now)
         if bucket is None:
             return 0.0
-        lacking = min(float(count), bucket.capacity) - bucket.fill(now)
-        return max(LEAST_WAIT, lacking / bucket.rate) if lacking > 0 else 0.0
+        lacking = min(float(count), bucket.rate.burst) - bucket.fill(now)
+        return max(LEAST_WAIT, lacking / bucket.rate.per_second) if lacking > 0 else 0.0
 
     def take(self, counts: Mapping[str, int]) -> None:
-        """A step will evaluate so many positions of each tenant: no more than `room` said."""
+        """Each tenant has so many: no more than `room` said."""
         for tenant, count in counts.items():
             if (bucket := self._buckets.get(tenant)) is not None:
                 bucket.level -= count
@@ -135,22 +159,22 @@ class Meters:
         """What was taken for a step that will not be run."""
         for tenant, count in counts.items():
             if (bucket := self._buckets.get(tenant)) is not None:
-                bucket.level = min(bucket.capacity, bucket.level + count)
+                bucket.level = min(bucket.rate.burst, bucket.level + count)
 
     def _bucket(self, tenant: str, now: float) -> Bucket | None:
         found = self._buckets.get(tenant)
         if found is not None:
             self._buckets.move_to_end(tenant)
             return found
-        quota = self.quotas.of(tenant)
-        if quota.positions_per_second is None:
+        rate = self._rate_of(tenant)
+        if rate is None:
             return None
         if len(self._buckets) >= MAX_BUCKETS:
             self._forget_full(now)
-        found = Bucket(quota.positions_per_second, quota.capacity, quota.capacity, now)
+        found = Bucket(rate, rate.burst, now)
         self._buckets[tenant] = found
         return found
 
     def _forget_full(self, now: float) -> None:
-        for name in [name for name, each in self._buckets.items() if each.fill(now) >= each.capacity]:
+        for name in [name for name, each in self._buckets.items() if each.fill(now) >= each.rate.burst]:
             del self._buckets[name]

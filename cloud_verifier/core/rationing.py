@@ -16,31 +16,44 @@ from common.errors import CapacityError, Code, UserError
 from common.messages import Open
 from common.tree import Node
 
-LIMITS = ("max_sessions", "max_share", "max_tokens", "positions_per_second")
+LIMITS = ("max_sessions", "max_share", "max_tokens", "positions_per_second", "sessions_per_second")
 
 
 class Rationing:
-    """`check` for each `Open`; then for each step `let_in`, `trim` and `charge`, in this order and at one
-    time. Where no tenant has a rate the last three cost nothing."""
+    """`begin` for each stream and `check` for its `Open`; then for each step `let_in`, `trim` and `charge`,
+    in this order and at one time. Where no tenant has a rate of positions the last three cost nothing."""
 
     def __init__(self) -> None:
-        self.meters = Meters()
+        self._quotas = Quotas()
+        self._streams = Meters(lambda tenant: None)  # that begin
+        self.meters = Meters(lambda tenant: None)  # positions
         self.refused = Counter[str]()  # sessions, by the limit
         self.num_held = 0  # times that a session was ready for a step and its tenant's bucket was empty
         self._has_rates = False
 
     def change(self, quotas: Quotas, now: float) -> None:
         """From now on these."""
-        self.meters.change(quotas, now)
+        self._quotas = quotas
+        self._streams.change(lambda tenant: quotas.of(tenant).sessions, now)
+        self.meters.change(lambda tenant: quotas.of(tenant).positions, now)
         every = (quotas.default, *quotas.tenants.values())
         self._has_rates = any(each.positions_per_second is not None for each in every)
 
     # At the door ------------------------------------------------------------------------------------------
 
+    def begin(self, tenant: str, now: float) -> None:
+        """A stream begins, of which nothing is read yet. Raises `CapacityError` if the tenant has begun as
+        many as its quota allows."""
+        if self._streams.room(tenant, now) == 0:
+            rate = f"{self._quotas.of(tenant).sessions_per_second:g} sessions a second"
+            wait = self._streams.wait(tenant, 1, now)
+            self._refuse("sessions_per_second", f"this tenant has begun the {rate} of its quota", wait)
+        self._streams.take({tenant: 1})
+
     def check(self, request: Open, promised: int, tenant: Tenant, num_slots: int, now: float) -> None:
         """Raise `CapacityError` if the tenant has as much as its quota allows, `UserError` for a text that it
         never allows. `promised`, slots that the session is to be promised, of `num_slots` in all."""
-        quota = self.meters.quotas.of(tenant.name)
+        quota = self._quotas.of(tenant.name)
         if quota is NO_QUOTA:
             return
         wanted = request.sampling.max_tokens

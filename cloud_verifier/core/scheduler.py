@@ -92,6 +92,11 @@ class VerifyScheduler:
         self._unopened[key] = now
         self._alarms.set(key, now + self.config.open_timeout)
 
+    def check_rate(self, now: float, caller: Caller = ANYBODY) -> None:
+        """A stream of `caller` begins one more session. Raise `CapacityError`, before anything of it is read,
+        if its tenant may not now."""
+        self.rationing.begin(caller.tenant, now)
+
     def on_open(self, key: int, request: Open, now: float, caller: Caller = ANYBODY) -> None:
         """A stream's `Open`. Answers `Opened`, or ends the stream with the reason."""
         if key in self.sessions:

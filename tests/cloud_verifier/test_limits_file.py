@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,13 @@ FILE = """
 max_sessions = 8
 positions_per_second = 100
 burst = 400
+sessions_per_second = 2
+session_burst = 9
 
 [tenant.acme]
 max_sessions = 32
 max_share = 0.5
+sessions_per_second = 5
 
 [tenant."two words"]
 positions_per_second = 1000.5
@@ -29,9 +33,11 @@ max_tokens = 64
 def test_a_tenants_own_numbers_stand_before_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text(FILE)
-    default = Quota(max_sessions=8, positions_per_second=100, burst=400)
-    acme = Quota(max_sessions=32, max_share=0.5, positions_per_second=100, burst=400)
-    two = Quota(max_sessions=8, max_tokens=64, positions_per_second=1000.5)
+    default = Quota(
+        max_sessions=8, positions_per_second=100, burst=400, sessions_per_second=2, session_burst=9
+    )
+    acme = replace(default, max_sessions=32, max_share=0.5, sessions_per_second=5, session_burst=None)
+    two = replace(default, max_tokens=64, positions_per_second=1000.5, burst=None)
     found = read_limits(path)
     assert found == Quotas(default, {"acme": acme, "two words": two})
     assert (found.of("acme"), found.of("anybody"), found.of("")) == (acme, default, default)

@@ -9,12 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.quotas import MAX_BUCKETS, Meters, Quota, Quotas
+from cloud_verifier.core.quotas import MAX_BUCKETS, Meters, Quota, Quotas, Rate
 from common.errors import UserError
 
 
 def meters(rate: float, burst: int | None = None) -> Meters:
-    return Meters(Quotas(Quota(positions_per_second=rate, burst=burst)))
+    return of(Quota(positions_per_second=rate, burst=burst))
+
+
+def of(default: Quota, **tenants: Quota) -> Meters:
+    quotas = Quotas(default, tenants)
+    return Meters(lambda tenant: quotas.of(tenant).positions)
 
 
 def test_a_bucket_begins_full_and_fills_at_its_rate() -> None:
@@ -26,7 +31,7 @@ def test_a_bucket_begins_full_and_fills_at_its_rate() -> None:
 
 
 def test_without_a_rate_there_is_no_bound() -> None:
-    found = Meters(Quotas(Quota(max_sessions=1), {"a": Quota(positions_per_second=1.0)}))
+    found = of(Quota(max_sessions=1), a=Quota(positions_per_second=1.0))
     assert (found.room("b", 0.0), found.wait("b", 10**9, 0.0)) == (None, 0.0)
     assert found.room("a", 0.0) == 1
 
@@ -54,12 +59,12 @@ def test_changed_quotas_take_nothing_back_and_give_nothing() -> None:
     found = meters(10.0, 100)
     assert found.room("a", 0.0) == 100
     found.take({"a": 95})
-    found.change(Quotas(Quota(positions_per_second=1.0, burst=50)), 2.0)
+    found.change(lambda tenant: Rate(1.0, 50), 2.0)
     assert found.room("a", 2.0) == 25, "2 s at the old rate"
     assert found.room("a", 4.0) == 27
-    found.change(Quotas(Quota(positions_per_second=1.0, burst=5)), 4.0)
+    found.change(lambda tenant: Rate(1.0, 5), 4.0)
     assert found.room("a", 4.0) == 5
-    found.change(Quotas(), 4.0)
+    found.change(lambda tenant: None, 4.0)
     assert found.room("a", 4.0) is None
 
 
@@ -111,6 +116,14 @@ def test_after_the_wait_the_room_is_there(rate: float, burst: int, count: int) -
     assert (found.room("a", wait * (1 + 1e-9) + 1e-9) or 0) >= min(count, burst)
 
 
+def test_a_burst_is_a_second_of_its_rate_and_one_at_least() -> None:
+    quota = Quota(positions_per_second=0.5, sessions_per_second=4.0)
+    assert (quota.positions, quota.sessions) == (Rate(0.5, 1.0), Rate(4.0, 4.0))
+    quota = Quota(positions_per_second=0.5, burst=7, sessions_per_second=4.0, session_burst=1)
+    assert (quota.positions, quota.sessions) == (Rate(0.5, 7.0), Rate(4.0, 1.0))
+    assert (Quota().positions, Quota().sessions) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -119,6 +132,8 @@ def test_after_the_wait_the_room_is_there(rate: float, burst: int, count: int) -
         ({"positions_per_second": math.inf}, "must be above 0"),
         ({"max_share": 1.5}, "at most 1"),
         ({"burst": 5}, "needs positions_per_second"),
+        ({"session_burst": 5}, "needs sessions_per_second"),
+        ({"sessions_per_second": 0.0}, "must be above 0"),
     ],
 )
 def test_a_quota_that_makes_no_sense_is_refused(wrong: dict[str, float], words: str) -> None:

@@ -77,6 +77,22 @@ def test_who_has_had_its_rate_is_told_when_to_come_again() -> None:
     assert opens(found, 3, "b", None, 0.25) == []
 
 
+def test_who_begins_too_many_sessions_is_refused_before_anything_is_read() -> None:
+    found = bench(only("a", sessions_per_second=2.0, session_burst=3))
+    for _ in range(3):
+        found.scheduler.check_rate(0.0, Caller("a"))
+    with pytest.raises(CapacityError, match="begun the 2 sessions a second of its quota") as refused:
+        found.scheduler.check_rate(0.1, Caller("a"))
+    assert refused.value.retry_after == pytest.approx(0.4)
+    assert found.scheduler.rationing.refused == {"sessions_per_second": 1}
+    found.scheduler.check_rate(0.1, Caller("b"))
+    found.scheduler.check_rate(0.6, Caller("a"))
+    with pytest.raises(CapacityError):
+        found.scheduler.check_rate(0.6, Caller("a"))
+    found.scheduler.on_quotas(Quotas(), 0.6)
+    found.scheduler.check_rate(0.6, Caller("a"))
+
+
 # In a step --------------------------------------------------------------------------------------------
 
 
@@ -249,8 +265,10 @@ def test_in_any_world_a_tenant_has_its_rate_and_its_burst_at_most_and_its_texts_
     world.play()
     assert world.finished == set(range(1, len(tenants) + 1))
     for tenant, quota in quotas.items():
+        positions = quota.positions
+        assert positions is not None
         had = [(at, number) for at, whose, number in world.taken if whose == tenant]
         for first, last in combinations_with_replacement(range(len(had)), 2):
             stretch = had[last][0] - had[first][0]
-            most = (quota.positions_per_second or 0.0) * stretch + quota.capacity
+            most = positions.per_second * stretch + positions.burst
             assert sum(number for _, number in had[first : last + 1]) <= most + 1e-6
