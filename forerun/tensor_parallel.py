@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import contextlib
 import signal
+import socket
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from cloud_verifier.worker import Worker
     from common.rpc.describe import TokenTable
 
-    Serve = Callable[[TargetEngine, TokenTable, "LossWatch"], None]
+    Serve = Callable[[TargetEngine, TokenTable, "GroupWatch"], None]
     """Serve an engine with this token table until the service is stopped or the watch ends."""
 
 
@@ -49,8 +51,9 @@ def check_tensor_parallel(options: argparse.Namespace) -> None:
         )
 
 
-class LossWatch:
-    """Ends a service whose leader has lost the other ranks. A `forerun.verify.Watch`."""
+class GroupWatch:
+    """Ends a service whose leader has lost the other ranks, or one of them was told to go. A
+    `forerun.verify.Watch`."""
 
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
@@ -60,16 +63,16 @@ class LossWatch:
         return scheduler
 
     async def run(self, worker: Worker) -> None:
-        """Until the group is lost."""
-        lost = asyncio.Event()
+        """Until the group is to end."""
+        over = asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def notice() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended before
-                loop.call_soon_threadsafe(lost.set)
+                loop.call_soon_threadsafe(over.set)
 
-        self._leader.when_lost(notice)
-        await lost.wait()
+        self._leader.when_over(notice)
+        await over.wait()
 
 
 def run_parallel(options: argparse.Namespace, serve: Serve) -> int:
@@ -81,7 +84,7 @@ def run_parallel(options: argparse.Namespace, serve: Serve) -> int:
 
     ranks = join(options.device, options.patience)
     if not ranks.leads:
-        _outlive_signals()
+        pass_signals_on(ranks)
     _load_and_run(options, ranks, serve)
     leave()
     return 0
@@ -111,13 +114,25 @@ def _load_and_run(options: argparse.Namespace, ranks: Ranks, serve: Serve) -> No
     leader = Leader(ranks)
     backend.tell = leader.tell
     led = LeadingEngine(engine, leader)
-    serve(FlooredEngine(led, options.step_floor) if options.step_floor else led, table, LossWatch(leader))
+    serve(FlooredEngine(led, options.step_floor) if options.step_floor else led, table, GroupWatch(leader))
     leader.end()
     if leader.lost is not None:
         raise leader.lost
 
 
-def _outlive_signals() -> None:
-    """A supervisor signals every process, and rank 0 needs the others until its sessions have gone."""
+def pass_signals_on(ranks: Ranks) -> None:
+    """Who is told to end goes on, since rank 0 needs it until its sessions have gone, and tells rank 0.
+
+    By a thread: the main one is inside a collective, where Python hears no signal.
+    """
+    heard, signalled = socket.socketpair()
+    signalled.setblocking(False)
+    signal.set_wakeup_fd(signalled.detach(), warn_on_full_buffer=False)
     for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, signal.SIG_IGN)
+        signal.signal(name, lambda *_: None)
+
+    def pass_on() -> None:
+        heard.recv(1)
+        ranks.ask_to_leave()
+
+    threading.Thread(target=pass_on, name="signals", daemon=True).start()

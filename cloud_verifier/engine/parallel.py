@@ -9,10 +9,15 @@ A rank that fails leaves the others inside a collective, and there is no way bac
 ends the group: the failed process with its reason, the others as soon as they notice (a closed connection at
 once, silence after `patience` seconds), each with a sentence and a non-zero code, for a supervisor to start
 them anew. Sessions resume on any verifier, on that one too.
+
+A rank that its supervisor tells to go asks rank 0 to end the group, by the store that they met at: the
+sessions go elsewhere first, while all ranks still compute.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -25,6 +30,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from cloud_verifier.core.target import IntArray, StepItem, StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.engine.attention import AttentionBackend, StepAttention
@@ -47,11 +53,19 @@ from common.sampling import SamplingParams
 if TYPE_CHECKING:
     from cloud_verifier.engine.engine import TorchEngine
 
+logger = logging.getLogger(__name__)
+
 LOAD_PATIENCE = timedelta(minutes=30)
 """For what comes before serving: ranks read their weights at different speeds."""
 
 BEATS_PER_PATIENCE = 3
-"""While there is nothing to do, rank 0 says so this often within the others' patience."""
+"""While there is nothing to do, rank 0 says so at least this often within the others' patience."""
+
+LOOK_TIME = 1.0
+"""Seconds between rank 0's looks at whether another one was told to go."""
+
+LEAVING = "forerun/leaving"
+"""The store's key for the rank that was told to go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +76,24 @@ class Ranks:
     size: int
     patience: float  # seconds without a word after which the group is given up
     control: dist.ProcessGroup | None = None  # gloo, whatever the model's collectives run on
+    store: Any = None  # where they met: a `torch.distributed.Store`, for which there are no types
 
     @property
     def leads(self) -> bool:
         return self.rank == 0
+
+    def ask_to_leave(self) -> None:
+        """Have rank 0 end the group. From any thread; if rank 0 is gone, nothing comes of it."""
+        if self.store is not None:
+            with contextlib.suppress(RuntimeError):
+                self.store.set(LEAVING, str(self.rank))
+
+    def who_leaves(self) -> str:
+        """The rank that asked for it last; empty while none has."""
+        with contextlib.suppress(RuntimeError):
+            if self.store is not None and self.store.check([LEAVING]):
+                return str(self.store.get(LEAVING), "ascii")
+        return ""
 
 
 def join(device: str, patience: float) -> Ranks:
@@ -88,9 +116,11 @@ def join(device: str, patience: float) -> Ranks:
         )
     if kind != "cpu":
         torch.accelerator.set_device_index(dist.get_node_local_rank())
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=LOAD_PATIENCE)
+    backend = "nccl" if kind == "cuda" else "gloo"
+    store, rank, size = next(iter(rendezvous("env://", timeout=LOAD_PATIENCE)))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LOAD_PATIENCE)
     control = dist.new_group(backend="gloo", timeout=LOAD_PATIENCE)
-    return Ranks(dist.get_rank(), dist.get_world_size(), patience, control)
+    return Ranks(rank, size, patience, control, store)
 
 
 def leave() -> None:
@@ -120,8 +150,9 @@ class Leader:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._on_lost: Callable[[], object] | None = None
+        self._on_over: Callable[[], object] | None = None
         self.lost: UnavailableError | None = None  # why the group can no longer compute
+        self.leaving = ""  # the rank that was told to go
         self.in_step = False  # the others were told of a step that is not done yet
         self.lock = threading.Lock()
         self._over = threading.Event()
@@ -131,11 +162,12 @@ class Leader:
         self._pulse = threading.Thread(target=self._beat, name="pulse", daemon=True)
         self._pulse.start()
 
-    def when_lost(self, call: Callable[[], object]) -> None:
-        """Have `call` called once the group is lost, from whichever thread notices; now, if it is already."""
+    def when_over(self, call: Callable[[], object]) -> None:
+        """Have `call` called when the group is lost, and when another rank was told to go, from whichever
+        thread notices; now, if it is so already."""
         with self.lock:
-            self._on_lost = call
-            if self.lost is not None:
+            self._on_over = call
+            if self.lost is not None or self.leaving:
                 call()
 
     def tell(self, items: Sequence[StepItem]) -> None:
@@ -149,8 +181,8 @@ class Leader:
         """The group is of no use any more. Returns what to raise."""
         if self.lost is None:
             self.lost = UnavailableError(f"the group of {self._ranks.size} ranks is lost: {_cause(error)}")
-            if self._on_lost is not None:
-                self._on_lost()
+            if self._on_over is not None:
+                self._on_over()
         return self.lost
 
     def end(self) -> None:
@@ -163,11 +195,22 @@ class Leader:
 
     def _beat(self) -> None:
         """Until `end`. A broken connection is noticed here when no step notices it."""
-        while not self._over.wait(self._ranks.patience / BEATS_PER_PATIENCE):
+        while not self._over.wait(min(LOOK_TIME, self._ranks.patience / BEATS_PER_PATIENCE)):
+            self._look()
             with self.lock:
                 if not self._spoken:
                     self._say(Kind.BEAT)
                 self._spoken = False
+
+    def _look(self) -> None:
+        """Whether another rank was told to go."""
+        if self.leaving or not (leaving := self._ranks.who_leaves()):
+            return
+        logger.info("> rank %s was told to end, and the group of %d ends with it", leaving, self._ranks.size)
+        with self.lock:
+            self.leaving = leaving
+            if self._on_over is not None:
+                self._on_over()
 
     def _say(self, word: Kind) -> None:
         """A frame that is no step."""

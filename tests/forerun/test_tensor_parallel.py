@@ -20,7 +20,7 @@ from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import TargetInfo
 from common.sampling import SamplingParams
 from forerun.cli import main
-from forerun.tensor_parallel import LossWatch
+from forerun.tensor_parallel import GroupWatch
 from tests.worlds.models import FINGERPRINT, VOCAB, TinyTarget
 
 if TYPE_CHECKING:
@@ -48,6 +48,11 @@ async def two_processes() -> AsyncIterator[tuple[Process, dict[str, Any]]]:
             await process.wait()
 
 
+def children(pid: int) -> set[int]:
+    """Ids of the processes that `pid` has started."""
+    return {int(found) for found in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()}
+
+
 async def alone(engine: TorchEngine, table: Any, prompt: list[int]) -> list[list[int]]:
     from tests.drivers.served import written
 
@@ -71,6 +76,17 @@ async def test_two_processes_write_what_one_writes_and_end_together() -> None:
         assert texts == await alone(engine, table, prompt)
         assert [len(text) for text in texts] == [40, 40]
         os.kill(said["pid"], signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
+@pytest.mark.torch
+@pytest.mark.parallel
+@pytest.mark.grpc
+async def test_another_rank_that_is_told_to_end_ends_all_in_order() -> None:
+    """Its node is drained, say: sessions are told to leave first, and all end with 0."""
+    async with two_processes() as (process, said):
+        (other,) = children(process.pid) - {said["pid"]}
+        os.kill(other, signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
@@ -102,7 +118,7 @@ def test_a_group_that_is_lost_after_its_service_has_ended_is_no_second_error() -
     async def serve() -> None:
         engine = TinyTarget(INFO)
         watching = asyncio.ensure_future(
-            LossWatch(leader).run(Worker(engine, VerifyScheduler(engine.info, SchedulerConfig())))
+            GroupWatch(leader).run(Worker(engine, VerifyScheduler(engine.info, SchedulerConfig())))
         )
         await asyncio.sleep(0)
         watching.cancel()

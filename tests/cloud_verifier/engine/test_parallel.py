@@ -37,6 +37,15 @@ def test_the_other_ranks_compute_each_step_and_leave_at_the_end(outcomes: dict[s
     assert steps["steps"] == [[7, [1, 2, 3], [-1, 0, 1]], [7, [40], [-1]]]  # not the one that was refused
 
 
+def test_a_rank_that_is_told_to_go_tells_rank_0_and_computes_until_it_is_let_go(
+    outcomes: dict[str, Any],
+) -> None:
+    told = outcomes["follower_is_told_to_go"]
+    assert told["codes"] == [0, 0]
+    assert told["words"] == ["", ""]
+    assert told["steps"] == [[7, [1], [-1]], [7, [2], [-1]]]
+
+
 KILLED = 9
 BY_SIGNAL = -9
 
