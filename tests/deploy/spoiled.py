@@ -152,7 +152,10 @@ SPOILED: dict[str, tuple[str, list[Edit]]] = {
         "multi-gpu",
         [(D, f"{C}.resources.limits.nvidia~com/gpu", "4")],
     ),
-    "verifiers_stop_after_endpoints_know": ("gpu", [(D, f"{C}.lifecycle", GONE)]),
+    "verifiers_stop_after_endpoints_know": (
+        "leaderworkerset",
+        [(L, "spec.leaderWorkerTemplate.workerTemplate.spec.containers.0.lifecycle", GONE)],
+    ),
     "verifiers_spread": ("gpu", [(D, f"{POD}.topologySpreadConstraints", GONE)]),
     "templates_have_the_common_labels": (
         "gpu",
