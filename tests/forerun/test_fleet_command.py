@@ -185,7 +185,7 @@ async def test_the_doctor_tells_what_a_broker_lets_a_device_do(world: World, tmp
         findings = await check_broker(replace(world.settings, broker=address))
         assert [one.ok for one in findings] == [True, None, True, True, True, True, True]
     with broker(tmp_path / "deaf", rules="topic write forerun/v1/acme/pi-1/probe\n") as deaf:
-        address = replace(world.address, port=deaf.port, timeout=0.5)
+        address = replace(world.address, port=deaf.port, timeout=2.0)
         findings = await check_broker(replace(world.settings, broker=address))
         assert "the broker takes it and delivers nothing" in findings[2].words
     findings = await check_broker(replace(world.settings, broker=address))

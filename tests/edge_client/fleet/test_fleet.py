@@ -267,7 +267,7 @@ async def test_a_broker_in_a_black_hole_holds_nothing_up(world: World) -> None:
                 ticks += 1
                 await asyncio.sleep(0.001)
             assert ticks > 10  # the event loop lived all the while
-            assert "did not answer" in fleet.status().error
+            assert "answer" in fleet.status().error  # it "did not answer", or gives a new attempt "no answer"
             link.remove_toxic("timeout_upstream")
             link.remove_toxic("timeout_downstream")
             await until(lambda: fleet.status().connected and not fleet.status().events_waiting)
