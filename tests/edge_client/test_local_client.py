@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import socket
 import ssl
 from pathlib import Path
@@ -109,19 +110,19 @@ def test_chunked_streams_are_read_and_a_broken_one_is_told() -> None:
 
 
 def test_closing_the_iterator_hangs_up() -> None:
-    hung_up: list[bytes] = []
+    hung_up = queue.SimpleQueue[bytes]()
 
     def answer(request: Handler) -> None:
         request.begin(200, Content_Type="text/event-stream")
         request.wfile.write(b"data: 1\n\n")
         request.wfile.flush()
-        hung_up.append(request.rfile.read(1))  # until the other side closes
+        hung_up.put(request.rfile.read(1))  # until the other side closes
 
     with serving(answer) as address:
         events = LocalClient(address).events("/")
         assert next(events).data == "1"
         events.close()  # type: ignore[attr-defined]  # it is a generator
-    assert hung_up == [b""]
+        assert hung_up.get(timeout=30) == b""
 
 
 @pytest.mark.parametrize(
