@@ -21,8 +21,11 @@ _next = itertools.count()
 
 
 def free_port() -> int:
-    """One of loopback that nobody listens on, to be used by one process after the other. Never given twice
-    by this process; others begin elsewhere."""
+    """One of loopback that nobody listens on, to be used by one process after the other.
+
+    Never given twice by this process. Others begin at other ports by their ids; after some tens of ports one
+    may come to those of another, of which it notices only those that are listened on at that moment.
+    """
     for _ in range(COUNT):
         port = LOWEST + (os.getpid() * 97 + next(_next)) % COUNT
         with socket.socket() as probe:

@@ -204,7 +204,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         """Hand the worker what comes. Its end is a disconnect: a goodbye would have been `Close`."""
         opened = False
         try:
-            self._worker.check_rate(key)
+            self._worker.charge_stream(key)
             async for frame in requests:
                 self._worker.monitor.note_received(key, member(frame), frame.ByteSize())
                 for request in line.received(frame):

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class Worker:
     """Joins one engine and one scheduler. All methods belong to the event loop's thread.
 
-    A stream calls `connect` for a key and what is to be sent, `check_rate` once, then `receive` for each
+    A stream calls `connect` for a key and what is to be sent, `charge_stream` once, then `receive` for each
     message (before it `check`, for its `Open`), and `disconnect` when it is gone for whatever reason.
     `max_tenants` is `Monitor`'s.
     """
@@ -76,10 +76,9 @@ class Worker:
         self._wake.set()
         return key, outbox
 
-    def check_rate(self, key: int) -> None:
-        """Raise `CapacityError` if the stream's tenant may not begin a session now. Nothing of it is read
-        yet."""
-        self.scheduler.check_rate(self._clock(), self._callers[key])
+    def charge_stream(self, key: int) -> None:
+        """It is somebody's, and nothing of it is read yet. Raises what it is to be refused with."""
+        self.scheduler.charge_stream(self._clock(), self._callers[key])
 
     async def check(self, key: int, request: Open) -> None:
         """Raise `UserError` or `PeerError` for a session whose grammar cannot be followed; before `receive`.

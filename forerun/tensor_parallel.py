@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from common.errors import UserError
+from common.errors import UnavailableError, UserError
 
 if TYPE_CHECKING:
     from cloud_verifier.core.scheduler import VerifyScheduler
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     Serve = Callable[[TargetEngine, TokenTable, "GroupWatch"], None]
     """Serve an engine with this token table until the service is stopped or the watch ends."""
+
+
+logger = logging.getLogger(__name__)
 
 
 def add_tensor_parallel(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +61,7 @@ class GroupWatch:
 
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
+        self.ended_for = ""  # the rank that was told to go, if that is what ended the service
 
     def watched(self, scheduler: VerifyScheduler) -> VerifyScheduler:
         """The scheduler itself."""
@@ -73,24 +78,33 @@ class GroupWatch:
 
         self._leader.when_over(notice)
         await over.wait()
+        if self._leader.leaving and not worker.scheduler.draining:  # else it was told itself
+            self.ended_for = self._leader.leaving
+            logger.info("> rank %s was told to end, and the whole group does", self.ended_for)
 
 
 def run_parallel(options: argparse.Namespace, serve: Serve) -> int:
     """This process's part: rank 0 loads and serves, the others load and follow.
 
-    Raises `UnavailableError` if the group falls apart.
+    Raises `UnavailableError` if the group falls apart, or ends in order for another rank's supervisor: then
+    that of rank 0 is to start it anew.
     """
     from cloud_verifier.engine.parallel import join, leave
 
     ranks = join(options.device, options.patience)
     if not ranks.leads:
         pass_signals_on(ranks)
-    _load_and_run(options, ranks, serve)
+    ended_for = _load_and_run(options, ranks, serve)
     leave()
+    if ended_for:
+        raise UnavailableError(
+            f"rank {ended_for} was told to end, and this group of {ranks.size} has with it"
+        )
     return 0
 
 
-def _load_and_run(options: argparse.Namespace, ranks: Ranks, serve: Serve) -> None:
+def _load_and_run(options: argparse.Namespace, ranks: Ranks, serve: Serve) -> str:
+    """Until it is over. Which other rank's supervisor ended it, if one did."""
     import torch
 
     from cloud_verifier.engine.acceleration import backend_of
@@ -110,14 +124,16 @@ def _load_and_run(options: argparse.Namespace, ranks: Ranks, serve: Serve) -> No
     take_memory(engine)
     if not ranks.leads:
         follow(engine.logits, ranks)
-        return
+        return ""
     leader = Leader(ranks)
     backend.tell = leader.tell
     led = LeadingEngine(engine, leader)
-    serve(FlooredEngine(led, options.step_floor) if options.step_floor else led, table, GroupWatch(leader))
+    watch = GroupWatch(leader)
+    serve(FlooredEngine(led, options.step_floor) if options.step_floor else led, table, watch)
     leader.end()
     if leader.lost is not None:
         raise leader.lost
+    return watch.ended_for
 
 
 def pass_signals_on(ranks: Ranks) -> None:

@@ -77,10 +77,15 @@ def check_room(
         )
 
 
-def check_open(request: Open, info: TargetInfo, draining: bool) -> None:
-    """Raise the `ForerunError` that says why `request` cannot be served by the target of `info`."""
+def check_draining(draining: bool) -> None:
+    """Raise `UnavailableError` if nobody is admitted any more."""
     if draining:
         raise UnavailableError("this verifier is draining; reconnect to another one")
+
+
+def check_open(request: Open, info: TargetInfo, draining: bool) -> None:
+    """Raise the `ForerunError` that says why `request` cannot be served by the target of `info`."""
+    check_draining(draining)
     if request.model and request.model != info.name:
         message = f"model {request.model!r} is not served here; this is {info.name!r}"
         raise UserError(message, Code.NOT_FOUND)

@@ -4,12 +4,13 @@ A position is a row of the target: of a prompt, of the text, or of a draft, whet
 text. Each tenant has a bucket of them (the token bucket of RFC 2697's lineage): it fills at the tenant's
 rate up to its burst, and a step takes from it as many as it evaluates, before it does. So over any stretch
 of time of w seconds a tenant has no more than rate * w + burst. Whose bucket is empty waits; it is not
-ended. Sessions have a bucket of their own, from which each stream takes one as it begins; who finds it empty
-is refused.
+ended. Sessions have a bucket of their own, from which each stream takes one as it begins, whatever becomes of
+it; who finds it empty is refused, and told when its turn is.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -17,10 +18,13 @@ from dataclasses import dataclass, field, fields
 from common.errors import UserError
 
 MAX_BUCKETS = 4096
-"""Above it full buckets are forgotten: one that is made anew is full, too."""
+"""Above it full buckets are forgotten, now and then: one that is made anew is full, too."""
 
 MOST = 2**53
 """Of any number in a quota: up to there floats tell integers apart, and nobody counts so far."""
+
+MOST_AHEAD = 30.0
+"""Seconds: the farthest turn that is told of a queue that nobody may be standing in any more."""
 
 LEAST_WAIT = 1e-3
 """Seconds until an empty bucket is looked at again: less than a step takes, and more than a clock's grain."""
@@ -43,7 +47,7 @@ class Quota:
     max_tokens: int | None = None  # of one text
     positions_per_second: float | None = None
     burst: int | None = None  # positions at once after a pause; by default those of a second
-    sessions_per_second: float | None = None  # that begin; one that is taken up again is one, too
+    sessions_per_second: float | None = None  # that are asked for: taken up again, or refused, too
     session_burst: int | None = None  # sessions at once after a pause; by default those of a second
 
     def __post_init__(self) -> None:
@@ -65,7 +69,7 @@ class Quota:
 
     @property
     def sessions(self) -> Rate | None:
-        """That begin."""
+        """That are asked for."""
         return _rate(self.sessions_per_second, self.session_burst)
 
 
@@ -97,6 +101,7 @@ class Bucket:
     rate: Rate
     level: float
     at: float
+    last_turn_at: float = -math.inf  # that somebody was told who found it empty
 
     def fill(self, now: float) -> float:
         """The level now."""
@@ -109,13 +114,15 @@ class Bucket:
 class Meters:
     """The buckets of all tenants, of one kind of thing; `rate_of` gives a tenant's rate of it, or None.
 
-    Driven by the scheduler: `room` before a step is planned, `take` when it is, `give_back` for one that will
-    not be run, `change` when rates are others.
+    Of positions: `room` before a step is planned, `take` when it is, `give_back` for one that will not be
+    run. Of sessions: `room` and `take` as a stream begins, `turn` for who is refused. `change` when rates are
+    others.
     """
 
     def __init__(self, rate_of: Callable[[str], Rate | None]) -> None:
         self._rate_of = rate_of
         self._buckets = OrderedDict[str, Bucket]()  # the least recently used first
+        self._look_at = MAX_BUCKETS  # so many buckets
 
     def change(self, rate_of: Callable[[str], Rate | None], now: float) -> None:
         """From now on these. What a tenant has left stays, as far as its new burst allows."""
@@ -140,6 +147,17 @@ class Meters:
             return 0.0
         lacking = min(float(count), bucket.rate.burst) - bucket.fill(now)
         return max(LEAST_WAIT, lacking / bucket.rate.per_second) if lacking > 0 else 0.0
+
+    def turn(self, tenant: str, now: float) -> float:
+        """Seconds until one may be had by who is told so now: each is told a moment of its own, as far as
+        `MOST_AHEAD` goes, so that those who were refused together do not come again together."""
+        bucket = self._bucket(tenant, now)
+        if bucket is None:
+            return 0.0
+        first = now + self.wait(tenant, 1, now)
+        after_the_last = bucket.last_turn_at + 1.0 / bucket.rate.per_second
+        bucket.last_turn_at = max(first, min(after_the_last, now + MOST_AHEAD))
+        return bucket.last_turn_at - now
 
     def take(self, counts: Mapping[str, int]) -> None:
         """Each tenant has so many: no more than `room` said."""
@@ -169,8 +187,9 @@ class Meters:
         rate = self._rate_of(tenant)
         if rate is None:
             return None
-        if len(self._buckets) >= MAX_BUCKETS:
+        if len(self._buckets) >= self._look_at:
             self._forget_full(now)
+            self._look_at = max(MAX_BUCKETS, 2 * len(self._buckets))  # a look at all is dear
         found = Bucket(rate, rate.burst, now)
         self._buckets[tenant] = found
         return found

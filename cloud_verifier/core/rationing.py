@@ -20,12 +20,13 @@ LIMITS = ("max_sessions", "max_share", "max_tokens", "positions_per_second", "se
 
 
 class Rationing:
-    """`begin` for each stream and `check` for its `Open`; then for each step `let_in`, `trim` and `charge`,
-    in this order and at one time. Where no tenant has a rate of positions the last three cost nothing."""
+    """`charge_stream` for each stream and `check` for its `Open`; then for each step `let_in`, `trim` and
+    `charge`, in this order and at one time. Where no tenant has a rate of positions these three cost nothing.
+    """
 
     def __init__(self) -> None:
         self._quotas = Quotas()
-        self._streams = Meters(lambda tenant: None)  # that begin
+        self._streams = Meters(lambda tenant: None)  # sessions that are asked for
         self.meters = Meters(lambda tenant: None)  # positions
         self.refused = Counter[str]()  # sessions, by the limit
         self.num_held = 0  # times that a session was ready for a step and its tenant's bucket was empty
@@ -41,13 +42,13 @@ class Rationing:
 
     # At the door ------------------------------------------------------------------------------------------
 
-    def begin(self, tenant: str, now: float) -> None:
-        """A stream begins, of which nothing is read yet. Raises `CapacityError` if the tenant has begun as
-        many as its quota allows."""
+    def charge_stream(self, tenant: str, now: float) -> None:
+        """A stream begins, of which nothing is read yet. Raises `CapacityError` if the tenant has asked for
+        as many sessions as its quota allows."""
         if self._streams.room(tenant, now) == 0:
             rate = f"{self._quotas.of(tenant).sessions_per_second:g} sessions a second"
-            wait = self._streams.wait(tenant, 1, now)
-            self._refuse("sessions_per_second", f"this tenant has begun the {rate} of its quota", wait)
+            words = f"this tenant has asked for the {rate} of its quota"
+            self._refuse("sessions_per_second", words, self._streams.turn(tenant, now))
         self._streams.take({tenant: 1})
 
     def check(self, request: Open, promised: int, tenant: Tenant, num_slots: int, now: float) -> None:

@@ -13,6 +13,7 @@ from cloud_verifier.core.admission import (
     Caller,
     check_acceptance,
     check_deadline,
+    check_draining,
     check_need,
     check_open,
     check_room,
@@ -48,7 +49,8 @@ RETRY_AFTER = 1.0  # seconds, until it is known how often a session ends here
 class VerifyScheduler:
     """Drives all sessions of one engine.
 
-    The driver calls `on_connect` when a stream begins, `on_open`, `on_propose`, `on_close` as messages come;
+    The driver calls `on_connect` when a stream begins, `charge_stream` when it knows whose it is, `on_open`,
+    `on_propose`, `on_close` as messages come;
     whenever the engine is free `next_step` for a plan and, when it has run, `on_step_done` (or
     `on_step_failed`); while it runs, if it likes, `look_ahead`; `on_timer` when `next_timer_at` has come;
     `on_stalled` when what a session is sent begins, or ceases, to pile up; `drain` when the process should
@@ -92,10 +94,11 @@ class VerifyScheduler:
         self._unopened[key] = now
         self._alarms.set(key, now + self.config.open_timeout)
 
-    def check_rate(self, now: float, caller: Caller = ANYBODY) -> None:
-        """A stream of `caller` begins one more session. Raise `CapacityError`, before anything of it is read,
-        if its tenant may not now."""
-        self.rationing.begin(caller.tenant, now)
+    def charge_stream(self, now: float, caller: Caller = ANYBODY) -> None:
+        """A stream of `caller` begins, of which nothing is read yet. Raises what it is to be refused with:
+        `UnavailableError` while this verifier drains, `CapacityError` if its tenant asks too often."""
+        check_draining(self.draining)
+        self.rationing.charge_stream(caller.tenant, now)
 
     def on_open(self, key: int, request: Open, now: float, caller: Caller = ANYBODY) -> None:
         """A stream's `Open`. Answers `Opened`, or ends the stream with the reason."""

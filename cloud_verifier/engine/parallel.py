@@ -59,7 +59,7 @@ LOAD_PATIENCE = timedelta(minutes=30)
 """For what comes before serving: ranks read their weights at different speeds."""
 
 BEATS_PER_PATIENCE = 3
-"""While there is nothing to do, rank 0 says so at least this often within the others' patience."""
+"""While there is nothing to do, rank 0 says so this often within the others' patience."""
 
 LOOK_TIME = 1.0
 """Seconds between rank 0's looks at whether another one was told to go."""
@@ -84,16 +84,13 @@ class Ranks:
 
     def ask_to_leave(self) -> None:
         """Have rank 0 end the group. From any thread; if rank 0 is gone, nothing comes of it."""
-        if self.store is not None:
-            with contextlib.suppress(RuntimeError):
-                self.store.set(LEAVING, str(self.rank))
+        with contextlib.suppress(RuntimeError):
+            self.store.set(LEAVING, str(self.rank))
 
     def who_leaves(self) -> str:
-        """The rank that asked for it last; empty while none has."""
-        with contextlib.suppress(RuntimeError):
-            if self.store is not None and self.store.check([LEAVING]):
-                return str(self.store.get(LEAVING), "ascii")
-        return ""
+        """The rank that asked for it last; empty while none has. Raises `RuntimeError` if the store is gone,
+        and waits for it without end if it is only silent."""
+        return str(self.store.get(LEAVING), "ascii") if self.store.check([LEAVING]) else ""
 
 
 def join(device: str, patience: float) -> Ranks:
@@ -118,6 +115,8 @@ def join(device: str, patience: float) -> Ranks:
         torch.accelerator.set_device_index(dist.get_node_local_rank())
     backend = "nccl" if kind == "cuda" else "gloo"
     store, rank, size = next(iter(rendezvous("env://", timeout=LOAD_PATIENCE)))
+    if rank == 0:
+        store.delete_key(LEAVING)  # of an attempt before this one: torchrun keeps the store
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LOAD_PATIENCE)
     control = dist.new_group(backend="gloo", timeout=LOAD_PATIENCE)
     return Ranks(rank, size, patience, control, store)
@@ -161,6 +160,8 @@ class Leader:
         self.watchdog = Watchdog(ranks.patience, words)
         self._pulse = threading.Thread(target=self._beat, name="pulse", daemon=True)
         self._pulse.start()
+        if ranks.store is not None:  # by a thread of its own: the store may be silent, and beats must go on
+            threading.Thread(target=self._listen, name="ear", daemon=True).start()
 
     def when_over(self, call: Callable[[], object]) -> None:
         """Have `call` called when the group is lost, and when another rank was told to go, from whichever
@@ -195,22 +196,29 @@ class Leader:
 
     def _beat(self) -> None:
         """Until `end`. A broken connection is noticed here when no step notices it."""
-        while not self._over.wait(min(LOOK_TIME, self._ranks.patience / BEATS_PER_PATIENCE)):
-            self._look()
+        while not self._over.wait(self._ranks.patience / BEATS_PER_PATIENCE):
             with self.lock:
                 if not self._spoken:
                     self._say(Kind.BEAT)
                 self._spoken = False
 
-    def _look(self) -> None:
-        """Whether another rank was told to go."""
-        if self.leaving or not (leaving := self._ranks.who_leaves()):
-            return
-        logger.info("> rank %s was told to end, and the group of %d ends with it", leaving, self._ranks.size)
-        with self.lock:
-            self.leaving = leaving
-            if self._on_over is not None:
-                self._on_over()
+    def _listen(self) -> None:
+        """Until another rank was told to go, or `end`."""
+        while not self._over.wait(LOOK_TIME):
+            try:
+                leaving = self._ranks.who_leaves()
+            except RuntimeError as error:
+                words = (
+                    "! torchrun's store is gone (%s): a further rank can no longer say that it was told to go"
+                )
+                logger.warning(words, _cause(error))
+                return
+            if leaving:
+                with self.lock:
+                    self.leaving = leaving
+                    if self._on_over is not None:
+                        self._on_over()
+                return
 
     def _say(self, word: Kind) -> None:
         """A frame that is no step."""

@@ -175,13 +175,17 @@ class _Client(aiomqtt.Client):
 
     def _await_room(self, sock: Any) -> None:
         if sock is self._paho._sock and sock.fileno() >= 0 and self._paho._registered_write:
-            self._loop.add_writer(sock.fileno(), self._write)
+            self._loop.add_writer(sock.fileno(), self._write, sock)
 
-    def _write(self) -> None:
+    def _write(self, sock: Any) -> None:
         try:
             self._paho.loop_write()
         except Exception as error:  # noqa: BLE001  # whatever the socket says, it is over
             self._fail(error)
+            self.close_socket()
+            return
+        if not self._paho._registered_write and sock.fileno() >= 0:  # else it would be called at every turn
+            self._loop.remove_writer(sock.fileno())
 
     def _on_message(self, client: Any, userdata: Any, message: Any) -> None:
         try:

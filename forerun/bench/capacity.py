@@ -30,6 +30,7 @@ from forerun.bench.schemes import (
 )
 from forerun.bench.stage import Stage, StageSettings
 from forerun.bench.texts import Text, prompts_of
+from forerun.edge_places import try_draft
 from forerun.rig import START_TIMEOUT, Child
 from simulator.arrivals import Poisson, Window, read_arrivals
 from simulator.knowledge import Candidates
@@ -281,7 +282,9 @@ async def _recorded(plan: Plan, texts: Sequence[Text], tell: Tell) -> dict[int, 
 
     tell("the draft model reads the texts")
     said: dict[int, list[Candidates]] = {}
-    with LlamaRuntime(LlamaSettings(plan.draft, threads=1)) as runtime:
+    settings = LlamaSettings(plan.draft, threads=1)
+    try_draft(settings)
+    with LlamaRuntime(settings) as runtime:
         drafter = LlamaDrafter(runtime)
         for text in texts:
             heard = said_before(drafter, text.prompt, text.reference, plan.sampling)

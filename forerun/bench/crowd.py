@@ -28,6 +28,7 @@ from forerun.bench.job import LIVE, OFF, ORACLE, RECORDED, Job, TextRun
 from forerun.bench.oracle import KnowingDrafter, Oracle, Recording, Said
 from forerun.bench.pulse import Pulse
 from forerun.bench.texts import Text, first_difference
+from forerun.edge_places import try_draft
 from simulator.drafts import HONEST
 from simulator.draws import Draws, Stream
 from simulator.knowledge import Candidates
@@ -270,5 +271,7 @@ class Crowd:
         from edge_client.llama.runtime import LlamaRuntime
         from edge_client.llama.settings import LlamaSettings
 
-        runtime = self._stack.enter_context(LlamaRuntime(LlamaSettings(self._library.draft_path, threads=1)))
+        settings = LlamaSettings(self._library.draft_path, threads=1)
+        try_draft(settings)
+        runtime = self._stack.enter_context(LlamaRuntime(settings))
         return Device(channel, self._stack.enter_context(DraftWorker(LlamaDrafter(runtime))))

@@ -131,7 +131,7 @@ def test_a_verifier_takes_its_arguments(overlay: str, certificates: Path, tmp_pa
             assert pod.main["command"][-3:] == ["-m", "forerun", "verify"]
             options = build_parser().parse_args(["verify", *words])
             check_options(options)
-            assert options.grace == 25.0
+            assert options.grace == (24.0 if overlay == "leaderworkerset" else 25.0)
 
 
 @pytest.mark.grpc
@@ -139,3 +139,10 @@ def test_the_time_for_last_messages_is_the_verifiers() -> None:
     from cloud_verifier.heart import FLUSH_TIME
 
     assert pods.FLUSH_TIME == FLUSH_TIME
+
+
+@pytest.mark.torch
+def test_the_time_until_a_first_pod_hears_of_another_is_the_verifiers() -> None:
+    from cloud_verifier.engine.parallel import LOOK_TIME
+
+    assert pods.LOOK_TIME == LOOK_TIME

@@ -88,7 +88,7 @@ async def test_a_stream_too_many_is_refused_before_it_says_anything(tmp_path: Pa
             assert await call.read() is not grpc.aio.EOF
         call = stub.Session(metadata=acme)
         assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "begun the 0.01 sessions a second of its quota" in await call.details()
+        assert "asked for the 0.01 sessions a second of its quota" in await call.details()
         assert 0.0 < await retry_after(call) <= 100.0
         other = stub.Session(metadata=(("x-tenant", "globex"),))
         await other.write(REQUEST)

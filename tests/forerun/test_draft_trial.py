@@ -8,11 +8,13 @@ import pytest
 
 from forerun.cli import main
 
-pytestmark = [pytest.mark.llama, pytest.mark.grpc]
+pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc]
 
 COMMANDS = {
     "complete": ["edge", "complete", "--verifier", "127.0.0.1:1", "--prompt", "x"],
     "pipe": ["edge", "pipe", "--verifier", "127.0.0.1:1"],
+    "without drafting": ["edge", "complete", "--verifier", "127.0.0.1:1", "--prompt", "x", "--no-drafting"],
+    "record": ["record", "--out", "nowhere.jsonl", "--prompt", "x"],
 }
 
 
@@ -27,18 +29,15 @@ def deadly(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize("drafting", [True, False])
 def test_a_file_that_llama_cpp_dies_of_is_told_in_a_sentence(
     name: str,
-    drafting: bool,
     deadly: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    options = [] if drafting else ["--no-drafting"]
-    assert main([*COMMANDS[name], "--draft", str(deadly), *options]) == 2
+    assert main([*COMMANDS[name], "--draft", str(deadly)]) == 2
     told = capsys.readouterr().err
     assert f"llama.cpp cannot load {deadly}: the process that tried it was ended by SIGABRT" in told
     assert "fetch it or convert the model again" in told

@@ -11,7 +11,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
@@ -33,11 +33,12 @@ SAMPLINGS = (SamplingParams(max_tokens=40), SamplingParams(0.8, top_p=0.95, seed
 
 
 @asynccontextmanager
-async def two_processes() -> AsyncIterator[tuple[Process, dict[str, Any]]]:
+async def two_processes(errors: IO[bytes] | None = None) -> AsyncIterator[tuple[Process, dict[str, Any]]]:
     """The demo target under torchrun, and what rank 0 says when it listens."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "forerun"]
     words = ["verify", "--model", TARGET, "--tensor-parallel", "--listen", "127.0.0.1:0", "--json"]
-    process = await asyncio.create_subprocess_exec(*torchrun, *words, "--grace", "2", stdout=PIPE)
+    words += ["--grace", "2"]
+    process = await asyncio.create_subprocess_exec(*torchrun, *words, stdout=PIPE, stderr=errors)
     assert process.stdout is not None
     try:
         line = await asyncio.wait_for(process.stdout.readline(), 300)
@@ -82,12 +83,16 @@ async def test_two_processes_write_what_one_writes_and_end_together() -> None:
 @pytest.mark.torch
 @pytest.mark.parallel
 @pytest.mark.grpc
-async def test_another_rank_that_is_told_to_end_ends_all_in_order() -> None:
-    """Its node is drained, say: sessions are told to leave first, and all end with 0."""
-    async with two_processes() as (process, said):
-        (other,) = children(process.pid) - {said["pid"]}
-        os.kill(other, signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 60) == 0
+async def test_another_rank_that_is_told_to_end_ends_the_group_in_order(tmp_path: Path) -> None:
+    """Its node is drained, say: sessions are told to leave first. Rank 0 ends with 1, so that its supervisor
+    starts the group anew."""
+    path = tmp_path / "errors"
+    with path.open("wb") as errors:
+        async with two_processes(errors) as (process, said):
+            (other,) = children(process.pid) - {said["pid"]}
+            os.kill(other, signal.SIGTERM)
+            assert await asyncio.wait_for(process.wait(), 60) == 1
+    assert "forerun: rank 1 was told to end, and this group of 2 has with it" in path.read_text()
 
 
 @pytest.mark.torch

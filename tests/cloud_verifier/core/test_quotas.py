@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.quotas import MAX_BUCKETS, Meters, Quota, Quotas, Rate
+from cloud_verifier.core.quotas import MAX_BUCKETS, MOST_AHEAD, Meters, Quota, Quotas, Rate
 from common.errors import UserError
 
 
@@ -73,10 +73,38 @@ def test_tenants_without_end_take_no_memory_without_end() -> None:
     for number in range(3 * MAX_BUCKETS):
         found.room(f"tenant {number}", 0.0)
     found.take({f"tenant {3 * MAX_BUCKETS - 1}": 1})
-    assert len(found._buckets) <= MAX_BUCKETS
+    assert len(found._buckets) <= 2 * MAX_BUCKETS
     for number in range(MAX_BUCKETS):
         found.room(f"other {number}", 0.0)
     assert found.room(f"tenant {3 * MAX_BUCKETS - 1}", 0.0) == 0, "one that is not full is never forgotten"
+
+
+def test_who_finds_it_empty_is_told_a_turn_of_its_own() -> None:
+    found = meters(2.0, 1)
+    assert found.room("a", 0.0) == 1
+    found.take({"a": 1})
+    assert [found.turn("a", 0.0) for _ in range(3)] == [0.5, 1.0, 1.5]
+    assert found.turn("a", 0.25) == pytest.approx(1.75), "behind those"
+    assert found.turn("a", 9.0) == 0.0, "there is one"
+    assert found.turn("b", 0.0) == 0.0
+    for _ in range(1000):
+        assert found.turn("a", 9.0) <= MOST_AHEAD
+    assert of(Quota()).turn("a", 0.0) == 0.0
+
+
+@given(rate=st.floats(0.5, 100.0), burst=st.integers(1, 50), num_callers=st.integers(1, 60))
+def test_who_comes_again_in_turn_is_let_in(rate: float, burst: int, num_callers: int) -> None:
+    """As far as turns are told, at the second time."""
+    found = meters(rate, burst)
+    turns = list[float]()
+    for _ in range(num_callers):
+        if found.room("a", 0.0):
+            found.take({"a": 1})
+        else:
+            turns.append(found.turn("a", 0.0))
+    for turn in (each for each in turns if each < MOST_AHEAD):
+        assert found.room("a", turn * (1 + 1e-9))
+        found.take({"a": 1})
 
 
 Moves = list[tuple[float, float, bool]]

@@ -16,7 +16,7 @@ from cloud_verifier.core.admission import Caller
 from cloud_verifier.core.effects import End, Reply
 from cloud_verifier.core.quotas import Quota, Quotas
 from cloud_verifier.core.target import StepPlan, StepResult
-from common.errors import CapacityError, Code, UserError
+from common.errors import CapacityError, Code, UnavailableError, UserError
 from common.messages import Finish, Open
 from tests.cloud_verifier.core.bench import VOCAB, Bench, ask, chain, count, ends, rows
 
@@ -80,17 +80,27 @@ def test_who_has_had_its_rate_is_told_when_to_come_again() -> None:
 def test_who_begins_too_many_sessions_is_refused_before_anything_is_read() -> None:
     found = bench(only("a", sessions_per_second=2.0, session_burst=3))
     for _ in range(3):
-        found.scheduler.check_rate(0.0, Caller("a"))
-    with pytest.raises(CapacityError, match="begun the 2 sessions a second of its quota") as refused:
-        found.scheduler.check_rate(0.1, Caller("a"))
+        found.scheduler.charge_stream(0.0, Caller("a"))
+    with pytest.raises(CapacityError, match="asked for the 2 sessions a second of its quota") as refused:
+        found.scheduler.charge_stream(0.1, Caller("a"))
     assert refused.value.retry_after == pytest.approx(0.4)
     assert found.scheduler.rationing.refused == {"sessions_per_second": 1}
-    found.scheduler.check_rate(0.1, Caller("b"))
-    found.scheduler.check_rate(0.6, Caller("a"))
+    found.scheduler.charge_stream(0.1, Caller("b"))
+    found.scheduler.charge_stream(0.6, Caller("a"))
     with pytest.raises(CapacityError):
-        found.scheduler.check_rate(0.6, Caller("a"))
+        found.scheduler.charge_stream(0.6, Caller("a"))
     found.scheduler.on_quotas(Quotas(), 0.6)
-    found.scheduler.check_rate(0.6, Caller("a"))
+    found.scheduler.charge_stream(0.6, Caller("a"))
+
+
+def test_a_verifier_that_drains_sends_elsewhere_who_asks_too_often() -> None:
+    found = bench(only("a", sessions_per_second=0.01, session_burst=1))
+    found.scheduler.charge_stream(0.0, Caller("a"))
+    found.scheduler.drain(5.0, 0.0)
+    for _ in range(3):
+        with pytest.raises(UnavailableError, match="draining; reconnect to another one"):
+            found.scheduler.charge_stream(0.0, Caller("a"))
+    assert found.scheduler.rationing.refused == {}
 
 
 # In a step --------------------------------------------------------------------------------------------

@@ -289,13 +289,12 @@ async def test_two_processes_with_one_name_do_not_fight(world: World) -> None:
         await asyncio.sleep(0.2)  # in which a device that fights would have come back many times
         assert stays.status().connected
         assert not away.status().connected
+
+        def waits() -> bool:
+            return any(each.event.kind is EventKind.TAKEN_OVER for each in away._machine.events._waiting)
+
         # The one that stays tells it, if it heard the other; the one that is away will when it comes again.
-        await until(
-            lambda: (
-                away.status().events_waiting > 0
-                or any(b'"taken_over"' in event for event in ear.of(world.topics.event))
-            )
-        )
+        await until(lambda: waits() or any(b'"taken_over"' in event for event in ear.of(world.topics.event)))
 
 
 async def test_a_flood_of_hostile_messages_is_bounded_and_the_device_still_answers(world: World) -> None:
