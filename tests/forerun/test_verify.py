@@ -29,14 +29,18 @@ def open_once_it_is_read(pipe: Path, reader: subprocess.Popen[bytes]) -> int:
 @pytest.mark.grpc
 def test_one_that_is_told_to_go_while_it_loads_goes(tmp_path: Path) -> None:
     """With a status of its own: the first process of a container hears no signal that it does not ask for.
-    One of its weights is a pipe that nobody fills, so it loads until it is told."""
+    One of its weights is a pipe that nobody fills, so it loads until it is told. The pipe ends after the
+    signal: what comes just before a read is heard after it."""
     model = tmp_path / "target"
     shutil.copytree(TARGET, model)
     pipe = model / "a.safetensors"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "forerun", "verify", "--model", str(model), "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command) as process:
-        end = open_once_it_is_read(pipe, process)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
-        os.close(end)
+        try:
+            end = open_once_it_is_read(pipe, process)
+            process.send_signal(signal.SIGTERM)
+            os.close(end)
+            assert process.wait(60) == 128 + signal.SIGTERM
+        finally:
+            process.kill()

@@ -140,9 +140,12 @@ def test_ctrl_c_leaves_at_once_and_keeps_what_is_finished(tmp_path: Path) -> Non
         [*command, "--axis", "clients=1,5000", "--workers", "2"], stderr=subprocess.PIPE, text=True
     ) as child:
         assert child.stderr is not None
-        assert child.stderr.readline() == "… 1 of 2: clients 1\n"
-        child.send_signal(signal.SIGINT)
-        _, rest = child.communicate(timeout=60)
+        try:
+            assert child.stderr.readline() == "… 1 of 2: clients 1\n"
+            child.send_signal(signal.SIGINT)
+            _, rest = child.communicate(timeout=60)
+        finally:
+            child.kill()
     assert child.returncode == 130
     assert "Traceback" not in rest
     assert [row["scheme"] for row in read_results(out)] == [SERVER_STREAMING, FORERUN]
