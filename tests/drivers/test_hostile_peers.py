@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from typing import Any
 
 import pytest
@@ -216,12 +217,13 @@ async def test_who_does_not_read_the_token_table_holds_no_more_than_a_few() -> N
             assert (await channel.describe(include_vocabulary=True)).vocabulary == TABLE
         async with RawPeer(system.server.port) as peer:
             peer.greet(window=4)
-            for number in range(MOST_TABLES):
-                peer.call(2 * number + 1, b"/forerun.v1.VerifierService/Describe")
-                peer.message(2 * number + 1, question)
+            streams = itertools.count(1, 2)
             async with asyncio.timeout(30):
-                while not await _is_full(channel):  # noqa: ASYNC110 - nobody tells of calls that came
-                    await asyncio.sleep(0.01)
+                while not await _is_full(channel):  # who looks takes a place, too, and may turn a call away
+                    for stream in itertools.islice(streams, MOST_TABLES):
+                        peer.call(stream, b"/forerun.v1.VerifierService/Describe")
+                        peer.message(stream, question)
+                    await asyncio.sleep(0.05)
             with pytest.raises(CapacityError, match="8 edges are being told the token table; ask again"):
                 await channel.describe(include_vocabulary=True)
             assert (await channel.describe()).model == "tiny"
