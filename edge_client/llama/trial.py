@@ -27,6 +27,7 @@ from edge_client.llama.files import find_model
 from edge_client.llama.header import check_header
 from edge_client.llama.settings import LlamaSettings
 from edge_client.model_store import write_json
+from edge_client.paths import PRIVATE
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,8 @@ class Mark:
 
 
 class Trials:
-    """Which files have passed, kept at `record`; None keeps nothing. Any thread may ask."""
+    """Which files have passed, kept at `record`, whose folder is made; None keeps nothing. Any thread may
+    ask."""
 
     def __init__(self, record: Path | None = None, patience: float = PATIENCE) -> None:
         self._record = record
@@ -123,6 +125,7 @@ class Trials:
             return
         newest = list(known.items())[-MAX_KNOWN:]
         try:
+            self._record.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
             write_json(self._record, {name: asdict(mark) for name, mark in newest})
         except OSError as error:
             logger.warning(

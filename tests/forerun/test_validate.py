@@ -190,7 +190,7 @@ def test_all_of_it(
     for row in report["results"]:
         assert row["identical"]
         assert row["measured_ms_per_token"] > 0 < row["predicted_ms_per_token"]
-        assert row["step_ms"] >= 5.0
+        assert row["step_ms"] + 24 * row["step_ms_per_node"] >= 5.0  # a line through steps of 5 ms and more
     sync = report["results"][1]
     assert sync["measured_target_steps"] == sync["predicted_target_steps"]
     assert (tmp_path / validate.PLOT).stat().st_size > 1000

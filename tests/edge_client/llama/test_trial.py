@@ -120,9 +120,9 @@ def test_a_record_that_cannot_be_read_is_nothing(
 
 
 def test_a_record_that_cannot_be_written_is_told_and_costs_no_more(
-    file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Trials(tmp_path / "none" / "tried.json").ensure(LlamaSettings(str(file)), weights=False)
+    Trials(file / "tried.json").ensure(LlamaSettings(str(file)), weights=False)  # in no folder
     assert "tried again at the next start" in caplog.text
 
 
