@@ -9,6 +9,7 @@ place, size, times and inode, in a file of the daemon's state folder, and costs 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ from edge_client.llama.files import find_model
 from edge_client.llama.header import check_header
 from edge_client.llama.settings import LlamaSettings
 from edge_client.model_store import write_json
-from edge_client.paths import PRIVATE
+from edge_client.paths import make_private
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +125,9 @@ class Trials:
         if self._record is None:
             return
         newest = list(known.items())[-MAX_KNOWN:]
+        with contextlib.suppress(UserError):  # then the writing says it
+            make_private(self._record.parent)
         try:
-            self._record.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
             write_json(self._record, {name: asdict(mark) for name, mark in newest})
         except OSError as error:
             logger.warning(

@@ -134,16 +134,22 @@ async def test_nothing_there_and_no_such_host_have_words() -> None:
     assert "there is no host" in await failure(BrokerSettings("host.invalid", 1, tls=False))
 
 
-async def test_a_socket_that_closed_before_it_was_watched_leaves_its_number_alone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Another file has it by then."""
+def wanting_to_write() -> tuple[Any, socket.socket, socket.socket]:
+    """paho, its socket, which the event loop is to watch from its next turn on, and the other end of that."""
     from edge_client.fleet.mqtt import Connection
 
     client = Connection(settings(1), "pi-1", lambda *_: None, None)._client
     here, there = socket.socketpair()
     client._paho._sock, client._paho._registered_write = here, True
     client._on_socket_register_write(None, None, here)
+    return client._paho, here, there
+
+
+async def test_a_socket_that_closed_before_it_was_watched_leaves_its_number_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another file has it by then."""
+    _, here, there = wanting_to_write()
     number = here.fileno()
     here.close()
     with there:
@@ -158,29 +164,19 @@ async def test_a_socket_that_closed_before_it_was_watched_leaves_its_number_alon
 
 async def test_a_socket_that_has_written_all_is_not_watched() -> None:
     """It wanted to, and was done before its turn came: it would be called at every turn of the loop."""
-    from edge_client.fleet.mqtt import Connection
-
-    client = Connection(settings(1), "pi-1", lambda *_: None, None)._client
-    here, there = socket.socketpair()
+    paho, here, there = wanting_to_write()
     with here, there:
-        client._paho._sock, client._paho._registered_write = here, True
-        client._on_socket_register_write(None, None, here)
-        client._paho.loop_write()
+        paho.loop_write()
         await asyncio.sleep(0)
         assert not asyncio.get_running_loop().remove_writer(here.fileno())
 
 
 async def test_a_socket_that_wrote_all_while_it_began_to_be_watched_is_not_for_long() -> None:
     """paho connects in a thread of its own, and may have written between a look and what follows from it."""
-    from edge_client.fleet.mqtt import Connection
-
-    client = Connection(settings(1), "pi-1", lambda *_: None, None)._client
-    here, there = socket.socketpair()
+    paho, here, there = wanting_to_write()
     with here, there:
-        client._paho._sock, client._paho._registered_write = here, True
-        client._on_socket_register_write(None, None, here)
         await asyncio.sleep(0)
-        client._paho._registered_write = False
+        paho._registered_write = False
         for _ in range(3):
             await asyncio.sleep(0)
         assert not asyncio.get_running_loop().remove_writer(here.fileno())
