@@ -22,9 +22,10 @@ from pathlib import Path
 
 from common.errors import ForerunError, UserError
 from common.sampling import SamplingParams
-from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from edge_client.core.drafter import DraftRow, Reading, Reroot
 from edge_client.core.effects import Expand, MoveTip, StartDrafter
 from edge_client.draft_pool import DraftPool, Seat
+from edge_client.draft_worker import Outcome
 from edge_client.llama.runtime import LlamaRuntime
 from edge_client.llama.settings import LlamaSettings
 
@@ -66,7 +67,7 @@ class Session:
         """Evaluate the prompt and its tip."""
         ready = asyncio.Event()
 
-        def on_drafted(outcome: Sequence[Expansion] | ForerunError) -> None:
+        def on_drafted(outcome: Outcome, _: Reading) -> None:
             self._grow(outcome)
             ready.set()
 
@@ -82,7 +83,7 @@ class Session:
         if self.error is not None:
             raise self.error
 
-    def _on_drafted(self, outcome: Sequence[Expansion] | ForerunError) -> None:
+    def _on_drafted(self, outcome: Outcome, _: Reading) -> None:
         first, *others = self._rows
         self._seat.submit(MoveTip(Reroot(((first.id, first.token),), tuple(row.id for row in others))))
         self.num_rows += len(self._rows)
@@ -92,7 +93,7 @@ class Session:
         else:
             self._seat.expand(Expand(self._rows), self._on_drafted)
 
-    def _grow(self, outcome: Sequence[Expansion] | ForerunError) -> None:
+    def _grow(self, outcome: Outcome) -> None:
         """Rows for the best candidates of the first row, which is the tip now."""
         if isinstance(outcome, ForerunError):
             self.error = outcome

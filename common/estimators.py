@@ -6,6 +6,9 @@ No estimator reads a clock: it is told durations. Each says something sensible b
 from __future__ import annotations
 
 import math
+from bisect import bisect
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from common.errors import LocalError
 
@@ -152,11 +155,111 @@ class StepTimeEstimator(LinearTimeEstimator):
         super().__init__(fixed, per_row, half_life)
 
 
-class DraftTimeEstimator(LinearTimeEstimator):
-    """Time of one draft step over its nodes. It starts as a 0.5B model on a laptop would."""
+class WidthTimes:
+    """Duration of a step by its width: a table, since wider steps cost what kernels make them cost.
 
-    def __init__(self, fixed: float = 0.005, per_row: float = 0.0003, half_life: float = 50.0) -> None:
-        super().__init__(fixed, per_row, half_life)
+    The table's shape is measured or assumed. On the way two corrections are learnt: one factor for the whole
+    table, and one for each width that was seen. All evidence halves every `half_life` steps of any width, so
+    a width that looked expensive once is tried again.
+    """
+
+    EXACT = 8  # widths up to here are kept apart; wider ones share a correction with the nearest power of two
+    OWN_STEPS = 2.0  # a width's own correction weighs half after so many steps of that width
+    ASSUMED, MEASURED = 0.01, 4.0  # steps that a shape counts for
+
+    def __init__(self, assumed: Mapping[int, float], half_life: float = 50.0) -> None:
+        """`assumed`: seconds by width; between two widths, and beyond the last, a straight line.
+
+        Raises `LocalError` for an empty table, a width below 1, or a duration that is not above 0.
+        """
+        self._fade = 0.5 ** (1 / half_life)
+        self._own: dict[int, _Sums] = {}  # by place
+        self._seen: list[int] = []  # places, rising
+        self._reshape(assumed, self.ASSUMED)
+
+    def measured(self, shape: Mapping[int, float]) -> None:
+        """Take a measured shape and forget all corrections. Raises as the constructor does."""
+        self._reshape(shape, self.MEASURED)
+
+    def _reshape(self, shape: Mapping[int, float], steps: float) -> None:
+        points = sorted(shape.items())
+        if not points or points[0][0] < 1 or not all(0 < seconds < math.inf for _, seconds in points):
+            raise LocalError(f"a table of step times needs widths from 1 and seconds above 0, not {points}")
+        self._widths, self._seconds = [width for width, _ in points], [seconds for _, seconds in points]
+        self._all = _Sums(steps, steps)
+        self._own, self._seen = {}, []
+
+    def sample(self, width: float, duration: float) -> None:
+        """One step of `width` took `duration` seconds. Raises `LocalError` if either is negative."""
+        _duration("width", width)
+        _duration("duration", duration)
+        if not width:
+            return
+        for sums in (self._all, *self._own.values()):
+            sums.fade(self._fade)
+        ratio = duration / self._shape(width)
+        self._all.add(ratio)
+        place = self._place(width)
+        if place not in self._own:
+            self._own[place] = _Sums()
+            self._seen = sorted(self._own)
+        self._own[place].add(ratio)
+
+    def predict(self, width: float) -> float:
+        """Seconds that a step of `width` will take; 0 for a width of 0."""
+        if width <= 0:
+            return 0.0
+        return self._factor(width) * self._shape(width)
+
+    def _factor(self, width: float) -> float:
+        """The correction of this width; between two that were seen a straight line, beyond them theirs."""
+        seen = self._seen
+        if not seen:
+            return self._all.mean
+        at = bisect(seen, width)
+        low, high = seen[max(at - 1, 0)], seen[min(at, len(seen) - 1)]
+        below = self._corrected(low)
+        if low == high:
+            return below
+        return below + (self._corrected(high) - below) * (width - low) / (high - low)
+
+    def _corrected(self, place: int) -> float:
+        own = self._own[place]
+        return (own.total + self.OWN_STEPS * self._all.mean) / (own.weight + self.OWN_STEPS)
+
+    def _place(self, width: float) -> int:
+        return round(width) if width <= self.EXACT else 1 << round(math.log2(width))
+
+    def _shape(self, width: float) -> float:
+        widths, seconds = self._widths, self._seconds
+        at = bisect(widths, width)
+        if at == 0 or len(widths) == 1:
+            return seconds[0]
+        low = min(at, len(widths) - 1) - 1
+        slope = (seconds[low + 1] - seconds[low]) / (widths[low + 1] - widths[low])
+        if at == len(widths):
+            return seconds[-1] + max(0.0, slope) * (width - widths[-1])
+        return seconds[low] + slope * (width - widths[low])
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Fading sums of ratios."""
+
+    total: float = 0.0
+    weight: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.weight
+
+    def add(self, ratio: float) -> None:
+        self.total += ratio
+        self.weight += 1.0
+
+    def fade(self, share: float) -> None:
+        self.total *= share
+        self.weight *= share
 
 
 def _duration(name: str, value: float) -> float:

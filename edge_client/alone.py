@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from common.errors import ForerunError, LocalError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
-from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from edge_client.core.drafter import DraftRow, Expansion, Reading, Reroot
 from edge_client.core.effects import Expand, MoveTip, StartDrafter
 from edge_client.core.stats import SessionStats
-from edge_client.draft_worker import Drafts
+from edge_client.draft_worker import Drafts, Outcome
 
 
 class DeviceGeneration:
@@ -73,7 +73,7 @@ class DeviceGeneration:
     async def _expansions(self, row: DraftRow) -> Sequence[Expansion]:
         answer: asyncio.Future[Sequence[Expansion]] = asyncio.get_running_loop().create_future()
 
-        def on_drafted(outcome: Sequence[Expansion] | ForerunError) -> None:
+        def on_drafted(outcome: Outcome, _: Reading) -> None:
             if answer.done():  # the user stopped while the step ran
                 return
             if isinstance(outcome, ForerunError):

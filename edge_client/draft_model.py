@@ -11,8 +11,10 @@ from enum import Enum
 from pathlib import Path
 
 from common.errors import ForerunError
+from edge_client.core.pace import DraftPace
 from edge_client.draft_pool import DraftPool, Seat
 from edge_client.llama.model import LlamaModel
+from edge_client.llama.pace import KeptPaces, PaceTables
 from edge_client.llama.runtime import LlamaRuntime
 from edge_client.llama.settings import LlamaSettings
 from edge_client.llama.trial import Trials
@@ -71,7 +73,10 @@ class DraftModel:
         keep_alive: float = 300.0,
         clock: Callable[[], float] = time.time,
         trials: Trials | None = None,
+        paces: KeptPaces | None = None,
     ) -> None:
+        self.pace = DraftPace()  # of this model, over all its texts; measured when it is first loaded
+        self._paces = paces or KeptPaces(None)
         self._trials = trials
         if trials is not None:
             trials.ensure(settings, weights=False)
@@ -182,13 +187,14 @@ class DraftModel:
             self.state, self.failure = ModelState.LOADING, ""
             logger.info("> loading the draft model %s", self.tokens.path)
             try:
-                self._runtime, pool = await asyncio.to_thread(self._open)
+                self._runtime, pool, tables = await asyncio.to_thread(self._open)
             except ForerunError as error:
                 self._on_load_failed(str(error))
                 raise
             except BaseException:
                 self._on_load_failed("loading the draft model was broken off; ask again")
                 raise
+            tables.teach(self.pace)
             pool.start()
             self._pool = pool
             self.state, self.loaded_at = ModelState.LOADED, self._clock()
@@ -198,13 +204,14 @@ class DraftModel:
         self.state, self.failure = ModelState.FAILED, reason
         logger.warning("x %s", reason)
 
-    def _open(self) -> tuple[LlamaRuntime, DraftPool]:
+    def _open(self) -> tuple[LlamaRuntime, DraftPool, PaceTables]:
         if self._trials is not None:
             self._trials.ensure(self._settings, weights=True)
         runtime = LlamaRuntime(self._settings)
         runtime.grammars = self.tokens.grammars  # the same tokens, and what is compiled outlives the weights
         try:
-            return runtime, DraftPool(runtime, self.num_seats, self._on_release)
+            tables = self._paces.ensure(runtime)
+            return runtime, DraftPool(runtime, self.num_seats, self._on_release, tables.batches), tables
         except ForerunError:
             runtime.close()
             raise

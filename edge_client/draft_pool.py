@@ -14,15 +14,17 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
+from edge_client.core.drafter import NOTHING_READ, Reading
 from edge_client.core.effects import Expand, MoveTip, StartDrafter
-from edge_client.draft_worker import Drafted
-from edge_client.llama.group import Answer, DraftGroup, Outcome
+from edge_client.draft_worker import Drafted, Outcome
+from edge_client.llama.group import Answer, DraftGroup
 from edge_client.llama.runtime import LlamaRuntime
+from edge_client.llama.session import num_equal
 from edge_client.seating import Kept, best_place
 
 logger = logging.getLogger(__name__)
@@ -84,7 +86,11 @@ class Seat:
         self._waiting.append(on_drafted)
         self._post(Job(self._place.index, effect, HandBack(loop, self._on_drafted)))
         if self._pool.is_closing:
-            loop.call_soon(self._on_drafted, put_away())
+            loop.call_soon(self._on_drafted, put_away(), NOTHING_READ)
+
+    def num_kept(self, tokens: Sequence[int]) -> int:
+        """Leading ones of `tokens` that need not be evaluated again."""
+        return self._pool.num_kept(tokens)
 
     def release(self) -> None:
         """The generation is over; its text is kept for one that begins likewise. Again is allowed."""
@@ -97,11 +103,11 @@ class Seat:
     def end(self, error: ForerunError) -> None:
         """For the pool: what was asked for here will not be answered."""
         while self._waiting:
-            self._on_drafted(error)
+            self._on_drafted(error, NOTHING_READ)
 
-    def _on_drafted(self, outcome: Outcome) -> None:
+    def _on_drafted(self, outcome: Outcome, reading: Reading) -> None:
         if self._waiting:
-            self._waiting.popleft()(outcome)
+            self._waiting.popleft()(outcome, reading)
 
     def _post(self, job: Job) -> None:
         if self._is_released:
@@ -118,12 +124,19 @@ class DraftPool:
     """
 
     def __init__(
-        self, runtime: LlamaRuntime, seats: int = 8, on_release: Callable[[], None] = lambda: None
+        self,
+        runtime: LlamaRuntime,
+        seats: int = 8,
+        on_release: Callable[[], None] = lambda: None,
+        batch_times: Mapping[int, float] | None = None,
     ) -> None:
-        """`on_release` is called whenever a seat is given back."""
+        """`on_release` is called whenever a seat is given back. `batch_times`: seconds of a batch by its
+        tokens, as measured; None: learnt on the way."""
         self.beats = 0
         self._on_release = on_release
         self._group = DraftGroup(runtime, seats)
+        if batch_times is not None:
+            self._group.measured(batch_times)
         self._places = tuple(Place(index) for index in range(seats))
         self._num_releases = 0
         self._letters: SimpleQueue[Sequence[Job | Ping] | None] = SimpleQueue()
@@ -192,6 +205,11 @@ class DraftPool:
         held = self._group.members[place.index].session.num_held
         return Kept(place.index, place.text[:held], place.released_at)
 
+    def num_kept(self, tokens: Sequence[int]) -> int:
+        """Leading ones of `tokens` that some seat has evaluated: any other may share them."""
+        held = (self._kept(place).text for place in self._places)
+        return max(num_equal(text, tokens) for text in held)
+
     def take_back(self, place: Place) -> None:
         """For `Seat`: nobody has it any more."""
         self._num_releases += 1
@@ -217,13 +235,13 @@ class DraftPool:
             return False
         return True
 
-    def _hand_out(self, ended: Sequence[tuple[Drafted, Outcome]]) -> None:
+    def _hand_out(self, ended: Sequence[tuple[Drafted, Outcome, Reading]]) -> None:
         """Let the callers of all these draft steps go on, and post together what they ask for next."""
         loop = asyncio.get_running_loop()
         if self._held_back is None:
             self._held_back = []
-        for on_drafted, outcome in ended:
-            loop.call_soon(on_drafted, outcome)
+        for on_drafted, outcome, reading in ended:
+            loop.call_soon(on_drafted, outcome, reading)
         loop.call_soon(self._post_held_back)
 
     def _post_held_back(self) -> None:
@@ -242,10 +260,11 @@ class DraftPool:
 
     def _receive(self) -> bool:
         """Sort what was posted to the places; wait for it if there is nothing else to do. False: the end."""
-        wait = not self._group.has_work and not any(self._can_go_on(index) for index in range(self.num_seats))
+        wait = not any(self._can_go_on(index) for index in range(self.num_seats))
         while True:
+            pause = self._group.pause if wait else 0.0
             try:
-                letter = self._letters.get(block=wait)
+                letter = self._letters.get(block=pause != 0.0, timeout=pause)
             except Empty:
                 return True
             if letter is None:
@@ -303,10 +322,10 @@ class DraftPool:
 
     def _hand_back(self, answers: Sequence[Answer]) -> None:
         """In the loops of those who wait; several draft steps at once where they ended at once."""
-        ended: dict[asyncio.AbstractEventLoop, list[tuple[Drafted, Outcome]]] = {}
+        ended: dict[asyncio.AbstractEventLoop, list[tuple[Drafted, Outcome, Reading]]] = {}
         for answer in answers:
             step = self._under_way.pop(answer.member)
-            ended.setdefault(step.loop, []).append((step.on_drafted, answer.outcome))
+            ended.setdefault(step.loop, []).append((step.on_drafted, answer.outcome, answer.reading))
         for loop, steps in ended.items():
             if len(steps) == 1:
                 _call(loop, *steps[0])

@@ -10,12 +10,15 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from common.errors import ForerunError, LocalError
-from edge_client.core.drafter import Drafter, Expansion, begin
+from edge_client.core.drafter import NOTHING_READ, Drafter, Expansion, Reading, begin
 from edge_client.core.effects import Expand, MoveTip, StartDrafter
 
 logger = logging.getLogger(__name__)
 
-Drafted = Callable[[Sequence[Expansion] | ForerunError], None]
+Outcome = Sequence[Expansion] | ForerunError
+Drafted = Callable[[Outcome, Reading], None]
+"""Called with a draft step's expansions or its failure, and with what of the text it had to read."""
+
 Job = tuple[StartDrafter | Expand | MoveTip, Drafted | None]
 
 
@@ -27,8 +30,7 @@ class Drafts(Protocol):
         ...
 
     def expand(self, effect: Expand, on_drafted: Drafted) -> None:
-        """Run a draft step. `on_drafted` is called later, in the thread of the event loop that runs now, with
-        the expansions or the failure."""
+        """Run a draft step. `on_drafted` is called later, in the thread of the event loop that runs now."""
         ...
 
 
@@ -61,12 +63,12 @@ class DraftWorker:
         self._jobs.put((effect, None))
 
     def expand(self, effect: Expand, on_drafted: Drafted) -> None:
-        """`on_drafted` is called in the running event loop's thread, with the expansions or the failure."""
+        """`on_drafted` is called in the running event loop's thread."""
         loop = asyncio.get_running_loop()
 
-        def hand_back(outcome: Sequence[Expansion] | ForerunError) -> None:
+        def hand_back(outcome: Outcome, reading: Reading) -> None:
             try:
-                loop.call_soon_threadsafe(on_drafted, outcome)
+                loop.call_soon_threadsafe(on_drafted, outcome, reading)
             except RuntimeError:  # the loop was closed while the step ran: nobody waits for it
                 logger.debug("x a draft step ended after its loop")
 
@@ -78,7 +80,7 @@ class DraftWorker:
             effect, hand_back = job
             if isinstance(effect, StartDrafter):
                 failure = None
-            outcome: Sequence[Expansion] | ForerunError = failure or ()
+            outcome: Outcome = failure or ()
             if failure is None:
                 try:
                     outcome = self._do(effect)
@@ -89,7 +91,7 @@ class DraftWorker:
                     logger.exception("! the drafter failed")
                     outcome = failure = LocalError(f"the drafter failed: {error}")
             if hand_back is not None:
-                hand_back(outcome)
+                hand_back(outcome, NOTHING_READ if failure else self._drafter.reading)
 
     def _do(self, effect: StartDrafter | Expand | MoveTip) -> Sequence[Expansion]:
         match effect:

@@ -17,6 +17,7 @@ from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.alone import DeviceGeneration
 from edge_client.channel import VerifierChannel
 from edge_client.core.config import SessionConfig
+from edge_client.core.pace import DraftPace
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.priors import Beliefs, PriorTable
 from edge_client.core.session import EdgeSession
@@ -69,14 +70,17 @@ class Edge:
         tls: TlsSettings | None = None,
         insecure: bool = False,
         privacy: Privacy = Privacy.PADDED,
+        pace: DraftPace | None = None,
     ) -> None:
         """`model`: it drafts if it is a `LlamaRuntime`, else it only knows the tokens. `priors`: how right
         the draft is believed to be before its first text; None: as shipped. `insecure` allows plain text to
-        another machine. `privacy` of the wire, at least. Raises `UserError` for an address that is none, or
+        another machine. `privacy` of the wire, at least. `pace` of the draft, if
+        it was measured. Raises `UserError` for an address that is none, or
         not allowed."""
         self.model = model
         self.vocabulary = Vocabulary(model.token_table())
-        self._drafts = DraftWorker(LlamaDrafter(model)) if isinstance(model, LlamaRuntime) else None
+        self._llama = LlamaDrafter(model) if isinstance(model, LlamaRuntime) else None
+        self._drafts = DraftWorker(self._llama) if self._llama is not None else None
         parse_address(address, encrypted=tls is not None, insecure=insecure)
         self._channel = VerifierChannel(address, tls=tls)
         self._check = check
@@ -85,6 +89,7 @@ class Edge:
         self._name = f"edge-{secrets.token_hex(4)}"  # session ids are to differ between devices
         self._numbers = itertools.count(1)
         self._beliefs = Beliefs(priors)
+        self._pace = pace or DraftPace()
         self._session: EdgeSession | None = None  # the newest, from which the next learns
         self.max_positions = 0  # 0: not known, the verifier was not there
         self.greeting = ""  # what a user should know before the first generation
@@ -123,6 +128,7 @@ class Edge:
             fingerprint=self.vocabulary.fingerprint,
             session_id=f"{self._name}-{next(self._numbers)}",
             recall=request.recall,
+            num_read=self._llama.num_common(request.prompt) if self._llama is not None else 0,
             eos_token_ids=self._eos,
             prior=self._beliefs.before(request.sampling),
             acceptance=request.acceptance,
@@ -131,7 +137,7 @@ class Edge:
         )
         if drafts is None or not self._preview:
             config = replace(config, patience=None)
-        self._session = EdgeSession(config, request.policy, self._ngrams)
+        self._session = EdgeSession(config, request.policy, self._ngrams, pace=self._pace)
         return Generation(self._session, self._channel, drafts)
 
     def alone(self, prompt: Sequence[int], sampling: SamplingParams) -> DeviceGeneration:

@@ -35,6 +35,7 @@ from edge_client.daemon.journal import Journal
 from edge_client.daemon.metrics import metrics_page
 from edge_client.draft_model import DraftModel
 from edge_client.llama.model import LlamaModel
+from edge_client.llama.pace import KeptPaces
 from edge_client.llama.settings import LlamaSettings
 from edge_client.llama.trial import Trials
 from edge_client.notify import Notifier, Watchdog, loop_ping
@@ -120,7 +121,8 @@ class EdgeDaemon:
         if draft.policy == "off":
             trials.ensure(self._llama(), weights=False)
             return None, stack.enter_context(LlamaModel(self._llama(), weights=False))
-        drafts = DraftModel(self._llama(), draft.seats, draft.keep_alive, trials=trials)
+        paces = KeptPaces(self._paths.pace)
+        drafts = DraftModel(self._llama(), draft.seats, draft.keep_alive, trials=trials, paces=paces)
         stack.push_async_callback(drafts.close)
         return drafts, drafts.tokens
 

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import assert_never
 
 from common.errors import ForerunError, LocalError, UnavailableError
 from common.messages import Commit, FinishReason, ServerMessage
 from edge_client.channel import Stream, Streams
-from edge_client.core.drafter import Expansion
+from edge_client.core.drafter import NOTHING_READ, Reading
 from edge_client.core.effects import (
     ChangeMode,
     Connect,
@@ -32,7 +32,7 @@ from edge_client.core.effects import (
 from edge_client.core.policies import Standing
 from edge_client.core.session import EdgeSession
 from edge_client.core.stats import SessionStats
-from edge_client.draft_worker import Drafts
+from edge_client.draft_worker import Drafts, Outcome
 from edge_client.held import Held
 
 logger = logging.getLogger(__name__)
@@ -186,11 +186,11 @@ class Generation:
     def _on_ready(self) -> None:
         self._input(self.session.on_ready)
 
-    def _on_drafted(self, outcome: Sequence[Expansion] | ForerunError) -> None:
+    def _on_drafted(self, outcome: Outcome, reading: Reading) -> None:
         if isinstance(outcome, ForerunError):
             self._input(lambda now: self.session.on_drafter_failed(outcome, now))
         else:
-            self._input(lambda now: self.session.on_drafted(outcome, now))
+            self._input(lambda now: self.session.on_drafted(outcome, now, reading))
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -231,7 +231,8 @@ class Generation:
 
     def _expand(self, effect: Expand) -> None:
         if self._drafts is None:
-            asyncio.get_running_loop().call_soon(self._on_drafted, LocalError("there is no drafter"))
+            missing = LocalError("there is no drafter")
+            asyncio.get_running_loop().call_soon(self._on_drafted, missing, NOTHING_READ)
         else:
             self._drafts.expand(effect, self._on_drafted)
 

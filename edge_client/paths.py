@@ -51,6 +51,11 @@ class EdgePaths:
         return self.state / "tried.json"
 
     @property
+    def pace(self) -> Path:
+        """How long draft models take on this device (`edge_client.llama.pace`)."""
+        return self.state / "pace.json"
+
+    @property
     def journal(self) -> Path:
         """The folder of completions that survive a restart."""
         return self.state / "journal"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import threading
 import time
@@ -16,7 +17,9 @@ from common.acceptance import make_acceptance
 from common.errors import ForerunError, PeerError, UserError
 from common.privacy import privacy_named
 from common.sampling import SamplingParams
+from edge_client.core.pace import DraftPace
 from edge_client.core.policies import make_policy
+from edge_client.paths import find_paths
 from edge_client.prior_file import read_priors
 from forerun import config_command, daemon_command, logs_command, process_command, service_command
 from forerun.edge_places import models_folder, try_draft
@@ -322,6 +325,7 @@ def _open_edge(options: argparse.Namespace) -> Edge:
     try:
         from edge_client.edge import Edge
         from edge_client.llama.model import LlamaModel
+        from edge_client.llama.pace import KeptPaces
         from edge_client.llama.runtime import LlamaRuntime
         from edge_client.llama.settings import LlamaSettings
         from edge_client.verifiers.addresses import parse_address
@@ -341,6 +345,9 @@ def _open_edge(options: argparse.Namespace) -> Edge:
     try_draft(settings, weights=options.drafting)
     model = LlamaRuntime(settings) if options.drafting else LlamaModel(settings, weights=False)
     preview = options.drafting and options.offline == "preview"
+    pace = DraftPace()
+    if isinstance(model, LlamaRuntime):
+        KeptPaces(find_paths(os.environ).pace).ensure(model).teach(pace)
     return Edge(
         model,
         options.verifier,
@@ -350,4 +357,5 @@ def _open_edge(options: argparse.Namespace) -> Edge:
         tls=tls,
         insecure=options.insecure,
         privacy=privacy_named(options.privacy),
+        pace=pace,
     )

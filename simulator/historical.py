@@ -19,7 +19,7 @@ MAX_BLOCK = 24
 
 def round_time(view: GrowthView, block: int) -> float:
     """Seconds of a synchronous round of `block` drafted tokens, by what the view has measured."""
-    steps = view.draft_time.predict(1) * block + view.step_time.predict(block + 1)
+    steps = view.pace.rows.predict(1) * block + view.step_time.predict(block + 1)
     return steps + view.rtt.smoothed_rtt
 
 
@@ -125,7 +125,7 @@ class PearlPolicy(AmusdPolicy):
     def chunk(self, view: GrowthView) -> int:
         """Tokens drafted within one target step, the ratio of speeds that the paper finds best."""
         return max(
-            1, min(MAX_BLOCK, view.credit, _ratio(view.step_time.predict(1), view.draft_time.predict(1)))
+            1, min(MAX_BLOCK, view.credit, _ratio(view.step_time.predict(1), view.pace.rows.predict(1)))
         )
 
 
@@ -142,7 +142,7 @@ class PicoSpecPolicy(AmusdPolicy):
     def window(self, view: GrowthView) -> int:
         """n tokens, so that drafting them takes a round trip and a target step."""
         away = view.rtt.smoothed_rtt + view.step_time.predict(1)
-        return max(1, min(view.credit, _ratio(away, view.draft_time.predict(1))))
+        return max(1, min(view.credit, _ratio(away, view.pace.rows.predict(1))))
 
 
 class SpecEdgePolicy:
@@ -306,7 +306,7 @@ class ParkedPolicy:
         if view.tree.num_speculative >= view.credit:
             return ()
         line = list(main_line(view, view.tree.tip))
-        ahead = round_time(view, 0) / max(view.draft_time.predict(1), 1e-4)
+        ahead = round_time(view, 0) / max(view.pace.rows.predict(1), 1e-4)
         on_line = [line[-1]] if len(line) <= max(1.0, ahead) and can_expand(view, line[-1]) else []
         beside = [node for node in expandable(view) if self._may_go_on(view, node)]
         beside.sort(key=likeliest_first)

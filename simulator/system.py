@@ -18,7 +18,8 @@ from common.rpc.size import request_size, response_size
 from common.sampling import SamplingParams
 from edge_client.core import effects as edge_effects
 from edge_client.core.config import SessionConfig
-from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from edge_client.core.drafter import NOTHING_READ, DraftRow, Expansion, Reading, Reroot
+from edge_client.core.pace import AFTER_REST
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession
 from simulator.draws import Draws
@@ -43,16 +44,25 @@ class SimulatedDraft:
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge
         self._on_path: dict[int, bool] = {}  # live nodes that were drafted, and the tip
+        self._tip = 0
+        self._evaluated: set[int] = set()  # live nodes, and the tip
+        self.num_unread = 0  # committed tokens before the tip that were not evaluated
 
     def start(self, tip: int) -> None:
-        self._on_path = {tip: True}
+        self._on_path, self._tip, self._evaluated, self.num_unread = {tip: True}, tip, set(), 0
 
     def expand(self, rows: Sequence[DraftRow]) -> list[Expansion]:
+        self._evaluated.update(row.id for row in rows)
+        self.num_unread = 0
         return [self._expand(row) for row in rows]
 
     def reroot(self, change: Reroot) -> None:
         for node, _ in change.committed:
+            self.num_unread += self._tip not in self._evaluated
+            self._evaluated.discard(self._tip)
+            self._tip = node
             self._on_path[node] = True
+        self._evaluated.difference_update(change.dead)
         for node, _ in change.committed[:-1]:
             del self._on_path[node]
         for node in change.dead:
@@ -93,8 +103,10 @@ class SimulatedDevice:
                 recall=world.device.recall,
                 patience=None,
                 asks_when_silent=False,  # nothing is lost here, and nobody sets timers
+                num_read=0 if world.device.time_to_read(len(prompt)) else len(prompt),
             ),
             make(self.knowledge),
+            pace=world.device.pace(),
         )
         self.arrivals: list[float] = []
         self.finished: edge_effects.Finished | None = None
@@ -105,14 +117,15 @@ class SimulatedDevice:
         self._down = Lane(events, world.link, DOWN, draws)
         self._moves: list[Reroot] = []  # tip moves that wait for the draft step under way
         self._drafting = False
-        self._prompt_read_at = 0.0  # seconds
+        self._drafted_at = 0.0  # seconds; when the latest draft step ended
+        self._has_read_prompt = False
 
     def start(self) -> None:
         self.began_at = self._events.now
         self._start_session()
 
     def _start_session(self) -> None:
-        self._prompt_read_at = self._events.now + self.world.device.prompt_time
+        self._has_read_prompt = False
         self.session.start(self._events.now)
         self._carry_out()
 
@@ -168,19 +181,27 @@ class SimulatedDevice:
 
     def _expand(self, rows: tuple[DraftRow, ...]) -> None:
         self._drafting = True
-        expansions = self._drafter.expand(rows)
-        self._events.after(self._draft_step_time(len(rows)), partial(self._drafted, expansions))
+        took, num_read = self._draft_step(len(rows))
+        self._has_read_prompt = True
+        reading = Reading(num_read, took) if num_read else NOTHING_READ
+        self._events.after(took, partial(self._drafted, self._drafter.expand(rows), reading))
 
-    def _draft_step_time(self, rows: int) -> float:
-        """Seconds from now on."""
-        waits = max(0.0, self._prompt_read_at - self._events.now)
-        return waits + self.world.device.draft_step_time(rows)
+    def _draft_step(self, rows: int) -> tuple[float, int]:
+        """Seconds that a draft step takes from now on, and committed tokens that it reads."""
+        device, num_read = self.world.device, self._drafter.num_unread
+        took = device.draft_step_time(rows) + device.read_time(num_read)
+        if self._events.now - self._drafted_at > AFTER_REST:
+            took += device.wake_time
+        prompt_time = 0.0 if self._has_read_prompt else device.time_to_read(self.world.prompt_tokens)
+        if prompt_time:
+            num_read += self.world.prompt_tokens - 1
+        return took + prompt_time, num_read
 
-    def _drafted(self, expansions: list[Expansion]) -> None:
-        self._drafting = False
+    def _drafted(self, expansions: list[Expansion], reading: Reading) -> None:
+        self._drafting, self._drafted_at = False, self._events.now
         self._apply_moves()
         if self.finished is None:
-            self.session.on_drafted(expansions, self._events.now)
+            self.session.on_drafted(expansions, self._events.now, reading)
             self._carry_out()
 
     def _apply_moves(self) -> None:

@@ -57,7 +57,7 @@ class WatchedDevice(SimulatedDevice):
 
     def _expand(self, rows: tuple[DraftRow, ...]) -> None:
         now = self._events.now
-        end = now + self._draft_step_time(len(rows))
+        end = now + self._draft_step(len(rows))[0]
         self._spans.append(Span(Track.DRAFT, now, end, _count(len(rows), "node")))
         super()._expand(rows)
 

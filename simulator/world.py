@@ -8,6 +8,8 @@ from itertools import pairwise
 
 from cloud_verifier.core.config import SchedulerConfig
 from common.errors import UserError
+from common.estimators import WidthTimes
+from edge_client.core.pace import DraftPace
 from simulator.arrivals import Arrival, Arrivals
 from simulator.drafts import BetaDraft, Draft
 from simulator.link import LinkSpec
@@ -15,24 +17,53 @@ from simulator.link import LinkSpec
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """How long a draft step of `rows` nodes takes: fixed + per_node * (rows - 1), where its power allows. The
-    first one waits until the prompt is read."""
+    """How long a draft step of `rows` nodes takes: fixed + per_node * (rows - 1), or what a table says, where
+    its power allows. The first one waits until the prompt is read, and each reads what the verifier wrote."""
 
     draft_time: float = 0.005
     draft_time_per_node: float = 0.0003  # for each node beyond the first
+    draft_times: tuple[tuple[int, float], ...] = ()  # by rows, rising; in place of the two above
+    read_times: tuple[tuple[int, float], ...] = ()  # that reading so many committed tokens adds
+    wake_time: float = 0.0  # that a step after a rest takes longer
     max_draft_steps_per_second: float = 0.0  # what its power budget allows; 0 = any number
     recall: bool = False  # also proposes what the text repeats of itself, which is nothing in a drawn text
-    prompt_time: float = 0.0  # until the draft has read the prompt
+    prompt_time: float = 0.0  # until the draft has read the prompt; 0 = as `read_times` says
 
     def __post_init__(self) -> None:
-        times = ("draft_time", "draft_time_per_node", "max_draft_steps_per_second", "prompt_time")
-        _not_negative("device", self, *times)
+        _not_negative("device", self, "draft_time", "draft_time_per_node", "prompt_time", "wake_time")
+        _not_negative("device", self, "max_draft_steps_per_second")
+        for name in ("draft_times", "read_times"):
+            table = getattr(self, name)
+            rises = all(before[0] < after[0] for before, after in pairwise(table))
+            if not rises or any(width < 1 or not 0 < time < math.inf for width, time in table):
+                raise UserError(
+                    f"device {name} is {table}; it needs rising counts from 1, each with a time above 0"
+                )
 
     def draft_step_time(self, rows: int) -> float:
         """Seconds. A device that is out of power lets a step take until the next one may begin."""
         time = self.draft_time + self.draft_time_per_node * (rows - 1)
+        if self.draft_times:
+            time = WidthTimes(dict(self.draft_times)).predict(rows)
         rate = self.max_draft_steps_per_second
         return max(time, 1.0 / rate) if rate else time
+
+    def read_time(self, num_tokens: int) -> float:
+        """Seconds that reading so many committed tokens adds to a draft step."""
+        return WidthTimes(dict(self.read_times)).predict(num_tokens) if self.read_times else 0.0
+
+    def time_to_read(self, prompt_tokens: int) -> float:
+        """Seconds that reading a prompt takes."""
+        return self.prompt_time or self.read_time(prompt_tokens - 1)
+
+    def pace(self) -> DraftPace:
+        """What a device knows of itself before its first text: its tables, where it has any."""
+        pace = DraftPace()
+        if self.draft_times:
+            pace.rows.measured(dict(self.draft_times))
+        if self.read_times:
+            pace.reads.measured(dict(self.read_times))
+        return pace
 
 
 @dataclass(frozen=True, slots=True)

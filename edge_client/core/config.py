@@ -41,6 +41,7 @@ class SessionConfig:
     max_preview: int | None = 256  # tokens of a guess, to bound what a wrong one wastes; None = to the end
     asks_when_silent: bool = True  # ask a verifier that owes text and is silent whether it is there
     committed: tuple[int, ...] = ()  # text that is there when the session begins, after a restart for example
+    num_read: int = 0  # leading tokens that the draft model has evaluated already, for an earlier text
     eos_token_ids: tuple[int, ...] = ()  # the target's own end tokens, where known: a guess ends there
     acceptance: Acceptance = COUPLED  # how the verifier decides
     logprobs: int | None = None  # have each token's told, and of so many of the likeliest; None = of nothing

@@ -40,6 +40,23 @@ class Expansion:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """Committed tokens that a draft step evaluated before its rows: the prompt, or what the verifier wrote.
+
+    `seconds` is the time of the batches that held such tokens, the rows in those batches included.
+    """
+
+    num_tokens: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Reading) -> Reading:
+        return Reading(self.num_tokens + other.num_tokens, self.seconds + other.seconds)
+
+
+NOTHING_READ = Reading()
+
+
+@dataclass(frozen=True, slots=True)
 class Reroot:
     """The tip moved. `committed` are (node id, token) from the old tip's child to the new tip, in order;
     `dead` are all other node ids that ended, expanded or not."""
@@ -50,6 +67,11 @@ class Reroot:
 
 class Drafter(Protocol):
     """Runs the draft model for one session at a time. One thread calls it."""
+
+    @property
+    def reading(self) -> Reading:
+        """What the latest `expand` read of the committed text."""
+        ...
 
     def start(self, tokens: Sequence[int], tip: int, sampling: SamplingParams, plain: int = 0) -> None:
         """Begin anew on a prompt's token ids; the last of them is the tip, node id `tip`. What `reroot` adds

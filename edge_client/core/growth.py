@@ -15,6 +15,7 @@ from edge_client.core.calibration import Calibration, promised
 from edge_client.core.config import SessionConfig
 from edge_client.core.drafter import DraftRow, Expansion, Reroot
 from edge_client.core.drawing import Drawing
+from edge_client.core.pace import DraftPace
 from edge_client.core.policies import Candidates, GrowthPolicy, GrowthView, missing_above
 from edge_client.core.priors import SHIPPED
 
@@ -37,11 +38,16 @@ class Growth:
         policy: GrowthPolicy,
         ngrams: NgramTable | None = None,
         chances: Chances | None = None,
+        pace: DraftPace | None = None,
     ) -> None:
-        """`ngrams`, to guess from; `chances`, to draw drafts by: the seed's, unless a test has others."""
+        """`ngrams`, to guess from; `chances`, to draw drafts by: the seed's, unless a test has others;
+        `pace`, of the draft model."""
         self.tree = SpeculationTree(config.begins_with)
         last_position = len(config.prompt) + config.sampling.max_tokens - 1
-        self.view = GrowthView(self.tree, last_position, INITIAL_CREDIT)
+        unread = max(0, len(config.begins_with) - 1 - config.num_read)
+        self.view = GrowthView(
+            self.tree, last_position, INITIAL_CREDIT, pace=pace or DraftPace(), num_unread=unread
+        )
         self.calibration = Calibration(config.prior or SHIPPED.at(config.sampling.temperature))
         self.expansions: dict[int, Expansion] = {}  # of live nodes, by id
         self._policy = policy
@@ -133,6 +139,7 @@ class Growth:
             if self._recall is not None:
                 self._recall.append(token)
             offered = any(tree.live[child].wire_id for child in tree.tip.children.values())
+            view.num_unread += not (tree.tip.evaluated or tree.tip.busy)
             died = tree.advance(token)
             accepted = tree.tip.wire_id > 0
             view.num_sent -= accepted

@@ -35,6 +35,11 @@ class Offline:
         self._spent = 0.0  # seconds alone since the last text, before it was left alone last
 
     @property
+    def is_told(self) -> bool:
+        """Whether the user knows that no server is there."""
+        return self._told
+
+    @property
     def timer_at(self) -> float | None:
         """When the session should look again though nothing has come."""
         return self._chain.draft_at if self.active else self._due_at

@@ -5,6 +5,7 @@ Sans-IO: inputs carry `now` (seconds, monotonic); `effects()` tells the driver w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import Enum
 
@@ -25,7 +26,7 @@ from common.privacy import Privacy
 from common.recall import NgramTable
 from common.tree import Node
 from edge_client.core.config import SessionConfig
-from edge_client.core.drafter import Expansion
+from edge_client.core.drafter import NOTHING_READ, Expansion, Reading
 from edge_client.core.effects import (
     ChangeMode,
     Connect,
@@ -40,8 +41,9 @@ from edge_client.core.effects import (
 )
 from edge_client.core.growth import Growth
 from edge_client.core.offline import Offline
+from edge_client.core.pace import DraftPace
 from edge_client.core.policies import Governed, GrowthPolicy
-from edge_client.core.policies.governor import GOES_AHEAD
+from edge_client.core.policies.governor import GOES_AHEAD, SETTLED, Mode, Standing
 from edge_client.core.policies.offline import OfflineChain
 from edge_client.core.reconnect import Luck, Reconnects, same_kind
 from edge_client.core.silence import Silence, patience_for
@@ -52,6 +54,10 @@ NOT_STRICT = (
     "privacy strict is asked for, and the verifier does not know it; update the verifier, use another one, "
     "or set the privacy to padded"
 )
+
+
+MOST_READ = 0.8
+"""Share of the text's remaining time that the draft may spend reading: later drafts would not pay."""
 
 
 class State(Enum):
@@ -83,16 +89,18 @@ class EdgeSession:
         ngrams: NgramTable | None = None,
         chances: Chances | None = None,
         luck: Luck | None = None,
+        pace: DraftPace | None = None,
     ) -> None:
         """`ngrams`, to guess from; `chances`, to draw drafts by: the seed's, unless a test has others;
-        `luck`, to vary the pauses between reconnects by: of seed and session id."""
+        `luck`, to vary the pauses between reconnects by: of seed and session id; `pace`, of the draft model:
+        what earlier texts taught, which this one goes on learning."""
         self.config = config
         self.policy = policy
         self.state = State.NEW
         self.stats = SessionStats()
         self.draft_times = StepTimes()
         self.target_times = StepTimes()  # by this session's rows, as the verifier tells them
-        self._growth = Growth(config, policy, ngrams, chances)
+        self._growth = Growth(config, policy, ngrams, chances, pace)
         self.tree, self.view = self._growth.tree, self._growth.view
         self.calibration = self._growth.calibration
         self._effects: list[Effect] = []
@@ -103,6 +111,9 @@ class EdgeSession:
         self._owes_guess = False  # tokens were committed since the last guess
         self._told: tuple[Commit, float] | None = None  # whose text is out, and which is not booked yet
         self._draft_began_at = 0.0
+        self._draft_ended_at: float | None = None  # of the latest draft step
+        self._reads_now = 0  # committed tokens that the draft step under way has to read
+        self._hindrance: Standing | None = None  # why nothing is drafted now, whatever the policy wants
         self._drafter_ok = True
         self._governed = policy if isinstance(policy, Governed) else None
         self._standing = GOES_AHEAD if self._governed is None else self._governed.standing
@@ -153,13 +164,20 @@ class EdgeSession:
         self._book()
         self._pump(now)
 
-    def on_drafted(self, expansions: Sequence[Expansion], now: float) -> None:
-        """The draft step that `Expand` asked for."""
+    def on_drafted(
+        self, expansions: Sequence[Expansion], now: float, reading: Reading = NOTHING_READ
+    ) -> None:
+        """The draft step that `Expand` asked for has ended; `reading`, what of the text it had to read."""
         self._book()
-        self.view.now = now
+        view = self.view
+        view.now = now
+        rested = math.inf if self._draft_ended_at is None else self._draft_began_at - self._draft_ended_at
         took = self._end_draft_step(len(expansions), now)
-        if self.draft_times.add(len(expansions), took):
-            self.view.draft_time.sample(len(expansions), took)
+        view.is_paced = view.pace.sample(len(expansions), took, reading, rested)
+        if view.is_paced:
+            self.draft_times.add(len(expansions), took)
+        view.num_unread -= self._reads_now
+        self._hindrance = None
         self._growth.branch(expansions)
         self._pump(now)
 
@@ -168,6 +186,7 @@ class EdgeSession:
         self._book()
         self._end_draft_step(0, now)
         self._drafter_ok = False
+        self._hindrance = Standing(Mode.SERVER_ONLY, str(error))
         self._offline.give_up()
         self._pump(now)
 
@@ -349,8 +368,14 @@ class EdgeSession:
             self._silence.heard(now, usual=self.view.news_at is not None)
         self._effects += self._offline.committed(message.start, message.tokens)
         self._effects.append(Emit(message.start, message.tokens, message.server_made, message.logprobs))
-        self._effects += self._offline.answered(now, self._standing)
+        self._effects += self._answered(now)
         self._told = message, now
+
+    def _answered(self, now: float) -> list[Effect]:
+        """The verifier is there: if the user was told otherwise, tell who writes now."""
+        if self._offline.is_told:
+            self._standing = self._own_standing
+        return self._offline.answered(now, self._standing)
 
     def _book(self) -> None:
         """Take in the Commit whose text is out already."""
@@ -395,7 +420,7 @@ class EdgeSession:
                 f"{self.tree.tip_position}"
             )
         self._effects += self._offline.finished(message.position)
-        self._effects += self._offline.answered(now, self._standing)  # the text may have been whole before
+        self._effects += self._answered(now)  # the text may have been whole before
         self._end(message.reason, None)
 
     # Growing ----------------------------------------------------------------------------------------------
@@ -425,11 +450,18 @@ class EdgeSession:
         if self._must_nudge():
             self._outgoing.nudged = True
             self._propose([], now)
-        if self._governed is not None and self._governed.standing is not self._standing:
-            self._standing = self._governed.standing
+        if not self._offline.is_told and self._own_standing is not self._standing:
+            self._standing = self._own_standing
             self._effects.append(ChangeMode(self._standing))
         if self._silence is not None:
             self._silence.listen(self._is_owed(), now)
+
+    @property
+    def _own_standing(self) -> Standing:
+        """Who writes while a verifier is there, and why. The same object until that changes."""
+        if self._hindrance is not None:
+            return self._hindrance
+        return GOES_AHEAD if self._governed is None else self._governed.standing
 
     def _is_owed(self) -> bool:
         """Whether the stream has something to say: with fill always, else if it was asked something."""
@@ -442,7 +474,7 @@ class EdgeSession:
         if self._governed is None or not self._drafter_ok:
             return False
         began_at = self._draft_began_at if self._drafting else now
-        return self._governed.can_wait(self.view, began_at + self.view.draft_time.predict(1))
+        return self._governed.can_wait(self.view, began_at + self.view.step_time_now)
 
     def _send(self, now: float) -> None:
         if not self.view.stream_up or self.tree.num_speculative <= self.view.num_sent:
@@ -464,18 +496,45 @@ class EdgeSession:
         self._effects.append(Send(message))
 
     def _expand(self, now: float) -> None:
+        if not self._offline.active and not self._can_read_in_time():
+            return
         nodes = (self._offline if self._offline.active else self.policy).expand(self.view)
         if not nodes:
             return
         self._drafting = True
         self._draft_began_at = now
+        self._reads_now = self.view.num_unread
+        seconds = self.view.catch_up_time
+        if seconds >= SETTLED:
+            words = f"the draft model reads {self._reads_now} tokens first, in about {seconds:.1f} s"
+            self._hindrance = Standing(Mode.SERVER_ONLY, words)
         self._effects.append(Expand(self._growth.rows(nodes)))
+
+    def _can_read_in_time(self) -> bool:
+        """Whether the draft has read the text long before its end. Drafting waits if not, and says why.
+
+        Reading of less than `SETTLED` is not weighed. A verifier without fill waits for drafts, so there the
+        text is always read.
+        """
+        view = self.view
+        left = (view.last_position - self.tree.tip_position) * view.turn.smoothed
+        if view.catch_up_time <= max(SETTLED, MOST_READ * left) or not self.policy.fill:
+            self._hindrance = None
+            return True
+        if self._hindrance is None:
+            words = (
+                f"the draft model would read {view.num_unread} tokens in {view.catch_up_time:.1f} s, "
+                f"and the text ends in {left:.1f} s"
+            )
+            self._hindrance = Standing(Mode.SERVER_ONLY, words)
+        return False
 
     def _end_draft_step(self, drafted: int, now: float) -> float:
         """Seconds that it took."""
         if not self._drafting:
             raise LocalError("a draft step was reported that had not been asked for")
         self._drafting = False
+        self._draft_ended_at = now
         self.stats.draft_steps += 1
         self.stats.drafted += drafted
         took = now - self._draft_began_at

@@ -205,7 +205,7 @@ class Answer:
             case Withdraw():
                 yield from self._withdraw(len(item.tokens))
             case ChangeMode():
-                self.account.mode = item.standing.mode.value
+                self.account.mode, self.account.why = item.standing.mode.value, item.standing.why
                 yield ModeChange(item.standing)
             case _:
                 assert_never(item)

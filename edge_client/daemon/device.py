@@ -22,6 +22,7 @@ from common.vocabulary import Vocabulary
 from edge_client.alone import DeviceGeneration
 from edge_client.channel import Streams
 from edge_client.core.config import Fallback, SessionConfig
+from edge_client.core.pace import DraftPace
 from edge_client.core.policies import make_policy
 from edge_client.core.policies.governor import Mode
 from edge_client.core.priors import Beliefs, PriorTable
@@ -50,6 +51,11 @@ FIRST_BACKOFF = 0.02
 
 class DraftSource(Protocol):
     """Where seats come from (`DraftModel`): loads the draft model when it is needed."""
+
+    @property
+    def pace(self) -> DraftPace:
+        """How long the draft model takes, as all texts have taught."""
+        ...
 
     async def prepare(self, grammar: str) -> None:
         """Before a text under this grammar. Raises `ForerunError` if it cannot be drafted."""
@@ -117,7 +123,14 @@ class Live:
 
     answer: Answer
     client: str
-    notes: list[str] = field(default_factory=list)  # what its client should know, in sentences
+    before: list[str] = field(default_factory=list)  # notes from before it began
+
+    @property
+    def notes(self) -> list[str]:
+        """What its client should know now, in sentences: above all why nothing is drafted."""
+        account = self.answer.account
+        silent = account.mode == Mode.SERVER_ONLY.value and account.why and not self.before
+        return [*self.before, f"nothing is drafted: {account.why}"] if silent else self.before
 
 
 class Device:
@@ -241,7 +254,8 @@ class Device:
 
         def begin(written: Sequence[int]) -> Run:
             policy = make_policy(request.policy if seat is not None else "off")
-            session = EdgeSession(self._config(request, written, seat is not None), policy, self._ngrams)
+            pace = self._drafts.pace if self._drafts is not None else None
+            session = EdgeSession(self._config(request, written, seat), policy, self._ngrams, pace=pace)
             return Generation(session, route, seat)
 
         return begin
@@ -251,10 +265,12 @@ class Device:
         text = DeviceGeneration(seat, request.prompt, request.sampling, eos, self._clock, written)
         return AloneRun(text, len(request.prompt) + len(written))
 
-    def _config(self, request: TextRequest, written: Sequence[int], drafting: bool) -> SessionConfig:
+    def _config(self, request: TextRequest, written: Sequence[int], seat: Seat | None) -> SessionConfig:
+        drafting, committed = seat is not None, tuple(written)
         return SessionConfig(
             prompt=request.prompt,
-            committed=tuple(written),
+            committed=committed,
+            num_read=0 if seat is None else seat.num_kept(request.prompt + committed),
             sampling=request.sampling,
             fingerprint=self.vocabulary.fingerprint,
             session_id=request.id,

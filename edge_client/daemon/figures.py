@@ -70,6 +70,7 @@ class Account:
     asked_at: float  # when the client's request came
     began_at: float = 0.0  # when it left the daemon's queue
     mode: str = Mode.AHEAD.value
+    why: str = ""  # of the mode, in words, once it has changed
     tokens: int = 0
     device_tokens: int = 0
     first_at: float | None = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from common.errors import ForerunError, LocalError
+from edge_client.core.drafter import NOTHING_READ
 from edge_client.core.effects import Expand, MoveTip, StartDrafter
 from edge_client.draft_worker import Drafted, Drafts
 
@@ -16,6 +17,10 @@ logger = logging.getLogger(__name__)
 
 class Seat(Drafts, Protocol):
     """A place at the draft model, for one text."""
+
+    def num_kept(self, tokens: Sequence[int]) -> int:
+        """Leading ones of `tokens` that the draft model has evaluated already."""
+        ...
 
     def release(self) -> None:
         """Let others have it."""
@@ -45,9 +50,12 @@ class LateSeat:
         if self._seat is not None:
             self._seat.expand(effect, on_drafted)
         elif self._refusal is not None:
-            asyncio.get_running_loop().call_soon(on_drafted, self._refusal)
+            asyncio.get_running_loop().call_soon(on_drafted, self._refusal, NOTHING_READ)
         else:
             self._waiting.append((effect, on_drafted))
+
+    def num_kept(self, tokens: Sequence[int]) -> int:
+        return self._seat.num_kept(tokens) if self._seat is not None else 0
 
     def release(self) -> None:
         """The text is over; a seat that comes now is given back at once."""
@@ -90,4 +98,4 @@ class LateSeat:
         self._on_refused(error)
         for _, on_drafted in waiting:
             if on_drafted is not None:
-                on_drafted(error)
+                on_drafted(error, NOTHING_READ)

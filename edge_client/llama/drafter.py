@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from common.errors import ForerunError, LocalError
 from common.sampling import SamplingParams
-from edge_client.core.drafter import DraftRow, Expansion
+from edge_client.core.drafter import NOTHING_READ, DraftRow, Expansion, Reading
 from edge_client.llama.plan import NO_SEQUENCE, BatchPlan, DraftNode, Surprise
 from edge_client.llama.runtime import NO_KV_SLOT, LlamaRuntime
 from edge_client.llama.sequences import Sequences
@@ -29,14 +30,14 @@ class LlamaDrafter(LlamaSession):
     def __init__(self, runtime: LlamaRuntime, num_candidates: int = 5) -> None:
         self._sequences = Sequences(runtime, TRUNK + 1, runtime.n_seq_max)
         super().__init__(runtime, self._sequences, TRUNK, num_candidates)
+        self.reading = NOTHING_READ  # of the latest `expand`
 
     def start(self, tokens: Sequence[int], tip: int, sampling: SamplingParams, plain: int = 0) -> None:
-        """Begin anew; what the KV shares with `tokens` is kept, the rest up to the tip is evaluated now.
+        """Begin anew; what the KV shares with `tokens` is kept, the next `expand` evaluates the rest.
 
-        Raises `CapacityError` if they do not fit the context, `LocalError` if they cannot be evaluated.
+        Raises `CapacityError` if they do not fit the context.
         """
         self.begin(tokens, tip, sampling, plain)
-        self._insist(self._prefill)
 
     def expand(self, rows: Sequence[DraftRow]) -> list[Expansion]:
         """Evaluate the rows, in one batch unless they are too many or the KV has no room for all.
@@ -44,6 +45,7 @@ class LlamaDrafter(LlamaSession):
         A row asked for again is answered from memory. Raises `CapacityError` if a single row finds no room,
         `LocalError` for a parent never heard of or if llama.cpp fails after a resync too.
         """
+        self.reading = NOTHING_READ
         return self._expand_nodes([self.node_of(row) for row in rows])
 
     def check_integrity(self) -> None:
@@ -95,9 +97,12 @@ class LlamaDrafter(LlamaSession):
     def _decode(self, plan: BatchPlan) -> None:
         """Run a plan. Raises `Surprise` if llama.cpp does not take it."""
         plan.fill(self._runtime.batch)
+        began = time.perf_counter()
         code = self._runtime.decode()
         if code != 0:
             raise Surprise(f"llama_decode returned {code}", full=code == NO_KV_SLOT)
+        if num_read := plan.num_read(0, len(plan.nodes)):
+            self.reading += Reading(num_read, time.perf_counter() - began)
         self.settle(plan.nodes)
 
     # --- surprises --------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ What a session may count on, however many there are:
 
 - **Its share.** Where the rows asked for exceed a turn, each session gets as many as every other that still
   wants some; what cannot be divided goes to the first in line, and who was given most goes to its end.
-- **Not to wait for another's prompt.** A prompt is read in pieces as small as a draft step while another
-  session drafts; alone, a batch at a time.
+- **Not to wait for another's prompt.** A batch takes `BATCH_TIME` at most, by measured time. While another
+  session drafts, reading gets a third of the time, and all the time in which nobody asks for rows.
 - **Its own failure only.** A batch that llama.cpp did not take is undone, and each of its sessions tries
   alone in the next turns: first with its branches dropped, then with its KV empty, then it fails.
 
@@ -16,11 +16,13 @@ those of the session that has the most, if that is more than its share.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common.errors import ForerunError, LocalError, UserError
-from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from common.estimators import WidthTimes
+from edge_client.core.drafter import NOTHING_READ, DraftRow, Expansion, Reading, Reroot
 from edge_client.core.effects import StartDrafter
 from edge_client.llama.plan import BatchPlan, DraftNode, Surprise
 from edge_client.llama.ranking import Logits
@@ -32,6 +34,18 @@ logger = logging.getLogger(__name__)
 
 Outcome = Sequence[Expansion] | ForerunError
 
+BATCH_TIME = 0.1
+"""Seconds that a batch of a prompt may take: for so long nothing else can be done with the model."""
+
+OTHERS_TIME = 2.0
+"""Seconds of others' draft steps that a second of reading lets pass before the next piece."""
+
+ASKS_AGAIN = 0.005
+"""Seconds within which a session that drafts asks for its next step, if it wants one."""
+
+ASSUMED = {1: 0.002, 2: 0.0025}
+"""Seconds of a batch by its tokens, before any was measured."""
+
 MAX_STRIKES = 3  # after branches dropped and KV emptied, a third failure is the session's
 
 
@@ -41,6 +55,7 @@ class Answer:
 
     member: int
     outcome: Outcome
+    reading: Reading = NOTHING_READ
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +65,6 @@ class Member:
     index: int
     session: LlamaSession
     is_drafting: bool = False  # has a text and has not failed or been released
-    is_reading: bool = False  # its prompt is not all evaluated
     asked: list[DraftNode] | None = None  # of the draft step under way
     todo: list[DraftNode] = field(default_factory=list)  # those of them that are not answered yet
     limit: int = 0  # rows of it a turn at most: halved where more found no room
@@ -59,14 +73,11 @@ class Member:
     failure: ForerunError | None = None  # since its text began
     released_at: int = 0  # turn; who was released first is forgotten first
     num_rows: int = 0  # draft rows evaluated for it so far
-
-    @property
-    def is_waiting(self) -> bool:
-        return self.is_reading or bool(self.todo)
+    reading: Reading = NOTHING_READ  # in the draft step under way
 
     def forget(self) -> None:
         """No draft step is under way any more."""
-        self.asked, self.todo = None, []
+        self.asked, self.todo, self.reading = None, [], NOTHING_READ
         self.is_suspect, self.strikes = False, 0
 
 
@@ -87,7 +98,14 @@ class DraftGroup:
     Raises `UserError` if the context has too few sequences for so many.
     """
 
-    def __init__(self, runtime: LlamaRuntime, size: int, num_candidates: int = 5) -> None:
+    def __init__(
+        self,
+        runtime: LlamaRuntime,
+        size: int,
+        num_candidates: int = 5,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`clock`: seconds, monotonic."""
         if not 1 <= size <= runtime.n_seq_max // 2:
             raise UserError(
                 f"{size} sessions at once need n_seq_max to be {2 * size} at least and it is "
@@ -100,7 +118,11 @@ class DraftGroup:
             for index in range(size)
         )
         self._line = list(self.members)  # who waited longest first
-        self._piece = runtime.max_rows  # tokens of a prompt that go with the others' draft rows
+        self._clock = clock
+        self.batch_times = WidthTimes(ASSUMED)  # of batches, by their tokens
+        self._piece = self._find_piece()  # tokens of a prompt in one batch
+        self._debt = 0.0  # seconds of draft steps that reading owes to those who draft
+        self._answered_at = 0.0  # when a draft step ended last
         self._num_releases = 0
         self._answers: list[Answer] = []
 
@@ -109,7 +131,15 @@ class DraftGroup:
     @property
     def has_work(self) -> bool:
         """Whether `turn` has anything to do."""
-        return bool(self._answers) or any(member.is_waiting for member in self.members)
+        return bool(self._answers) or any(member.todo for member in self.members)
+
+    @property
+    def pause(self) -> float | None:
+        """Seconds for which `turn` has nothing to do unless there is an input; None: until there is one."""
+        if not self.has_work:
+            return None
+        held_back = not self._answers and not self._drafters and self._owes_time
+        return max(0.0, self._answered_at + ASKS_AGAIN - self._clock()) if held_back else 0.0
 
     def begin(self, index: int, start: StartDrafter) -> None:
         """A member's new text. What it fails of is answered to the first draft step asked for."""
@@ -123,7 +153,6 @@ class DraftGroup:
             return
         lenders = (other.session for other in self.members if other is not member)
         session.borrow(max(lenders, key=lambda other: other.num_common(start.tokens), default=session))
-        member.is_reading = session.num_missing > 0
 
     def reroot(self, index: int, change: Reroot) -> None:
         """A member's tip moved."""
@@ -150,7 +179,7 @@ class DraftGroup:
         """A member's text is over, and nobody waits for its draft step. What it has evaluated is kept."""
         member = self.members[index]
         member.forget()
-        member.is_drafting = member.is_reading = False
+        member.is_drafting = False
         member.session.release()
         self._num_releases += 1
         member.released_at = self._num_releases
@@ -174,7 +203,7 @@ class DraftGroup:
 
     def _board(self, plan: BatchPlan) -> list[Ride]:
         """Fill the plan: draft rows first, then pieces of prompts."""
-        waiting = [member for member in self._line if member.is_waiting]
+        waiting = [member for member in self._line if member.todo]
         suspects = [member for member in waiting if member.is_suspect]
         waiting = suspects[:1] or waiting
         readers = [member for member in waiting if self._must_read(member)]
@@ -194,13 +223,29 @@ class DraftGroup:
 
     def _must_read(self, member: Member) -> bool:
         """Whether a member's text is to be evaluated before its rows can be."""
-        return not member.todo or member.session.num_missing > self._piece
+        beside_rows = self._runtime.n_batch - self._runtime.max_rows
+        return member.session.num_missing > min(self._piece, beside_rows)
+
+    @property
+    def _drafters(self) -> list[Member]:
+        """Those who wait for rows and not for their text to be read."""
+        return [member for member in self.members if member.todo and not self._must_read(member)]
+
+    @property
+    def _owes_time(self) -> bool:
+        """Whether sessions that draft come before reading now: one may be about to ask for its next step."""
+        return self._debt > 0 and self._somebody_drafts
+
+    @property
+    def _somebody_drafts(self) -> bool:
+        return any(member.is_drafting and not self._must_read(member) for member in self.members)
 
     def _room_to_read(self, plan: BatchPlan) -> int:
-        """Tokens of prompts in this turn. Who drafts will ask again within microseconds."""
-        room = self._runtime.n_batch - len(plan.tokens)
-        others = any(member.is_drafting and not member.is_reading for member in self.members)
-        return min(room, self._piece) if others else room
+        """Tokens of prompts in this turn."""
+        asks_again = bool(plan.tokens) or self._clock() < self._answered_at + ASKS_AGAIN
+        if self._owes_time and asks_again:
+            return 0
+        return min(self._runtime.n_batch - len(plan.tokens), self._piece)
 
     def _plan_rows(self, member: Member, share: int, plan: BatchPlan, rides: list[Ride]) -> None:
         """A member's rows, if the batch and the sequences have room for them."""
@@ -216,12 +261,15 @@ class DraftGroup:
 
     def _evaluate(self, plan: BatchPlan, rides: list[Ride]) -> None:
         plan.fill(self._runtime.batch)
+        began = self._clock()
         code = self._runtime.decode()
         while code == NO_KV_SLOT and self._forget_oldest():
             code = self._runtime.decode()
+        took = self._clock() - began
         if code != 0:
             self._undo(plan, rides, Surprise(f"llama_decode returned {code}", full=code == NO_KV_SLOT))
             return
+        self._book(plan, rides, took)
         num_outputs = sum(plan.outputs)
         logits = self._runtime.logits(num_outputs)
         if len(logits) != num_outputs:
@@ -235,9 +283,34 @@ class DraftGroup:
             self._serve(ride.member, logits[first : first + len(ranked)], ranked)
             first += len(ranked)
 
+    def _book(self, plan: BatchPlan, rides: list[Ride], took: float) -> None:
+        """What a batch has taught of the pace, and who owes time to whom."""
+        self.batch_times.sample(len(plan.tokens), took)
+        num_rows = sum(plan.outputs)
+        if num_rows == len(plan.tokens):
+            self._debt = max(0.0, self._debt - took / OTHERS_TIME)
+            return
+        self._piece = self._find_piece()
+        if self._somebody_drafts:
+            self._debt += max(0.0, took - self.batch_times.predict(num_rows))
+        for ride in rides:
+            if num_read := plan.num_read(ride.start, ride.stop):
+                ride.member.reading += Reading(num_read, took)
+
+    def _find_piece(self) -> int:
+        """As many tokens as `BATCH_TIME` allows: a power of two, or a whole batch."""
+        piece = 1
+        while piece < self._runtime.n_batch and self.batch_times.predict(2 * piece) <= BATCH_TIME:
+            piece *= 2
+        return min(piece, self._runtime.n_batch)
+
+    def measured(self, shape: Mapping[int, float]) -> None:
+        """Take seconds of a batch by its tokens, as measured with this model."""
+        self.batch_times.measured(shape)
+        self._piece = self._find_piece()
+
     def _serve(self, member: Member, logits: Logits, nodes: list[DraftNode]) -> None:
         """A member's rows were evaluated; `nodes` are those with logits."""
-        member.is_reading = member.is_reading and member.session.num_missing > 0
         if nodes or not member.todo:  # a text read again is no proof that the rows below it will do
             member.is_suspect, member.strikes = False, 0
         if not nodes:
@@ -254,8 +327,9 @@ class DraftGroup:
     def _answer_if_done(self, member: Member) -> None:
         if member.asked is not None and not member.todo:
             found = [node.expansion for node in member.asked if node.expansion is not None]
-            self._answers.append(Answer(member.index, found))
-            member.asked = None
+            self._answers.append(Answer(member.index, found, member.reading))
+            self._answered_at = self._clock()
+            member.asked, member.reading = None, NOTHING_READ
 
     # --- failures ---------------------------------------------------------------------------------------
 
@@ -308,7 +382,7 @@ class DraftGroup:
         if member.asked is not None:
             self._answers.append(Answer(member.index, error))
         member.forget()
-        member.failure, member.is_drafting, member.is_reading = error, False, False
+        member.failure, member.is_drafting = error, False
         member.session.clear()
 
     # --- law 3 ------------------------------------------------------------------------------------------

@@ -52,6 +52,10 @@ class BatchPlan:
     shared: dict[int, list[int]] = field(default_factory=dict)  # row -> sequences beyond its first
     first: int = 0  # row with which the session that is planning now began
 
+    def num_read(self, start: int, stop: int) -> int:
+        """Committed tokens before a tip among the rows [start, stop)."""
+        return sum(node is None for node in self.nodes[start:stop])
+
     def begin(self) -> int:
         """The rows that follow are another session's; where they begin."""
         self.first = len(self.tokens)

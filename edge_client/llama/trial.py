@@ -143,10 +143,11 @@ def _mark_of(path: Path, accelerated: bool, weights: bool) -> Mark:
     except OSError as error:
         raise UserError(f"the draft model {path} cannot be read: {error.strerror or error}") from error
     times, place = (found.st_mtime_ns, found.st_ctime_ns), (found.st_ino, found.st_dev)
-    return Mark(found.st_size, *times, *place, _library(), accelerated, weights)
+    return Mark(found.st_size, *times, *place, release(), accelerated, weights)
 
 
-def _library() -> str:
+def release() -> str:
+    """The release of llama-cpp-python, and the number of the rules of a trial."""
     try:
         return f"{version('llama-cpp-python')}, rules {RULES}"
     except PackageNotFoundError:  # built by hand, and on the path all the same

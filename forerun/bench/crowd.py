@@ -19,6 +19,7 @@ from common.privacy import Privacy
 from common.rpc.describe import Description
 from edge_client.channel import OWN_CONNECTION, VerifierChannel
 from edge_client.core.config import SessionConfig
+from edge_client.core.drafter import NOTHING_READ
 from edge_client.core.effects import Expand, MoveTip, StartDrafter
 from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
@@ -62,9 +63,9 @@ class LoopDrafts:
     def expand(self, effect: Expand, on_drafted: Drafted) -> None:
         outcome, loop = self._drafter.expand(effect.rows), asyncio.get_running_loop()
         if self._draft_time:
-            loop.call_later(self._draft_time, on_drafted, outcome)
+            loop.call_later(self._draft_time, on_drafted, outcome, NOTHING_READ)
         else:
-            loop.call_soon(on_drafted, outcome)
+            loop.call_soon(on_drafted, outcome, NOTHING_READ)
 
 
 class Library:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from common.errors import LocalError
 from common.estimators import (
-    DraftTimeEstimator,
     LinearTimeEstimator,
     RatioEstimator,
     RttEstimator,
     StepTimeEstimator,
+    WidthTimes,
 )
 
 TIMES = st.floats(0, 10)
@@ -104,7 +104,6 @@ def test_ratios_refuse_nonsense() -> None:
 
 def test_times_are_sensible_before_data() -> None:
     assert StepTimeEstimator().predict(8) == pytest.approx(0.0304)
-    assert DraftTimeEstimator().predict(8) == pytest.approx(0.0074)
 
 
 def test_times_learn_a_line() -> None:
@@ -117,7 +116,7 @@ def test_times_learn_a_line() -> None:
 
 
 def test_with_one_width_the_slope_stays_and_the_level_is_learnt() -> None:
-    times = DraftTimeEstimator(fixed=0.005, per_row=0.0003)
+    times = LinearTimeEstimator(fixed=0.005, per_row=0.0003)
     for _ in range(100):
         times.sample(8, 0.020)
     assert times.predict(8) == pytest.approx(0.020)
@@ -155,3 +154,62 @@ def test_times_refuse_nonsense() -> None:
     for width, duration in ((-1, 0.1), (1, -0.1), (1, math.nan)):
         with pytest.raises(LocalError):
             StepTimeEstimator().sample(width, duration)
+
+
+Q8_0 = {1: 0.023, 2: 0.085, 3: 0.106, 4: 0.124, 8: 0.135}
+"""Seconds of a draft step by rows that no line fits: a 0.5B model in q8_0 on one processor core."""
+
+
+def test_a_table_is_no_line() -> None:
+    times = WidthTimes({1: 0.005, 2: 0.0053})
+    times.measured(Q8_0)
+    assert [times.predict(rows) for rows in Q8_0] == pytest.approx(list(Q8_0.values()))
+    assert times.predict(6) == pytest.approx(0.1295)
+    assert times.predict(0) == 0.0
+
+
+def test_a_slower_device_is_slower_at_widths_that_were_not_seen() -> None:
+    times = WidthTimes(Q8_0)
+    for _ in range(50):
+        times.sample(1, 0.046)
+    assert times.predict(4) == pytest.approx(2 * Q8_0[4], rel=0.02)
+
+
+def test_each_width_is_learnt_for_itself() -> None:
+    times = WidthTimes({1: 0.005, 2: 0.0053})
+    for _ in range(20):
+        for rows in (1, 2, 4):
+            times.sample(rows, Q8_0[rows])
+    assert times.predict(1) == pytest.approx(Q8_0[1], rel=0.3)
+    assert times.predict(2) == pytest.approx(Q8_0[2], rel=0.3)
+    assert times.predict(2) < times.predict(3) < times.predict(4)
+
+
+def test_a_width_that_once_took_long_is_tried_again() -> None:
+    """One hiccup must not shut a width out for ever, as nothing else tells that it was one."""
+    times = WidthTimes({1: 0.010, 2: 0.011}, half_life=20)
+    times.sample(2, 1.0)
+    once = times.predict(2)
+    for _ in range(200):
+        times.sample(1, 0.010)
+    assert once > 0.1
+    assert times.predict(2) == pytest.approx(0.011, rel=0.05)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 40)), max_size=40), st.integers(0, 6000))
+def test_predicted_step_times_are_finite_and_never_negative(
+    samples: list[tuple[int, float]], width: int
+) -> None:
+    times = WidthTimes(Q8_0)
+    for rows, duration in samples:
+        times.sample(rows, duration)
+    assert 0 <= times.predict(width) < math.inf
+
+
+def test_tables_refuse_nonsense() -> None:
+    for shape in ({}, {0: 0.1}, {1: 0.0}, {1: math.nan}):
+        with pytest.raises(LocalError):
+            WidthTimes(shape)
+    for width, duration in ((-1, 0.1), (1, -0.1), (1, math.nan)):
+        with pytest.raises(LocalError):
+            WidthTimes(Q8_0).sample(width, duration)

@@ -13,7 +13,7 @@ import pytest
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
 from common.sampling import SamplingParams
 from edge_client.alone import DeviceGeneration
-from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from edge_client.core.drafter import DraftRow, Expansion, Reading, Reroot
 from edge_client.core.effects import Expand, MoveTip, StartDrafter
 from edge_client.draft_pool import DraftPool, Seat
 from tests.edge_client.llama.tree_world import exact_settings
@@ -75,7 +75,7 @@ async def text_at(seat: Seat, place: int) -> list[int]:
 
 async def expansions(seat: Seat, *rows: DraftRow) -> Sequence[Expansion]:
     answer: asyncio.Future[Sequence[Expansion] | ForerunError] = asyncio.get_running_loop().create_future()
-    seat.expand(Expand(rows), answer.set_result)
+    seat.expand(Expand(rows), lambda outcome, _: answer.set_result(outcome))
     outcome = await asyncio.wait_for(answer, LONG_WAIT)
     if isinstance(outcome, ForerunError):
         raise outcome
@@ -129,7 +129,7 @@ async def write(seat: Seat, token: int) -> None:
     row = start(seat, token)
     done = asyncio.Event()
 
-    def on_drafted(outcome: Sequence[Expansion] | ForerunError) -> None:
+    def on_drafted(outcome: Sequence[Expansion] | ForerunError, _: Reading) -> None:
         nonlocal row
         assert not isinstance(outcome, ForerunError)
         if row.position == 3:
@@ -193,7 +193,7 @@ async def test_a_released_seat_hears_no_more_and_the_next_starts_clean(
         heard: list[object] = []
         seat = pool.seat()
         gate.open.clear()
-        seat.expand(Expand((start(seat, 1, 2),)), heard.append)
+        seat.expand(Expand((start(seat, 1, 2),)), lambda outcome, _: heard.append(outcome))
         await asyncio.to_thread(gate.reached.wait, LONG_WAIT)
         seat.release()
         other = pool.seat()

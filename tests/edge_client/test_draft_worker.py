@@ -30,7 +30,7 @@ async def test_closing_leaves_the_loop_live() -> None:
     drafter, answers = Slow(), list[Sequence[Expansion] | ForerunError]()
     worker = DraftWorker(drafter).__enter__()
     worker.submit(StartDrafter((1, 2, 3), 0, SamplingParams()))
-    worker.expand(Expand((DraftRow(0, None, 3, 2),)), answers.append)
+    worker.expand(Expand((DraftRow(0, None, 3, 2),)), lambda outcome, _: answers.append(outcome))
     closing = asyncio.create_task(worker.close())
     await asyncio.sleep(0)
     assert not closing.done()

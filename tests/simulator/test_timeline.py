@@ -70,7 +70,7 @@ def test_the_command_shows_a_timeline_and_writes_a_trace(
     assert "cannot be written" in capsys.readouterr().err
 
 
-GOLDEN = "96a193054eb7a18b8fd7c7380a0bb9190503af047bcbb2045aebee39a0f3e4ea"
+GOLDEN = "2d694a36bf44f6780d9d7de0f25de7962e286329573edeadf76a9706f4796a5f"
 """Of the trace below, to the nanosecond. It changes when the machines, the link or the draws do, and then the
 change should be one that was meant; on another machine it must be the same."""
 

@@ -17,7 +17,7 @@ from common.errors import PeerError, UserError
 from common.messages import Open
 from common.noise import gumbel, noise_bits
 from common.sampling import SamplingParams
-from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from edge_client.core.drafter import NOTHING_READ, DraftRow, Expansion, Reading, Reroot
 
 FloatArray = NDArray[np.float32]
 TokenArray = NDArray[np.int32]
@@ -191,15 +191,21 @@ class TinyDrafter:
         self.blend, self.lie, self.mute_after, self.knows_grammar = blend, lie, mute_after, knows_grammar
         self.rows_left = mute_after
         self.memory = 3  # the target's, told by the world
+        self.reading = NOTHING_READ  # of the latest `expand`, which takes no time here
+        self._evaluated: set[int] = set()  # ids of nodes, committed ones included
+        self._unread: list[int] = []  # ids of committed nodes before the tip; 0 for each of the prompt's
         self.tokens: list[int] = []
         self.nodes: dict[int, tuple[int | None, int]] = {}  # id -> (parent, token)
 
     def start(self, tokens: Sequence[int], tip: int, sampling: SamplingParams, plain: int = 0) -> None:
         self.tokens, self.sampling, self.tip, self.nodes, self.plain = list(tokens), sampling, tip, {}, plain
         self.prompt_length = len(tokens)
+        self._evaluated, self._unread = set(), [0] * (len(tokens) - 1)
 
     def reroot(self, change: Reroot) -> None:
         for node_id, token in change.committed:
+            if self.tip not in self._evaluated:
+                self._unread.append(self.tip)
             self.tokens.append(token)
             self.tip = node_id
             self.nodes.pop(node_id, None)
@@ -207,6 +213,9 @@ class TinyDrafter:
             self.nodes.pop(node_id, None)
 
     def expand(self, rows: Sequence[DraftRow]) -> list[Expansion]:
+        self.reading = Reading(len(self._unread))
+        self._unread.clear()
+        self._evaluated.update(row.id for row in rows)
         return [self._expand(row) for row in rows]
 
     def _expand(self, row: DraftRow) -> Expansion:

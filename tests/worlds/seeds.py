@@ -62,7 +62,7 @@ def spec_of(seed: int) -> WorldSpec:
         seed=seed,
         delay=draw.choice([(0.0, 0.0), (0.001, 0.01), (0.005, 0.15)]),
         step_time=draw.choice([(0.01, 0.01), (0.005, 0.05)]),
-        draft_time=draw.choice([(0.0005, 0.001), (0.005, 0.03), (0.05, 0.2)]),
+        draft_time=draw.choice([(0.0005, 0.001), (0.005, 0.03), (0.05, 0.15)]),
         losses=draw.choice([0, 0, 1, 4]),
         freezes=draw.choice([0, 0, 0, 1, 3]),
         verifiers=draw.choice([1, 1, 2, 3]),
@@ -73,6 +73,10 @@ def spec_of(seed: int) -> WorldSpec:
         plans_later=0.5 * (seed % 3 == 0),
         looks_ahead=draw.choice([0.0, 0.5, 1.0]),
         lag=draw.choice([(0.0, 0.0), (0.0, 0.02)]),
+        row_time=draw.choice([0.0, 0.001, 0.06]),
+        read_time=draw.choice([0.0, 0.006, 0.15]),
+        wake_time=draw.choice([0.0, 0.03]),
+        shares_pace=draw.random() < 0.5,
     )
 
 

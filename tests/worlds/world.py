@@ -23,7 +23,8 @@ from common.recall import NgramTable
 from common.sampling import SamplingParams
 from edge_client.core import effects as edge_effects
 from edge_client.core.config import SessionConfig
-from edge_client.core.drafter import begin
+from edge_client.core.drafter import NOTHING_READ, Reading, begin
+from edge_client.core.pace import AFTER_REST, DraftPace
 from edge_client.core.policies import GrowthPolicy, Mode
 from edge_client.core.ranking import Candidate, Demerits, choose, has_another
 from edge_client.core.session import EdgeSession
@@ -60,7 +61,11 @@ class WorldSpec:
     seed: int = 0
     delay: tuple[float, float] = (0.005, 0.080)  # one way, drawn per message; order within a stream is kept
     step_time: tuple[float, float] = (0.01, 0.04)
-    draft_time: tuple[float, float] = (0.001, 0.02)
+    draft_time: tuple[float, float] = (0.001, 0.02)  # of a step of one row
+    row_time: float = 0.0  # of each further row
+    read_time: float = 0.0  # of each committed token that a draft step reads
+    wake_time: float = 0.0  # of a draft step after a rest
+    shares_pace: bool = False  # all edges are texts of one device, and learn its pace together
     losses: int = 0  # streams broken at random moments
     outages: tuple[tuple[float, float], ...] = ()  # from when to when no stream is up
     config: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(prefill_chunk=5))
@@ -89,6 +94,7 @@ class Edge:
         memory: int,
         ngrams: NgramTable | None,
         chances: Chances | None = None,
+        pace: DraftPace | None = None,
     ) -> None:
         self.index = index
         self.spec = spec
@@ -105,11 +111,12 @@ class Edge:
             draft_top=spec.draft_top,
             logprobs=spec.logprobs,
         )
-        self.session = EdgeSession(config, spec.policy(), ngrams, chances)
+        self.session = EdgeSession(config, spec.policy(), ngrams, chances, pace=pace)
         self.drafter = spec.drafter()
         self.drafter.memory = memory
         self.pending: list[edge_effects.MoveTip] = []  # tip moves during a draft step
         self.drafting = False
+        self.drafted_at = -1.0  # when the latest draft step ended
         self.draft_steps = 0
         self.stream = -1
         self.emitted: list[int] = []
@@ -142,7 +149,8 @@ class World:
         info = TargetInfo("tiny", VOCAB, 512, spec.num_slots, spec.eos, FINGERPRINT)
         self.hosts = [Host(self, info, chances) for _ in range(spec.verifiers)]
         ngrams = NgramTable(spec.ngrams) if spec.ngrams else None
-        self.edges = [Edge(i, e, spec.memory, ngrams, chances) for i, e in enumerate(spec.edges)]
+        pace = DraftPace() if spec.shares_pace else None
+        self.edges = [Edge(i, e, spec.memory, ngrams, chances, pace) for i, e in enumerate(spec.edges)]
         self.streams: dict[int, Edge] = {}  # alive
         self.arrival: dict[tuple[int, str], float] = {}  # last arrival per stream and direction
         self._next_stream = 0
@@ -262,11 +270,15 @@ class World:
         assert not edge.drafting
         edge.drafting = True
         edge.draft_steps += 1
-        expansions = edge.drafter.expand(effect.rows)
+        expansions, spec = edge.drafter.expand(effect.rows), self.spec
+        num_read = edge.drafter.reading.num_tokens
+        pause = spec.read_time * num_read + spec.wake_time * (self.now - edge.drafted_at > AFTER_REST)
+        took = pause + self.random.uniform(*spec.draft_time) + spec.row_time * (len(effect.rows) - 1)
+        reading = Reading(num_read, took) if num_read else NOTHING_READ
         fails = edge.draft_steps == edge.spec.fails_after
 
         def done() -> None:
-            edge.drafting = False
+            edge.drafting, edge.drafted_at = False, self.now
             self._apply_moves(edge)
             if edge.end is not None:
                 return
@@ -274,9 +286,9 @@ class World:
                 error = LocalError("the drafter is broken")
                 self._input(edge, lambda: edge.session.on_drafter_failed(error, self.now))
             else:
-                self._input(edge, lambda: edge.session.on_drafted(expansions, self.now))
+                self._input(edge, lambda: edge.session.on_drafted(expansions, self.now, reading))
 
-        self.at(self.now + self.random.uniform(*self.spec.draft_time), done)
+        self.at(self.now + took, done)
 
     def _connect(self, edge: Edge) -> None:
         if edge.stream in self.streams:

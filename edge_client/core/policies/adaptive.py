@@ -17,8 +17,8 @@ from edge_client.core.policies.base import (
     PATH_LOGPROB,
     Candidate,
     GrowthView,
+    as_wide_as_it_pays,
     expandable,
-    missing_above,
     sort_likeliest_first,
     unsent,
 )
@@ -96,14 +96,24 @@ class AdaptivePolicy(Governed):
         possible = expandable(view)
         if not possible:
             return ()
-        step = view.draft_time.predict(1)
-        frontier = self._frontier(view, possible, step)
-        chosen, promise = self._as_wide_as_it_pays(view, frontier, step)
+        step = view.pace.rows.predict(1)
+        chosen, promise = self._choose(view, possible, step, view.now + view.catch_up_time + step)
+        if view.num_unread:
+            # Reading is paid once. Whether drafting pays is asked as if the draft had read the text already.
+            promise = max(promise, self._choose(view, possible, step, view.now + step)[1])
+            chosen = chosen or [max(possible, key=PATH_LOGPROB)]
         if not self.governor.allows(view, promise, step):
             chosen = [max(possible, key=PATH_LOGPROB)] if self.governor.should_look(view) else []
         if chosen:
             self.governor.began(view)
         return chosen
+
+    def _choose(
+        self, view: GrowthView, possible: Sequence[Node], step: float, sent_at: float
+    ) -> tuple[list[Node], float]:
+        """What to draft in a step whose results leave at `sent_at`, and what that promises, in tokens."""
+        frontier = self._frontier(view, possible, step, sent_at)
+        return as_wide_as_it_pays(view, frontier, self.settings.max_width)
 
     def send(self, view: GrowthView) -> Sequence[Node]:
         nodes = unsent(view)
@@ -172,11 +182,12 @@ class AdaptivePolicy(Governed):
         """What evaluating one more node costs the verifier, in turns."""
         return min(0.5, view.step_time.per_row / max(view.turn.smoothed, 1e-6))
 
-    def _frontier(self, view: GrowthView, possible: Sequence[Node], step: float) -> list[tuple[float, Node]]:
-        """What promises something, most first: the logarithm of the tokens that it may save, and the node."""
+    def _frontier(
+        self, view: GrowthView, possible: Sequence[Node], step: float, sent_at: float
+    ) -> list[tuple[float, Node]]:
+        """What promises something, most first: the tokens that it may save, and the node."""
         self._outlook.update(view)
         survival = math.log(min(max(self._survival, 1e-3), 0.99))
-        sent_at = view.now + step
         found = list[tuple[float, Node]]()
         for node in possible:
             worth = view.tree.worth(node)
@@ -186,27 +197,9 @@ class AdaptivePolicy(Governed):
             if node.children:  # guessed: the draft can only add to them
                 worth += _left_open(view.tree, node)
             if worth >= self._cut:
-                found.append((worth, node))
+                found.append((math.exp(worth), node))
         found.sort(key=_promise, reverse=True)
         return found
-
-    def _as_wide_as_it_pays(
-        self, view: GrowthView, frontier: Sequence[tuple[float, Node]], step: float
-    ) -> tuple[list[Node], float]:
-        """The best nodes, and what they promise: one more as long as it promises more per second than the
-        step does without it."""
-        chosen, total, per_node = list[Node](), 0.0, view.draft_time.per_row
-        rows = dict[int, None]()  # nodes that the step evaluates
-        for worth, node in frontier[: self.settings.max_width]:
-            promise = math.exp(worth)
-            missing = missing_above(view.tree, node)
-            more = [node.id, *(above.id for above in missing if above.id not in rows)]
-            if chosen and promise * (step + per_node * (len(rows) - 1)) < per_node * len(more) * total:
-                break
-            chosen.append(node)
-            rows |= dict.fromkeys(more)
-            total += promise
-        return chosen, total
 
 
 def _left_open(tree: SpeculationTree, node: Node) -> float:

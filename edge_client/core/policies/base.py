@@ -8,14 +8,9 @@ from operator import attrgetter
 from typing import NamedTuple, Protocol, overload
 
 from common.errors import LocalError
-from common.estimators import (
-    DraftTimeEstimator,
-    IntervalEstimator,
-    RatioEstimator,
-    RttEstimator,
-    StepTimeEstimator,
-)
+from common.estimators import IntervalEstimator, RatioEstimator, RttEstimator, StepTimeEstimator
 from common.tree import Node, SpeculationTree
+from edge_client.core.pace import DraftPace
 
 PATH_LOGPROB = attrgetter("path_logprob")
 
@@ -61,7 +56,7 @@ class GrowthView:
     last_position: int  # no token of the text lies beyond
     credit: int  # live nodes the verifier will hold
     rtt: RttEstimator = field(default_factory=RttEstimator)
-    draft_time: DraftTimeEstimator = field(default_factory=DraftTimeEstimator)  # of a draft step, by rows
+    pace: DraftPace = field(default_factory=DraftPace)  # of the draft model, over all its texts
     step_time: StepTimeEstimator = field(default_factory=StepTimeEstimator)  # of a target step, by nodes
     acceptance: RatioEstimator = field(default_factory=lambda: RatioEstimator(prior=0.7))  # see `EdgeSession`
     turn: IntervalEstimator = field(default_factory=lambda: IntervalEstimator(0.030))  # a step and its queue
@@ -69,9 +64,21 @@ class GrowthView:
     news_at: float | None = None  # when the stream's newest Commit came: it tells of half a round trip before
     num_sent: int = 0  # live nodes below the tip that were sent on this stream
     stream_up: bool = False
+    num_unread: int = 0  # committed tokens before the tip that the draft model has not evaluated
+    is_paced: bool = True  # the latest draft step was a sample of the pace
     # Drafts are drawn: which nodes are sent may depend on nothing that hangs below an unsent one, nor may an
     # elder child be sent after a younger one. Promises in the tree tell nothing of the tokens, by themselves.
     drawn: bool = False
+
+    @property
+    def step_time_now(self) -> float:
+        """Seconds of a draft step of one row that begins now, reading included."""
+        return self.catch_up_time + self.pace.rows.predict(1)
+
+    @property
+    def catch_up_time(self) -> float:
+        """Seconds that the next draft step spends reading committed tokens."""
+        return self.pace.reads.predict(self.num_unread)
 
     @property
     def credit_left(self) -> int:
@@ -126,6 +133,27 @@ def expandable(view: GrowthView) -> list[Node]:
         for node in view.tree.live.values()
         if not node.evaluated and not node.busy and node.position < last
     ]
+
+
+def as_wide_as_it_pays(
+    view: GrowthView, frontier: Sequence[tuple[float, Node]], most: int
+) -> tuple[list[Node], float]:
+    """The best first nodes of `frontier` for one draft step, and the sum of their promises.
+
+    `frontier` holds promises (any unit) with their nodes, best first. The number, `most` at the most, is the
+    one that promises most per second of the step: behind dear widths there may be cheaper ones.
+    """
+    rows = dict[int, None]()  # nodes that the step evaluates
+    total, best, best_rate, best_total = 0.0, 0, 0.0, 0.0
+    sunk = view.catch_up_time + 1e-9  # is spent whatever the width
+    for count, (promise, node) in enumerate(frontier[:most], start=1):
+        rows[node.id] = None
+        rows |= dict.fromkeys(above.id for above in missing_above(view.tree, node))
+        total += promise
+        rate = total / (sunk + view.pace.rows.predict(len(rows)))
+        if rate > best_rate:
+            best, best_rate, best_total = count, rate, total
+    return [node for _, node in frontier[:best]], best_total
 
 
 def missing_above(tree: SpeculationTree, node: Node) -> list[Node]:

@@ -11,6 +11,8 @@ STOP, GO_ON = 0.01, 0.02
 """Seconds of waiting that a second of drafting must promise to save, to go on and to begin again."""
 
 LOOK_AGAIN = 1.0  # seconds; after so long a rest one node is drafted and sent, which measures draft and link
+LOOK_STEPS = 3  # draft steps of one look: the first reads what the verifier wrote, and tells no pace
+LOOK_READS = 0.5  # seconds of reading, at most, that a look is worth
 CHANGED = 0.25  # share of a round trip by which the newest is another one: then it looks ten times as often
 SETTLED = 0.5  # seconds that a rest, or drafting, lasts before it is called a mode
 STEPS_SAVED = 4.0  # draft steps that a power budget lets come at once after a rest
@@ -68,6 +70,7 @@ class Governor:
         self._wins = True  # whether drafting paid when it was last asked
         self._since: float | None = None  # when that became so
         self._looked_at: float | None = None  # when the last step passed
+        self._look_steps = 0  # of the present look; 0: the last step was none of a look
 
     def allows(self, view: GrowthView, promise: float, step: float) -> bool:
         """Whether a draft step of `step` seconds that promises to save `promise` tokens may begin."""
@@ -78,17 +81,29 @@ class Governor:
         mode = Mode.AHEAD if wins else Mode.SERVER_ONLY
         if mode is not self.standing.mode and now - self._since >= SETTLED:
             self.standing = Standing(mode, why(view) if wins else why_not(view, step))
-        return wins and self.power_at(now) <= now
+        passes = wins and self.power_at(now) <= now
+        if passes:
+            self._look_steps = 0
+        return passes
 
     def should_look(self, view: GrowthView) -> bool:
-        """Whether it is time for a single node, to see whether things have changed."""
-        if self._looked_at is None:
+        """Whether it is time for a single node, to see whether things have changed.
+
+        A look goes on, up to `LOOK_STEPS` steps, until one of them is a sample of the draft's pace.
+        """
+        if self.power_at(view.now) > view.now or view.catch_up_time > LOOK_READS:
             return False
-        if self.power_at(view.now) > view.now:
-            return False
+        looks_on = 0 < self._look_steps < LOOK_STEPS and not view.is_paced
+        if looks_on or self._looked_at is None or self._is_time(view, self._looked_at):
+            self._look_steps = self._look_steps + 1 if looks_on else 1
+            return True
+        return False
+
+    @staticmethod
+    def _is_time(view: GrowthView, looked_at: float) -> bool:
         rtt = view.rtt
         changing = abs(rtt.latest_rtt - rtt.smoothed_rtt) > CHANGED * rtt.smoothed_rtt
-        return view.now - self._looked_at >= (LOOK_AGAIN / 10 if changing else LOOK_AGAIN)
+        return view.now - looked_at >= (LOOK_AGAIN / 10 if changing else LOOK_AGAIN)
 
     def began(self, view: GrowthView) -> None:
         """A draft step begins now."""

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 from common.errors import UserError
 from common.tree import Node
-from edge_client.core.policies.base import Candidate, GrowthView, expandable, sort_likeliest_first, unsent
+from edge_client.core.policies.base import (
+    Candidate,
+    GrowthView,
+    as_wide_as_it_pays,
+    expandable,
+    sort_likeliest_first,
+    unsent,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +35,10 @@ class TreeSettings:
 
 
 class TreePolicy:
-    """Drafts the likeliest unexpanded nodes first and sends every node that it keeps, likeliest first."""
+    """Drafts the likeliest unexpanded nodes first and sends every node that it keeps, likeliest first.
+
+    A step is as wide as pays on this device, and at most `width`.
+    """
 
     name = "tree"
     fill = True
@@ -49,7 +59,8 @@ class TreePolicy:
         least = self._min_worth + tree.tip.path_logprob
         frontier = [node for node in expandable(view) if node.path_logprob >= least]
         sort_likeliest_first(frontier)
-        return frontier[: self.settings.width]
+        promises = [(math.exp(view.tree.worth(node)), node) for node in frontier[: self.settings.width]]
+        return as_wide_as_it_pays(view, promises, self.settings.width)[0]
 
     def send(self, view: GrowthView) -> Sequence[Node]:
         nodes = unsent(view)

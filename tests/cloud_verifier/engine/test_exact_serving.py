@@ -20,7 +20,7 @@ from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
 from edge_client.channel import VerifierChannel
 from edge_client.core.config import SessionConfig
-from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from edge_client.core.drafter import NOTHING_READ, DraftRow, Expansion, Reroot
 from edge_client.core.policies import GrowthPolicy, OffPolicy, TreePolicy
 from edge_client.core.session import EdgeSession
 from edge_client.draft_worker import DraftWorker
@@ -155,6 +155,8 @@ def test_the_default_engine_turns_near_ties() -> None:
 
 class Knows:
     """A drafter that knows the text and is wrong at every third position, or claims to be."""
+
+    reading = NOTHING_READ
 
     def __init__(self, prompt: tuple[int, ...], text: tuple[int, ...]) -> None:
         self._all = prompt + text

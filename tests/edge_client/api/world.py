@@ -21,6 +21,7 @@ from edge_client.api.service import Defaults, TextService
 from edge_client.channel import Streams, VerifierChannel
 from edge_client.core.drafter import Drafter, DraftRow, Expansion
 from edge_client.core.effects import Expand, MoveTip, StartDrafter
+from edge_client.core.pace import DraftPace
 from edge_client.daemon.device import Device, DeviceSettings
 from edge_client.daemon.journal import Journal
 from edge_client.daemon.metrics import metrics_page
@@ -63,6 +64,7 @@ class Seats:
 
     def __init__(self, most: int = 8, blend: float = 0.3, step_time: float = 0.0) -> None:
         self.num_taken = 0
+        self.pace = DraftPace()
         self.loaded = asyncio.Event()  # who comes before waits
         self.loaded.set()
         self.failure: ForerunError | None = None  # of loading
@@ -98,6 +100,9 @@ class TinySeat:
 
     def expand(self, effect: Expand, on_drafted: Drafted) -> None:
         self._worker.expand(effect, on_drafted)
+
+    def num_kept(self, tokens: Sequence[int]) -> int:
+        return 0
 
     def release(self) -> None:
         self._worker.__exit__()

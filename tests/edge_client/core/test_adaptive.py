@@ -21,7 +21,7 @@ from edge_client.core.policies import (
     make_policy,
 )
 from edge_client.core.policies.foresight import JITTER_KNOWN, Foresight, Outlook
-from edge_client.core.policies.governor import LOOK_AGAIN, SETTLED, STEPS_SAVED, Governor
+from edge_client.core.policies.governor import LOOK_AGAIN, LOOK_STEPS, SETTLED, STEPS_SAVED, Governor
 from edge_client.core.policies.traffic import DEAREST, FIRST_PRICE, LENT, TrafficBudget
 
 TURN, RTT, STEP = 0.030, 0.060, 0.005
@@ -35,8 +35,8 @@ def make_view(
     for _ in range(40):
         view.rtt.sample(rtt)
         view.turn.sample(turn)
-        view.draft_time.sample(1, step)
-        view.draft_time.sample(5, step + 4 * per_node)
+        view.pace.rows.sample(1, step)
+        view.pace.rows.sample(5, step + 4 * per_node)
     view.news_at = view.now = 10.0
     return view
 
@@ -512,7 +512,7 @@ def run(
         nodes = list(policy.expand(view))
         if nodes:
             steps += 1
-            view.now += view.draft_time.predict(len(nodes))
+            view.now += view.pace.rows.predict(len(nodes))
             feed(policy, view, nodes, chances)
         if not nodes or view.now >= next_turn:
             view.now = max(view.now, next_turn)
@@ -578,12 +578,58 @@ def test_to_begin_again_takes_more_than_to_go_on() -> None:
 
 def test_a_round_trip_that_changes_is_looked_at_more_often() -> None:
     view, governor = make_view(), Governor()
-    assert not governor.should_look(view)  # it has never drafted: nothing to compare with
     governor.began(view)
     view.now += LOOK_AGAIN / 5
     assert not governor.should_look(view)
     view.rtt.sample(3 * RTT)
     assert governor.should_look(view)
+
+
+def test_where_nothing_is_won_the_first_step_is_a_look() -> None:
+    """Pace is kept from text to text, so a text may begin with a draft that is too slow."""
+    view, governor = make_view(), Governor()
+    assert not governor.allows(view, 0.0, STEP)
+    assert governor.should_look(view)
+
+
+def test_a_look_goes_on_until_a_step_tells_the_pace() -> None:
+    """The first step of a look reads what the verifier wrote meanwhile, and so tells no pace."""
+    view, governor = make_view(), Governor()
+    governor.began(view)
+    view.now += LOOK_AGAIN
+    for is_paced in (False, False, True):
+        assert governor.should_look(view)
+        governor.began(view)
+        view.is_paced = is_paced
+    assert not governor.should_look(view)
+
+
+def test_a_look_that_never_tells_the_pace_ends() -> None:
+    view, governor = make_view(), Governor()
+    view.is_paced = False
+    governor.began(view)
+    view.now += LOOK_AGAIN
+    for _ in range(LOOK_STEPS):
+        assert governor.should_look(view)
+        governor.began(view)
+    assert not governor.should_look(view)
+
+
+def test_a_look_does_not_read_for_longer_than_it_is_worth() -> None:
+    view, governor = make_view(), Governor()
+    view.num_unread = 10_000
+    assert view.catch_up_time > 1.0
+    assert not governor.should_look(view)
+
+
+def test_reading_is_paid_once_and_does_not_end_drafting() -> None:
+    """A step that reads a second's text comes too late for everything; the steps after it do not."""
+    view, policy = make_view(), AdaptivePolicy()
+    view.num_unread = 60
+    for _ in range(40):
+        view.pace.reads.sample(60, 0.5)
+    assert policy.expand(view) == [view.tree.tip]
+    assert policy.standing.mode is Mode.AHEAD
 
 
 def test_a_power_budget_is_kept() -> None:

@@ -37,9 +37,20 @@ from common.recall import NgramTable
 from common.sampling import SamplingParams
 from common.tree import Node
 from edge_client.core.config import Fallback, SessionConfig
-from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from edge_client.core.drafter import NOTHING_READ, DraftRow, Expansion, Reading, Reroot
 from edge_client.core.drawing import FIRST
-from edge_client.core.effects import Connect, Effect, Emit, Expand, Finished, MoveTip, Send, StartDrafter
+from edge_client.core.effects import (
+    ChangeMode,
+    Connect,
+    Effect,
+    Emit,
+    Expand,
+    Finished,
+    MoveTip,
+    Send,
+    StartDrafter,
+)
+from edge_client.core.pace import DraftPace
 from edge_client.core.policies import (
     AdaptivePolicy,
     AdaptiveSettings,
@@ -47,6 +58,7 @@ from edge_client.core.policies import (
     Governed,
     GrowthPolicy,
     GrowthView,
+    Mode,
     OffPolicy,
     SyncPolicy,
     TreePolicy,
@@ -57,6 +69,7 @@ from edge_client.core.policies.governor import Governor
 from edge_client.core.session import EdgeSession, State
 
 PROMPT = (7, 8)
+CONFIG = SessionConfig(PROMPT, SamplingParams(max_tokens=20), b"print", session_id="s")
 GONE = UnavailableError("the link broke")
 OUT_OF_PAPER = LocalError("out of paper")
 
@@ -89,11 +102,13 @@ def chain() -> ChainPolicy:
     return ChainPolicy(cut=1e-6, max_depth=8)
 
 
-def draft(session: EdgeSession, tokens: tuple[int, ...], now: float) -> list[Effect]:
+def draft(
+    session: EdgeSession, tokens: tuple[int, ...], now: float, reading: Reading = NOTHING_READ
+) -> list[Effect]:
     """Answer the `Expand` under way with the same candidates for each row."""
     busy = [node.id for node in session.tree.live.values() if node.busy]
     scores = tuple(-float(rank) for rank in range(len(tokens)))
-    session.on_drafted([Expansion(node, tokens, scores) for node in busy], now)
+    session.on_drafted([Expansion(node, tokens, scores) for node in busy], now, reading)
     session.check_integrity()
     return session.effects()
 
@@ -399,14 +414,79 @@ def test_the_first_round_trip_is_open_to_opened_less_the_hold() -> None:
     assert (session.view.rtt.latest_rtt, session.view.rtt.num_samples) == (0.75, 1)
 
 
-def test_reading_the_prompt_is_no_part_of_a_draft_step() -> None:
-    """The first waits for it: half a minute on a small device. Nothing would be drafted any more."""
+def test_reading_is_no_part_of_a_draft_steps_pace() -> None:
+    """A prompt takes half a minute on a small device. As a step's pace it would end all drafting."""
     session = opened(chain())
-    usual = session.view.draft_time.predict(1)
-    draft(session, (5,), 30.0)
-    assert session.view.draft_time.predict(1) == usual
+    pace = session.view.pace
+    usual = pace.rows.predict(1)
+    draft(session, (5,), 30.0, Reading(500, 29.0))
+    assert pace.rows.predict(1) == usual
+    assert pace.reads.predict(500) == pytest.approx(29.0, rel=0.02)
     draft(session, (5,), 30.007)
-    assert session.view.draft_time.predict(1) == pytest.approx(0.007)
+    assert pace.rows.predict(1) == pytest.approx(0.007, rel=0.01)
+
+
+def test_a_first_step_after_a_rest_is_no_sample_of_the_pace() -> None:
+    session = opened(ChainPolicy(max_depth=2))
+    for at in (1.007, 1.014):
+        draft(session, (5,), at)
+    usual = session.view.pace.rows.predict(1)
+    session.on_message(Commit(2, (5, 5), server_made=0), 3.0)
+    draft(session, (5,), 3.09)
+    assert session.view.pace.rows.predict(1) == usual
+    assert not session.view.is_paced
+
+
+def test_a_pace_is_kept_from_text_to_text() -> None:
+    pace = DraftPace()
+    first = EdgeSession(CONFIG, chain(), pace=pace)
+    first.start(0.0)
+    for at in (0.1, 0.2, 0.3):
+        draft(first, (5,), at)
+    assert EdgeSession(CONFIG, chain(), pace=pace).view.pace.rows.predict(1) == pytest.approx(0.1, rel=0.02)
+
+
+def test_what_the_draft_has_not_read_is_counted() -> None:
+    """The verifier wrote three tokens; the draft had only seen the first."""
+    session = opened(chain())
+    assert session.view.num_unread == len(CONFIG.prompt) - 1
+    draft(session, (5,), 1.1)
+    assert session.view.num_unread == 0
+    session.on_message(Commit(2, (5, 6, 7), server_made=6), 1.2)
+    draft(session, (), 1.3)  # of the node with 5, which has become text meanwhile
+    assert session.view.num_unread == 1
+
+
+def test_a_text_that_cannot_be_read_before_its_end_is_not_drafted_and_the_mode_says_why() -> None:
+    pace = DraftPace()
+    for _ in range(20):
+        pace.reads.sample(4000, 24.0)
+    long = replace(CONFIG, prompt=(7,) * 4000, sampling=SamplingParams(max_tokens=100))
+    session = EdgeSession(long, chain(), pace=pace)
+    session.start(0.0)
+    effects = session.effects()
+    assert not [each for each in effects if isinstance(each, Expand)]
+    (told,) = [each for each in effects if isinstance(each, ChangeMode)]
+    assert told.standing.mode is Mode.SERVER_ONLY
+    assert "4" in told.standing.why
+
+    kept = EdgeSession(replace(long, num_read=3990), chain(), pace=pace)
+    kept.start(0.0)
+    assert [each for each in kept.effects() if isinstance(each, Expand)]
+
+
+def test_while_a_long_prompt_is_read_the_mode_says_so() -> None:
+    pace = DraftPace()
+    for _ in range(20):
+        pace.reads.sample(1000, 6.0)
+    long = replace(CONFIG, prompt=(7,) * 1000, sampling=SamplingParams(max_tokens=2000))
+    session = EdgeSession(long, chain(), pace=pace)
+    session.start(0.0)
+    effects = session.effects()
+    assert [each.standing.mode for each in effects if isinstance(each, ChangeMode)] == [Mode.SERVER_ONLY]
+    session.on_message(Opened(999, 32), 0.1)
+    session.on_drafted([Expansion(1, (5,), (0.0,))], 6.0, Reading(999, 6.0))
+    assert [e.standing.mode for e in session.effects() if isinstance(e, ChangeMode)] == [Mode.AHEAD]
 
 
 def test_the_verifier_s_own_reading_is_no_part_of_a_turn() -> None:
@@ -694,7 +774,7 @@ def test_a_draft_step_is_expected_to_end_as_others_did() -> None:
     for now in (1.0, 1.1, 1.2, 1.3):
         draft(session, (5,), now)
     session.on_message(Commit(2, (6,), 1), 1.35)  # in the middle of one that began at 1.3
-    assert policy.ends_at == pytest.approx(1.3 + session.view.draft_time.predict(1))
+    assert policy.ends_at == pytest.approx(1.3 + session.view.pace.rows.predict(1))
 
 
 def test_nothing_waits_for_a_drafter_that_has_failed() -> None:
@@ -735,7 +815,11 @@ def test_a_session_with_fill_never_nudges() -> None:
 def test_a_drafter_that_fails_leaves_the_text_to_the_verifier() -> None:
     session = opened(SyncPolicy(2))
     session.on_drafter_failed(LocalError("the model is gone"), 1.1)
-    assert session.effects() == [Send(Propose())]
+    nudge, told = session.effects()
+    assert nudge == Send(Propose())
+    assert isinstance(told, ChangeMode)
+    assert told.standing.mode is Mode.SERVER_ONLY
+    assert "the model is gone" in told.standing.why
     session.on_message(Commit(2, (5,), 1, echo=1), 1.2)
     text, _, *rest = session.effects()
     assert (text, rest) == (Emit(2, (5,), 1), [Send(Propose(seen_advance=1))])
@@ -745,6 +829,7 @@ def test_a_drafter_that_fails_leaves_the_text_to_the_verifier() -> None:
 def test_with_fill_a_failed_drafter_is_not_asked_again() -> None:
     session = opened(chain())
     session.on_drafter_failed(LocalError("the model is gone"), 1.1)
+    session.effects()
     session.on_message(Commit(2, (5,), 1), 1.2)
     assert session.effects() == [Emit(2, (5,), 1), MoveTip(Reroot(((2, 5),), ()))]
 

@@ -112,4 +112,4 @@ async def test_a_device_without_a_draft_model_does_not_write_alone(orders: Order
 def test_every_session_asks_for_the_privacy_that_is_set(level: Privacy) -> None:
     nobody: OneVerifier = OneVerifier(None)  # type: ignore[arg-type]  # no text gets that far
     found = Device(Letters(), VOCABULARY, nobody, None, DeviceSettings(privacy=level))
-    assert found._config(REQUEST, (), False).privacy is level
+    assert found._config(REQUEST, (), None).privacy is level

@@ -65,22 +65,26 @@ def test_a_commit_of_server_made_tokens_is_evaluated_with_the_next_rows(
 ) -> None:
     world = TreeWorld(drafter, Random(1))
     world.start(list(range(20)))
+    world.expand([world.tip])
+    assert drafter.reading.num_tokens == 19
     world.reroot([(world.new_id(), 50), (world.new_id(), 51)])
     num_decodes = count_decodes(runtime, monkeypatch)
     (found,) = world.expand([world.tip])
     assert num_decodes() == 1
+    assert drafter.reading.num_tokens == 1
+    assert drafter.reading.seconds > 0
     assert_same(found, from_scratch(oracle, world.text, GREEDY))
 
 
-def test_the_tip_is_not_evaluated_before_it_is_asked_for(
+def test_nothing_is_evaluated_before_it_is_asked_for(
     drafter: LlamaDrafter, runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_decodes = count_decodes(runtime, monkeypatch)
-    drafter.start([1], 1, GREEDY)
-    assert num_decodes() == 0
     drafter.start(list(range(70)), 1, GREEDY)
-    assert num_decodes() == 3  # 69 tokens, 32 a batch
-    assert runtime.seq_span(0) == (0, 68)
+    assert num_decodes() == 0
+    drafter.expand([DraftRow(1, None, 69, 69)])
+    assert num_decodes() == 4  # 69 tokens, 32 a batch, then the tip
+    assert drafter.reading.num_tokens == 69
 
 
 def test_a_restart_evaluates_only_what_is_new(
@@ -92,8 +96,9 @@ def test_a_restart_evaluates_only_what_is_new(
     world.expand([world.child(world.tip, 3), world.child(world.tip, 4)])
     num_decodes = count_decodes(runtime, monkeypatch)
     world.start([*range(90), 7, 8])
-    assert num_decodes() == 1
     (found,) = world.expand([world.tip])
+    assert num_decodes() == 1
+    assert drafter.reading.num_tokens == 1
     assert_same(found, from_scratch(oracle, world.text, GREEDY))
 
 
@@ -191,6 +196,8 @@ def test_a_text_longer_than_the_context_says_so(model: Path) -> None:
 
 def test_pruning_frees_every_cell(drafter: LlamaDrafter, runtime: LlamaRuntime) -> None:
     world = TreeWorld(drafter, Random(4))
+    world.start(list(range(99)))
+    world.expand([world.tip])
     world.start(list(range(100)))
     empty = [runtime.seq_bytes(sequence) for sequence in range(runtime.n_seq_max)]
     for _ in range(40):

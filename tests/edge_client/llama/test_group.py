@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from common.errors import CapacityError, ForerunError, LocalError, UserError
 from common.sampling import SamplingParams
-from edge_client.core.drafter import DraftRow, Expansion, Reroot
+from edge_client.core.drafter import DraftRow, Expansion, Reading, Reroot
 from edge_client.core.effects import StartDrafter
-from edge_client.llama.group import fair_shares
+from edge_client.llama.group import BATCH_TIME, fair_shares
 from edge_client.llama.settings import LlamaSettings
 from tests.edge_client.llama.tree_world import (
     GREEDY,
@@ -78,6 +78,10 @@ class MemberDrafter:
         if isinstance(outcome, ForerunError):
             raise outcome
         return list(outcome)
+
+    @property
+    def reading(self) -> Reading:
+        return self.group.members[self.index].reading
 
     def turn(self) -> None:
         """Let the group take one turn; the answers are those of all members."""
@@ -166,10 +170,30 @@ def checker(
     )
 
 
-def group_on(runtime: LlamaRuntime, size: int) -> DraftGroup:
+def group_on(runtime: LlamaRuntime, size: int, clock: Callable[[], float] = lambda: 0.0) -> DraftGroup:
+    """On a model that takes no time, unless the clock says otherwise."""
     from edge_client.llama.group import DraftGroup
 
-    return DraftGroup(runtime, size)
+    return DraftGroup(runtime, size, clock=clock)
+
+
+class SlowModel:
+    """A clock by which each token of a batch takes so many seconds."""
+
+    def __init__(self, runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch, per_token: float) -> None:
+        self.now = 0.0
+        self.batches: list[int] = []  # tokens of each
+        decode = runtime.decode
+
+        def slow() -> int:
+            self.batches.append(runtime.batch.struct.n_tokens)
+            self.now += per_token * self.batches[-1]
+            return decode()
+
+        monkeypatch.setattr(runtime, "decode", slow)
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def drafters(group: DraftGroup) -> list[MemberDrafter]:
@@ -250,34 +274,62 @@ def test_all_that_wait_are_evaluated_in_one_decode(
     assert not group.has_work
 
 
-def test_a_long_prompt_holds_nobody_up(runtime: LlamaRuntime) -> None:
-    group = group_on(runtime, 2)
+def test_a_long_prompt_holds_nobody_up(runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session that drafts is answered in every turn, and has two thirds of the time."""
+    clock = SlowModel(runtime, monkeypatch, per_token=0.010)
+    group = group_on(runtime, 2, clock)
+    group.measured({1: 0.010, 2: 0.020})
     slow, quick = worlds_on(group)
     quick.start(list(range(10)))
     quick.expand([quick.tip])
-    slow.start([place % 300 for place in range(500)])
+    slow.start([place % 300 for place in range(200)])
     group.ask(0, [slow.row(slow.tip)])
-    num_steps = 0
-    while 0 in {member.index for member in group.members if member.asked is not None}:
-        node = quick.child(quick.tip, num_steps)
+    began, steps = clock.now, 0
+    while group.members[0].asked is not None:
+        node = quick.child(quick.tip, steps % 300)
         group.ask(1, [quick.row(node)])
-        before = group.members[0].session.num_held
+        turn_began = clock.now
         assert 1 in [answer.member for answer in group.turn()], "every turn evaluates what is asked"
-        assert group.members[0].session.num_held - before <= runtime.max_rows + 1
-        num_steps += 1
-    assert num_steps >= 500 // runtime.max_rows
+        assert clock.now - turn_began <= BATCH_TIME + 0.011
+        quick.drafter.reroot(Reroot((), (node,)))
+        quick.paths, quick.tokens = {}, {}
+        steps += 1
+    assert steps * 0.010 >= 0.6 * (clock.now - began)
 
 
-def test_a_prompt_alone_is_read_a_batch_at_a_time(
+def test_reading_uses_the_time_in_which_nobody_drafts(
     runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = group_on(runtime, 2)
-    (world, _) = worlds_on(group)
-    num_decodes = count_decodes(runtime, monkeypatch)
-    world.start(list(range(97)))
+    """A session that has a text and rests asks for nothing: after a moment the reader goes on."""
+    clock = SlowModel(runtime, monkeypatch, per_token=0.010)
+    group = group_on(runtime, 2, clock)
+    group.measured({1: 0.010, 2: 0.020})
+    slow, resting = worlds_on(group)
+    resting.start(list(range(10)))
+    resting.expand([resting.tip])
+    slow.start([place % 300 for place in range(100)])
+    group.ask(0, [slow.row(slow.tip)])
+    began = clock.now
     while group.has_work:
         group.turn()
-    assert num_decodes() == 2  # 96 tokens, 64 a batch; the tip waits for its rows
+        clock.now += group.pause or 0.0
+    assert clock.now - began <= 100 * 0.010 + 0.011
+
+
+def test_a_batch_of_a_prompt_takes_a_tenth_of_a_second_at_most(
+    runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SlowModel(runtime, monkeypatch, per_token=0.005)
+    group = group_on(runtime, 2, clock)
+    (world, _) = worlds_on(group)
+    world.start(list(range(200)))
+    assert not group.has_work, "what nobody asks about is not read"
+    world.expand([world.tip])
+    first, *batches = clock.batches
+    assert first <= runtime.n_batch
+    assert sum(batches) + first == 200
+    assert max(batches) * 0.005 <= BATCH_TIME
+    assert len(batches) <= 200 // 8
 
 
 def test_draft_rows_are_shared_out_fairly(runtime: LlamaRuntime) -> None:
