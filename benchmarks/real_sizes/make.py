@@ -147,7 +147,7 @@ def _weights(shape: Shape) -> Iterator[tuple[str, torch.Tensor]]:
 
     def normal(scale: float, *size: int, mean: float = 0.0) -> torch.Tensor:
         whole = torch.empty(*size, dtype=torch.bfloat16)
-        for part in whole.split(8192):  # in parts: the embedding in float32 would take half a gigabyte
+        for part in torch.split(whole, 8192):  # in parts: float32 takes twice the memory
             part.copy_(mean + scale * torch.randn(part.shape, generator=generator))
         return whole
 
@@ -204,6 +204,7 @@ def _write_gguf(
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, shape.layers)
     for name, weight in weights.items():
         short = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert short is not None, "gguf knows all parts of this architecture"
         if weight.ndim == 1:
             writer.add_tensor(short, weight.float().numpy())
         else:
