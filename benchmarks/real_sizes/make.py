@@ -28,6 +28,9 @@ from demo_models.tokenizer import LLAMA_CPP_PRE, QWEN2_SPLIT
 from edge_client.llama.library import library
 
 NUM_SPECIAL = 22
+TEXT_PER_TOKEN = 250
+"""Characters of source that train each token of the vocabulary; the largest takes the whole library."""
+
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] "
@@ -75,7 +78,7 @@ def _write_tokenizer(folder: Path, shape: Shape) -> dict[str, Any]:
     trainer = trainers.BpeTrainer(
         vocab_size=shape.tokens, initial_alphabet=alphabet, special_tokens=[], show_progress=False
     )
-    tokenizer.train_from_iterator(_sources(), trainer)
+    tokenizer.train_from_iterator(_sources(TEXT_PER_TOKEN * shape.tokens), trainer)
     written = json.loads(tokenizer.to_str())
     _pad(written["model"], shape.tokens)
     tokenizer = Tokenizer.from_str(json.dumps(written))
@@ -95,11 +98,13 @@ def _write_tokenizer(folder: Path, shape: Shape) -> dict[str, Any]:
     return parsed
 
 
-def _sources() -> Iterator[str]:
-    """The standard library with its tests, without what others installed."""
+def _sources(length: int) -> Iterator[str]:
+    """Some `length` characters of the standard library with its tests, without what others installed."""
     for path in sorted(library_root().rglob("*.py")):
-        if "site-packages" not in path.parts:
-            yield read_source(path)
+        if "site-packages" not in path.parts and length > 0:
+            source = read_source(path)
+            length -= len(source)
+            yield source
 
 
 def _pad(model: dict[str, Any], count: int) -> None:
