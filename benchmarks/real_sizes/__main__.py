@@ -1,6 +1,7 @@
 """Measure Forerun at the sizes that users have, with a pair that is made on the spot.
 
     python -m benchmarks.real_sizes make                      # the pair, and how its drafts agree with it
+    python -m benchmarks.real_sizes draft-step --json         # so verify-step, choices, long-prompts, memory
     python -m benchmarks.real_sizes end-to-end --target-steps 100 --temperatures 0 --drafts q8_0 \\
         --policies off chain adaptive --texts 3
 
@@ -17,10 +18,12 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+from benchmarks.real_sizes import tables
 from benchmarks.real_sizes.end_to_end import Cell, Report, Settings, measure, table
 from benchmarks.real_sizes.pair import FORMATS, SHAPES, Pair
-from benchmarks.real_sizes.texts import agreement, certainty, open_model, short_prompts, texts_of
+from benchmarks.real_sizes.texts import LONG, agreement, certainty, open_model, short_prompts, texts_of
 from common.errors import ForerunError, UserError
 from edge_client.core.policies import make_policy
 from forerun.progress import ProgressBar
@@ -50,7 +53,32 @@ def make_parser() -> argparse.ArgumentParser:
     option("--recall", action="store_true", help="propose what a text repeats, on both sides")
     option("--out", type=Path, metavar="FILE", help="JSON report; what is in it is not run again")
     compared.set_defaults(run=_end_to_end)
+    _add_tables(actions)
     return parser
+
+
+def _add_tables(actions: Any) -> None:
+    """Parts by themselves. Each action prints rows, or a JSON list of them."""
+    for name, words, run in (
+        ("draft-step", "llama_decode and our step over it, by rows and format", _draft_step),
+        ("verify-step", "the packed step beside plain transformers, by rows and type", _verify_step),
+        ("choices", "what choices take on the host, by sampling and sessions", _choices),
+        ("long-prompts", "first token, pace and mode after long prompts; a text beside one", _long_prompts),
+        ("memory", "memory and start times of verifier and edge", _memory),
+    ):
+        parser = actions.add_parser(name, help=words)
+        _add_pair(parser, texts=1, tokens=120)
+        option = parser.add_argument
+        option("--drafts", nargs="+", choices=tuple(FORMATS), default=list(FORMATS), metavar="FORMAT")
+        option("--rows", type=int, nargs="+", default=[1, 2, 3, 4, 8, 16], metavar="N", help="of a step")
+        option(
+            "--repeats", type=int, default=10, metavar="N", help="of which the median counts (%(default)s)"
+        )
+        option("--threads", type=int, default=2, metavar="N", help="of the target (%(default)s)")
+        option("--target-step", type=float, default=60.0, metavar="MS", help="(%(default)s)")
+        option("--sizes", type=int, nargs="+", default=list(LONG), metavar="N", help="tokens of long prompts")
+        option("--json", action="store_true")
+        parser.set_defaults(run=lambda options, run=run: _show(options, run(options, _pair(options))))
 
 
 def _add_pair(parser: argparse.ArgumentParser, *, texts: int, tokens: int) -> None:
@@ -117,6 +145,40 @@ def _end_to_end(options: argparse.Namespace) -> None:
 
                 report.add(asyncio.run(measure(pair, cell, settings, words, texts[cell.temperature], show)))
             print(table(report.rows[cell]), end="\n\n", flush=True)
+
+
+def _draft_step(options: argparse.Namespace, pair: Pair) -> tables.Rows:
+    return tables.draft_step(pair, options.drafts, options.rows, options.repeats)
+
+
+def _verify_step(options: argparse.Namespace, pair: Pair) -> tables.Rows:
+    return tables.verify_step(pair, options.rows, options.repeats, options.threads)
+
+
+def _choices(options: argparse.Namespace, pair: Pair) -> tables.Rows:
+    return tables.choices(pair, tables.SESSIONS, options.repeats)
+
+
+def _long_prompts(options: argparse.Namespace, pair: Pair) -> tables.Rows:
+    steps, sizes = options.target_step, options.sizes
+    return [
+        {"draft": draft, **row}
+        for draft in options.drafts
+        for row in asyncio.run(tables.long_prompts(pair, draft, steps, _plain(options), sizes))
+    ]
+
+
+def _memory(options: argparse.Namespace, pair: Pair) -> tables.Rows:
+    return asyncio.run(tables.memory(pair, options.drafts, _plain(options), options.threads))
+
+
+def _plain(options: argparse.Namespace) -> Settings:
+    """RTT 60, 0.1 ms per prompt row, no recall."""
+    return Settings(60.0, 0.1, (), 1, options.tokens, False)
+
+
+def _show(options: argparse.Namespace, rows: tables.Rows) -> None:
+    print(json.dumps(rows, indent=1) if options.json else tables.shown(rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -69,14 +69,18 @@ class OracleRig(Rig):
         self._edges[self._names[0]] = self._edge
         try:
             for name in self._names[1:]:
-                child = await self._start("edge", *self._edge_arguments(str(self.link.address)))
-                self._edges[name] = child
-                await child.read(START_TIMEOUT)
+                await self.start_edge(name)
         except BaseException:
             await self._stack.aclose()
             raise
         self._keep_off_the_drafter()
         return self
+
+    async def start_edge(self, name: str) -> Child:
+        """One more, once it is ready."""
+        child = self._edges[name] = await self._start("edge", *self._edge_arguments(str(self.link.address)))
+        await child.read(START_TIMEOUT)
+        return child
 
     def use(self, name: str) -> None:
         """The edge that writes the next texts."""
