@@ -220,6 +220,7 @@ async def _beside(
     with TemporaryDirectory(prefix="forerun-sizes-") as folder, _on_core(0):
         more = ("--draft", str(pair.draft(draft)), "--no-draft-recall", "--ngrams", "0")
         async with Daemon(Path(folder), verifier, *more) as daemon:
+            await _daemon_text(daemon, short, brief)  # meanwhile the draft is loaded
             alone = await _daemon_text(daemon, short, brief)
             reading = asyncio.create_task(_daemon_text(daemon, long, other))
             await asyncio.sleep(2.0)  # by then its first token is there, and the device reads
