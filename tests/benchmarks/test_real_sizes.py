@@ -140,3 +140,39 @@ def test_a_tiny_pair_is_made_and_every_policy_writes_its_texts(
     assert "adaptive over the best" in capfd.readouterr().out
     assert main(words) == 0
     assert out.read_bytes() == first
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pair")
+
+
+@pytest.mark.torch
+@pytest.mark.llama
+@pytest.mark.grpc
+@pytest.mark.api
+@pytest.mark.parametrize(
+    ("words", "columns"),
+    [
+        (["draft-step", "--rows", "1", "4"], {"format", "rows", "decode_ms", "expand_ms"}),
+        (["verify-step", "--rows", "1", "4"], {"dtype", "rows", "plain_ms", "packed_ms"}),
+        (["choices"], {"sampling", "sessions", "host_ms_per_step"}),
+        (["memory"], {"what", "ready_s", "resident_mb", "peak_mb"}),
+        (
+            ["long-prompts", "--sizes", "150", "300", "--target-step", "5"],
+            {"prompt_tokens", "ttft_ms", "mode"},
+        ),
+    ],
+)
+def test_every_table_is_measured(
+    words: list[str], columns: set[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.real_sizes.__main__ import main
+
+    small = ["--shape", "tiny", "--folder", str(folder), "--tokens", "12", "--repeats", "1", "--json"]
+    assert main([*words, *small, "--drafts", "q4_0"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) > 1
+    for row in rows:
+        assert columns <= row.keys()
+        assert all(row[key] > 0 for key in columns if key.endswith(("_ms", "_s", "_mb", "ms_per_step")))
