@@ -95,7 +95,7 @@ class OracleRig(Rig):
     def _verifier_arguments(self) -> list[str]:
         command, *words = super()._verifier_arguments()
         assert command == "verify", "whose options the oracle takes"
-        return [*words, *self._oracle]
+        return [*words, *self._oracle, "--no-prefix-cache"]  # every policy's prompt is read
 
     def _keep_off_the_drafter(self) -> None:
         """Keep this process, which is the link, on the verifier's core while the rig runs."""
