@@ -41,6 +41,7 @@ class Settings:
     repeats: int = 60  # timed runs of each side
     num_threads: int = 1  # of torch
     dtype: str = "float32"  # as transformers names it; "auto" = as stored
+    rows: tuple[int, ...] = ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def measure(plain: PreTrainedModel, packed: PreTrainedModel, settings: Settings)
     cache = DynamicCache(config=plain.config)
     plain(input_ids=torch.from_numpy(context)[None].long(), past_key_values=cache, use_cache=True)
     results: list[Measurement] = []
-    for num_rows in ROWS:
+    for num_rows in settings.rows:
         tokens = random.integers(engine.info.vocab_size, size=num_rows).astype(np.int32)
         free = slots[len(context) : len(context) + num_rows]
         ids = torch.from_numpy(tokens)[None].long()

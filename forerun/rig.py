@@ -53,6 +53,10 @@ class Child:
         )  # fmt: skip
         return cls(name, process)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def read(self, patience: float | None = None) -> dict[str, Any]:
         """Its next line. Raises `UnavailableError` if it ended or is late."""
         assert self._process.stdout is not None, "started with a pipe"

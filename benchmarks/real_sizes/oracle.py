@@ -1,0 +1,144 @@
+"""A verifier whose target knows its text: it stands for a GPU, whose step takes the same time for few rows.
+
+    python -m benchmarks.real_sizes.oracle --model FOLDER/target --texts FOLDER/texts --step 60
+
+Everything but the target is `forerun verify`: scheduler, server, wire and options. A choice is a function of
+the tokens before it, as a model's is. After a text that was written before, it is that text's next token.
+After anything else it is some token that depends on all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from benchmarks.real_sizes.pair import Text, read_text
+from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
+from common.errors import UserError
+from common.noise import noise_output
+from common.rpc.describe import TokenTable
+from common.vocabulary import Vocabulary
+from forerun import verify
+from forerun.operations import logged
+from forerun.options import ms, pin_to_core
+
+BEFORE = 0
+"""The state before a prompt's first token."""
+
+LAST = 3e-4
+"""Seconds at the end of a step that are waited for by looking at the clock: sleeping is less exact."""
+
+
+class OracleEngine:
+    """A `TargetEngine` whose step takes `step_time` and `prompt_row_time` for each row without a choice.
+
+    In place of keys and values a slot holds one number that depends on all tokens up to its own.
+    """
+
+    def __init__(
+        self,
+        info: TargetInfo,
+        texts: Iterable[Text],
+        step_time: float,
+        prompt_row_time: float = 0.0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.info = info
+        self._step_time = step_time
+        self._prompt_row_time = prompt_row_time
+        self._clock = clock
+        self._sleep = sleep
+        self._states = [BEFORE] * info.num_slots
+        self._next: dict[tuple[int, float, int], int] = {}
+        for text in texts:
+            self._learn(text)
+
+    def evaluate(self, plan: StepPlan) -> StepResult:
+        """See `TargetEngine.evaluate`."""
+        num_silent = plan.num_rows - plan.num_outputs
+        end_at = self._clock() + self._step_time + num_silent * self._prompt_row_time
+        choices = tuple(self._choices(item) for item in plan.items)
+        while (rest := end_at - self._clock()) > 0.0:
+            self._sleep(rest - LAST if rest > 2 * LAST else 0.0)
+        return StepResult(choices, tuple(np.ones(len(each), np.float32) for each in choices))
+
+    def _choices(self, item: StepItem) -> np.ndarray:
+        before = self._states[item.prefix_slots[-1]] if len(item.prefix_slots) else BEFORE
+        states: list[int] = []
+        rows = zip(item.tokens.tolist(), item.parents.tolist(), item.slots.tolist(), strict=True)
+        for token, parent, slot in rows:
+            states.append(noise_output(states[parent] if parent >= 0 else before, token))
+            self._states[slot] = states[-1]
+        temperature, seed = item.sampling.temperature, item.sampling.seed
+        chosen = (self._next.get((states[row], temperature, seed), -1) for row in item.outputs)
+        pairs = zip(chosen, item.outputs, strict=True)
+        return np.array([self._wrong(states[row]) if token < 0 else token for token, row in pairs], np.int32)
+
+    def _wrong(self, state: int) -> int:
+        """Some token that ends no text."""
+        token = state % self.info.vocab_size
+        while token in self.info.eos_token_ids:
+            token = (token + 1) % self.info.vocab_size
+        return token
+
+    def _learn(self, text: Text) -> None:
+        state = BEFORE
+        whole = text.prompt + text.tokens
+        for place, token in enumerate(whole[:-1], 1):
+            state = noise_output(state, token)
+            if place >= len(text.prompt):
+                self._next[state, text.temperature, text.seed] = whole[place]
+
+
+def describe(folder: Path, num_slots: int) -> tuple[TargetInfo, TokenTable]:
+    """What `load_engine` would tell of a target folder, without its weights. Raises `UserError`."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except OSError as error:
+        raise UserError(f"{folder} is no target folder ({error}); `real_sizes make` makes one") from error
+    size = config["vocab_size"]
+    words = [tokenizer.id_to_token(token) for token in range(size)]
+    table = tuple(None if word is None else word.encode() for word in words)
+    info = TargetInfo(
+        name=str(folder),
+        vocab_size=size,
+        max_positions=config["max_position_embeddings"],
+        num_slots=num_slots,
+        eos_token_ids=(config["eos_token_id"],),
+        fingerprint=Vocabulary(table).fingerprint,
+    )
+    return info, table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="forerun verify with a target that knows its text")
+    verify.add_options(parser)
+    option = parser.add_argument
+    option("--texts", type=Path, required=True, metavar="FOLDER", help="texts of `real_sizes texts`")
+    option("--step", type=ms, required=True, metavar="MS", help="time of every step")
+    option("--prompt-row", type=ms, default=0.0, metavar="MS", help="more for each prompt row (%(default)s)")
+    parser.set_defaults(log_level="warning")
+    options = parser.parse_args(arguments)
+    verify.check_options(options)
+    pin_to_core(options.core)
+    info, table = describe(Path(options.model), options.slots)
+    texts = [read_text(path) for path in sorted(options.texts.glob("*.json"))]
+    engine = OracleEngine(info, texts, options.step, options.prompt_row)
+    with logged(options):
+        asyncio.run(verify.serve(options, engine, table))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
