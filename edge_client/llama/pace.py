@@ -43,13 +43,17 @@ class PaceTables:
     rows: dict[int, float]  # of a step by its rows, each with logits
     batches: dict[int, float]  # of a batch by its tokens, the last with logits
 
+    @property
+    def reads(self) -> dict[int, float]:
+        """Seconds that reading so many committed tokens adds to a step of one row."""
+        found = {size - 1: max(took - self.rows[1], 1e-6) for size, took in self.batches.items()}
+        largest = max(found)
+        return {**found, FAR: found[largest] * FAR / largest}
+
     def teach(self, pace: DraftPace) -> None:
         """Let `pace` begin from these tables."""
-        one = self.rows[1]
         pace.rows.measured(self.rows)
-        reads = {size - 1: max(took - one, 1e-6) for size, took in self.batches.items()}
-        largest = max(reads)
-        pace.reads.measured({**reads, FAR: reads[largest] * FAR / largest})
+        pace.reads.measured(self.reads)
 
 
 def measure_pace(

@@ -21,12 +21,13 @@ from common.vocabulary import Vocabulary, explain_mismatch
 
 if TYPE_CHECKING:
     from edge_client.channel import VerifierChannel
+    from edge_client.core.pace import DraftPace
     from edge_client.llama.drafter import LlamaDrafter
     from edge_client.llama.runtime import LlamaRuntime
 
 PROMPT = "The weather report for tomorrow says that"
-STEPS = 24
-"""Draft steps that are timed; a step takes milliseconds."""
+STEPS = 64
+"""Draft steps that are timed at most; a step takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Asked:
     server_name: str = ""
     token_file: str = ""
     plain: bool = True
-    tokens: int = 32  # of each text
+    tokens: int = 64  # of each text
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
@@ -66,7 +67,9 @@ def _run(asked: Asked) -> None:
     _tell("system", info=library().llama_print_system_info().decode())
     if not asked.path:
         return
+    from edge_client.core.pace import DraftPace
     from edge_client.llama.drafter import LlamaDrafter
+    from edge_client.llama.pace import measure_pace
     from edge_client.llama.runtime import LlamaRuntime
     from edge_client.llama.settings import LlamaSettings
 
@@ -80,11 +83,15 @@ def _run(asked: Asked) -> None:
     )
     with LlamaRuntime(settings) as runtime:
         _tell("loaded", description=runtime.description, seconds=time.monotonic() - began)
+        tables = measure_pace(runtime)
+        pace = DraftPace()
+        tables.teach(pace)
+        _tell("pace", rows=tables.rows, reads=tables.reads)
         drafter = LlamaDrafter(runtime)
         prompt = tuple(runtime.tokenize(PROMPT, True))
         _tell("steps", **_draft_steps(drafter, prompt, prompt))
         if asked.address:
-            asyncio.run(_with_verifier(asked, runtime, drafter, prompt))
+            asyncio.run(_with_verifier(asked, runtime, drafter, pace, prompt))
 
 
 def _draft_steps(drafter: LlamaDrafter, prompt: tuple[int, ...], text: tuple[int, ...]) -> dict[str, Any]:
@@ -105,7 +112,7 @@ def _draft_steps(drafter: LlamaDrafter, prompt: tuple[int, ...], text: tuple[int
 
 
 async def _with_verifier(
-    asked: Asked, runtime: LlamaRuntime, drafter: LlamaDrafter, prompt: tuple[int, ...]
+    asked: Asked, runtime: LlamaRuntime, drafter: LlamaDrafter, pace: DraftPace, prompt: tuple[int, ...]
 ) -> None:
     from edge_client.channel import VerifierChannel
 
@@ -113,10 +120,10 @@ async def _with_verifier(
         vocabulary = Vocabulary(runtime.token_table())
         if not await _compare(vocabulary, channel):
             return
-        plain = await _write(asked, vocabulary, channel, prompt, None)
+        plain = await _write(asked, vocabulary, channel, prompt, None, pace)
         _tell("text", drafted=False, **plain)
         _tell("rank", **_draft_steps(drafter, prompt, tuple(plain["tokens"])))
-        _tell("text", drafted=True, **await _write(asked, vocabulary, channel, prompt, drafter))
+        _tell("text", drafted=True, **await _write(asked, vocabulary, channel, prompt, drafter, pace))
 
 
 async def _compare(vocabulary: Vocabulary, channel: VerifierChannel) -> bool:
@@ -136,6 +143,7 @@ async def _write(
     channel: VerifierChannel,
     prompt: tuple[int, ...],
     drafter: LlamaDrafter | None,
+    pace: DraftPace,
 ) -> dict[str, Any]:
     """A greedy text by the target, with drafts or without."""
     from edge_client.core.config import SessionConfig
@@ -155,7 +163,7 @@ async def _write(
         max_attempts=1,
         privacy=Privacy.PADDED,  # as the daemon's; a verifier may insist on more
     )
-    session = EdgeSession(config, make_policy("adaptive" if drafter else "off"))
+    session = EdgeSession(config, make_policy("adaptive" if drafter else "off"), pace=pace)
     worker = DraftWorker(drafter) if drafter is not None else None
     arrivals, tokens = list[float](), list[int]()
     if worker is not None:

@@ -39,6 +39,11 @@ class Told:
         found = self.stages.get(stage, {}).get(name)
         return float(found) if isinstance(found, int | float) else None
 
+    def table(self, stage: str, name: str) -> dict[int, float]:
+        """Numbers by whole number; empty if it was not told."""
+        found = self.stages.get(stage, {}).get(name)
+        return {int(size): float(took) for size, took in found.items()} if isinstance(found, dict) else {}
+
 
 def find_file(draft: DraftSection, models: Path) -> tuple[str, list[Finding]]:
     """The draft's file, empty if it cannot be used; its name, beginning and hash."""

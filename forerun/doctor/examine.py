@@ -71,11 +71,21 @@ def measured(told: Told, nearest: LinkFound | None, given: Given) -> Measured:
         step_time=told.plain["step_ms"] / 1e3 if told.plain is not None and told.plain["step_ms"] else None,
         draft_time=draft_ms / 1e3 if draft_ms is not None else None,
         acceptance=right / of if right is not None and of else None,
+        rows=told.table("pace", "rows"),
+        reads=told.table("pace", "reads"),
+        seen=_speedup(told),
     )
     names = ("rtt", "step_time", "draft_time", "acceptance")
     return replace(
         found, **{name: getattr(given, name) for name in names if getattr(given, name) is not None}
     )
+
+
+def _speedup(told: Told) -> float | None:
+    """Of the text with drafts over the one without; None: there are not both."""
+    if told.plain is None or told.drafted is None or not told.drafted["ms_per_token"]:
+        return None
+    return float(told.plain["ms_per_token"] / told.drafted["ms_per_token"])
 
 
 def _link(verifier: VerifierSection, address: str) -> LinkFound:

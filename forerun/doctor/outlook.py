@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from forerun.doctor.finding import Finding, ok, skip, warn
 from simulator.advice import LONGEST_RTT, WORTH_IT
@@ -15,7 +16,8 @@ from simulator.schemes import FORERUN, SERVER_STREAMING
 from simulator.world import DeviceSpec, VerifierSpec, World
 
 TOKENS = 200  # of a simulated text, as `forerun simulate advise` has it, but one seed and no map: a second
-PER_NODE = 0.06  # of a draft step, for each further row: as measured on processors
+FURTHER_ROW = 0.5  # of a draft step, where only a person has told its time: no table was measured
+TEXTS_DIFFER = 1.3  # factor between the outlook and doctor's own two texts that is worth a warning
 CLOSE_ENOUGH = 1.3  # factor between two round trips that are not told apart
 SHORTEST = 0.002  # seconds; the search for the break-even begins there
 SHARES = (0.05, 0.98)  # of right drafts, that the simulator is asked about; 32 tokens say no more
@@ -29,6 +31,9 @@ class Measured:
     step_time: float | None  # of the target
     draft_time: float | None
     acceptance: float | None  # how often the draft's best token is the target's
+    rows: Mapping[int, float] = field(default_factory=dict)  # seconds of a draft step by its rows, measured
+    reads: Mapping[int, float] = field(default_factory=dict)  # that reading so many tokens adds
+    seen: float | None = None  # speed-up of doctor's own text with drafts over the one without
 
     @property
     def missing(self) -> list[str]:
@@ -57,6 +62,12 @@ def check_outlook(measured: Measured) -> tuple[Finding, Outlook | None]:
         return skip("outlook", f"not known: {', '.join(measured.missing)}"), None
     outlook = look_ahead(world_of(measured))
     words = in_words(measured, outlook)
+    if measured.seen and not 1 / TEXTS_DIFFER <= measured.seen / outlook.speedup <= TEXTS_DIFFER:
+        doubt = (
+            f"{words}. The two texts written just now say {measured.seen:.1f} times, so do not rely on it: "
+            "other work on this machine, or a draft and a verifier on the same processors, slow both"
+        )
+        return warn("outlook", doubt, "stop other work and ask again; give each side --threads"), outlook
     return (ok if outlook.speedup >= WORTH_IT else warn)("outlook", words), outlook
 
 
@@ -68,11 +79,21 @@ def world_of(measured: Measured) -> World:
     assert measured.acceptance is not None
     return World(
         link=LinkSpec(rtt=min(measured.rtt, LONGEST_RTT)),
-        device=DeviceSpec(measured.draft_time, PER_NODE * measured.draft_time),
+        device=_device(measured, measured.draft_time),
         verifier=VerifierSpec(step_time=measured.step_time),
         draft=BetaDraft(mean=min(max(measured.acceptance, SHARES[0]), SHARES[1])),
         tokens=TOKENS,
     )
+
+
+def _device(measured: Measured, draft_time: float) -> DeviceSpec:
+    """With its measured table, scaled to what a person says that a step takes."""
+    if not measured.rows:
+        return DeviceSpec(draft_time, FURTHER_ROW * draft_time)
+    scale = draft_time / measured.rows[1]
+    rows = tuple((size, scale * took) for size, took in sorted(measured.rows.items()))
+    reads = tuple((size, scale * took) for size, took in sorted(measured.reads.items()))
+    return DeviceSpec(draft_time, draft_times=rows, read_times=reads)
 
 
 def look_ahead(world: World) -> Outlook:
