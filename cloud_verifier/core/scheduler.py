@@ -27,8 +27,9 @@ from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.credit import Credit
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.ledger import Ledger, Running, StepDone
+from cloud_verifier.core.mask_time import MaskTime
 from cloud_verifier.core.memory import KvMemory
-from cloud_verifier.core.quotas import Quotas
+from cloud_verifier.core.quotas import Quotas, Turns
 from cloud_verifier.core.rationing import Rationing
 from cloud_verifier.core.relief import Relief
 from cloud_verifier.core.report import count
@@ -42,7 +43,7 @@ from common.estimators import IntervalEstimator
 from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose, TokenLogprobs
 from common.recall import Recall
 
-DRAIN_KEY, QUOTA_KEY = -1, -2  # of their alarms; sessions have keys above 0
+DRAIN_KEY, QUOTA_KEY, MASK_KEY = -1, -2, -3  # of their alarms; sessions have keys above 0
 RETRY_AFTER = 1.0  # seconds, until it is known how often a session ends here
 
 
@@ -64,6 +65,7 @@ class VerifyScheduler:
         self.memory = KvMemory(info.num_slots, self.config.prefix_cache)
         self.tenants = Tenants()
         self.rationing = Rationing()
+        self.mask_time = MaskTime()
         self.room = Room(self.config, self.memory, self.tenants)
         self.cost = StepCost()
         self.sharing = Sharing(self.config.max_slowdown, self.cost, info.rows_per_read)
@@ -85,6 +87,7 @@ class VerifyScheduler:
         self._alarms = Alarms()
         self._unopened: dict[int, float] = {}  # streams without an Open, and since when
         self._between_ends = IntervalEstimator(RETRY_AFTER)
+        self._turns = Turns()  # of callers that found no room
         self._last_end_at: float | None = None
 
     # Inputs -----------------------------------------------------------------------------------------------
@@ -110,7 +113,7 @@ class VerifyScheduler:
             self.check(request, now, caller)
             session = self._admit(key, request, caller, now)
         except ForerunError as error:
-            self._refuse(key, error)
+            self._refuse(key, error, now)
             return
         credit = session.credit_told = self.credit.of(session, len(self.sessions))
         self._effects.append(Reply(key, Opened(session.tree.tip_position, credit)))
@@ -142,7 +145,7 @@ class VerifyScheduler:
         if key in self.sessions:
             self._end(key, error, now)
         elif self._forget_stream(key):
-            self._refuse(key, error)
+            self._refuse(key, error, now)
         else:
             self._effects.append(End(key, error))
 
@@ -251,6 +254,7 @@ class VerifyScheduler:
         predicted = self.cost.predict(running.num_rows, running.num_reads)
         done = StepDone(running, ended_at, now, predicted, parts, result.margins, result.logprobs)
         self.cost.sample(running.num_rows, running.num_reads, done.duration)
+        self.mask_time.note(running.sessions, dict(result.mask_times), now, done.duration)
         self.sharing.settle(parts, running.spared)
         self.rows.on_success()
         self._effects.append(done)
@@ -286,7 +290,7 @@ class VerifyScheduler:
             elif key in self._unopened:
                 del self._unopened[key]
                 message = f"no Open came within {self.config.open_timeout:g} s"
-                self._refuse(key, PeerError(message, Code.DEADLINE_EXCEEDED))
+                self._refuse(key, PeerError(message, Code.DEADLINE_EXCEEDED), now)
             elif key in self.sessions:
                 self._look_after(self.sessions[key], now)
 
@@ -373,6 +377,7 @@ class VerifyScheduler:
             key, request, self.info.vocab_size, stop_ids, limit, now, recall, caller.tenant
         )
         session.deadline_at = caller.deadline_at
+        self.mask_time.begin(session)
         return session
 
     # The step ---------------------------------------------------------------------------------------------
@@ -382,6 +387,8 @@ class VerifyScheduler:
         to find who broke it. For a caller that waits no longer nothing is evaluated, and nothing that is
         beyond its tenant's rate."""
         everybody = [session for session in self.sessions.values() if session.ready_by(now)]
+        everybody, masks_at = self.mask_time.let_in(everybody, now)
+        self._alarms.set(MASK_KEY, masks_at)
         ready, more_at = self.rationing.let_in(everybody, now)
         self._alarms.set(QUOTA_KEY, more_at)
         if self.room.secure(ready, self.sessions.values()):
@@ -461,12 +468,12 @@ class VerifyScheduler:
                 self._end(key, error, now)
             else:
                 self._forget_stream(key)
-                self._refuse(key, error)
+                self._refuse(key, error, now)
 
-    def _refuse(self, key: int, error: ForerunError) -> None:
-        """End a stream that never had a session. Who found no room is told when to come again."""
+    def _refuse(self, key: int, error: ForerunError, now: float) -> None:
+        """End a stream that never had a session. A caller that found no room is told a turn of its own."""
         if isinstance(error, CapacityError) and error.retry_after is None:
-            error.retry_after = min(30.0, max(0.05, self._between_ends.smoothed))
+            error.retry_after = self._turns.next(now, self._between_ends.smoothed)
         count(self.counters.num_refused, error.code.value)
         self._effects.append(End(key, error))
 
