@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import torch
         import transformers
     except ImportError as error:
-        print(f"gpu_step: {error.name} is not installed.", file=sys.stderr)
+        print(f"gpu_step: {_missing(error)}", file=sys.stderr)
         return 2
     if not options.tiny and not torch.cuda.is_available():
         print("gpu_step: torch sees no CUDA device here; --tiny runs on a CPU.", file=sys.stderr)
@@ -93,6 +93,11 @@ def _run(name: str, part: Callable[[], None], report: Report) -> None:
         report.add(name, {"error": f"{type(error).__name__}: {error}"[:500]})
     report.seconds[name] = round(time.perf_counter() - begun_at, 2)
     report.write()
+
+
+def _missing(error: ImportError) -> str:
+    """An import error in words. One of a clash of versions names no module."""
+    return f"{error.name} is not installed." if error.name else f"an import failed: {error}"
 
 
 def _environment(torch: Any, transformers: Any, device: Any) -> dict[str, Any]:

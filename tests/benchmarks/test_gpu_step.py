@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -51,6 +51,28 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["--out", str(tmp_path)]) == 2
     assert "sees no CUDA device" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_clash_of_versions_is_told_in_its_own_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers raises an import error without a module's name."""
+    import builtins
+
+    from benchmarks.gpu_step.__main__ import main
+
+    plain = builtins.__import__
+
+    def clash(name: str, *given: Any, **words: Any) -> Any:
+        if name == "transformers":
+            raise ImportError("huggingface-hub>=1.31 is required")
+        return plain(name, *given, **words)
+
+    monkeypatch.setattr(builtins, "__import__", clash)
+    assert main(["--tiny", "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "huggingface-hub>=1.31 is required" in told
+    assert "None" not in told
 
 
 def test_a_part_that_fails_costs_no_other(
