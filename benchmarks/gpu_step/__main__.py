@@ -10,11 +10,11 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-PARTS = ("checks", "bandwidth", "host", "attention", "steps", "profile", "rates")
+PARTS = ("checks", "bandwidth", "host", "attention", "steps", "profile", "rates", "serving")
 BUDGET = 560.0
 """Seconds for all parts: a command on a rented machine may have ten minutes."""
 
@@ -70,11 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     report = Report(out / "gpu_step.json")
     settings = TINY if options.tiny else FULL
+    if options.layers:
+        settings = replace(settings, shape=replace(settings.shape, num_layers=options.layers))
     device = torch.device("cpu" if options.tiny else "cuda")
     report.parts["environment"] = [
         {**_environment(torch, transformers, device), "settings": asdict(settings)}
     ]
-    parts = Parts(settings, device, report.add, options.budget)
+    parts = Parts(settings, device, report.add, options.budget, out, options.scratch)
     for name in options.parts:
         _run(name, getattr(parts, name), report)
     print(f"\n{len(report.wrong)} findings are wrong" if report.wrong else "\nnothing is wrong", flush=True)
@@ -132,6 +134,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for gpu_step.json")
     parser.add_argument("--tiny", action="store_true", help="every part in seconds on a CPU, for tests")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="only these")
+    parser.add_argument("--layers", type=int, metavar="N", help="of the model, instead of 32")
+    parser.add_argument(
+        "--scratch", type=Path, metavar="DIR", help="where `serving` writes the model, 16 GB with 32 layers"
+    )
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="S", help="seconds (%(default)s)")
     return parser.parse_args(arguments)
 

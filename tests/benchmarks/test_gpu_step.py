@@ -36,6 +36,11 @@ def test_every_part_runs_in_miniature_and_finds_nothing_wrong(
         (3, 0.6),
     ]
     assert [row["same_text"] for row in rates] == [None, True, None, True]
+    loaded, *texts, memory = report["serving"]
+    assert loaded["load_s"] > 0
+    assert [row["right"] for row in texts] == [True, True, True]
+    assert all(row["prompt"] > 256 and row["ttft_ms"] > 0 and row["ms_per_token"] > 0 for row in texts)
+    assert memory["slots"] == 16384
     plain, drafted = rates[2:]
     assert plain["tokens_per_step_and_session"] == 1.0
     assert drafted["tokens_per_step_and_session"] > 1.2
@@ -73,6 +78,22 @@ def test_a_clash_of_versions_is_told_in_its_own_words(
     told = capsys.readouterr().err
     assert "huggingface-hub>=1.31 is required" in told
     assert "None" not in told
+
+
+def test_without_grpc_only_the_real_verifier_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks.gpu_step import serving
+    from benchmarks.gpu_step.__main__ import main
+
+    def refuse(name: str) -> None:
+        raise RuntimeError("The grpc package installed is at version 1.60.0")
+
+    monkeypatch.setattr(serving, "import_module", refuse)
+    assert main(["--tiny", "--out", str(tmp_path), "--parts", "serving", "host"]) == 0
+    report = json.loads((tmp_path / "gpu_step.json").read_text())
+    assert "at version 1.60.0" in report["serving"][0]["skipped"]
+    assert report["host"][0]["sum"] > 0
 
 
 def test_a_part_that_fails_costs_no_other(
