@@ -31,6 +31,7 @@ NODES = 8
 """Rows of a session in `largest_step`, beside its prompt's chunk."""
 
 _MEMINFO = Path("/proc/meminfo")
+_MEMINFO_SIZE = 8192  # its third line is what is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +125,11 @@ def peak_of(run: Callable[[], object], device: torch.device) -> int:
 def _available() -> int | None:
     """What Linux says can be had without swapping."""
     try:
-        lines = _MEMINFO.read_text(encoding="ascii").splitlines()
+        with _MEMINFO.open(encoding="ascii") as file:
+            text = file.read(_MEMINFO_SIZE)
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    found = [line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:")]
     return int(found[0]) * 1024 if found else None
 
 
