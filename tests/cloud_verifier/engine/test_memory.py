@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
 import demo_models
 from common.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 pytestmark = pytest.mark.torch
 
@@ -121,3 +126,30 @@ def test_a_load_refuses_slots_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -
 
     group, _ = loading.load_engine(TARGET, None, dtype="float32", agree=agree)
     assert (group.info.num_slots, told) == (449, [1000 * slot])
+
+
+@pytest.mark.triton
+def test_the_reserve_holds_two_peaks_where_graphs_have_memory_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from cloud_verifier.engine import loading
+    from cloud_verifier.engine.engine import TorchEngine
+    from cloud_verifier.engine.graphs import most_partial_bytes
+    from cloud_verifier.engine.memory import GRAPHS, largest_step
+    from cloud_verifier.engine.probe import probe
+    from cloud_verifier.engine.triton_attention import TritonBackend
+    from tests.cloud_verifier.engine.tiny import target
+
+    def peak_of(run: Callable[[], object], device: torch.device) -> int:
+        run()
+        return 1000
+
+    monkeypatch.setattr(loading, "peak_of", peak_of)
+    model, step = target("llama"), largest_step(5, 9, 128)
+    report = probe(model)
+    engine = TorchEngine(model, step.num_rows, backend=TritonBackend())
+    assert loading._reserve(engine, step, report, cuda_graphs=True) == 1000  # a CPU records nothing
+    monkeypatch.setattr(loading, "replays", lambda engine: True)
+    reserve = loading._reserve(engine, step, report, cuda_graphs=True)
+    assert reserve == 2000 + GRAPHS + most_partial_bytes(num_heads=4, value_depth=8)
+    assert loading._reserve(engine, step, report, cuda_graphs=False) == 1000
