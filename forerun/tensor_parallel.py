@@ -110,7 +110,7 @@ def _load_and_run(options: argparse.Namespace, ranks: Ranks, serve: Serve) -> st
     from cloud_verifier.engine.acceleration import backend_of
     from cloud_verifier.engine.floor import FlooredEngine
     from cloud_verifier.engine.loading import default_dtype, load_engine
-    from cloud_verifier.engine.parallel import Leader, LeadingBackend, LeadingEngine, follow, take_memory
+    from cloud_verifier.engine.parallel import Leader, LeadingBackend, LeadingEngine, follow
 
     backend = LeadingBackend(backend_of(options.attention, torch.device(options.device)))
     engine, table = load_engine(
@@ -120,8 +120,10 @@ def _load_and_run(options: argparse.Namespace, ranks: Ranks, serve: Serve) -> st
         device=options.device,
         num_processes=ranks.size,
         backend=backend,
+        max_rows=options.max_rows,
+        prefill_chunk=options.prefill_chunk,
+        agree=ranks.least,
     )
-    take_memory(engine)
     if not ranks.leads:
         follow(engine.logits, ranks)
         return ""

@@ -97,7 +97,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     option("--threads", type=int, default=0, metavar="N", help="torch's threads; 0 leaves torch's own choice")
     option(
-        "--slots", type=int, default=16384, metavar="N", help="tokens of KV over all sessions (%(default)s)"
+        "--slots",
+        type=slots,
+        metavar="N",
+        help="tokens of KV over all sessions, or auto: all that fit on a CUDA device, at most 16384 on a CPU "
+        "(auto)",
     )
     option(
         "--step-floor",
@@ -138,8 +142,10 @@ def _add_acceleration(parser: argparse.ArgumentParser) -> None:
     )
     option(
         "--warm-graphs",
-        action="store_true",
-        help="make the graphs of all step sizes before serving, instead of each when it first comes",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="make the graphs of all step sizes before serving, instead of each when it first comes "
+        "(%(default)s)",
     )
 
 
@@ -177,6 +183,14 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def slots(text: str) -> int | None:
+    """The value of `--slots`; None for auto."""
+    try:
+        return None if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is neither auto nor a whole number") from None
+
+
 def allowed_rules(options: argparse.Namespace) -> tuple[AcceptanceRule, ...]:
     """What sessions may ask for. Raises `UserError` for an unknown name."""
     named = [rule_named(name) for name in options.allow_rule]
@@ -206,7 +220,9 @@ def _leave(*_: object) -> None:
 def check_options(options: argparse.Namespace) -> None:
     """Before seconds are spent on loading."""
     config_from(options)
-    for name, least in (("threads", 0), ("slots", 1), ("tile_rows", 1), ("step_floor", 0), ("grace", 0)):
+    if options.slots is not None and options.slots < 1:
+        raise UserError(f"--slots is {options.slots}; it must be auto, or 1 or more")
+    for name, least in (("threads", 0), ("tile_rows", 1), ("step_floor", 0), ("grace", 0)):
         value = getattr(options, name)
         if not least <= value < float("inf"):
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be {least} or more")
@@ -315,7 +331,8 @@ def use_torch(options: argparse.Namespace) -> None:
 
         import cloud_verifier.engine.loading  # noqa: F401 - only to see whether all it needs is there
     except ImportError as error:
-        raise UserError(f"{error.name} is not installed; pip install 'forerun[verifier]'") from error
+        what = f"{error.name} is not installed" if error.name else f"an import failed ({error})"
+        raise UserError(f"{what}; pip install 'forerun[verifier]'") from error
     if options.threads:
         torch.set_num_threads(options.threads)
 
@@ -336,6 +353,8 @@ def load(options: argparse.Namespace) -> tuple[TargetEngine, TokenTable]:
         attention=options.attention,
         cuda_graphs=options.cuda_graphs,
         warm_rows=options.max_rows if options.warm_graphs else 0,
+        max_rows=options.max_rows,
+        prefill_chunk=options.prefill_chunk,
     )
     if engine.model.shrinkage is not None and not options.json:
         print(f"Quantized: {engine.model.shrinkage}.", flush=True)

@@ -10,11 +10,11 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-PARTS = ("checks", "bandwidth", "host", "attention", "steps", "profile", "rates")
+PARTS = ("checks", "bandwidth", "host", "attention", "steps", "profile", "rates", "serving")
 BUDGET = 560.0
 """Seconds for all parts: a command on a rented machine may have ten minutes."""
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import torch
         import transformers
     except ImportError as error:
-        print(f"gpu_step: {error.name} is not installed.", file=sys.stderr)
+        print(f"gpu_step: {_missing(error)}", file=sys.stderr)
         return 2
     if not options.tiny and not torch.cuda.is_available():
         print("gpu_step: torch sees no CUDA device here; --tiny runs on a CPU.", file=sys.stderr)
@@ -70,11 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     report = Report(out / "gpu_step.json")
     settings = TINY if options.tiny else FULL
+    if options.layers:
+        settings = replace(settings, shape=replace(settings.shape, num_layers=options.layers))
     device = torch.device("cpu" if options.tiny else "cuda")
     report.parts["environment"] = [
         {**_environment(torch, transformers, device), "settings": asdict(settings)}
     ]
-    parts = Parts(settings, device, report.add, options.budget)
+    parts = Parts(settings, device, report.add, options.budget, out, options.scratch)
     for name in options.parts:
         _run(name, getattr(parts, name), report)
     print(f"\n{len(report.wrong)} findings are wrong" if report.wrong else "\nnothing is wrong", flush=True)
@@ -93,6 +95,11 @@ def _run(name: str, part: Callable[[], None], report: Report) -> None:
         report.add(name, {"error": f"{type(error).__name__}: {error}"[:500]})
     report.seconds[name] = round(time.perf_counter() - begun_at, 2)
     report.write()
+
+
+def _missing(error: ImportError) -> str:
+    """An import error in words. One of a clash of versions names no module."""
+    return f"{error.name} is not installed." if error.name else f"an import failed: {error}"
 
 
 def _environment(torch: Any, transformers: Any, device: Any) -> dict[str, Any]:
@@ -127,6 +134,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for gpu_step.json")
     parser.add_argument("--tiny", action="store_true", help="every part in seconds on a CPU, for tests")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="only these")
+    parser.add_argument("--layers", type=int, metavar="N", help="of the model, instead of 32")
+    parser.add_argument(
+        "--scratch", type=Path, metavar="DIR", help="where `serving` writes the model, 16 GB with 32 layers"
+    )
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="S", help="seconds (%(default)s)")
     return parser.parse_args(arguments)
 

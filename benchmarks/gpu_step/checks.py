@@ -15,14 +15,16 @@ from torch import Tensor
 
 from benchmarks.gpu_step.plans import Book, random_tree
 from cloud_verifier.core.target import StepPlan, StepResult
-from cloud_verifier.engine.attention import AttentionTerms
+from cloud_verifier.engine.attention import AttentionBackend, AttentionTerms
 from cloud_verifier.engine.choice import ChoiceRow, choose
 from cloud_verifier.engine.device_choice import ChoiceTable, choose_plain, finish, needs_more
 from cloud_verifier.engine.device_runner import DeviceRunner
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.graphs import Capture
 from cloud_verifier.engine.kv import LayerKV
+from cloud_verifier.engine.memory import release, take_memory
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
+from cloud_verifier.engine.probe import probe
 from cloud_verifier.engine.torch_ref import TorchRefBackend
 from cloud_verifier.engine.transformers_adapter import TargetModel
 from cloud_verifier.engine.triton_attention import TritonBackend
@@ -151,6 +153,36 @@ def choice_errors(device: torch.device, num_rows: int, vocab_size: int) -> dict[
         "margin_error": float(np.abs(margins - expected_margins.numpy()).max()),
         "right": bool((found == expected.numpy()).all()),
     }
+
+
+LITTLE = 16 << 10
+"""Bytes; the tiny model's head takes more in float32."""
+
+
+def load_errors(device: torch.device, backend: AttentionBackend) -> Iterator[dict[str, Any]]:
+    """What a load does, in half precision: its probe keeps no memory, it takes all KV, and a step of nothing
+    but a prompt's beginning wants no logits."""
+    probe(_tiny("llama", device, BF16), backend=backend)  # libraries allocate their own memory once
+    model = _tiny("llama", device, BF16)
+    release()
+    kept = -_allocated(device)
+    report = probe(model, backend=backend)
+    release()
+    kept += _allocated(device)
+    yield {"load": "memory that the probe keeps", "bytes": kept, "right": kept < LITTLE}
+    engine = TorchEngine(model, 600, backend=backend)
+    take_memory(engine)
+    found = engine.kv.num_bytes
+    yield {"load": "KV", "bytes": found, "right": found == 601 * report.kv_bytes}
+    book = Book(600, np.random.default_rng(0))
+    item = dataclasses.replace(book.item(0, [5] * 300, range(-1, 299)), outputs=np.zeros(0, np.int32))
+    chosen = engine.evaluate(StepPlan((item,)))
+    right = [len(choices) for choices in chosen.choices] == [0]
+    yield {"load": "a step without outputs", "rows": 300, "right": right}
+
+
+def _allocated(device: torch.device) -> int:
+    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else 0
 
 
 RECORDABLE = ("llama", "gemma2")

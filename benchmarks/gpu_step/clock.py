@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cloud_verifier.engine.graphs import CudaCapture
+from cloud_verifier.engine.graphs import Capture, CudaCapture
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,10 @@ class TimedCapture:
     replays: list[tuple[Any, Any]] = field(default_factory=list)  # events around each
 
     def __post_init__(self) -> None:
-        self._capture = CudaCapture() if self.device.type == "cuda" else _call_again
+        self._capture: Capture = CudaCapture() if self.device.type == "cuda" else _CallAgain()
+
+    def rehearsal(self) -> AbstractContextManager[Any]:
+        return self._capture.rehearsal()
 
     def __call__(self, body: Callable[[], Tensor]) -> Callable[[], Tensor]:
         repeat = self._capture(body)
@@ -101,8 +105,14 @@ class TimedCapture:
         return _times(found) if found else None
 
 
-def _call_again(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    return body
+class _CallAgain:
+    """A `Capture` that records nothing."""
+
+    def rehearsal(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def __call__(self, body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        return body
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,8 @@ class Settings:
     text_tokens: int
     draft_nodes: int  # that an oracle keeps below the tip
     prefill_chunk: int
+    served_prompt: int  # tokens of the prompts that reach a real verifier
+    served_tokens: int
 
 
 FULL = Settings(
@@ -72,6 +74,8 @@ FULL = Settings(
     text_tokens=160,
     draft_nodes=7,
     prefill_chunk=2048,
+    served_prompt=2000,
+    served_tokens=64,
 )
 
 TINY = Settings(
@@ -89,4 +93,6 @@ TINY = Settings(
     text_tokens=10,
     draft_nodes=3,
     prefill_chunk=64,
+    served_prompt=300,
+    served_tokens=12,
 )

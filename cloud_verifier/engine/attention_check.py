@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cloud_verifier.core.target import IntArray, StepItem, StepPlan
 from cloud_verifier.engine.attention import AttentionBackend, AttentionTerms
+from cloud_verifier.engine.attention_plan import Cuts
 from cloud_verifier.engine.kv import LayerKV
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
 from common.sampling import SamplingParams
@@ -88,6 +89,7 @@ def attention_error(backend: AttentionBackend, shape: LayerShape, device: torch.
     """The largest error of a row, as a share of what rounding explains: more than 1 is a mistake, or NaN.
 
     Evaluates one layer's attention over steps of prefill chunks and trees, with `EVEN` and `PEAKED` numbers.
+    A backend with `cuts` also gets a long step, in which each of its kernels runs with one split and more.
     """
     generator = torch.Generator().manual_seed(0)
     return max(
@@ -105,7 +107,8 @@ def _trial_error(
 ) -> float:
     terms = shape.terms if shape.terms.softcap is None else replace(shape.terms, softcap=trial.softcap)
     worst = 0.0
-    for step, num_slots in _steps(terms.window or NO_WINDOW):
+    cuts: Cuts | None = getattr(backend, "cuts", None)
+    for step, num_slots in steps(terms.window or NO_WINDOW, cuts):
         rows, query = _random_numbers(shape, num_slots, step.num_rows, trial.spread, generator)
         rows, query = rows.to(device, shape.dtype), query.to(device, shape.dtype).transpose(1, 2)
         kv = LayerKV(rows, rows[..., : shape.key_depth], rows[..., shape.key_depth :])
@@ -161,20 +164,32 @@ def _visible(item: StepItem, window: int | None) -> NDArray[np.bool_]:
     return visible
 
 
-def _steps(reach: int) -> Iterator[tuple[PackedStep, int]]:
-    """A prefill step and a step of trees, with sessions shorter and longer than `reach`; and their slots."""
+def steps(reach: int, cuts: Cuts | None = None) -> Iterator[tuple[PackedStep, int]]:
+    """A prefill step and a step of trees, with sessions shorter and longer than `reach`; with `cuts` a long
+    step of both. Each comes with its number of slots."""
     chain, short = range(-1, CHUNK - 1), range(-1, 4)
-    for shapes in (
-        ((reach + 30, chain), (0, short)),
-        ((13, TREE), (reach + 17, TREE), (0, TREE), (reach // 2, short)),
-    ):
-        num_slots = sum(before + len(parents) for before, parents in shapes) + 3
-        free = np.random.default_rng(reach).permutation(num_slots).astype(np.int32)
-        items = []
-        for session, (before, parents) in enumerate(shapes):
-            items.append(_item(session, free[:before], free[before : before + len(parents)], parents))
-            free = free[before + len(parents) :]
-        yield pack(StepPlan(tuple(items)), StepLimits(1, 2**31 - 1, num_slots)), num_slots
+    yield _step(((reach + 30, chain), (0, short)), reach)
+    yield _step(((13, TREE), (reach + 17, TREE), (0, TREE), (reach // 2, short)), reach)
+    if cuts is None:
+        return
+    some, many = 5 * cuts.narrow.split // 2 + 29, 3 * cuts.wide.split // 2 + 29
+    one_tile, tiles = cuts.most_narrow + cuts.wide.rows // 4, cuts.most_narrow + 15 * cuts.wide.rows // 4
+    chunks = (many, range(-1, one_tile - 1)), (some, range(-1, tiles - 1))
+    yield _step((*chunks, (many, TREE), (some, TREE)), many, shared=many)
+
+
+def _step(shapes: Sequence[tuple[int, Sequence[int]]], seed: int, shared: int = 0) -> tuple[PackedStep, int]:
+    """Sessions of these shapes: tokens before the rows, and the rows' parents. The first `shared` tokens are
+    common to all sessions that have so many."""
+    num_slots = sum(before + len(parents) for before, parents in shapes) + 3
+    slots = np.random.default_rng(seed).permutation(num_slots).astype(np.int32)
+    common, free = slots[:shared], slots[shared:]
+    items = []
+    for session, (before, parents) in enumerate(shapes):
+        own = max(0, before - shared)
+        prefix, rows, free = np.split(free, [own, own + len(parents)])
+        items.append(_item(session, np.concatenate((common[: before - own], prefix)), rows, parents))
+    return pack(StepPlan(tuple(items)), StepLimits(1, 2**31 - 1, num_slots)), num_slots
 
 
 def _item(session: int, prefix: IntArray, slots: IntArray, parents: Sequence[int]) -> StepItem:

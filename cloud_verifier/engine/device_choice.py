@@ -87,7 +87,7 @@ def finish(logits: Tensor, plain: Tensor, table: ChoiceTable) -> tuple[IntArray,
     Raises `LocalError` for logits without a finite maximum in each row.
     """
     late = _choose_late(logits, table) if table.late else None
-    found = plain[:, : table.num_rows].cpu().numpy()
+    found = _on_host(plain)[:, : table.num_rows]
     choices, margins = found[0].copy(), found[1].view(np.float32).copy()
     broken = np.isnan(margins)
     if late is not None:
@@ -98,6 +98,16 @@ def finish(logits: Tensor, plain: Tensor, table: ChoiceTable) -> tuple[IntArray,
         row = int(broken.argmax())
         choose_dense(logits[row : row + 1], [_row(table, row)])  # raises, with the value
     return choices, margins
+
+
+def _on_host(results: Tensor) -> IntArray:
+    """All of `results`, int32, through pinned memory: a slice of it would be a kernel more."""
+    if not results.is_cuda:
+        return results.numpy()
+    pinned = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+    pinned.copy_(results, non_blocking=True)
+    torch.cuda.current_stream(results.device).synchronize()
+    return pinned.numpy()
 
 
 def _row(table: ChoiceTable, row: int) -> ChoiceRow:

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.target import StepItem
+from cloud_verifier.core.target import IntArray, StepItem, StepPlan
 from cloud_verifier.engine.attention import StepContext, current_step
-from cloud_verifier.engine.attention_plan import plan_attention
+from cloud_verifier.engine.attention_plan import CUTS, plan_attention
 from cloud_verifier.engine.choice import ChoiceRow
 from cloud_verifier.engine.counts import StepCounts
 from cloud_verifier.engine.device_choice import ChoiceTable, choice_table, choose_plain, finish
 from cloud_verifier.engine.kv import KVStore
 from cloud_verifier.engine.logprobs import Chosen, row_logprobs
-from cloud_verifier.engine.packing import PackedStep
+from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
 from cloud_verifier.engine.step_buffers import LEAST_UNITS, ROW_BUCKETS, Bucket, StepBuffers
 from cloud_verifier.engine.triton_attention import TritonBackend
+from common.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,10 @@ class _Recording:
 class Capture(Protocol):
     """A way to make something repeatable: `CudaCapture`, or in tests a plain call."""
 
+    def rehearsal(self) -> AbstractContextManager[Any]:
+        """Code inside raises `RuntimeError` where it waits for the device. No recording may wait."""
+        ...
+
     def __call__(self, body: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Record `body`, which has run before with the same shapes. The result repeats it on the same memory
         and returns what it returned, which holds until any recording is repeated."""
@@ -73,11 +80,25 @@ class CudaCapture:
     def __init__(self) -> None:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """See `Capture.rehearsal`. A capture that fails leaves torch's allocator in a state of its own."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
     def __call__(self, body: Callable[[], Tensor]) -> Callable[[], Tensor]:
         graph = torch.cuda.CUDAGraph()
-        # thread_local: what other threads do with CUDA meanwhile is none of this capture's business.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = body()
+        stream = torch.cuda.current_stream()
+        try:
+            # thread_local: what other threads do with CUDA meanwhile is none of this capture's business.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = body()
+        finally:
+            torch.cuda.set_stream(stream)  # torch leaves the capture's own in place where it fails
         kept = _borrowed(result)
 
         def replay() -> Tensor:
@@ -106,11 +127,17 @@ def _borrowed(result: Tensor) -> Tensor:
     return torch.as_tensor(_Borrowed(result.contiguous()), device=result.device)
 
 
+def most_partial_bytes(num_heads: int, value_depth: int) -> int:
+    """What one layer's partial results take in the largest graph, maxima and sums included."""
+    return 4 * MOST_UNITS * CUTS.narrow.rows * num_heads * (value_depth + 2)
+
+
 class GraphRunner:
     """Runs steps by replay where it can; `counts` says how often, and why not.
 
     A bucket's first step runs eagerly and is recorded. Its second is replayed and run eagerly, and the logits
-    are compared, as the conformance probe sees eager steps only. From the third on steps are replayed.
+    are compared, as the conformance probe sees eager steps only. From the third on steps are replayed. For a
+    bucket that is recorded ahead (`warm`) both steps are made up.
 
     Args: forward, the model; kv, its store, whose last slot no plan names; backend, the attention; device;
     rows_of, `engine.choice_rows`; capture, how to record.
@@ -168,14 +195,21 @@ class GraphRunner:
 
     @torch.inference_mode()
     def warm(self, max_rows: int) -> None:
-        """Record the buckets of steps of up to `max_rows` rows, largest first, so that no session waits."""
+        """Record the buckets of steps of up to `max_rows` rows, largest first, so that no session waits. Each
+        recording is compared with an eager run. This writes to slots, so it comes before all sessions."""
         for bucket in sorted(self._buckets(max_rows), reverse=True):
-            if self._refusal is None and bucket not in self._recordings:
-                self._buffers.send_padding(bucket)
-                try:
-                    self._record(bucket, None)
-                except torch.OutOfMemoryError:  # of the eager run; a smaller bucket may have room
-                    self._note_too_large(bucket)
+            if self._refusal is not None or bucket in self._recordings:
+                continue
+            step = _made_up(min(bucket.rows, self._kv.num_slots - 1), self._kv.num_slots)
+            table = choice_table(step, self._rows_of)
+            self._buffers.send(bucket, step, plan_attention(step, self._backend.cuts), table)
+            try:
+                self._record(bucket, None)
+                if (recording := self._recordings.get(bucket)) is not None:
+                    self._check(recording, len(step.outputs))
+            except torch.OutOfMemoryError:  # of an eager run; a smaller bucket may have room
+                self._recordings.pop(bucket, None)
+                self._note_too_large(bucket)
 
     def _buckets(self, max_rows: int) -> Iterator[Bucket]:
         """Buckets that steps can need: each unit has at most so many rows, and the store so many slots."""
@@ -203,7 +237,16 @@ class GraphRunner:
     def _record(self, bucket: Bucket, asked: tuple[PackedStep, ChoiceTable] | None) -> Chosen | None:
         """Run the bucket's body, and record it. As `run` of the step that asks, None if none does."""
         body, result = self._body(bucket)
-        logits = body()
+        try:
+            with self._capture.rehearsal():
+                logits = body()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # what it waited for, in torch's words
+            self._refuse(f"the model cannot be recorded: {error}")
+            if asked is not None:
+                self._count_eager(str(self._refusal))
+            return None
         found = None
         if asked is not None:
             step, table = asked
@@ -252,6 +295,17 @@ class GraphRunner:
         logger.warning("no CUDA graphs any more: %s", reason.strip().splitlines()[0])
         self._refusal = reason.strip().splitlines()[0]
         self._recordings.clear()
+
+
+def _made_up(num_rows: int, num_slots: int) -> PackedStep:
+    """A step of so many rows in sessions of eight."""
+    items = []
+    for first in range(0, num_rows, 8):
+        rows: IntArray = np.arange(min(8, num_rows - first), dtype=np.int32)
+        items.append(
+            StepItem(first, rows[:0], rows * 0, rows, rows - 1, rows + first, rows, SamplingParams())
+        )
+    return pack(StepPlan(tuple(items)), StepLimits(1, 8, num_slots))
 
 
 def chosen(step: PackedStep, logits: Tensor, plain: Tensor, table: ChoiceTable) -> Chosen:

@@ -23,9 +23,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
@@ -34,6 +33,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from cloud_verifier.core.target import IntArray, StepItem, StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.engine.attention import AttentionBackend, StepAttention
+from cloud_verifier.engine.attention_plan import Cuts
 from cloud_verifier.engine.grammar import check_grammar
 from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.engine.stats import Stats, stats_of
@@ -48,10 +48,6 @@ from cloud_verifier.engine.step_frames import (
 from cloud_verifier.engine.watchdog import Watchdog
 from common.errors import UnavailableError, UserError
 from common.messages import Open
-from common.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from cloud_verifier.engine.engine import TorchEngine
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +82,12 @@ class Ranks:
         """Have rank 0 end the group. From any thread; if rank 0 is gone, nothing comes of it."""
         with contextlib.suppress(RuntimeError):
             self.store.set(LEAVING, str(self.rank))
+
+    def least(self, number: int) -> int:
+        """The smallest of the ranks' numbers. All ranks call it together."""
+        found = torch.tensor([number], dtype=torch.int64)
+        dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self.control)
+        return int(found)
 
     def who_leaves(self) -> str:
         """The rank that asked for it last; empty while none has. Raises `RuntimeError` if the store is gone,
@@ -134,14 +136,15 @@ class LeadingBackend:
     """
 
     def __init__(self, inner: AttentionBackend) -> None:
-        self._inner = inner
+        self.inner = inner
         self.rows_per_read: int = getattr(inner, "rows_per_read", 1)  # as in `TargetInfo`
+        self.cuts: Cuts | None = getattr(inner, "cuts", None)  # as in `TritonBackend`
         self.tell: Callable[[Sequence[StepItem]], None] | None = None
 
     def prepare(self, step: PackedStep, device: torch.device) -> StepAttention:
         if self.tell is not None:
             self.tell(step.items)
-        return self._inner.prepare(step, device)
+        return self.inner.prepare(step, device)
 
 
 class Leader:
@@ -270,17 +273,6 @@ class LeadingEngine:
             finally:
                 leader.in_step = False
                 leader.watchdog.rest()
-
-
-def take_memory(engine: TorchEngine) -> None:
-    """Run a step of one row, on every rank alike, so that all KV is there before anybody is served.
-
-    A rank that has no memory for its slots then fails while the group can still be started anew with fewer.
-    """
-    row = np.zeros(1, dtype=np.int32)
-    none: IntArray = np.zeros(0, dtype=np.int32)
-    item = StepItem(0, none, row, row, row - 1, row, none, SamplingParams())
-    engine.logits(StepPlan((item,)))
 
 
 def follow(compute: Callable[[StepPlan], Tensor], ranks: Ranks) -> None:

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,7 +97,7 @@ def probe(
     begun_at = time.perf_counter()
     backend = backend or TorchRefBackend()
     widths = model.sliding_windows
-    with torch.inference_mode(), model.windows_at_most(lengths.window_limit):
+    with torch.inference_mode(), ieee_products(), model.windows_at_most(lengths.window_limit):
         packed, recorder = _packed_rows(model, backend, seed, lengths)
         shapes = recorder.unshrunk(widths, lengths.window_limit)
         attention = _check_attention(model, backend, (*recorder.shapes, *shapes))
@@ -113,6 +115,19 @@ def probe(
         kv_bytes=recorder.kv_bytes,
         probe_time=time.perf_counter() - begun_at,
     )
+
+
+@contextmanager
+def ieee_products() -> Iterator[None]:
+    """Round no float32 product to TF32 until the block ends: an environment variable of some containers
+    (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE) asks for that, and rounding would then reach `TOLERANCE`."""
+    switch: Any = torch.backends.cuda.matmul
+    before = switch.fp32_precision
+    switch.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        switch.fp32_precision = before
 
 
 def _check_attention(model: TargetModel, backend: AttentionBackend, shapes: Iterable[LayerShape]) -> float:

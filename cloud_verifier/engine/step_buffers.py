@@ -118,11 +118,6 @@ class StepBuffers:
         used = bucket.num_words + -(-len(plan.keys) // 2)
         self._device[:used].copy_(self._host[:used], non_blocking=True)
 
-    def send_padding(self, bucket: Bucket) -> None:
-        """A step of nothing but padding: what a replay is made with before there are sessions."""
-        self._pad(self._host_step(bucket), 0, 0, 0)
-        self._device.copy_(self._host)
-
     def device_step(self, bucket: Bucket) -> DeviceStep:
         """The bucket's places on the device."""
         long, small = self._device.tensor_split([_NUM_LONG * bucket.rows])

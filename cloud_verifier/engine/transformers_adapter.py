@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -304,7 +305,8 @@ def load_target(
         refuse_division(source, config, num_processes)
     if path.is_dir():
         check_weights(source, path)
-    model = _loading(source, lambda: _load_weights(source, place, kind, num_processes))
+    places = None if quantization is not None or num_processes > 1 else device_map(where)
+    model = _loading(source, lambda: _load_weights(source, place, kind, num_processes, places))
     words = _loading(source, lambda: _load_tokenizer(place)) if with_tokenizer else None
     shrinkage = None
     if quantization is not None:
@@ -320,7 +322,19 @@ def _meant_as_folder(source: str) -> bool:
     return source.startswith((".", "/", "~")) or (parent != Path() and parent.is_dir())
 
 
-def _load_weights(source: str, place: str, dtype: torch.dtype | str, num_processes: int) -> PreTrainedModel:
+def device_map(device: torch.device) -> dict[str, torch.device] | None:
+    """Where transformers reads weights to, so that a GPU's never lie in the host's memory. None is the host;
+    transformers can do otherwise with accelerate alone."""
+    return {"": device} if device.type == "cuda" and find_spec("accelerate") is not None else None
+
+
+def _load_weights(
+    source: str,
+    place: str,
+    dtype: torch.dtype | str,
+    num_processes: int,
+    places: dict[str, torch.device] | None,
+) -> PreTrainedModel:
     """Weights, all of them: transformers fills missing ones with random numbers and a warning."""
     if not sys.stderr.isatty():
         hf_logging.disable_progress_bar()  # a bar is for people who watch
@@ -331,6 +345,7 @@ def _load_weights(source: str, place: str, dtype: torch.dtype | str, num_process
         trust_remote_code=False,
         attn_implementation="eager",
         output_loading_info=True,
+        device_map=places,
         distributed_config=DistributedConfig(tp_size=num_processes) if num_processes > 1 else None,
     )
     model, report = loaded

@@ -74,6 +74,10 @@ class Host:
         }
 
 
+AUTO_SLOTS = 16384
+"""Slots of the formula's engine where none are asked for; it has no memory to fill."""
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m forerun.bench.host", description=__doc__)
     verify.add_options(parser)
@@ -87,7 +91,7 @@ def load(options: argparse.Namespace) -> tuple[TargetEngine, TokenTable]:
     """A model's engine, or the formula's. Raises `UserError`."""
     if options.model != FORMULA:
         return verify.load(options)
-    engine = FormulaEngine(options.slots)
+    engine = FormulaEngine(options.slots or AUTO_SLOTS)
     return (FlooredEngine(engine, options.step_floor) if options.step_floor else engine), TABLE
 
 

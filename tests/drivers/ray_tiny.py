@@ -43,6 +43,6 @@ class Marked(TinyTarget):
 
 def loading(options: argparse.Namespace) -> tuple[Marked, TokenTable]:
     """In place of `forerun.verify.load`, in a replica."""
-    engine = Marked(TargetInfo("tiny", VOCAB, 512, options.slots, EOS, VOCABULARY.fingerprint))
+    engine = Marked(TargetInfo("tiny", VOCAB, 512, options.slots or 16384, EOS, VOCABULARY.fingerprint))
     engine.folder = Path(options.model)
     return engine, TABLE

@@ -31,7 +31,7 @@ def test_they_are_those_of_the_command_by_their_names() -> None:
     [
         ({}, "required: --model"),
         ({"model": "m", "slot": 3}, "unrecognized arguments: --slot=3"),
-        ({"model": "m", "slots": "many"}, "argument --slots: invalid int value: 'many'"),
+        ({"model": "m", "slots": "many"}, "argument --slots: 'many' is neither auto nor a whole number"),
         ({"model": "m", "coupled_only": False}, "unrecognized arguments: --no-coupled-only"),
         *(({"model": "m", name: "x"}, RAYS_OWN[name]) for name in RAYS_OWN),
         (

@@ -44,6 +44,48 @@ def test_without_triton_a_gpu_computes_by_the_reference_unless_told_otherwise(
         acceleration.backend_of("triton", torch.device("cuda"))
 
 
+def test_an_old_gpu_computes_by_the_reference(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch
+
+    from cloud_verifier.engine.acceleration import backend_of
+    from cloud_verifier.engine.torch_ref import TorchRefBackend
+    from cloud_verifier.engine.triton_attention import TritonBackend
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert isinstance(backend_of("auto", torch.device("cuda:1")), TorchRefBackend)
+    assert "cuda:1 has compute capability 7.5" in caplog.text
+    with pytest.raises(UserError, match=r"needs compute capability 8\.0, and cuda:1 has compute .* 7\.5"):
+        backend_of("triton", torch.device("cuda:1"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert isinstance(backend_of("triton", torch.device("cuda:1")), TritonBackend)
+
+
+def test_a_leading_rank_chooses_on_its_device_and_replays_nothing() -> None:
+    import torch
+
+    from cloud_verifier.core.target import StepPlan
+    from cloud_verifier.engine.acceleration import accelerate, replays
+    from cloud_verifier.engine.device_runner import DeviceRunner
+    from cloud_verifier.engine.engine import TorchEngine
+    from cloud_verifier.engine.parallel import LeadingBackend
+    from cloud_verifier.engine.triton_attention import TritonBackend
+    from tests.cloud_verifier.engine.tiny import Session, Slots, target
+
+    backend, told = LeadingBackend(TritonBackend()), list[int]()
+    engine = TorchEngine(target("llama"), 8, backend=backend)
+    accelerate(engine)
+    assert isinstance(engine.runner, DeviceRunner)
+    assert not replays(engine)
+    backend.tell = lambda items: told.append(len(items))
+    plan = StepPlan((Session(0, Slots(8)).chunk([5, 9], [1]),))
+    reference = TorchEngine(target("llama"), 8).evaluate(plan)
+    assert torch.equal(torch.tensor(engine.evaluate(plan).choices[0]), torch.tensor(reference.choices[0]))
+    assert told == [1]
+
+
 def test_triton_on_a_cpu_is_refused_unless_it_interprets(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    import torch
+
+    from cloud_verifier.engine.attention import StepAttention
     from cloud_verifier.engine.attention_check import LayerShape
+    from cloud_verifier.engine.packing import PackedStep
 
 pytestmark = pytest.mark.torch
 
@@ -97,3 +101,31 @@ def test_a_shape_is_told_in_words() -> None:
     words = shape_of("all", "bfloat16").describe()
     assert words == "4 heads of 8 over 2 KV heads, a window of 128, softcap, sinks, bfloat16"
     assert shape_of("plain", "float32").describe().endswith("no window, float32")
+
+
+class Counting:
+    """The reference backend, with the cuts of a kernel. It counts what the kernel would be started for."""
+
+    def __init__(self) -> None:
+        from cloud_verifier.engine.attention_plan import CUTS
+
+        self.cuts = CUTS
+        self.splits: dict[bool, set[int]] = {False: set(), True: set()}  # of a tile, by whether it is wide
+
+    def prepare(self, step: PackedStep, device: torch.device) -> StepAttention:
+        from cloud_verifier.engine.attention_plan import UNIT_FIELDS, plan_attention
+        from cloud_verifier.engine.torch_ref import TorchRefBackend
+
+        plan = plan_attention(step, self.cuts)
+        splits = plan.units[:, UNIT_FIELDS.index("splits")].tolist()
+        self.splits[False].update(splits[: plan.num_narrow])
+        self.splits[True].update(splits[plan.num_narrow :])
+        return TorchRefBackend().prepare(step, device)
+
+
+def test_a_backend_that_cuts_is_seen_with_each_tile_and_with_splits() -> None:
+    backend = Counting()
+    assert error_of(backend, shape_of("plain", "float32")) < 0.8
+    narrow, wide = backend.splits[False], backend.splits[True]
+    assert {1, 3} <= narrow, "a tree over one split, and over several that are added up"
+    assert {1, 2} <= wide, "a prefill chunk likewise"

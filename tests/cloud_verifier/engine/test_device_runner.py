@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,39 @@ def test_eager_steps_equal_those_of_the_reference() -> None:
 def test_only_the_kernels_own_attention_can_be_replayed() -> None:
     from cloud_verifier.engine.device_runner import DeviceRunner
     from cloud_verifier.engine.engine import TorchEngine
+    from tests.cloud_verifier.engine.test_graphs import By
     from tests.cloud_verifier.engine.tiny import target
 
     with pytest.raises(LocalError, match="TritonBackend"):
-        DeviceRunner(TorchEngine(target("llama"), 8))
+        DeviceRunner(TorchEngine(target("llama"), 8), By())
+
+
+def test_warming_compiles_every_kernel_of_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel is compiled when it is first started, which takes seconds on a GPU."""
+    from cloud_verifier.engine import triton_choice
+    from cloud_verifier.engine.device_runner import DeviceRunner
+    from cloud_verifier.engine.engine import TorchEngine
+    from cloud_verifier.engine.triton_attention import TritonBackend
+    from tests.cloud_verifier.engine.tiny import target
+
+    started: set[tuple[str, bool | None]] = set()
+
+    class Noting:
+        def __init__(self, name: str) -> None:
+            self.name, self.kernel = name, getattr(triton_choice, name)
+
+        def __getitem__(self, grid: Any) -> Any:
+            def start(*arguments: Any, **words: Any) -> None:
+                started.add((self.name, words.get("BOUNDED")))
+                self.kernel[grid](*arguments, **words)
+
+            return start
+
+    names = ("find_best", "find_winner", "weigh", "merge")
+    for name in names:
+        monkeypatch.setattr(triton_choice, name, Noting(name))
+    engine = TorchEngine(target("llama"), 8, backend=TritonBackend())
+    DeviceRunner(engine).warm(0)
+    assert started == {
+        ("find_best", None), ("find_winner", False), ("find_winner", True), ("weigh", None), ("merge", None),
+    }  # fmt: skip

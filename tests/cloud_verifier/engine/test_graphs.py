@@ -8,7 +8,8 @@ any step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,25 @@ SAMPLED = SamplingParams(temperature=1.5, seed=5)
 FILTERED = SamplingParams(temperature=1.2, top_p=0.8, seed=7)
 
 
-def call_again(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """A `Capture` that needs no GPU."""
-    return body
+class By:
+    """A `Capture` that needs no GPU: it records as `how` does. What is rehearsed may not ask the host."""
+
+    def __init__(
+        self, how: Callable[[Callable[[], Tensor]], Callable[[], Tensor]] = lambda body: body
+    ) -> None:
+        self._how = how
+        self.rehearsing = False
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        self.rehearsing = True
+        try:
+            yield
+        finally:
+            self.rehearsing = False
+
+    def __call__(self, body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        return self._how(body)
 
 
 def captures() -> Capture:
@@ -44,7 +61,7 @@ def captures() -> Capture:
     from cloud_verifier.engine.graphs import CudaCapture
     from tests.cloud_verifier.engine.triton_rig import device_for_kernels
 
-    return CudaCapture() if device_for_kernels().type == "cuda" else call_again
+    return CudaCapture() if device_for_kernels().type == "cuda" else By()
 
 
 def engine_of(capture: Capture | None, family: str = "llama", num_layers: int = 1) -> TorchEngine:
@@ -179,19 +196,29 @@ def expected(*tokens: int) -> list[int]:
 
 def test_buckets_are_recorded_ahead_largest_first() -> None:
     recorded: list[int] = []
+    replays: list[int] = []
 
     def noting(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
         recorded.append(len(body()))
-        return captures()(body)
+        repeat = captures()(body)
 
-    graphs = graphs_of(noting)
+        def replay() -> Tensor:
+            logits = repeat()
+            replays.append(len(logits))
+            return logits
+
+        return replay
+
+    graphs = graphs_of(By(noting))
     graphs.warm(10)
     assert recorded == [16, 8]
+    repeated = list(replays)
     for tokens in ((3, 4), (5,)):
         found = graphs.run(tips(*tokens))
         assert found is not None
         assert found[0].tolist() == expected(*tokens)
     assert (graphs.counts.captures, graphs.counts.graph, len(recorded)) == (2, 2, 2)
+    assert (repeated, replays) == ([16, 8], [16, 8, 8, 8])  # compared ahead, and then never again
     assert (graphs.counts.eager, graphs.counts.reasons) == (0, {})  # what was run ahead was nobody's step
 
 
@@ -216,7 +243,7 @@ def test_a_model_that_cannot_be_recorded_runs_eagerly_and_says_why_once(
     def impossible(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
         raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
-    graphs = graphs_of(impossible)
+    graphs = graphs_of(By(impossible))
     with caplog.at_level(logging.WARNING):
         first = graphs.run(tips(3))  # its bucket's first step is eager in any case, and its result counts
         assert first is not None
@@ -229,6 +256,66 @@ def test_a_model_that_cannot_be_recorded_runs_eagerly_and_says_why_once(
     assert [record.getMessage() for record in caplog.records] == [f"no CUDA graphs any more: {reason}"]
 
 
+def test_a_model_that_asks_the_host_is_never_recorded() -> None:
+    """A capture that fails leaves torch's allocator crippled, so none is begun."""
+    recorded: list[int] = []
+
+    def recording(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        recorded.append(1)
+        return body
+
+    capture = By(recording)
+
+    def ask(_: Tensor) -> None:
+        if capture.rehearsing:
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    graphs = graphs_of(capture, ask)
+    assert graphs.run(tips(3)) is None
+    assert graphs.run(tips(3)) is None
+    graphs.warm(8)
+    reason = "the model cannot be recorded: called a synchronizing CUDA operation"
+    assert (recorded, graphs.counts.reasons) == ([], {reason: 2})
+
+
+def test_a_rehearsal_asks_torch_for_errors_and_takes_that_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from cloud_verifier.engine.graphs import CudaCapture
+
+    modes: list[Any] = [0]
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    with CudaCapture().rehearsal():
+        assert modes == [0, "error"]
+    assert modes == [0, "error", 0]
+
+
+def test_a_capture_that_fails_leaves_the_thread_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own context leaves it on the capture's."""
+    import torch
+
+    from cloud_verifier.engine.graphs import CudaCapture
+
+    current = ["default"]
+
+    @contextmanager
+    def graph(*_: Any, **__: Any) -> Iterator[None]:
+        current[0] = "capture's"
+        yield
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    with pytest.raises(RuntimeError, match="during capture"):
+        CudaCapture()(lambda: torch.zeros(1, 1))
+    assert current == ["default"]
+
+
 def test_a_recording_for_which_there_is_no_memory_costs_only_its_bucket() -> None:
     import torch
 
@@ -237,7 +324,7 @@ def test_a_recording_for_which_there_is_no_memory_costs_only_its_bucket() -> Non
             raise torch.OutOfMemoryError("CUDA out of memory")
         return captures()(body)
 
-    graphs, many = graphs_of(narrow), tips(*range(9))
+    graphs, many = graphs_of(By(narrow)), tips(*range(9))
     assert graphs.run(many) is not None
     assert graphs.run(many) is None
     assert graphs.run(tips(3)) is not None
@@ -253,7 +340,7 @@ def test_a_replay_that_differs_is_found_at_its_first_use(caplog: pytest.LogCaptu
         remembered = body().clone()
         return lambda: remembered
 
-    graphs = graphs_of(stale)
+    graphs = graphs_of(By(stale))
     assert graphs.run(tips(3)) is not None
     assert graphs.run(tips(4)) is None
     assert graphs.counts.graph == 0
@@ -273,7 +360,7 @@ def test_what_was_compared_once_is_trusted() -> None:
 
         return replay
 
-    graphs = graphs_of(counting)
+    graphs = graphs_of(By(counting))
     replays = []
     for token in (3, 4, 5, 6):
         assert graphs.run(tips(token)) is not None
@@ -285,7 +372,7 @@ def test_chunks_and_steps_without_outputs_are_left_to_others() -> None:
     from cloud_verifier.engine.packing import StepLimits, pack
     from tests.cloud_verifier.engine.tiny import Session, Slots
 
-    graphs, limits = graphs_of(call_again), StepLimits(20, 1000, 63)
+    graphs, limits = graphs_of(By()), StepLimits(20, 1000, 63)
     few = pack(StepPlan((Session(0, Slots(63)).chunk([1, 2]),)), limits)
     assert graphs.run(few) is None
     wide = pack(StepPlan((Session(0, Slots(800)).chunk([1] * 65, [64]),)), StepLimits(20, 1000, 800))

@@ -275,3 +275,27 @@ def test_a_model_too_short_for_the_probe_is_refused() -> None:
     config.max_position_embeddings = 20
     with pytest.raises(UserError, match="last position is 12 too early"):
         probe(TargetModel("short", from_config(config)))
+
+
+def test_float32_products_are_not_rounded_to_tf32_meanwhile() -> None:
+    import torch
+
+    from cloud_verifier.engine.probe import probe
+    from cloud_verifier.engine.torch_ref import TorchRefBackend
+    from tests.cloud_verifier.engine.tiny import target
+
+    switch: Any = torch.backends.cuda.matmul
+    seen: set[str] = set()
+
+    class Noting(TorchRefBackend):
+        def prepare(self, *given: Any) -> Any:
+            seen.add(switch.fp32_precision)
+            return super().prepare(*given)
+
+    before = switch.fp32_precision
+    switch.fp32_precision = "tf32"
+    try:
+        probe(target("llama"), backend=Noting())
+        assert (seen, switch.fp32_precision) == ({"ieee"}, "tf32")
+    finally:
+        switch.fp32_precision = before

@@ -109,16 +109,6 @@ def test_padding_writes_to_the_spare_slot_and_belongs_to_no_unit() -> None:
     assert not found.tables.rows[rows:, 1].any()
 
 
-def test_a_step_of_padding_alone_has_no_units() -> None:
-    held = buffers()
-    bucket, step, plan, table = prepared(held, [(9, 8, "tree")])
-    held.send(bucket, step, plan, table)
-    held.send_padding(bucket)
-    found = held.device_step(bucket)
-    assert set(found.slots.tolist()) == {SPARE}
-    assert not found.tables.units[:, 1].any()
-
-
 def prepared(held: StepBuffers, shapes: list[Shape]) -> tuple[Any, PackedStep, AttentionPlan, ChoiceTable]:
     step, plan, table = step_of(shapes)
     return held.bucket(plan), step, plan, table

@@ -202,3 +202,18 @@ def test_a_loaded_engine_serves_what_it_says(folder: Path) -> None:
     assert engine.info.num_slots == 64
     assert table[:3] == (b"<eos>", "Ġthe".encode(), b"cat")
     assert engine.info.fingerprint == Vocabulary(table).fingerprint
+
+
+def test_a_gpus_weights_are_read_straight_to_it_where_accelerate_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    from cloud_verifier.engine import transformers_adapter
+
+    gpu = torch.device("cuda", 1)
+    monkeypatch.setattr(transformers_adapter, "find_spec", lambda name: name == "accelerate")
+    assert transformers_adapter.device_map(gpu) == {"": gpu}
+    assert transformers_adapter.device_map(torch.device("cpu")) is None
+    monkeypatch.setattr(transformers_adapter, "find_spec", lambda name: None)
+    assert transformers_adapter.device_map(gpu) is None

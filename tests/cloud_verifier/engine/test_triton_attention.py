@@ -152,14 +152,26 @@ def test_a_query_in_any_layout_is_read() -> None:
 def test_whole_models_pass_the_conformance_probe(family: str) -> None:
     from cloud_verifier.engine.probe import probe
     from cloud_verifier.engine.transformers_adapter import TargetModel
-    from cloud_verifier.engine.triton_attention import TritonBackend
     from tests.cloud_verifier.engine.tiny import plain_model
-    from tests.cloud_verifier.engine.triton_rig import device_for_kernels
+    from tests.cloud_verifier.engine.triton_rig import Uncut, device_for_kernels
 
     model = TargetModel(family, plain_model(family).to(device_for_kernels()))
-    report = probe(model, backend=TritonBackend())
+    report = probe(model, backend=Uncut())
     assert report.num_rows > 60
     assert report.worst < 1e-5
+
+
+def test_the_kernels_pass_the_long_step_of_the_attention_check() -> None:
+    import torch
+
+    from cloud_verifier.engine.attention_check import LayerShape, attention_error
+    from cloud_verifier.engine.attention_plan import Cut, Cuts
+    from cloud_verifier.engine.triton_attention import TritonBackend
+    from tests.cloud_verifier.engine.triton_rig import device_for_kernels
+
+    cuts = Cuts(narrow=Cut(rows=8, split=128), wide=Cut(rows=32, split=192), most_narrow=16)
+    shape = LayerShape(torch.bfloat16, 2, 1, 16, 16, terms_of("plain", 2))
+    assert attention_error(TritonBackend(cuts), shape, device_for_kernels()) < 1.0
 
 
 def test_heads_that_no_gpu_has_room_for_are_refused() -> None:

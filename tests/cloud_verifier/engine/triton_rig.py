@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from cloud_verifier.core.target import StepPlan
-    from cloud_verifier.engine.attention import AttentionTerms
+    from cloud_verifier.engine.attention import AttentionTerms, StepAttention
     from cloud_verifier.engine.attention_plan import Cuts
     from cloud_verifier.engine.packing import PackedStep
 
@@ -31,6 +31,15 @@ def device_for_kernels() -> torch.device:
     if not INTERPRETED and not torch.cuda.is_available():
         pytest.skip("this machine has a CUDA driver and no device: set TRITON_INTERPRET=1")
     return torch.device("cpu" if INTERPRETED else "cuda")
+
+
+class Uncut:
+    """The kernels, for a probe without its long step: the interpreter takes minutes for a model's."""
+
+    def prepare(self, step: PackedStep, device: torch.device) -> StepAttention:
+        from cloud_verifier.engine.triton_attention import TritonBackend
+
+        return TritonBackend().prepare(step, device)
 
 
 def small_cuts() -> Cuts:
