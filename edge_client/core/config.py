@@ -43,6 +43,8 @@ class SessionConfig:
     committed: tuple[int, ...] = ()  # text that is there when the session begins, after a restart for example
     num_read: int = 0  # leading tokens that the draft model has evaluated already, for an earlier text
     eos_token_ids: tuple[int, ...] = ()  # the target's own end tokens, where known: a guess ends there
+    ends_are_told: bool = False  # a verifier has told those, so a text that stops has one at its end
+    vocab_size: int | None = None  # ids that have a text run from 0 to this, exclusive; None = not known
     acceptance: Acceptance = COUPLED  # how the verifier decides
     logprobs: int | None = None  # have each token's told, and of so many of the likeliest; None = of nothing
     privacy: Privacy | None = None  # of the wire, at least; None = the verifier is not told

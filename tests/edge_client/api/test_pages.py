@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -118,13 +120,83 @@ async def test_tokens_become_texts(path: str) -> None:
     assert wrong.json()["error"]["param"] == "tokens"
 
 
-async def test_half_a_surrogate_pair_is_no_text() -> None:
+@pytest.mark.parametrize("half", [b"\\ud800", b"\\uDFff", b"\\udc00\\ud800", b"\xed\xa0\x80"])
+@pytest.mark.parametrize("path", ["/tokenize", "/apply-template", "/v1/completions"])
+async def test_half_a_surrogate_pair_is_no_text(path: str, half: bytes) -> None:
+    messages = b'"messages": [{"role": "user", "content": "%s"}]' % half
+    body = {
+        "/tokenize": b'{"content": "%s"}' % half,
+        "/apply-template": b"{%s}" % messages,
+        "/v1/completions": b'{"prompt": "abc", "max_tokens": 2, "user": "%s", "stop": "%s"}' % (half, half),
+    }[path]
     async with world() as found:
-        answer = await found.client.post(
-            "/tokenize", content=b'{"content": "\\ud800"}', headers={"content-type": "application/json"}
-        )
-    assert answer.status_code in (200, 400)
-    assert "Traceback" not in answer.text
+        answer = await found.client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_json"
+
+
+async def test_both_halves_of_a_surrogate_pair_are_a_character() -> None:
+    body = b'{"prompt": "abc", "max_tokens": 2, "user": "\\ud83d\\ude00 \\\\ud800"}'
+    async with world() as found:
+        answer = await found.client.post("/v1/completions", content=body)
+    assert answer.status_code == 200
+
+
+class Patient(Letters):
+    """Reads a text only when something else was answered meanwhile."""
+
+    def __init__(self) -> None:
+        self.reads, self.may_go = threading.Event(), threading.Event()
+
+    def tokenize(self, text: str, parse_special: bool) -> list[int]:
+        self._wait()
+        return super().tokenize(text, parse_special)
+
+    def piece(self, token: int) -> bytes:
+        self._wait()
+        return super().piece(token)
+
+    def _wait(self) -> None:
+        self.reads.set()
+        assert self.may_go.wait(30), "the event loop stands still"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": "abc"}),
+        ("/detokenize", {"tokens": [1, 2]}),
+        ("/v1/completions", {"prompt": "abc", "max_tokens": 1}),
+    ],
+)
+async def test_others_are_answered_while_a_long_text_is_read(path: str, body: dict[str, Any]) -> None:
+    async with world() as found:
+        found.device.words = words = Patient()
+        asking = asyncio.create_task(found.client.post(path, json=body))
+        await asyncio.to_thread(words.reads.wait, 30)
+        other = await found.client.get("/healthz")
+        words.may_go.set()
+        answer = await asking
+    assert (other.status_code, answer.status_code) == (200, 200)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": "a" * 100_000}),
+        ("/detokenize", {"tokens": [1] * 513}),
+        ("/v1/completions", {"prompt": "a" * 100_000}),
+        ("/v1/completions", {"prompt": [1] * 513}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 100_000}]}),
+    ],
+)
+async def test_what_cannot_fit_is_refused_before_it_is_read(path: str, body: dict[str, Any]) -> None:
+    async with world() as found:
+        found.device.words = words = Patient()
+        answer = await found.client.post(path, json=body)
+        assert not words.reads.is_set()
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
 async def test_no_word_of_a_text_is_in_log_status_or_metrics(caplog: pytest.LogCaptureFixture) -> None:
