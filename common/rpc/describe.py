@@ -46,6 +46,8 @@ class Description:
     bos_token: str = ""  # its text, for the template; empty without one
     eos_token: str = ""
     grammars: bool = False  # whether a session may have one: a verifier that does not know them ignores it
+    max_session_positions: int | None = None  # longest prompt + text that is admitted; None: not told
+    max_text_tokens: int | None = None  # longest text that the caller's quota allows; None: no limit
 
 
 def encode_describe_request(
@@ -59,7 +61,7 @@ def encode_describe_request(
 
 def encode_description(description: Description) -> pb.DescribeResponse:
     """The verifier's answer."""
-    table = description.vocabulary
+    table, longest_text = description.vocabulary, description.max_text_tokens
     return pb.DescribeResponse(
         protocol_version=description.protocol_version,
         model=description.model,
@@ -75,6 +77,8 @@ def encode_description(description: Description) -> pb.DescribeResponse:
         bos_token=description.bos_token,
         eos_token=description.eos_token,
         grammars=description.grammars,
+        max_session_positions=description.max_session_positions,
+        max_text_tokens=longest_text if longest_text is None else min(longest_text, bounds.MAX_POSITION),
     )
 
 
@@ -107,7 +111,15 @@ def decode_description(response: pb.DescribeResponse) -> Description:
         bos_token=bounds.page("describe.bos_token", response.bos_token, bounds.MAX_PIECE_BYTES),
         eos_token=bounds.page("describe.eos_token", response.eos_token, bounds.MAX_PIECE_BYTES),
         grammars=response.grammars,
+        max_session_positions=_optional_count(response, "max_session_positions"),
+        max_text_tokens=_optional_count(response, "max_text_tokens"),
     )
+
+
+def _optional_count(response: pb.DescribeResponse, name: str) -> int | None:
+    if not response.HasField(name):
+        return None
+    return bounds.in_range(f"describe.{name}", getattr(response, name), 1, bounds.MAX_POSITION)
 
 
 def _decode_rules(numbers: Sequence[int]) -> tuple[AcceptanceRule, ...]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from common.errors import UnavailableError, UserError
 from common.rpc.describe import Description
+from common.sampling import SamplingParams
 from edge_client.api.asking import Asked, read_asked
-from edge_client.api.errors import ApiError, wrong
+from edge_client.api.errors import ApiError, too_many_tokens, wrong
 from edge_client.api.fields import Fields
 from edge_client.api.shapes import ChatShape, Heading, Shape, TextShape
 from edge_client.api.telling import Telling
@@ -33,6 +34,10 @@ answers in a few round trips, and one that is not is known by then."""
 
 UNKNOWN_ROOM = 4096
 """Positions that a text is given where no verifier has told yet how many there are."""
+
+UNTOLD_POSITIONS = 16_384 - 64
+"""Prompt and text together, by default, where a verifier does not tell what it admits. Such a verifier is
+older than the field `max_session_positions` and has 16,384 KV slots by default, nodes of a step included."""
 
 ROLES = ("system", "developer", "user", "assistant")
 
@@ -186,6 +191,7 @@ class TextService:
                 "logprobs", f"{name} writes without the target, whose log-probabilities these would be"
             )
         self._check_grammar(asked.sampling.grammar)
+        self._check_token_ids(asked.sampling)
         extras, defaults = asked.extras, self.defaults
         identity = shape.prefix + secrets.token_hex(12)
         limit = self._limit(len(prompt), asked.max_tokens, default_tokens)
@@ -212,17 +218,28 @@ class TextService:
         if grammar and found is not None and not found.grammars:
             raise wrong("response_format", f"the verifier of {found.model} holds no text to a grammar")
 
+    def _check_token_ids(self, sampling: SamplingParams) -> None:
+        """The verifier would refuse them, too, but cannot name the request's field."""
+        found = self.device.verifiers.best()
+        size = found.vocab_size if found is not None else self.device.words.num_vocab
+        biased = tuple(token for token, _ in sampling.logit_bias)
+        for name, tokens in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
+            if (outside := max(tokens, default=0)) >= size:
+                raise wrong(name, f"{name} holds token id {outside}; the target has ids 0 to {size - 1}")
+
     def _limit(self, num_prompt: int, asked: int | None, default: int | None) -> int:
         """Tokens that the text may have. Raises `ApiError` if not all that was asked for fits."""
-        room = (self.device.max_positions or max(UNKNOWN_ROOM, num_prompt + 1)) - num_prompt
-        if room < 1 or (asked is not None and asked > room and self.device.max_positions):
-            raise wrong(
-                "messages" if default is None else "prompt",
-                f"the target has room for {self.device.max_positions} tokens; the prompt has {num_prompt}, "
-                f"and {asked or 1} more were asked for",
-                "context_length_exceeded",
-            )
-        return asked if asked is not None else min(room, default or room)
+        longest = self.device.max_positions
+        room = (longest or max(UNKNOWN_ROOM, num_prompt + 1)) - num_prompt
+        if room < 1 or (asked is not None and asked > room and longest):
+            raise too_many_tokens("messages" if default is None else "prompt", longest, num_prompt, asked)
+        found = self.device.verifiers.best()
+        quota = found.max_text_tokens if found is not None else None
+        if asked is not None and asked > (quota or asked):
+            raise wrong("max_tokens", f"max_tokens is {asked}; the verifier's quota allows {quota} at most")
+        if found is not None and found.max_session_positions is None:
+            room = max(1, min(room, UNTOLD_POSITIONS - num_prompt))
+        return asked or min(room, default or room, quota or room)
 
     def _system_fingerprint(self) -> str:
         """Names what else a text depends on: the target's build and its tokens."""

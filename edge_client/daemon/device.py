@@ -155,9 +155,11 @@ class Device:
 
     @property
     def max_positions(self) -> int:
-        """Longest prompt and text together that the verifier takes; 0: not known."""
+        """Longest prompt and text together that the verifier admits; 0: not known."""
         found = self.verifiers.best()
-        return found.max_positions if found is not None else 0
+        if found is None:
+            return 0
+        return min(found.max_positions, found.max_session_positions or found.max_positions)
 
     @property
     def can_draft(self) -> bool:

@@ -39,6 +39,8 @@ def descriptions(draw: st.DrawFn) -> Description:
         bos_token=draw(st.sampled_from(["", "<s>"])),
         eos_token=draw(st.sampled_from(["", "</s>\n"])),
         grammars=draw(st.booleans()),
+        max_session_positions=draw(st.none() | st.integers(1, bounds.MAX_POSITION)),
+        max_text_tokens=draw(st.none() | st.integers(1, bounds.MAX_POSITION)),
         load=draw(st.none() | st.builds(Load, st.integers(0, 2**32 - 1), st.integers(0, 9), st.booleans())),
     )
 
@@ -85,6 +87,8 @@ CASES: list[tuple[str, dict[str, object], dict[str, object]]] = [
     ("vocab_size", {"vocab_size": 1}, {"vocab_size": 0}),
     ("max_positions", {"max_positions": bounds.MAX_POSITION}, {"max_positions": bounds.MAX_POSITION + 1}),
     ("max_positions", {"max_positions": 1}, {"max_positions": 0}),
+    ("max_session_positions", {"max_session_positions": 1}, {"max_session_positions": 0}),
+    ("max_text_tokens", {"max_text_tokens": 1}, {"max_text_tokens": 2**31}),
     ("model", {"model": "m" * bounds.MAX_MODEL_CHARS}, {"model": "m" * (bounds.MAX_MODEL_CHARS + 1)}),
     (
         "version",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cloud_verifier.core.quotas import Quota, Quotas
+from edge_client.channel import VerifierChannel
 from tests.edge_client.api.world import OneVerifier, alone, events_of, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
@@ -80,6 +83,47 @@ async def test_without_a_number_a_text_may_fill_the_context() -> None:
         body = await found.chat(ignore_eos=True, max_tokens=None)
     assert body["usage"]["total_tokens"] == 512
     assert body["choices"][0]["finish_reason"] == "length"
+
+
+async def test_without_a_number_a_text_may_fill_the_slots_where_there_are_fewer_than_positions() -> None:
+    async with world(num_slots=100) as found:
+        body = await found.chat(ignore_eos=True, max_tokens=None)
+        card = (await found.client.get("/v1/models")).json()["data"][0]["meta"]
+        over = await found.post_chat(max_tokens=card["max_positions"])
+    assert body["usage"]["total_tokens"] == card["max_positions"] == 100 - 16
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert (over.status_code, over.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_verifier_that_does_not_tell_what_it_admits_is_taken_at_its_positions() -> None:
+    async with world() as found:
+        verifier = found.device.verifiers
+        assert isinstance(verifier, OneVerifier)
+        assert verifier.description is not None
+        told = replace(verifier.description, max_session_positions=None, max_positions=10**6)
+        verifier.description = told  # and it has 4096 slots and 512 positions
+        body = await found.chat(ignore_eos=True, max_tokens=100)
+        refused = await found.post_chat(max_tokens=None)
+        verifier.description = replace(told, max_positions=512)
+        whole = await found.chat(ignore_eos=True, max_tokens=None)
+    assert body["usage"]["completion_tokens"] == 100
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert whole["usage"]["total_tokens"] == 512
+
+
+async def test_a_quota_bounds_texts_that_name_no_length() -> None:
+    async with world() as found:
+        found.system.worker.set_quotas(Quotas(default=Quota(max_tokens=30)))
+        verifier = found.device.verifiers
+        assert isinstance(verifier, OneVerifier)
+        async with VerifierChannel(found.system.address) as channel:
+            told = await channel.describe()
+        assert verifier.description is not None
+        verifier.description = replace(verifier.description, max_text_tokens=told.max_text_tokens)
+        body = await found.chat(ignore_eos=True, max_tokens=None)
+        over = await found.post_chat(max_tokens=31)
+    assert body["usage"]["completion_tokens"] == 30
+    assert (over.status_code, over.json()["error"]["param"]) == (400, "max_tokens")
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])

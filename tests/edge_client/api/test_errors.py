@@ -42,7 +42,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": "5"}, "max_tokens", "whole number from 1"),
     ({"max_tokens": True}, "max_tokens", "whole number from 1"),
     ({"max_tokens": 2**31}, "max_tokens", "whole number from 1"),
-    ({"max_tokens": 10_000}, "messages", "room for 512 tokens; the prompt has 3"),
+    ({"max_tokens": 10_000}, "messages", "maximum context length is 512 tokens"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "are the same and differ"),
     ({"temperature": -0.1}, "temperature", "number from 0 to 100"),
     ({"temperature": "hot"}, "temperature", "number from 0 to 100"),
@@ -64,6 +64,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"1": "x"}}, "logit_bias", "a token id and -100 to 100"),
     ({"logit_bias": {"-1": 1}}, "logit_bias", "a token id and -100 to 100"),
     ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias", "at most 1024"),
+    ({"logit_bias": {"7": 1}}, "logit_bias", "ids 0 to 6"),
+    ({"stop_token_ids": [7]}, "stop_token_ids", "ids 0 to 6"),
     ({"stop": 5}, "stop", "must be a string, or a list"),
     ({"stop": [""]}, "stop", "not empty"),
     ({"stop": ["a", 5]}, "stop", "must be a string, or a list"),
@@ -162,8 +164,8 @@ async def test_what_is_not_supported_is_refused_by_name(more: dict[str, Any], pa
         ({"prompt": "abc", "logprobs": True}, "logprobs", "whole number from 0 to 20"),
         ({"prompt": "abc", "logprobs": 21}, "logprobs", "whole number from 0 to 20"),
         ({"prompt": "abc", "messages": []}, "messages", "not a field"),
-        ({"prompt": [1] * 512}, "prompt", "room for 512 tokens"),
-        ({"prompt": "abc", "max_tokens": 510}, "prompt", "room for 512 tokens"),
+        ({"prompt": [1] * 512}, "prompt", "maximum context length is 512 tokens"),
+        ({"prompt": "abc", "max_tokens": 510}, "prompt", "maximum context length is 512 tokens"),
     ],
 )
 async def test_a_wrong_completion_is_named(body: dict[str, Any], param: str, words: str) -> None:
