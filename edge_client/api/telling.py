@@ -21,7 +21,8 @@ from edge_client.text import Origin, Words, Written
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": waiting\n\n"
+KEEP_ALIVE = b": waiting\n"
+"""A comment. A blank line behind it would end an event without data, at which OpenAI's Python SDK fails."""
 KEEP_ALIVE_TIME = 10.0
 """Seconds without an event after which a comment is sent: proxies give up on silent connections."""
 

@@ -183,7 +183,7 @@ async def test_while_a_text_waits_its_connection_is_kept_alive(monkeypatch: pyte
             seen = b""
             async for chunk in answer.aiter_raw():
                 seen += chunk
-                if b": waiting\n\n" in seen:
+                if b": waiting\n" in seen:
                     await stack.aclose()
     assert seen.endswith(b"data: [DONE]\n\n")
 

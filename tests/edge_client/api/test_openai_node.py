@@ -29,8 +29,9 @@ async def run_cases() -> dict[str, Any]:
     return told
 
 
-async def test_every_case_of_the_sdk() -> None:
-    """One run of Node for all: it takes a second to start."""
+async def test_every_case_of_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run of Node for all: it takes a second to start. Comments stand between the events."""
+    monkeypatch.setattr("edge_client.api.telling.KEEP_ALIVE_TIME", 0.0005)
     told = await run_cases()
     text = alone()
     assert [name for name, found in told.items() if "failed" in found] == [], told
