@@ -280,7 +280,7 @@ def _read_message(at: str, message: object) -> dict[str, Any]:
         raise wrong(at, f"{at} must be an object with a role and a content")
     fields = Fields(message, f"{at}.")
     for name in NOT_IN_MESSAGES:
-        fields.only(name, ([],), "it has no tools; the model's text is all that comes")
+        fields.only(name, ([],), "the daemon knows no tools, and the text of a message is all that it reads")
     fields.only("refusal", (), "an answer that was refused has no text to go on from")
     role = fields.text("role", longest=32)
     if role not in ROLES:

@@ -92,6 +92,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"user": 5}, "user", "must be a string"),
     ({"model": 5}, "model", "must be a string"),
     ({"temprature": 1}, "temprature", "did you mean temperature?"),
+    ({"n_predict": 1}, "n_predict", "did you mean max_tokens?"),
+    ({"tools": "none"}, "tools", "must be a list"),
+    ({"metadata": "x"}, "metadata", "must be an object"),
+    ({"store": "x"}, "store", "true or false"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "missing or null"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "without `messages`"),
     ({"forerun": []}, "forerun", "must be an object"),
     ({"forerun": {"policy": "wild"}}, "forerun", "growth policy 'wild' is unknown"),
@@ -111,19 +116,17 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"n": 1.0}, "n"),
     ({"best_of": 3}, "best_of"),
     ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
     ({"function_call": {"name": "f"}}, "function_call"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {}}, "audio"),
     ({"prediction": {}}, "prediction"),
-    ({"store": True}, "store"),
-    ({"metadata": {"a": "b"}}, "metadata"),
     ({"service_tier": "flex"}, "service_tier"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"verbosity": "low"}, "verbosity"),
     ({"web_search_options": {}}, "web_search_options"),
-    ({"prompt_cache_key": "k"}, "prompt_cache_key"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
 ]
 """Fields that other servers do and this one does not."""
@@ -144,6 +147,26 @@ async def test_what_is_not_supported_is_refused_by_name(more: dict[str, Any], pa
         error = await refused(found, CHAT, {**OK, **more}, 400)
     assert (error["param"], error["code"]) == (param, "unsupported_parameter")
     assert error["message"].startswith(f"{param} is not supported here: ")
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+WITHOUT_EFFECT: list[dict[str, Any]] = [
+    {"tools": []},
+    {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+    {"tools": [TOOL], "tool_choice": "none"},
+    {"functions": [TOOL["function"]], "function_call": "none"},
+    {"metadata": {"run": "7"}, "store": True},
+    {"prompt_cache_key": "k", "user": "u", "safety_identifier": "s", "service_tier": "auto"},
+    {"n": 1, "best_of": 1, "reasoning_effort": "none", "modalities": ["text"]},
+]
+
+
+@pytest.mark.parametrize("more", WITHOUT_EFFECT, ids=str)
+async def test_what_changes_nothing_is_accepted(more: dict[str, Any]) -> None:
+    async with world() as found:
+        plain, labelled = [(await found.post_chat(**each)).json() for each in ({}, more)]
+    assert labelled["choices"] == plain["choices"]
 
 
 @pytest.mark.parametrize(
