@@ -19,7 +19,7 @@ from edge_client.api.fields import Fields
 from edge_client.api.shapes import ChatShape, Heading, Shape, TextShape
 from edge_client.api.telling import Telling
 from edge_client.core.config import Fallback
-from edge_client.daemon.device import Device
+from edge_client.daemon.device import Device, Orders
 from edge_client.daemon.request import TextRequest, Writer
 from edge_client.daemon.templates import ChatTemplate
 
@@ -107,6 +107,7 @@ class TextService:
         asked = read_asked(fields)
         fields.finish()
         await self._hear()
+        self._check_verifiers(asked)
         prompt = await self.chat_prompt(messages, template_settings)
         return self._telling(ChatShape(), prompt, asked, top if wants else None, None), asked
 
@@ -120,6 +121,7 @@ class TextService:
         asked = read_asked(fields)
         fields.finish()
         await self._hear()
+        self._check_verifiers(asked)
         return self._telling(TextShape(), prompt, asked, logprobs, DEFAULT_TEXT_TOKENS), asked
 
     async def chat_prompt(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> tuple[int, ...]:
@@ -130,6 +132,8 @@ class TextService:
     async def render(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> str:
         """A chat as the target reads it."""
         found = self.device.verifiers.best()
+        if found is None and not self.defaults.template and (why := self.device.verifiers.refusal()):
+            raise why
         template = chat_template(found, self.defaults.template)
         return await asyncio.to_thread(template.render, messages, settings)
 
@@ -138,6 +142,17 @@ class TextService:
         first word, and a text is another one without them."""
         if self.device.verifiers.best() is None:
             await self.device.verifiers.heard(FIRST_WORD)
+
+    def _check_verifiers(self, asked: Asked) -> None:
+        """Raise the `ForerunError` by which no verifier can write this text, unless the draft may do so."""
+        _, writer = self.writer(asked.model)
+        if writer is Writer.DRAFT or self.device.orders is Orders.REMOTE_OFF:
+            return
+        why = self.device.verifiers.refusal()
+        falls_back = (asked.extras.fallback or self.defaults.fallback) is Fallback.DRAFT
+        alone = falls_back and writer is Writer.SPLIT and isinstance(why, UnavailableError)
+        if why is not None and not alone:
+            raise why
 
     def tokenize(self, text: str, special: bool = True) -> tuple[int, ...]:
         """Token ids of a text; with `special`, texts of control tokens become those tokens."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from common.errors import Code, UserError
+from common.vocabulary import Vocabulary
 from edge_client.api.errors import api_error
 from edge_client.api.security import Gate
 from edge_client.daemon.device import DeviceSettings
+from edge_client.verifiers import Verifiers
+from tests.drivers.tiny import TABLE, VOCABULARY
 from tests.edge_client.api.world import OneVerifier, Seats, World, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
@@ -307,6 +313,40 @@ async def test_while_nobody_has_told_a_template_a_client_is_to_try_again() -> No
         answer = await found.post_chat()
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "no verifier has told its chat template yet" in answer.json()["error"]["message"]
+
+
+@contextlib.asynccontextmanager
+async def behind(found: World, *addresses: str, vocabulary: Vocabulary) -> AsyncIterator[Verifiers]:
+    """The same API with real verifiers, each of which has been asked."""
+    async with Verifiers(addresses, vocabulary=vocabulary) as verifiers:
+        await verifiers.heard(10.0)
+        found.device.verifiers = verifiers
+        yield verifiers
+
+
+@pytest.mark.parametrize("fallback", ["wait", "draft", "fail"])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_a_draft_of_other_tokens_is_told_the_first_that_differs(path: str, fallback: str) -> None:
+    other = Vocabulary([*TABLE[:5], b"another", *TABLE[6:]])
+    body = OK if path == CHAT else {"prompt": "abc"}
+    async with world() as found, behind(found, found.system.address, vocabulary=other):
+        error = await refused(found, path, {**body, "forerun": {"fallback": fallback}}, 502)
+    assert error["code"] == "verifier_at_fault"
+    assert "id 5" in error["message"]
+
+
+@pytest.mark.parametrize("fallback", ["wait", "fail"])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_where_no_verifier_ever_answered_a_request_is_refused_at_once(path: str, fallback: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+    body = OK if path == CHAT else {"prompt": "abc"}
+    async with world() as found, behind(found, nobody, vocabulary=VOCABULARY):
+        error = await refused(found, path, {**body, "forerun": {"fallback": fallback}}, 503)
+        drafted = await found.post(forerun={"fallback": "draft"})
+    assert error["code"] == "verifier_unavailable"
+    assert nobody in error["message"]
+    assert drafted.json()["forerun"]["device_tokens"] > 0
 
 
 async def test_a_target_without_a_template_points_to_completions() -> None:

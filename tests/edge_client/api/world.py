@@ -122,6 +122,9 @@ class OneVerifier:
     def route(self, key: str) -> Streams:
         return self.channel
 
+    def refusal(self) -> ForerunError | None:
+        return None
+
     def best(self) -> Description | None:
         return self.description
 
