@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from common.errors import UserError
 
 MAX_SEED = 2**64 - 1
+DRAWN_SEED_BITS = 53  # of a seed that is drawn and told: JavaScript rounds greater numbers
 MAX_LOGIT_BIAS_ENTRIES = 1024  # OpenAI's API allows 300; a bound keeps one Open small.
 MAX_STOP_TOKENS = 128
 MAX_GRAMMAR_BYTES = 2**16  # of UTF-8; published JSON schemas of whole interfaces take 10 to 50 kB

@@ -52,6 +52,9 @@ logger = logging.getLogger(__name__)
 
 DURABLE = "durable"
 
+LAST_WORDS = 1.0
+"""Seconds in which clients may read that the daemon stops, before their connections are cut."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -82,8 +85,9 @@ class EdgeDaemon:
         self._notifier = Notifier(around.notify_socket)
         self._fleet: Fleet | None = None
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set, then let requests end for `service.stop_timeout` seconds."""
+    async def run(self, stop: asyncio.Event, hurry: asyncio.Event | None = None) -> None:
+        """Serve until `stop` is set, then let requests end for `service.stop_timeout` seconds, or until
+        `hurry` is set."""
         make_private(self._paths.state)
         daemon_file.refuse_second(self._paths.daemon)
         token = self._token()
@@ -102,6 +106,7 @@ class EdgeDaemon:
                 await stack.enter_async_context(self._in_fleet(device, app, drafts, verifiers, page))
             await self._until_told(stop, listening)
             self._notifier.stopping("waiting for requests to end")
+            await self._let_end(device, app, listening, hurry or asyncio.Event())
 
     # Parts ------------------------------------------------------------------------------------------------
 
@@ -212,7 +217,12 @@ class EdgeDaemon:
         api = self._config.api
         grace = self._config.service.stop_timeout
         return Listening(
-            app.app, api.listen, grace=grace, cert=api.tls_cert, key=api.tls_key, before=app.streams.go_on
+            app.app,
+            api.listen,
+            grace=grace + 2 * LAST_WORDS,
+            cert=api.tls_cert,
+            key=api.tls_key,
+            before=app.streams.go_on,
         )
 
     # Life -------------------------------------------------------------------------------------------------
@@ -300,6 +310,20 @@ class EdgeDaemon:
             await broken
         broken.cancel()
 
+    async def _let_end(self, device: Device, app: Api, listening: Listening, hurry: asyncio.Event) -> None:
+        """Texts under way may end; those that have not by then are told so."""
+        grace = self._config.service.stop_timeout
+        logger.info("stopping: %d texts are under way", len(device.live))
+        listening.close()
+        over, hurried = asyncio.create_task(listening.wait()), asyncio.create_task(hurry.wait())
+        await asyncio.wait({over, hurried}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not over.done():
+            app.stop()
+            await asyncio.wait({over}, timeout=LAST_WORDS)
+            listening.cut()
+        await over
+
 
 def _tell_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
@@ -328,7 +352,7 @@ def verifier_tls(section: VerifierSection) -> TlsSettings | None:
     if plain:
         raise UserError(
             f"the verifiers {', '.join(plain)} are on this machine, and others are not; give TLS settings, "
-            "which then hold for all, or allow plain text to all with verifier.insecure"
+            "which then hold for all, or allow plain text to all (verifier.insecure, --verifier-insecure)"
         )
     ca, cert, key, token = (
         _path(name) for name in (section.tls_ca, section.tls_cert, section.tls_key, section.token_file)

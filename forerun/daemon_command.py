@@ -44,6 +44,10 @@ SWITCH_INTERVAL = 0.0002
 default is 5 ms, longer than all that a token takes here)."""
 
 
+INTERRUPT_GRACE = 3.0
+"""Seconds that texts under way have to end after Ctrl-C; after SIGTERM they have `service.stop_timeout`."""
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The daemon's own, beside those of all settings."""
     add_place(parser)
@@ -73,11 +77,20 @@ async def _run(config: EdgeConfig, paths: EdgePaths, reconfigure: Reconfigure) -
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; pip install 'forerun[edge]'") from error
     sys.setswitchinterval(SWITCH_INTERVAL)
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            hurry.set()
+        elif number is signal.SIGINT:  # somebody at a terminal waits for the prompt
+            note(f"stopping; texts under way have {INTERRUPT_GRACE:g} s, Ctrl-C again ends them at once")
+            loop.call_later(INTERRUPT_GRACE, hurry.set)
+        stop.set()
+
     for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, stop.set)
-    await EdgeDaemon(config, paths, replace(surroundings(config), reconfigure=reconfigure)).run(stop)
+        loop.add_signal_handler(each, on_signal, each)
+    await EdgeDaemon(config, paths, replace(surroundings(config), reconfigure=reconfigure)).run(stop, hurry)
     return 0
 
 

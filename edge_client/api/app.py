@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from common.errors import ForerunError
-from edge_client.api.errors import ApiError, api_error, too_long, wrong
+from edge_client.api.errors import ApiError, api_error, stopping, too_long, wrong
 from edge_client.api.fields import Fields
 from edge_client.api.security import Gate, Guarded
 from edge_client.api.service import TextService, read_messages, read_template_settings
@@ -80,6 +80,7 @@ class Api:
         self.service = service
         self.streams = TextStreams(service.device, settings.keep, settings.limit, journal, time.time)
         self._limit, self._resumes = settings.limit, settings.resumes
+        self._stopped = asyncio.Event()
         self._status, self._ready, self._metrics = status, ready, metrics
         own = [Route(path, _told(endpoint), methods=[method]) for method, path, endpoint in self._table()]
         self.routes = (*own, *more)
@@ -91,6 +92,11 @@ class Api:
         starlette = Starlette(routes=[*self.routes, *unsupported], exception_handlers=handlers)
         starlette.router.redirect_slashes = False
         self.app: ASGIApp = Guarded(starlette, settings.gate, settings.max_body_bytes)
+
+    def stop(self) -> None:
+        """End all texts now. Their clients are told."""
+        self._stopped.set()
+        self.streams.stop()
 
     def _table(self) -> list[tuple[str, str, Endpoint]]:
         return [
@@ -137,15 +143,19 @@ class Api:
         """The text, unless its client goes away before it is whole."""
         task = asyncio.ensure_future(text)
         gone = asyncio.ensure_future(_disconnected(request))
+        stopped = asyncio.ensure_future(self._stopped.wait())
         try:
-            waiting = {task, gone}
+            waiting = {task, gone, stopped}
             await asyncio.wait(waiting, timeout=self._limit, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and stopped.done():
+                raise stopping()
             if not task.done():
                 raise ApiError(499, "the client went away") if gone.done() else too_long(self._limit)
             found: dict[str, Any] = task.result()
             return found
         finally:
             gone.cancel()
+            stopped.cancel()
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})

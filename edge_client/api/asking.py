@@ -8,7 +8,7 @@ from typing import Any
 
 from common.acceptance import COUPLED, Acceptance, make_acceptance
 from common.errors import UserError
-from common.sampling import MAX_LOGIT_BIAS_ENTRIES, MAX_SEED, SamplingParams
+from common.sampling import DRAWN_SEED_BITS, MAX_LOGIT_BIAS_ENTRIES, MAX_SEED, SamplingParams
 from edge_client.api.errors import ApiError, unsupported, wrong
 from edge_client.api.fields import Fields
 from edge_client.core.config import Fallback
@@ -40,9 +40,6 @@ NOT_DONE: dict[str, tuple[tuple[Any, ...], str]] = {
 
 MAX_TOOLS = 1024
 """Of one request, which are all left out; OpenAI's API allows 128."""
-
-DRAWN_SEED_BITS = 53
-"""Of a seed that a response tells: JavaScript rounds greater numbers, and nobody could ask for it again."""
 
 
 @dataclass(frozen=True, slots=True)

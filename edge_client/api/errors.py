@@ -81,6 +81,16 @@ def too_long(limit: float) -> ApiError:
 CONTEXT_LENGTH, TOO_LONG = "This model's maximum context length", "context_length_exceeded"
 """OpenAI's words for a text that does not fit, which clients look for, and its code."""
 
+STOPPING = "daemon_stopping"
+"""Code of what ends texts when the daemon ends. `forerun chat` waits for the next daemon then."""
+
+
+def stopping() -> ApiError:
+    """A text that the end of the daemon breaks off."""
+    words = "the daemon is stopping, and the text is not whole; ask again when it runs"
+    return ApiError(503, words, kind="server_error", code=STOPPING, retry_after=RETRY_AFTER)
+
+
 NOT_LET_IN = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 """By the verifier: this device's token or certificate is its owner's to renew, and not the client's fault.
 A 401 would send people to look at the token of this API."""

@@ -108,6 +108,15 @@ class Listening:
         assert self._task is not None, "entered before"
         await asyncio.shield(self._task)
 
+    def close(self) -> None:
+        """Take no more connections. Those that are there end with their responses."""
+        self._server.should_exit = True
+
+    def cut(self) -> None:
+        """End the connections that are still there."""
+        for connection in [*self._server.server_state.connections]:
+            connection.transport.abort()
+
     def _bind(self) -> socket.socket:
         try:
             if self._listen.startswith(UNIX):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.errors import UserError
-from common.sampling import MAX_SEED
+from common.sampling import DRAWN_SEED_BITS
 from edge_client.local_client import LocalClient, connect
 from forerun.edge_places import places
 
@@ -35,7 +35,7 @@ class Asking:
             "model": self.model,
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
-            "seed": secrets.randbelow(MAX_SEED) if self.seed is None else self.seed,
+            "seed": secrets.randbits(DRAWN_SEED_BITS) if self.seed is None else self.seed,
             "user": self.client or None,
         }
         ours = {"origins": True, "revise": self.revise, "speculate": self.speculate}
