@@ -111,6 +111,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                     info.max_positions, scheduler.memory.num_slots, scheduler.config
                 )
                 or None,
+                sampling_defaults=info.sampling_defaults,
                 max_text_tokens=scheduler.rationing.longest_text(tenant),
             )
         )

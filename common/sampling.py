@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from common.errors import UserError
 
@@ -113,3 +114,29 @@ def _text_at_most(name: str, value: object, limit: int) -> None:
         raise UserError(f"{name} holds half a character (a lone surrogate); it must be valid text") from None
     if size > limit:
         raise UserError(f"{name} is {size} bytes long; at most {limit} are allowed")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """Values that a target's makers advise for requests that name none; None where they advise nothing.
+
+    Raises `UserError` for a value that `SamplingParams` would refuse.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        SamplingParams(**self.advised)
+
+    @property
+    def advised(self) -> dict[str, Any]:
+        """The fields that are not None, by name."""
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in values if value is not None}
+
+
+NO_ADVICE = SamplingDefaults()

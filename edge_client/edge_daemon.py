@@ -153,6 +153,7 @@ class EdgeDaemon:
             recall=config.draft.recall,
             fallback=Fallback(config.verifier.fallback),
             template=words.chat_template,
+            sampling=config.api.sampling_defaults == "model",
         )
         gate = Gate(
             token=token,

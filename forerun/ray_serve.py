@@ -26,7 +26,7 @@ from forerun.operations import logged, watched
 from forerun.options import pin_to_core
 from forerun.privacy_options import privacy_from
 from forerun.ray_options import options_from
-from forerun.verify import check_options, load, worker_of
+from forerun.verify import check_options, info_of, load, worker_of
 from forerun.verify_identity import identity
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Verifier(RayFace):
         worker = worker_of(options, engine)
         caller, files = identity(options)
         service = VerifierService(
-            worker, engine.info, table, caller, privacy_from(options), files.get(DENIED)
+            worker, info_of(options, engine), table, caller, privacy_from(options), files.get(DENIED)
         )
         super().__init__(service, (RayError,))
         self._heart = await self._stack.enter_async_context(Heart(worker, service, files=files))

@@ -17,6 +17,7 @@ from cloud_verifier.engine.attention_names import ATTENTIONS
 from cloud_verifier.engine.exact_tiles import TILE_ROWS
 from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.errors import UserError
+from common.sampling import NO_ADVICE
 from forerun.limits import add_limits, config_from
 from forerun.operations import add_operations, check_operations, logged, watched
 from forerun.options import add_core, check_free, ms, pin_to_core
@@ -27,7 +28,7 @@ from forerun.verify_tls import add_tls, check_tls, server_tls
 
 if TYPE_CHECKING:
     from cloud_verifier.core.scheduler import VerifyScheduler
-    from cloud_verifier.core.target import TargetEngine
+    from cloud_verifier.core.target import TargetEngine, TargetInfo
     from cloud_verifier.worker import Worker
     from common.rpc.describe import TokenTable
 
@@ -98,6 +99,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     option(
         "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
+    )
+    option(
+        "--sampling-defaults",
+        default="model",
+        choices=("model", "openai"),
+        help="source of sampling values for requests that name none: the model's generation_config, or "
+        "OpenAI's, temperature 1 and nothing else (%(default)s)",
     )
     option("--json", action="store_true", help="say that it listens as a line of JSON")
     add_tls(parser)
@@ -232,7 +240,7 @@ async def serve(
     async with (
         Server(
             worker,
-            engine.info,
+            info_of(options, engine),
             table,
             options.listen,
             caller,
@@ -252,6 +260,13 @@ async def serve(
         if watching is not None:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+
+
+def info_of(options: argparse.Namespace, engine: TargetEngine) -> TargetInfo:
+    """What edges are told of the target."""
+    if options.sampling_defaults == "model":
+        return engine.info
+    return replace(engine.info, sampling_defaults=NO_ADVICE)
 
 
 def worker_of(options: argparse.Namespace, engine: TargetEngine, watch: Watch | None = None) -> Worker:

@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -38,6 +39,7 @@ from cloud_verifier.engine.widening import HALF, can_widen, float32_inside
 from common.errors import UserError
 from common.grammar import Tokens
 from common.rpc.bounds import MAX_TEMPLATE_BYTES
+from common.sampling import NO_ADVICE, SamplingDefaults, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +153,21 @@ class TargetModel:
         if found is None:
             return ()
         return tuple(sorted(set(found))) if isinstance(found, list | tuple) else (int(found),)
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """What the generation settings advise. Values that change nothing are left out, as vLLM leaves them
+        out, and values that are not allowed, with a warning."""
+        neutral, found = SamplingParams(temperature=1.0), NO_ADVICE
+        for each in fields(SamplingDefaults):
+            value = getattr(self._model.generation_config, each.name, None)
+            if value is None or value == getattr(neutral, each.name):
+                continue
+            try:
+                found = replace(found, **{each.name: value})
+            except UserError as error:
+                logger.warning("target %s: its generation settings are not followed: %s", self.name, error)
+        return found
 
     def forward(self, tokens: Tensor, positions: Tensor, outputs: Tensor) -> Tensor:
         """Run the packed rows inside a current step (`attention.current_step`).

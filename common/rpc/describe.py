@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.acceptance import AcceptanceRule
-from common.errors import PeerError
+from common.errors import PeerError, UserError
 from common.pb import verifier_pb2 as pb
 from common.rpc import bounds
 from common.rpc.decode import decode_rule
 from common.rpc.encode import encode_rule
+from common.sampling import NO_ADVICE, SamplingDefaults
 
 PROTOCOL_VERSION = 1
 """Of docs/protocol.md. Raised when an old client would go wrong; what it may ignore does not raise it."""
@@ -48,6 +49,7 @@ class Description:
     grammars: bool = False  # whether a session may have one: a verifier that does not know them ignores it
     max_session_positions: int | None = None  # longest prompt + text that is admitted; None: not told
     max_text_tokens: int | None = None  # longest text that the caller's quota allows; None: no limit
+    sampling_defaults: SamplingDefaults = NO_ADVICE  # advised for requests that name no value
 
 
 def encode_describe_request(
@@ -79,6 +81,7 @@ def encode_description(description: Description) -> pb.DescribeResponse:
         grammars=description.grammars,
         max_session_positions=description.max_session_positions,
         max_text_tokens=longest_text if longest_text is None else min(longest_text, bounds.MAX_POSITION),
+        sampling_defaults=pb.SamplingDefaults(**description.sampling_defaults.advised),
     )
 
 
@@ -113,6 +116,7 @@ def decode_description(response: pb.DescribeResponse) -> Description:
         grammars=response.grammars,
         max_session_positions=_optional_count(response, "max_session_positions"),
         max_text_tokens=_optional_count(response, "max_text_tokens"),
+        sampling_defaults=_decode_defaults(response.sampling_defaults),
     )
 
 
@@ -120,6 +124,14 @@ def _optional_count(response: pb.DescribeResponse, name: str) -> int | None:
     if not response.HasField(name):
         return None
     return bounds.in_range(f"describe.{name}", getattr(response, name), 1, bounds.MAX_POSITION)
+
+
+def _decode_defaults(message: pb.SamplingDefaults) -> SamplingDefaults:
+    given = {field.name: value for field, value in message.ListFields()}
+    try:
+        return SamplingDefaults(**given)
+    except UserError as error:
+        raise PeerError(f"describe.sampling_defaults: {error}") from error
 
 
 def _decode_rules(numbers: Sequence[int]) -> tuple[AcceptanceRule, ...]:

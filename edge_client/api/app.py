@@ -25,6 +25,7 @@ from edge_client.api.service import TextService, read_messages, read_template_se
 from edge_client.api.telling import whole
 from edge_client.api.text_streams import TextStreams
 from edge_client.daemon.journal import Journal
+from edge_client.daemon.request import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -214,17 +215,18 @@ class Api:
         return JSONResponse(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:
-        device = self.service.device
+        device, writer = self.service.device, self.service.models()[name]
         return {
             "id": name,
             "object": "model",
             "created": 0,
             "owned_by": "forerun",
             "meta": {
-                "writer": self.service.models()[name].value,
+                "writer": writer.value,
                 "vocabulary": device.vocabulary.fingerprint.hex(),
                 "num_vocab": device.words.num_vocab,
                 "max_positions": device.max_positions or None,
+                "sampling_defaults": {} if writer is Writer.DRAFT else self.service.sampling_defaults(),
             },
         }
 

@@ -38,6 +38,11 @@ NOT_DONE: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 """Fields of OpenAI's that are known and not done: the values that change nothing, and what to do instead."""
 
+ADVISABLE = {name: (name,) for name in ("temperature", "top_k", "top_p", "min_p")} | {
+    "repetition_penalty": ("repetition_penalty", "repeat_penalty")
+}
+"""Sampling values that a target's makers may advise, and the request's fields that name them."""
+
 MAX_TOOLS = 1024
 """Of one request, which are all left out; OpenAI's API allows 128."""
 
@@ -68,6 +73,7 @@ class Asked:
     include_usage: bool
     client: str  # whose queue it waits in
     extras: Extras
+    left_out: frozenset[str]  # sampling values that the request does not name
 
 
 def read_asked(fields: Fields) -> Asked:
@@ -87,6 +93,7 @@ def read_asked(fields: Fields) -> Asked:
         include_usage=_read_stream_options(fields, stream),
         client=user or identifier,
         extras=extras,
+        left_out=frozenset(name for name, names in ADVISABLE.items() if not any(map(fields.has, names))),
     )
 
 

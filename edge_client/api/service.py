@@ -53,6 +53,7 @@ class Defaults:
     recall: bool = True
     fallback: Fallback = Fallback.WAIT
     template: str = ""  # of the draft's own file, for as long as no verifier has told the target's
+    sampling: bool = True  # the target's own sampling defaults hold
 
 
 class TextService:
@@ -210,9 +211,11 @@ class TextService:
         extras, defaults = asked.extras, self.defaults
         identity = shape.prefix + secrets.token_hex(12)
         limit = self._limit(len(prompt), asked.max_tokens, default_tokens)
+        advised = {} if writer is Writer.DRAFT else self.sampling_defaults()
+        advised = {name: value for name, value in advised.items() if name in asked.left_out}
         request = TextRequest(
             prompt=prompt,
-            sampling=replace(asked.sampling, max_tokens=limit),
+            sampling=replace(asked.sampling, max_tokens=limit, **advised),
             id=identity,
             writer=Writer.TARGET if writer is Writer.SPLIT and not extras.speculate else writer,
             stops=asked.stops,
@@ -222,10 +225,16 @@ class TextService:
             policy=extras.policy if extras.policy != "adaptive" else defaults.policy,
             recall=defaults.recall if extras.recall is None else extras.recall,
             acceptance=extras.acceptance,
+            advised=tuple(advised.items()),
         )
         words = self.device.words if logprobs is not None else None
         heading = Heading(identity, int(self._wall()), name, self._system_fingerprint())
         return Telling(heading, shape, request, asked.client, words, asked.include_usage, extras.origins)
+
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Values that hold for requests to the target that name none, by their names."""
+        found = self.device.verifiers.best()
+        return found.sampling_defaults.advised if found is not None and self.defaults.sampling else {}
 
     def _check_grammar(self, grammar: str) -> None:
         """An older verifier would leave it out without a word."""

@@ -132,6 +132,8 @@ def summary(live: Live) -> Json:
     """Our own object at the end of a response."""
     answer = live.answer
     found: Json = {**answer.figures.as_json(), "seed": answer.request.sampling.seed, "notes": live.notes}
+    if answer.request.advised:
+        found["sampling_defaults"] = dict(answer.request.advised)
     if answer.stopped_by is not None:
         found["stopped_by"] = answer.stopped_by
     if answer.differences:

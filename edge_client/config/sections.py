@@ -213,6 +213,12 @@ class ApiSection:
     )
     tls_cert: str = setting("", "PEM file of the API's certificate chain", is_path=True, is_local=True)
     tls_key: str = setting("", "PEM file of its key", is_path=True, is_local=True)
+    sampling_defaults: str = setting(
+        "model",
+        "source of sampling values for requests that name none: the target's generation_config, as the "
+        "verifier tells it, or OpenAI's API, temperature 1 and nothing else",
+        choices=("model", "openai"),
+    )
     max_queue: int = setting(
         64, "requests that wait for a seat; one more is answered 429", unit="requests", low=0, high=2**16
     )

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from cloud_verifier.core.target import TargetInfo
+from common.sampling import SamplingDefaults
 from forerun.cli import build_parser, main
 from forerun.paint import Painter
-from forerun.verify import allowed_rules
+from forerun.verify import allowed_rules, info_of
+from tests.worlds.models import TinyTarget
 
 COMMANDS = (
     ["demo"],
@@ -103,6 +106,14 @@ def test_a_verifier_refuses_nonsense_before_it_loads(
 def test_lossy_rules_are_allowed_by_name_only(options: list[str], rules: str) -> None:
     parsed = build_parser().parse_args(["verify", "--model", "none", *options])
     assert " ".join(rule.title for rule in allowed_rules(parsed)) == rules
+
+
+def test_a_verifier_can_be_told_to_advise_no_sampling_values() -> None:
+    advice = SamplingDefaults(temperature=0.7)
+    engine = TinyTarget(TargetInfo("tiny", 7, 64, 64, (), b"", sampling_defaults=advice))
+    for words, told in (([], advice), (["--sampling-defaults", "openai"], SamplingDefaults())):
+        options = build_parser("verify").parse_args(["verify", "--model", "none", *words])
+        assert info_of(options, engine).sampling_defaults == told
 
 
 def test_help_says_which_rules_are_lossy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from common.errors import UserError
+from common.sampling import SamplingDefaults
 
 pytestmark = pytest.mark.torch
 
@@ -202,3 +203,14 @@ def test_a_loaded_engine_serves_what_it_says(folder: Path) -> None:
     assert engine.info.num_slots == 64
     assert table[:3] == (b"<eos>", "Ġthe".encode(), b"cat")
     assert engine.info.fingerprint == Vocabulary(table).fingerprint
+
+
+def test_sampling_defaults_are_those_of_the_generation_settings(folder: Path, tmp_path: Path) -> None:
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    assert load_target(str(folder)).sampling_defaults == SamplingDefaults()
+    place = copied(folder, tmp_path)
+    settings = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 1.0, "repetition_penalty": 1.05}
+    (place / "generation_config.json").write_text(json.dumps({**settings, "min_p": 7.0}))
+    advised = load_target(str(place)).sampling_defaults.advised
+    assert advised == {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05}
