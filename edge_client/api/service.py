@@ -23,6 +23,12 @@ from edge_client.daemon.device import Device, Orders
 from edge_client.daemon.request import TextRequest, Writer
 from edge_client.daemon.templates import ChatTemplate
 
+DEFAULT = "default"
+"""The model that every request without one means, by name."""
+
+UNTOLD = "target"
+"""Name of a target while no verifier has told another."""
+
 MAX_MESSAGES = 4096
 MAX_LOGPROBS = 20
 DEFAULT_TEXT_TOKENS = 16
@@ -66,25 +72,29 @@ class TextService:
 
     # Models -----------------------------------------------------------------------------------------------
 
-    @property
-    def target_name(self) -> str:
-        """As the verifier says; `target` while none has spoken."""
-        found = self.device.verifiers.best()
-        return found.model if found is not None and found.model else "target"
-
     def models(self) -> dict[str, Writer]:
-        """What can be asked for, by its name: first the pair, which is also the default."""
-        target, draft = self.target_name, self.defaults.draft_name
+        """What can be asked for, by its name: first the pair, and last the name that always means it."""
+        found = self.device.verifiers.best()
+        models = self._models_of(target_name(found.model) if found is not None else "")
+        return models | {DEFAULT: next(iter(models.values()))}
+
+    def _models_of(self, target: str) -> dict[str, Writer]:
+        target, draft = target or UNTOLD, self.defaults.draft_name
         if not draft:
             return {target: Writer.TARGET}
         return {f"{target}@{draft}": Writer.SPLIT, target: Writer.TARGET, draft: Writer.DRAFT}
 
     def writer(self, name: str) -> tuple[str, Writer]:
-        """The model of this name; the default for an empty one. Raises `ApiError` for another."""
+        """The model of this name; the default for an empty one. Raises `ApiError` for another. Names from
+        before the first verifier answered stay good, and a target's name as the verifier gave it."""
         models = self.models()
-        if name in ("", "default", "forerun"):
+        if name in ("", DEFAULT, "forerun"):
             return next(iter(models.items()))
+        found = self.device.verifiers.best()
         if name not in models:
+            others = self._models_of("") | (self._models_of(found.model) if found is not None else {})
+            if name in others:
+                return next((each, writer) for each, writer in models.items() if writer is others[name])
             known = ", ".join(models)
             raise ApiError(
                 404,
@@ -270,6 +280,11 @@ class TextService:
         found = self.device.verifiers.best()
         fingerprint = found.fingerprint if found is not None else self.device.vocabulary.fingerprint
         return f"fp_{fingerprint[:6].hex()}"
+
+
+def target_name(told: str) -> str:
+    """A target's name without the folders of its machine; ids of the hub stay as they are."""
+    return told.rstrip("/").rpartition("/")[2] if told.startswith(("/", ".", "~")) else told
 
 
 def read_messages(fields: Fields) -> list[dict[str, Any]]:

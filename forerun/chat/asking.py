@@ -49,7 +49,12 @@ def add_asking(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
     shown = "as many as fit" if max_tokens is None else "%(default)s"
     option("--model", default="", metavar="NAME", help="which of the daemon's models (the first it names)")
     option("--system", default="", metavar="TEXT", dest="system_text", help="tell the model who it is")
-    option("--temperature", type=float, metavar="T", help="sampling temperature; 0 is greedy (default: the target's own, else 1)")
+    option(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="sampling temperature; 0 is greedy (default: the target's own, else 1)",
+    )
     option("--seed", type=int, metavar="N", help="the same seed, the same text (each answer another)")
     option("--max-tokens", type=int, default=max_tokens, metavar="N", help=f"tokens at most ({shown})")
     option("--no-speculation", action="store_true", help="let the target write alone")

@@ -848,7 +848,8 @@ async function showModels() {
   const { data } = await (await ask("/v1/models")).json();
   const words = { split: "both together", target: "server alone", draft: "device alone" };
   const before = $("model").value;
-  $("model").replaceChildren(...data.map((each) => {
+  const named = data.filter((each) => each.id !== "default"); // it is the first of them
+  $("model").replaceChildren(...named.map((each) => {
     const word = words[each.meta?.writer];
     writers.set(each.id, each.meta?.writer);
     const option = make("option", "", word ? `${each.id} (${word})` : each.id);

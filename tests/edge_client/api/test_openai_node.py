@@ -43,7 +43,7 @@ async def test_every_case_of_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(told["chat_stream"]["reasons"]) == 1
     assert told["stream_helper"] == {"deltas": text, "text": text}
     assert told["completion"]["text"] == told["completion_stream"]["text"] == text
-    assert told["models"] == {"ids": ["tiny@tiny-draft", "tiny", "tiny-draft"], "one": "tiny"}
+    assert told["models"] == {"ids": ["tiny@tiny-draft", "tiny", "tiny-draft", "default"], "one": "tiny"}
     assert told["logprobs"]["tokens"].startswith(text)
     assert set(told["logprobs"]["tops"]) == {2}
 
