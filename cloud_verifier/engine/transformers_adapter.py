@@ -14,8 +14,12 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import torch
+from huggingface_hub import constants, snapshot_download
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
@@ -47,6 +51,7 @@ ATTENTION = "forerun"
 """The name our attention function is registered under."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HUB_TIME = 5.0  # seconds for the hub's first answer
 UNBOUNDED_POSITIONS = 2**31 - 1
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """How configurations name the number of a layer's experts."""
@@ -312,7 +317,7 @@ def load_target(
     path = Path(source).expanduser()
     if not path.is_dir() and _meant_as_folder(source):
         raise UserError(f"cannot load the target model '{source}': there is no such folder. {_WHAT_TO_GIVE}")
-    place = str(path) if path.is_dir() else source
+    place = str(path) if path.is_dir() else _on_the_hub(source)
     config = _loading(source, lambda: AutoConfig.from_pretrained(place, trust_remote_code=False))
     refuse_config(source, config)
     if quantization is not None and getattr(config, "quantization_config", None) is not None:
@@ -335,6 +340,28 @@ def _meant_as_folder(source: str) -> bool:
     """Whether `source` is a path rather than a hub id, which would be looked for over the network in vain."""
     parent = Path(source).expanduser().parent
     return source.startswith((".", "/", "~")) or (parent != Path() and parent.is_dir())
+
+
+def _on_the_hub(source: str) -> str:
+    """`source` if the hub answers, else the folder of an earlier download. transformers itself would try for
+    half a minute. Raises `UserError` if there is neither."""
+    if constants.HF_HUB_OFFLINE:
+        return source
+    asked = Request(f"{constants.ENDPOINT}/{quote(source)}/resolve/main/config.json", method="HEAD")
+    try:
+        with urlopen(asked, timeout=HUB_TIME):
+            return source
+    except HTTPError:  # what this means for the model is for transformers to say
+        return source
+    except OSError as error:
+        try:
+            return snapshot_download(source, local_files_only=True)
+        except (OSError, ValueError):
+            reason = getattr(error, "reason", error)
+            raise UserError(
+                f"cannot load the target model '{source}': there is no such folder, and the Hugging Face hub "
+                f"cannot be reached ({getattr(reason, 'strerror', None) or reason}). {_WHAT_TO_GIVE}"
+            ) from error
 
 
 def _load_weights(source: str, place: str, dtype: torch.dtype | str, num_processes: int) -> PreTrainedModel:
