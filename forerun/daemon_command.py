@@ -8,17 +8,18 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from common.errors import UserError
 from edge_client.config import EdgeConfig, Overlay, load_config
 from edge_client.config.flags import add_flags, flags_from
+from edge_client.config.schema import BY_NAME
 from edge_client.paths import EdgePaths
 from edge_client.prior_file import read_priors
+from forerun.cli import own_version
 from forerun.edge_places import add_config, add_place, files_read, loaded, models_folder, places
 from forerun.logs import writing
 from forerun.paint import note
@@ -35,8 +36,8 @@ machine that speaks OpenAI's words. Point any tool at it:
   export OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=$(cat TOKEN_FILE)
 
 `forerun edge status` names TOKEN_FILE, which the daemon makes, and the page's address (docs/edge.md).
-Every setting below can stand in a file or the environment, too: `forerun edge config init` writes one
-(docs/edge_config.md).
+Every setting can stand in a file or the environment, too: `forerun edge config init` writes one
+(docs/edge_config.md). Below are the usual ones; --help-all lists them all.
 Without an action the daemon runs; the actions ask it, stop it, install it, or write a text without it."""
 
 SWITCH_INTERVAL = 0.0002
@@ -54,6 +55,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_flags(parser)
     parser.set_defaults(run=run)
+    rare = [each for each in parser._actions if each.dest in BY_NAME and not BY_NAME[each.dest].setting.alias]
+    parser.add_argument(
+        "--help-all", action=HelpAll, rare=rare, help="show this message with the options of every setting"
+    )
+
+
+class HelpAll(argparse.Action):
+    """Hides the options `rare` from the usual help, and shows them too when it is asked for."""
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, rare: list[argparse.Action], help: str
+    ) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+        self._rare = [(each, each.help) for each in rare]
+        for each in rare:
+            each.help = argparse.SUPPRESS
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        for each, words in self._rare:
+            each.help = words
+        parser.print_help()
+        parser.exit()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -129,14 +152,6 @@ def _by_section(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         section, _, key = name.partition(".")
         sections.setdefault(section, {})[key] = value
     return sections
-
-
-def own_version() -> str:
-    """Of the installed package; `source` where it runs from a clone."""
-    try:
-        return version("forerun")
-    except PackageNotFoundError:
-        return "source"
 
 
 def _log_file(name: str) -> TextIO:
