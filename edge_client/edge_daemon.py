@@ -19,6 +19,7 @@ from common.privacy import Privacy, privacy_named
 from common.vocabulary import Vocabulary
 from edge_client import daemon_file
 from edge_client.api.app import Api, ApiSettings
+from edge_client.api.demo_link import DEMO_LINK
 from edge_client.api.listening import UNIX, Listening
 from edge_client.api.page import page_routes
 from edge_client.api.security import Gate
@@ -201,6 +202,7 @@ class EdgeDaemon:
             "pid": os.getpid(),
             "started_at": round(time.time(), 1),
             "page": self._config.api.page and not self._config.api.listen.startswith(UNIX),
+            "demo_link": any(each.path == DEMO_LINK for each in self._around.routes),
         }
         return StatusPage(
             device,

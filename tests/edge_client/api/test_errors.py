@@ -253,6 +253,8 @@ async def test_an_unknown_model_is_404_and_the_known_ones_are_named(model: str) 
         ("POST", "/v1/responses", 404, "unsupported_endpoint"),
         ("POST", "/v1/messages", 404, "unsupported_endpoint"),
         ("POST", "/api/chat", 404, "unsupported_endpoint"),
+        ("POST", "/chat/completions", 404, "unsupported_endpoint"),
+        ("GET", "/models", 404, "unsupported_endpoint"),
         ("GET", "/v1/models/gpt-4", 404, "model_not_found"),
         ("GET", "/v1/stream?conv_id=x", 404, "stream_not_found"),
         ("GET", "/v1/stream", 400, None),

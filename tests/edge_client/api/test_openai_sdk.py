@@ -127,7 +127,7 @@ async def test_models() -> None:
     async with client() as openai:
         found = [model.id async for model in openai.models.list()]
         one = await openai.models.retrieve("tiny@tiny-draft")
-    assert found == ["tiny@tiny-draft", "tiny", "tiny-draft"]
+    assert found == ["tiny@tiny-draft", "tiny", "tiny-draft", "default"]
     assert one.owned_by == "forerun"
 
 
