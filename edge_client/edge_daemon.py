@@ -67,6 +67,7 @@ class Surroundings:
     notify_socket: str = ""  # of the service manager; empty: there is none
     watchdog: float | None = None  # seconds that the service manager waits for a sign of life
     routes: tuple[Route, ...] = ()  # beside the API's own
+    flags: str = ""  # settings of its command line, for `forerun doctor`
     reconfigure: Reconfigure = field(default=lambda values: EdgeConfig())  # with what a fleet sets
     on_ready: Callable[[str, str], None] = field(default=lambda address, token: None)
 
@@ -240,6 +241,7 @@ class EdgeDaemon:
             token_file=str(self._token_file) if token else "",
             tls_cert=self._config.api.tls_cert,
             log_file=self._config.log.file,
+            flags=self._around.flags,
         )
         daemon_file.write(self._paths.daemon, record)
         self._notifier.ready(f"serving at {address}")

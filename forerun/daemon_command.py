@@ -20,7 +20,7 @@ from edge_client.config.schema import BY_NAME
 from edge_client.paths import EdgePaths
 from edge_client.prior_file import read_priors
 from forerun.cli import own_version
-from forerun.edge_places import add_config, add_place, files_read, loaded, models_folder, places
+from forerun.edge_places import add_config, add_place, files_read, given_flags, loaded, models_folder, places
 from forerun.logs import writing
 from forerun.paint import note
 
@@ -91,10 +91,10 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(_log_file(config.log.file)) if config.log.file else None
         stack.enter_context(writing(config.log.level, config.log.format, out))
-        return asyncio.run(_run(config, paths, reconfigure))
+        return asyncio.run(_run(config, paths, reconfigure, given_flags(options)))
 
 
-async def _run(config: EdgeConfig, paths: EdgePaths, reconfigure: Reconfigure) -> int:
+async def _run(config: EdgeConfig, paths: EdgePaths, reconfigure: Reconfigure, flags: str) -> int:
     try:
         from edge_client.edge_daemon import EdgeDaemon
     except ImportError as error:
@@ -113,7 +113,8 @@ async def _run(config: EdgeConfig, paths: EdgePaths, reconfigure: Reconfigure) -
 
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, on_signal, each)
-    await EdgeDaemon(config, paths, replace(surroundings(config), reconfigure=reconfigure)).run(stop, hurry)
+    around = replace(surroundings(config), reconfigure=reconfigure, flags=flags)
+    await EdgeDaemon(config, paths, around).run(stop, hurry)
     return 0
 
 
