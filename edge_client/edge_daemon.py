@@ -245,7 +245,8 @@ class EdgeDaemon:
         )
         daemon_file.write(self._paths.daemon, record)
         self._notifier.ready(f"serving at {address}")
-        logger.info("serving at %s", address)
+        where = f"; the token is in {self._token_file}" if token else ""
+        logger.info("serving at %s%s", address, where)
         if self._config.verifier.privacy == Privacy.OFF.title:
             logger.warning("privacy is off: sizes and times on the way to verifiers tell of the texts")
         self._around.on_ready(address, token)

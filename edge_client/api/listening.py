@@ -124,7 +124,7 @@ class Listening:
             bound = _tcp_socket(self._listen)
         except OSError as error:
             raise UserError(
-                f"cannot listen on {self._listen}: {error.strerror or error}; choose another address"
+                f"cannot listen on {self._listen}: {error.strerror or error}; choose another (--listen)"
             ) from error
         host, port = bound.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
