@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from cloud_verifier.call import Call
-from cloud_verifier.core.admission import check_count
+from cloud_verifier.core.admission import check_count, longest_session
 from cloud_verifier.core.effects import End
 from cloud_verifier.core.target import Chat, TargetInfo
 from cloud_verifier.denied import NOBODY as NOBODY_DENIED
@@ -87,16 +87,15 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         self._identity = identity
 
     async def Describe(self, request: pb.DescribeRequest, context: Call) -> pb.DescribeResponse | bytes:
-        self._who(context)
-        answer = self._description(request)
+        answer = self._description(request, self._who(context).tenant)
         if not request.include_vocabulary:
             return answer
         self._take_table_place(context)
         return answer.SerializeToString() + self._table_bytes
 
-    def _description(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
+    def _description(self, request: pb.DescribeRequest, tenant: str) -> pb.DescribeResponse:
         """Without the token table."""
-        info = self._info
+        info, scheduler = self._info, self._worker.scheduler
         chat = info.chat if info.chat is not None and request.include_chat_template else NO_CHAT
         return encode_description(
             Description(
@@ -105,13 +104,19 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                 max_positions=info.max_positions,
                 fingerprint=info.fingerprint,
                 eos_token_ids=info.eos_token_ids,
-                acceptance_rules=self._worker.scheduler.config.rules,
+                acceptance_rules=scheduler.config.rules,
                 version=self._worker.version,
                 load=self._load(),
                 chat_template=chat.template,
                 bos_token=chat.bos_token,
                 eos_token=chat.eos_token,
                 grammars=info.grammars,
+                max_session_positions=longest_session(
+                    info.max_positions, scheduler.memory.num_slots, scheduler.config
+                )
+                or None,
+                sampling_defaults=info.sampling_defaults,
+                max_text_tokens=scheduler.rationing.longest_text(tenant),
             )
         )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from common.errors import UserError
 
 MAX_SEED = 2**64 - 1
+DRAWN_SEED_BITS = 53  # of a seed that is drawn and told: JavaScript rounds greater numbers
 MAX_LOGIT_BIAS_ENTRIES = 1024  # OpenAI's API allows 300; a bound keeps one Open small.
 MAX_STOP_TOKENS = 128
 MAX_GRAMMAR_BYTES = 2**16  # of UTF-8; published JSON schemas of whole interfaces take 10 to 50 kB
@@ -112,3 +114,29 @@ def _text_at_most(name: str, value: object, limit: int) -> None:
         raise UserError(f"{name} holds half a character (a lone surrogate); it must be valid text") from None
     if size > limit:
         raise UserError(f"{name} is {size} bytes long; at most {limit} are allowed")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """Values that a target's makers advise for requests that name none; None where they advise nothing.
+
+    Raises `UserError` for a value that `SamplingParams` would refuse.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        SamplingParams(**self.advised)
+
+    @property
+    def advised(self) -> dict[str, Any]:
+        """The fields that are not None, by name."""
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in values if value is not None}
+
+
+NO_ADVICE = SamplingDefaults()

@@ -331,7 +331,7 @@ class VerifierChannel:
             if isinstance(failure, UnavailableError):
                 failure = UnavailableError(
                     f"the verifier at {self.address} cannot be reached ({failure}); "
-                    "is `forerun verify` running there?",
+                    "is `forerun verify` running there? `forerun doctor` tells more",
                     failure.code,
                 )
             raise failure from error

@@ -34,6 +34,7 @@ class DaemonRecord:
     token_file: str = ""  # of the API; empty: it asks for none
     tls_cert: str = ""  # of the API, if it speaks TLS; clients trust this certificate and no other
     log_file: str = ""  # empty: standard error
+    flags: str = ""  # settings that its command line gave, as JSON; empty: not told
 
 
 def this_process(
@@ -44,12 +45,15 @@ def this_process(
     token_file: str = "",
     tls_cert: str = "",
     log_file: str = "",
+    flags: str = "",
 ) -> DaemonRecord:
     """The record of the process that asks. Raises `UserError` if this system does not tell process times."""
     start = process_start(os.getpid())
     if start is None:
         raise UserError("this system tells no start time of processes; /proc on Linux or ps is needed")
-    return DaemonRecord(os.getpid(), start, started_at, listen, version, token_file, tls_cert, log_file)
+    return DaemonRecord(
+        os.getpid(), start, started_at, listen, version, token_file, tls_cert, log_file, flags
+    )
 
 
 def write(path: Path, record: DaemonRecord) -> None:
@@ -90,7 +94,8 @@ def read_any(path: Path) -> DaemonRecord | None:
         raise UserError(f"{path} is damaged ({error}); remove it and start the daemon again") from error
     if not _is_record(found):
         raise UserError(f"{path} was written by another version; remove it and start the daemon again")
-    return DaemonRecord(**{field.name: found[field.name] for field in fields(DaemonRecord)})
+    known = {field.name: found[field.name] for field in fields(DaemonRecord) if field.name in found}
+    return DaemonRecord(**known)
 
 
 def _is_record(found: Any) -> bool:
@@ -98,7 +103,8 @@ def _is_record(found: Any) -> bool:
     if not isinstance(found, dict) or not isinstance(found.get("pid"), int) or found["pid"] < 1:
         return False
     numbers = isinstance(found.get("started_at"), int | float)
-    texts = [field.name for field in fields(DaemonRecord) if field.name not in ("pid", "started_at")]
+    texts = {field.name for field in fields(DaemonRecord)} - {"pid", "started_at"}
+    found = {"flags": "", **found}  # an older version did not tell them
     return numbers and all(isinstance(found.get(name), str) for name in texts)
 
 

@@ -20,6 +20,7 @@ from common.vocabulary import Vocabulary
 from edge_client import daemon_file
 from edge_client.api.app import Api, ApiSettings
 from edge_client.api.connections import raise_descriptor_limit
+from edge_client.api.demo_link import DEMO_LINK
 from edge_client.api.listening import UNIX, Listening
 from edge_client.api.page import page_routes
 from edge_client.api.security import Gate
@@ -54,6 +55,9 @@ logger = logging.getLogger(__name__)
 
 DURABLE = "durable"
 
+LAST_WORDS = 1.0
+"""Seconds in which clients may read that the daemon stops, before their connections are cut."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -65,6 +69,7 @@ class Surroundings:
     notify_socket: str = ""  # of the service manager; empty: there is none
     watchdog: float | None = None  # seconds that the service manager waits for a sign of life
     routes: tuple[Route, ...] = ()  # beside the API's own
+    flags: str = ""  # settings of its command line, for `forerun doctor`
     reconfigure: Reconfigure = field(default=lambda values: EdgeConfig())  # with what a fleet sets
     on_ready: Callable[[str, str], None] = field(default=lambda address, token: None)
 
@@ -84,8 +89,9 @@ class EdgeDaemon:
         self._notifier = Notifier(around.notify_socket)
         self._fleet: Fleet | None = None
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set, then let requests end for `service.stop_timeout` seconds."""
+    async def run(self, stop: asyncio.Event, hurry: asyncio.Event | None = None) -> None:
+        """Serve until `stop` is set, then let requests end for `service.stop_timeout` seconds, or until
+        `hurry` is set."""
         raise_descriptor_limit()
         make_private(self._paths.state)
         daemon_file.refuse_second(self._paths.daemon)
@@ -105,6 +111,7 @@ class EdgeDaemon:
                 await stack.enter_async_context(self._in_fleet(device, app, drafts, verifiers, page))
             await self._until_told(stop, listening)
             self._notifier.stopping("waiting for requests to end")
+            await self._let_end(device, app, listening, hurry or asyncio.Event())
 
     # Parts ------------------------------------------------------------------------------------------------
 
@@ -152,6 +159,7 @@ class EdgeDaemon:
             recall=config.draft.recall,
             fallback=Fallback(config.verifier.fallback),
             template=words.chat_template,
+            sampling=config.api.sampling_defaults == "model",
         )
         gate = Gate(
             token=token,
@@ -199,6 +207,7 @@ class EdgeDaemon:
             "pid": os.getpid(),
             "started_at": round(time.time(), 1),
             "page": self._config.api.page and not self._config.api.listen.startswith(UNIX),
+            "demo_link": any(each.path == DEMO_LINK for each in self._around.routes),
         }
         return StatusPage(
             device,
@@ -216,7 +225,12 @@ class EdgeDaemon:
         api = self._config.api
         grace = self._config.service.stop_timeout
         return Listening(
-            app.app, api.listen, grace=grace, cert=api.tls_cert, key=api.tls_key, before=app.streams.go_on
+            app.app,
+            api.listen,
+            grace=grace + 2 * LAST_WORDS,
+            cert=api.tls_cert,
+            key=api.tls_key,
+            before=app.streams.go_on,
         )
 
     # Life -------------------------------------------------------------------------------------------------
@@ -231,10 +245,12 @@ class EdgeDaemon:
             token_file=str(self._token_file) if token else "",
             tls_cert=self._config.api.tls_cert,
             log_file=self._config.log.file,
+            flags=self._around.flags,
         )
         daemon_file.write(self._paths.daemon, record)
         self._notifier.ready(f"serving at {address}")
-        logger.info("serving at %s", address)
+        where = f"; the token is in {self._token_file}" if token else ""
+        logger.info("serving at %s%s", address, where)
         if self._config.verifier.privacy == Privacy.OFF.title:
             logger.warning("privacy is off: sizes and times on the way to verifiers tell of the texts")
         self._around.on_ready(address, token)
@@ -304,6 +320,20 @@ class EdgeDaemon:
             await broken
         broken.cancel()
 
+    async def _let_end(self, device: Device, app: Api, listening: Listening, hurry: asyncio.Event) -> None:
+        """Texts under way may end; those that have not by then are told so."""
+        grace = self._config.service.stop_timeout
+        logger.info("stopping: %d texts are under way", len(device.live))
+        listening.close()
+        over, hurried = asyncio.create_task(listening.wait()), asyncio.create_task(hurry.wait())
+        await asyncio.wait({over, hurried}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not over.done():
+            app.stop()
+            await asyncio.wait({over}, timeout=LAST_WORDS)
+            listening.cut()
+        await over
+
 
 def _tell_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
@@ -332,7 +362,7 @@ def verifier_tls(section: VerifierSection) -> TlsSettings | None:
     if plain:
         raise UserError(
             f"the verifiers {', '.join(plain)} are on this machine, and others are not; give TLS settings, "
-            "which then hold for all, or allow plain text to all with verifier.insecure"
+            "which then hold for all, or allow plain text to all (verifier.insecure, --verifier-insecure)"
         )
     ca, cert, key, token = (
         _path(name) for name in (section.tls_ca, section.tls_cert, section.tls_key, section.token_file)

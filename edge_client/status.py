@@ -95,7 +95,12 @@ class StatusPage:
 
     def why_not_ready(self) -> str:
         """Why a request could not be answered now; empty if it can."""
-        match self._mode_among(self.verifiers()):
+        verifiers = self.verifiers()
+        mode = self._mode_among(verifiers)
+        unfit = [each["why"] for each in verifiers if each["health"] == Health.UNFIT.value]
+        if unfit and len(unfit) == len(verifiers) and self.device.orders in (Orders.NONE, Orders.DRAFT_OFF):
+            return f"no verifier fits this device: {'; '.join(dict.fromkeys(unfit))}"
+        match mode:
             case None:
                 return "this device's fleet has halted it"
             case Mode.WAITING:

@@ -143,7 +143,10 @@ async def explain(host: str, port: int, tls: TlsSettings | None, name: str = "")
     except (OSError, TimeoutError):
         return None
     if tls is None:
-        return "it speaks TLS; name the CA that signed its certificate"
+        return (
+            "it speaks TLS, and this edge does not; name the CA that signed its certificate with "
+            "--verifier-tls-ca FILE (--tls-ca FILE for commands that run without the daemon)"
+        )
     return None if stays else _about_closing(tls)
 
 
@@ -205,5 +208,8 @@ def _about_handshake(error: ssl.SSLError) -> str:
     if "unknown ca" in reason or "bad certificate" in reason or "certificate unknown" in reason:
         return f"it does not accept this edge's TLS client certificate ({reason})"
     if "wrong version" in reason or "record layer" in reason:
-        return "it does not speak TLS; connect without, or start the verifier with --tls-cert"
+        return (
+            "it does not speak TLS, and this edge does; start the verifier with --tls-cert and --tls-key, "
+            "or allow plain text with --verifier-insecure (--insecure for commands without the daemon)"
+        )
     return f"the TLS handshake fails ({reason})"

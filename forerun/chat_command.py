@@ -54,6 +54,8 @@ def run(options: argparse.Namespace) -> int:
         lambda: find_daemon(options),
         lambda: new_display(painter, origin=options.show_origin),
     )
+    if is_terminal:
+        note("/help lists what a line can be beside a message; Ctrl-C stops an answer, Ctrl-D ends")
     if options.show_origin:
         note(legend(painter))
     failed = _converse(talk, Messages(reader(is_terminal)), painter, is_terminal)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
+from typing import Any, NoReturn
 
 from common.errors import ForerunError, UserError
 from forerun.logs import hush_libraries
@@ -41,12 +46,71 @@ Start with `forerun demo`. For two machines: `forerun verify` on the server, `fo
 `forerun chat`, `forerun complete` and whatever speaks OpenAI's API ask the device. If something is wrong,
 `forerun doctor` says what."""
 
+EPILOG = "`forerun help COMMAND` explains a command, `forerun version` prints the version."
+
+
+class Parser(argparse.ArgumentParser):
+    """An error is a sentence that names what was probably meant, without the whole usage."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = [*(sys.argv[1:] if args is None else args)]
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        words = _about_option(self._given, _options(self)) or _about_choice(message) or message
+        self.exit(2, f"{self.prog}: {words}\nSee `{self.prog} --help`.\n")
+
+
+def _about_option(given: Iterable[str], known: Iterable[str]) -> str:
+    """Of the first option that does not exist; empty if all do. argparse complains of what follows it."""
+    before = takewhile(lambda each: each != "--", given)
+    options = [each.partition("=")[0] for each in before if each.startswith("--")]
+    known = [*known]
+    unknown = next((each for each in options if not any(name.startswith(each) for name in known)), "")
+    return f"{unknown} is no option here{_meant(unknown, known)}" if unknown else ""
+
+
+def _about_choice(message: str) -> str:
+    """Of a command or a value that is none of those that argparse names; empty for other complaints."""
+    found = re.fullmatch(r"(?:argument .*: )?invalid choice: '(.*)' \(choose from (.*)\)", message)
+    if found is None:
+        return ""
+    choices = re.findall(r"[\w./:-]+", found[2])
+    return f"{found[1]!r} is unknown{_meant(found[1], choices) or '; choose one of ' + ', '.join(choices)}"
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, [*known], 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _options(parser: argparse.ArgumentParser) -> set[str]:
+    """Of a command and its subcommands."""
+    found = set[str]()
+    for action in parser._actions:
+        found.update(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            found.update(*(_options(each) for each in action.choices.values()))
+    return found
+
+
+def own_version() -> str:
+    """Of the installed package; `source` where it runs from a clone."""
+    try:
+        return version("forerun")
+    except PackageNotFoundError:
+        return "source"
+
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """All subcommands with their options, or one."""
-    parser = argparse.ArgumentParser(
-        prog="forerun", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = Parser(
+        prog="forerun",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"forerun {own_version()}")
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
@@ -71,10 +135,20 @@ def asked_for(argv: Sequence[str]) -> str | None:
     return None
 
 
+def _in_options(argv: Sequence[str]) -> Sequence[str]:
+    """`help COMMAND` and `version` as argparse knows them."""
+    match argv[:1]:
+        case ["help"]:
+            return [*argv[1:], "--help"]
+        case ["version"]:
+            return ["--version", *argv[1:]]
+    return argv
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit code 0; 1 after an error, 2 after a user's (as argparse), 130 after Ctrl-C."""
     hush_libraries()
-    argv = sys.argv[1:] if argv is None else argv
+    argv = _in_options(sys.argv[1:] if argv is None else argv)
     options = build_parser(asked_for(argv)).parse_args(argv)
     level = (options.log_level or "warning").upper()
     logging.basicConfig(level=level, format="%(levelname).1s %(name)s: %(message)s")

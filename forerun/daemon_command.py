@@ -8,18 +8,19 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from common.errors import UserError
 from edge_client.config import EdgeConfig, Overlay, load_config
 from edge_client.config.flags import add_flags, flags_from
+from edge_client.config.schema import BY_NAME
 from edge_client.paths import EdgePaths
 from edge_client.prior_file import read_priors
-from forerun.edge_places import add_config, add_place, files_read, loaded, models_folder, places
+from forerun.cli import own_version
+from forerun.edge_places import add_config, add_place, files_read, given_flags, loaded, models_folder, places
 from forerun.logs import writing
 from forerun.paint import note
 
@@ -35,13 +36,17 @@ machine that speaks OpenAI's words. Point any tool at it:
   export OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=$(cat TOKEN_FILE)
 
 `forerun edge status` names TOKEN_FILE, which the daemon makes, and the page's address (docs/edge.md).
-Every setting below can stand in a file or the environment, too: `forerun edge config init` writes one
-(docs/edge_config.md).
+Every setting can stand in a file or the environment, too: `forerun edge config init` writes one
+(docs/edge_config.md). Below are the usual ones; --help-all lists them all.
 Without an action the daemon runs; the actions ask it, stop it, install it, or write a text without it."""
 
 SWITCH_INTERVAL = 0.0002
 """Seconds after which the draft model's thread yields to the event loop, which has text to pass on (Python's
 default is 5 ms, longer than all that a token takes here)."""
+
+
+INTERRUPT_GRACE = 3.0
+"""Seconds that texts under way have to end after Ctrl-C; after SIGTERM they have `service.stop_timeout`."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +55,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_flags(parser)
     parser.set_defaults(run=run)
+    rare = [each for each in parser._actions if each.dest in BY_NAME and not BY_NAME[each.dest].setting.alias]
+    parser.add_argument(
+        "--help-all", action=HelpAll, rare=rare, help="show this message with the options of every setting"
+    )
+
+
+class HelpAll(argparse.Action):
+    """Hides the options `rare` from the usual help, and shows them too when it is asked for."""
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, rare: list[argparse.Action], help: str
+    ) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+        self._rare = [(each, each.help) for each in rare]
+        for each in rare:
+            each.help = argparse.SUPPRESS
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        for each, words in self._rare:
+            each.help = words
+        parser.print_help()
+        parser.exit()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,20 +91,30 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(_log_file(config.log.file)) if config.log.file else None
         stack.enter_context(writing(config.log.level, config.log.format, out))
-        return asyncio.run(_run(config, paths, reconfigure))
+        return asyncio.run(_run(config, paths, reconfigure, given_flags(options)))
 
 
-async def _run(config: EdgeConfig, paths: EdgePaths, reconfigure: Reconfigure) -> int:
+async def _run(config: EdgeConfig, paths: EdgePaths, reconfigure: Reconfigure, flags: str) -> int:
     try:
         from edge_client.edge_daemon import EdgeDaemon
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; pip install 'forerun[edge]'") from error
     sys.setswitchinterval(SWITCH_INTERVAL)
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            hurry.set()
+        elif number is signal.SIGINT:  # somebody at a terminal waits for the prompt
+            note(f"stopping; texts under way have {INTERRUPT_GRACE:g} s, Ctrl-C again ends them at once")
+            loop.call_later(INTERRUPT_GRACE, hurry.set)
+        stop.set()
+
     for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, stop.set)
-    await EdgeDaemon(config, paths, replace(surroundings(config), reconfigure=reconfigure)).run(stop)
+        loop.add_signal_handler(each, on_signal, each)
+    around = replace(surroundings(config), reconfigure=reconfigure, flags=flags)
+    await EdgeDaemon(config, paths, around).run(stop, hurry)
     return 0
 
 
@@ -116,14 +153,6 @@ def _by_section(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         section, _, key = name.partition(".")
         sections.setdefault(section, {})[key] = value
     return sections
-
-
-def own_version() -> str:
-    """Of the installed package; `source` where it runs from a clone."""
-    try:
-        return version("forerun")
-    except PackageNotFoundError:
-        return "source"
 
 
 def _log_file(name: str) -> TextIO:

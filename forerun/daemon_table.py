@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from common.errors import PeerError
 from edge_client.local_client import LocalClient
+from forerun.daemon_words import status_lines
 from forerun.top_table import cut, duration, width
 
 STATUS_PATH, SESSIONS_PATH = "/v1/status", "/v1/sessions"
@@ -114,22 +114,7 @@ def screen(
 
 def head(now: Look) -> list[str]:
     """A line for each thing that the daemon says of itself, and one for all texts together."""
-    lines = [line for name, value in now.status.items() for line in _said(name, value)]
-    return [*lines, f"texts: {len(now.texts)} under way, {now.waiting} waiting"]
-
-
-def _said(name: str, value: Any) -> list[str]:
-    if isinstance(value, Sequence) and not isinstance(value, str) and any(isinstance(x, dict) for x in value):
-        return [f"{name}: {_flat(each)}" for each in value]
-    return [f"{name}: {_flat(value)}"]
-
-
-def _flat(value: Any) -> str:
-    """In a line, names before their values; nothing of what is empty."""
-    if isinstance(value, Mapping):
-        known = {name: each for name, each in value.items() if each not in (None, "", [], {})}
-        return "   ".join(f"{name} {_flat(each)}" for name, each in known.items())
-    return value if isinstance(value, str) else json.dumps(value)
+    return [*status_lines(now.status), f"texts: {len(now.texts)} under way, {now.waiting} waiting"]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

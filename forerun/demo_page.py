@@ -15,7 +15,7 @@ from edge_client.config import EdgeConfig
 from edge_client.config.sections import ApiSection, DraftSection, VerifierSection
 from edge_client.edge_daemon import EdgeDaemon, Surroundings
 from edge_client.paths import EdgePaths
-from forerun.daemon_command import own_version
+from forerun.cli import own_version
 from forerun.paint import note
 from forerun.rig import START_TIMEOUT, Child, RigSettings
 from link import Link, rtt

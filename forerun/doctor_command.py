@@ -9,14 +9,14 @@ from typing import Any
 
 from common.errors import UserError
 from edge_client.config.flags import add_flags
-from forerun.edge_places import add_config, add_json, add_place, loaded, places
+from forerun.edge_places import add_config, add_json, add_place, as_the_daemon, places
 from forerun.paint import GREEN, RESET, Painter
 from forerun.progress import ProgressBar
 
 DESCRIPTION = """\
 Looks at everything that the daemon needs: this machine, the draft model (loaded in a process of its own),
 every verifier, the link, the fleet's broker; and says what to expect of it all. It needs no running daemon,
-and harms none.
+and harms none. Without options it looks at the settings of the daemon that runs, or at the configuration.
 
   forerun doctor
   forerun doctor --verifier verifier.example:50051 --draft draft.gguf
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     from forerun.doctor.finding import Finding, Level
 
     given, paths = _given(options), places(options)
-    config = loaded(options, paths).config
+    config = as_the_daemon(options, paths).config
     painter, found = Painter(sys.stdout), list[Finding]()
     for finding in examine(config, paths, given, _progress()):
         found.append(finding)

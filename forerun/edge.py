@@ -118,14 +118,14 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
         "--recall",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="propose also what a text repeats of itself (%(default)s)",
+        help="proposals copied from earlier in the same text (%(default)s)",
     )
     option(
         "--ngrams",
         type=int,
         default=65536,
         metavar="N",
-        help="with --recall guess also from a table of N entries of all texts of this program; 0 = none "
+        help="entries of the n-gram table that --recall builds over all texts of this program; 0: no table "
         "(%(default)s)",
     )
     option(
@@ -135,9 +135,9 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
         help="run the draft model; without it --recall alone proposes, and of the file only the tokens are "
         "loaded (%(default)s)",
     )
-    option("--threads", type=int, default=0, metavar="N", help="of the draft model; 0 = one per core")
-    option("--gpu-layers", type=int, default=0, metavar="N", help="draft layers on an accelerator; -1 = all")
-    option("--context", type=int, default=4096, metavar="N", help="tokens of KV on the device (%(default)s)")
+    option("--threads", type=int, default=0, metavar="N", help="threads of the draft model (0: one per core)")
+    option("--gpu-layers", type=int, default=0, metavar="N", help="draft layers on an accelerator; -1: all")
+    option("--context", type=int, default=4096, metavar="N", help="draft KV memory in tokens (%(default)s)")
     option(
         "--offline",
         choices=("preview", "wait"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_client import daemon_file
 from edge_client.config import Loaded, load_config
 from edge_client.config.flags import flags_from
+from edge_client.config.schema import BY_NAME
 from edge_client.model_name import is_remote
 from edge_client.paths import SYSTEM, EdgePaths, find_paths
 
@@ -64,6 +67,28 @@ def files_read(options: argparse.Namespace, paths: EdgePaths) -> list[Path]:
     """--config, or those of the usual files that are there."""
     chosen: Path | None = getattr(options, "config", None)
     return [path for path in paths.config_files if path.is_file()] if chosen is None else [chosen]
+
+
+def given_flags(options: argparse.Namespace) -> str:
+    """The options' settings and configuration file, for another process with another folder."""
+    found = dict(flags_from(options))
+    for name, value in found.items():
+        if BY_NAME[name].setting.is_path and isinstance(value, str) and Path(value).exists():
+            found[name] = str(Path(value).absolute())
+    chosen: Path | None = getattr(options, "config", None)
+    return json.dumps({"flags": found, "config": None if chosen is None else str(chosen.absolute())})
+
+
+def as_the_daemon(options: argparse.Namespace, paths: EdgePaths) -> Loaded:
+    """The configuration of the options; without any, that of the daemon that runs, if one does."""
+    if not flags_from(options) and getattr(options, "config", None) is None:
+        record = daemon_file.read(paths.daemon)
+        if record is not None and record.flags:
+            told = json.loads(record.flags)
+            file = told["config"]
+            read = files_read(options, paths) if file is None else [Path(file)]
+            return load_config(told["flags"], os.environ, read)
+    return loaded(options, paths)
 
 
 def loaded(options: argparse.Namespace, paths: EdgePaths) -> Loaded:

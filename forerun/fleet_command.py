@@ -78,7 +78,7 @@ def _add_views(actions: Any) -> None:
     ):
         parser = _action(actions, name, words, run)
         parser.add_argument("--json", action="store_true", help="an object a line")
-        _add_wait(parser, "seconds of silence after which all has come", 1.0)
+        _add_wait(parser, "seconds without a message after which the listing ends", 1.0)
         if run is _verifiers:
             parser.add_argument(
                 "--public-key", metavar="KEY", help="a public key's file, to tell which offers it signed"

@@ -20,17 +20,21 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "max_sessions": Limit("--max-sessions", "N", "sessions open at once"),
-    "max_tenant_share": Limit("--max-tenant-share", "SHARE", "of sessions and slots that a tenant may hold"),
+    "max_tenant_share": Limit(
+        "--max-tenant-share", "SHARE", "share of all sessions and KV slots that one tenant may hold"
+    ),
     "max_rows": Limit("--max-rows", "N", "nodes in one step, all sessions"),
     "max_context": Limit("--max-context", "N", "KV slots of the sessions that write in one step"),
     "max_nodes_per_session": Limit("--max-nodes", "N", "nodes a session may have in one step"),
     "prefill_chunk": Limit("--prefill-chunk", "N", "prompt tokens in one step"),
     "max_prefill_slowdown": Limit(
-        "--max-prefill-slowdown", "TIMES", "how much longer prompts may make a step that others wait for"
+        "--max-prefill-slowdown",
+        "TIMES",
+        "factor by which prompts may lengthen a step that other sessions wait for",
     ),
     "max_live_nodes": Limit("--max-live-nodes", "N", "proposed nodes a session may have waiting here"),
     "max_slowdown": Limit(
-        "--max-slowdown", "SHARE", "of its rate that a session may lose by the drafts of others"
+        "--max-slowdown", "SHARE", "share of a session's token rate that drafts of other sessions may take"
     ),
     "promised_text": Limit(
         "--promised-text", "N", "tokens of a session's text whose slots are reserved when it is admitted"
@@ -43,15 +47,15 @@ LIMITS = {
     "shared_ngrams": Limit(
         "--shared-ngrams",
         "N",
-        "guess also from a table of N entries of all texts of a tenant; only if its users may know of each "
-        "other's texts: the pace tells",
+        "entries of an n-gram table per tenant from which --recall guesses too; the pace of guesses tells a "
+        "tenant's users of each other's texts",
     ),
 }
 SWITCHES = {
     "prefix_cache": Limit(
-        "--prefix-cache", "", "keep the KV of what was read for a tenant's next session that begins alike"
+        "--prefix-cache", "", "KV of ended sessions kept for sessions of the same tenant that begin alike"
     ),
-    "recall": Limit("--recall", "", "guess what a text repeats of itself and evaluate that, too"),
+    "recall": Limit("--recall", "", "guesses copied from earlier in the same text"),
 }
 RECALL_BY_DEFAULT = True
 """The one default that is not the field's: guessing is the product's way, and not what a simulation begins

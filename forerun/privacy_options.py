@@ -19,7 +19,7 @@ def add_privacy(parser: argparse.ArgumentParser) -> None:
         "--privacy",
         default=Privacy.PADDED.title,
         choices=LEVELS,
-        help="what sizes and times of messages may tell, at least: padded gives all of a direction one size, "
+        help="least privacy of message sizes and times: padded gives all of a direction one size, "
         "strict lets them leave at fixed times, too. Edges may ask for more (%(default)s; docs/privacy.md)",
     )
     option(
@@ -38,7 +38,7 @@ def add_edge_privacy(parser: argparse.ArgumentParser) -> None:
         "--privacy",
         default=Privacy.PADDED.title,
         choices=LEVELS,
-        help="what sizes and times of messages may tell an observer; the verifier may insist on less being "
+        help="privacy of message sizes and times; the verifier may insist on less being "
         "told (%(default)s; docs/privacy.md)",
     )
 

@@ -12,7 +12,9 @@ from typing import Any
 from common.errors import ForerunError
 from edge_client import daemon_file
 from edge_client.daemon_file import DaemonRecord
+from forerun.daemon_words import status_lines
 from forerun.edge_places import add_json, add_place, places
+from forerun.top_table import duration
 
 STATUS_PATH = "/v1/status"
 RUNNING, NOT_RUNNING, UNKNOWN = 0, 3, 4
@@ -101,39 +103,15 @@ def _in_words(found: dict[str, Any]) -> str:
         return "not running"
     if found["status"] == "stale":
         return f"not running; process {found['pid']} ended without saying so (its log may tell why)"
-    line = f"running as process {found['pid']} at {found['listen']} for {found['uptime']:.0f} s"
+    line = f"running as process {found['pid']} at {found['listen']} for {duration(found['uptime'])}"
     if found["token_file"]:
         line += f"\nprograms show it the token in {found['token_file']}"
     if found.get("page"):
         line += f"\nthe page: {found['page']}"
     if found["status"] == "unresponsive":
         return f"{line}\nbut it does not answer: {found['error']}"
-    return "\n".join([line, *_lines(found["api"])])
-
-
-def _lines(told: Any, depth: int = 1) -> list[str]:
-    """Of what the daemon says, a line a value, indented by depth."""
-    room = "  " * depth
-    if not isinstance(told, dict):
-        return [f"{room}{_value(told)}"]
-    lines = []
-    for name, value in told.items():
-        if isinstance(value, dict) and value:
-            lines += [f"{room}{name}:", *_lines(value, depth + 1)]
-        elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
-            lines += [f"{room}{name}:", *(f"{room}  - {_value(each)}" for each in value)]
-        else:
-            lines.append(f"{room}{name}: {_value(value)}")
-    return lines
-
-
-def _value(value: Any) -> str:
-    """On one line; what is not known is a dash."""
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_value(each)}" for name, each in value.items()) or "-"
-    if value is None or value in ("", []):
-        return "-"
-    return value if isinstance(value, str) else json.dumps(value)
+    told = found["api"] if isinstance(found["api"], dict) else {"status": found["api"]}
+    return "\n".join([line, *(f"  {each}" for each in status_lines(told))])
 
 
 # stop -------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from cloud_verifier.engine.attention_names import ATTENTIONS
 from cloud_verifier.engine.exact_tiles import TILE_ROWS
 from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.errors import UserError
+from common.sampling import NO_ADVICE
 from forerun.limits import add_limits, config_from
 from forerun.operations import add_operations, check_operations, logged, watched
 from forerun.options import add_core, check_free, ms, pin_to_core
@@ -29,7 +30,7 @@ from forerun.verify_tls import add_tls, check_tls, server_tls
 
 if TYPE_CHECKING:
     from cloud_verifier.core.scheduler import VerifyScheduler
-    from cloud_verifier.core.target import TargetEngine
+    from cloud_verifier.core.target import TargetEngine, TargetInfo
     from cloud_verifier.worker import Worker
     from common.rpc.describe import TokenTable
 
@@ -112,6 +113,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     option(
         "--grace", type=float, default=10.0, metavar="S", help="seconds to leave after SIGTERM (%(default)s)"
+    )
+    option(
+        "--sampling-defaults",
+        default="model",
+        choices=("model", "openai"),
+        help="source of sampling values for requests that name none: the model's generation_config, or "
+        "OpenAI's, temperature 1 and nothing else (%(default)s)",
     )
     option("--json", action="store_true", help="say that it listens as a line of JSON")
     add_tls(parser)
@@ -282,6 +290,12 @@ async def serve(
             await asyncio.gather(watching, return_exceptions=True)
 
 
+def info_of(options: argparse.Namespace, engine: TargetEngine) -> TargetInfo:
+    """What edges are told of the target."""
+    info = replace(engine.info, name=served_name(options))
+    return info if options.sampling_defaults == "model" else replace(info, sampling_defaults=NO_ADVICE)
+
+
 def worker_of(options: argparse.Namespace, engine: TargetEngine, watch: Watch | None = None) -> Worker:
     """The verifier itself, as the options ask for it; who carries its calls is another matter. Raises
     `UserError`."""
@@ -289,7 +303,7 @@ def worker_of(options: argparse.Namespace, engine: TargetEngine, watch: Watch | 
     from cloud_verifier.worker import Worker
 
     config = replace(config_from(options), rules=allowed_rules(options))
-    scheduler = VerifyScheduler(replace(engine.info, name=served_name(options)), config)
+    scheduler = VerifyScheduler(info_of(options, engine), config)
     sys.setswitchinterval(SWITCH_INTERVAL)
     _keep_what_is_loaded()
     seen = scheduler if watch is None else watch.watched(scheduler)

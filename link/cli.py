@@ -24,11 +24,11 @@ On Ctrl-C or SIGTERM it prints how many bytes went each way and ends.
 
 examples:
   # a server on port 50051, seen over a 60 ms round trip and 2 MB/s
-  python -m link --upstream 127.0.0.1:50051 --rtt 60 --rate 2000
+  {prog} --upstream 127.0.0.1:50051 --rtt 60 --rate 2000
   # a phone in a train: see the script's format with  python -c "import link.script; help(link.script)"
-  python -m link --listen 127.0.0.1:6000 --upstream 127.0.0.1:50051 --rtt 80 --jitter 20 --script train.json
+  {prog} --listen 127.0.0.1:6000 --upstream 127.0.0.1:50051 --rtt 80 --jitter 20 --script train.json
   # a slow uplink only
-  python -m link --upstream 127.0.0.1:50051 \\
+  {prog} --upstream 127.0.0.1:50051 \\
       --toxic '{"type": "bandwidth", "stream": "upstream", "attributes": {"rate": 100}}'
 
 toxics (one direction each, "stream": "upstream" or "downstream"): latency (latency, jitter, correlation),
@@ -42,7 +42,7 @@ def make_parser(prog: str = "python -m link") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="A TCP proxy that makes loopback behave like a distant, slow or failing link.",
-        epilog=_EPILOG,
+        epilog=_EPILOG.replace("{prog}", prog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     option = parser.add_argument

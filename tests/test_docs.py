@@ -56,6 +56,9 @@ class NoVerifiers:
     async def heard(self, patience: float) -> None:
         raise LookupError(patience)
 
+    def refusal(self) -> None:
+        """See `best`."""
+
     def best(self) -> None:
         return None
 

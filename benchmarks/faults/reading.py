@@ -42,12 +42,11 @@ class Reading:
         while (end := self.data.find(b"\n\n", self._read)) >= 0:
             frame = bytes(self.data[self._read : end])
             self._read = end + 2
-            self._take(frame)
+            lines = [line for line in frame.split(b"\n") if not line.startswith(b":")]  # comments
+            self._take(b"\n".join(lines))
         return self.num_texts > before
 
     def _take(self, frame: bytes) -> None:
-        if frame.startswith(b":"):
-            return
         if self.done:
             raise Violation(f"{self.name}: {frame[:200]!r} came after the end")
         if frame == b"data: [DONE]":

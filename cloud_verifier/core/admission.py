@@ -46,6 +46,11 @@ def need_of(request: Open, config: SchedulerConfig) -> Need:
     return Need(written + left + nodes, written + min(left, config.promised_text) + nodes)
 
 
+def longest_session(max_positions: int, num_slots: int, config: SchedulerConfig) -> int:
+    """Positions of prompt and text that a verifier admits at most; 0 where no session fits its slots."""
+    return max(0, min(max_positions, num_slots - config.max_nodes_per_session))
+
+
 def check_need(need: Need, num_slots: int) -> None:
     """Raise `UserError` if the session could not even end if it were alone."""
     if need.most > num_slots:

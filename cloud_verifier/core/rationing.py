@@ -40,6 +40,10 @@ class Rationing:
         every = (quotas.default, *quotas.tenants.values())
         self._has_rates = any(each.positions_per_second is not None for each in every)
 
+    def longest_text(self, tenant: str) -> int | None:
+        """Tokens of one text that the tenant's quota allows; None without such a limit."""
+        return self._quotas.of(tenant).max_tokens
+
     # At the door ------------------------------------------------------------------------------------------
 
     def charge_stream(self, tenant: str, now: float) -> None:

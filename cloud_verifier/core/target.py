@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cloud_verifier.core.offers import Ask
 from common.messages import TokenLogprobs
-from common.sampling import SamplingParams
+from common.sampling import NO_ADVICE, SamplingDefaults, SamplingParams
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -112,6 +112,7 @@ class TargetInfo:
     near_tie: float = 0.0  # logits; a choice with a smaller margin might be another after other rounding
     chat: Chat | None = None  # how messages become a prompt; None if the model does not tell
     grammars: bool = False  # whether sessions may have one
+    sampling_defaults: SamplingDefaults = NO_ADVICE  # told to edges; no choice here depends on them
 
 
 class TargetEngine(Protocol):

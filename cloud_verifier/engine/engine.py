@@ -73,6 +73,7 @@ class TorchEngine:
             near_tie=near_tie(model.dtype),
             chat=model.chat,
             grammars=model.has_tokenizer and is_installed(),
+            sampling_defaults=model.sampling_defaults,
         )
         self._limits = StepLimits(model.vocab_size, model.max_positions, num_slots)
         self._grammars = TargetGrammars(model.grammar_tokens)

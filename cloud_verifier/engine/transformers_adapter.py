@@ -11,11 +11,16 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import torch
+from huggingface_hub import constants, snapshot_download
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
@@ -39,6 +44,7 @@ from cloud_verifier.engine.widening import HALF, can_widen, float32_inside
 from common.errors import UserError
 from common.grammar import Tokens
 from common.rpc.bounds import MAX_TEMPLATE_BYTES
+from common.sampling import NO_ADVICE, SamplingDefaults, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +52,7 @@ ATTENTION = "forerun"
 """The name our attention function is registered under."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HUB_TIME = 5.0  # seconds for the hub's first answer
 UNBOUNDED_POSITIONS = 2**31 - 1
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """How configurations name the number of a layer's experts."""
@@ -152,6 +159,21 @@ class TargetModel:
         if found is None:
             return ()
         return tuple(sorted(set(found))) if isinstance(found, list | tuple) else (int(found),)
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """What the generation settings advise. Values that change nothing are left out, as vLLM leaves them
+        out, and values that are not allowed, with a warning."""
+        neutral, found = SamplingParams(temperature=1.0), NO_ADVICE
+        for each in fields(SamplingDefaults):
+            value = getattr(self._model.generation_config, each.name, None)
+            if value is None or value == getattr(neutral, each.name):
+                continue
+            try:
+                found = replace(found, **{each.name: value})
+            except UserError as error:
+                logger.warning("target %s: its generation settings are not followed: %s", self.name, error)
+        return found
 
     def forward(self, tokens: Tensor, positions: Tensor, outputs: Tensor) -> Tensor:
         """Run the packed rows inside a current step (`attention.current_step`).
@@ -296,7 +318,7 @@ def load_target(
     path = Path(source).expanduser()
     if not path.is_dir() and _meant_as_folder(source):
         raise UserError(f"cannot load the target model '{source}': there is no such folder. {_WHAT_TO_GIVE}")
-    place = str(path) if path.is_dir() else source
+    place = str(path) if path.is_dir() else _on_the_hub(source)
     config = _loading(source, lambda: AutoConfig.from_pretrained(place, trust_remote_code=False))
     refuse_config(source, config)
     if quantization is not None and getattr(config, "quantization_config", None) is not None:
@@ -326,6 +348,28 @@ def device_map(device: torch.device) -> dict[str, torch.device] | None:
     """Where transformers reads weights to, so that a GPU's never lie in the host's memory. None is the host;
     transformers can do otherwise with accelerate alone."""
     return {"": device} if device.type == "cuda" and find_spec("accelerate") is not None else None
+
+
+def _on_the_hub(source: str) -> str:
+    """`source` if the hub answers, else the folder of an earlier download. transformers itself would try for
+    half a minute. Raises `UserError` if there is neither."""
+    if constants.HF_HUB_OFFLINE:
+        return source
+    asked = Request(f"{constants.ENDPOINT}/{quote(source)}/resolve/main/config.json", method="HEAD")
+    try:
+        with urlopen(asked, timeout=HUB_TIME):
+            return source
+    except HTTPError:  # what this means for the model is for transformers to say
+        return source
+    except OSError as error:
+        try:
+            return snapshot_download(source, local_files_only=True)
+        except (OSError, ValueError):
+            reason = getattr(error, "reason", error)
+            raise UserError(
+                f"cannot load the target model '{source}': there is no such folder, and the Hugging Face hub "
+                f"cannot be reached ({getattr(reason, 'strerror', None) or reason}). {_WHAT_TO_GIVE}"
+            ) from error
 
 
 def _load_weights(

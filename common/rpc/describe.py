@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.acceptance import AcceptanceRule
-from common.errors import PeerError
+from common.errors import PeerError, UserError
 from common.pb import verifier_pb2 as pb
 from common.rpc import bounds
 from common.rpc.decode import decode_rule
 from common.rpc.encode import encode_rule
+from common.sampling import NO_ADVICE, SamplingDefaults
 
 PROTOCOL_VERSION = 1
 """Of docs/protocol.md. Raised when an old client would go wrong; what it may ignore does not raise it."""
@@ -46,6 +47,9 @@ class Description:
     bos_token: str = ""  # its text, for the template; empty without one
     eos_token: str = ""
     grammars: bool = False  # whether a session may have one: a verifier that does not know them ignores it
+    max_session_positions: int | None = None  # longest prompt + text that is admitted; None: not told
+    max_text_tokens: int | None = None  # longest text that the caller's quota allows; None: no limit
+    sampling_defaults: SamplingDefaults = NO_ADVICE  # advised for requests that name no value
 
 
 def encode_describe_request(
@@ -59,7 +63,7 @@ def encode_describe_request(
 
 def encode_description(description: Description) -> pb.DescribeResponse:
     """The verifier's answer."""
-    table = description.vocabulary
+    table, longest_text = description.vocabulary, description.max_text_tokens
     return pb.DescribeResponse(
         protocol_version=description.protocol_version,
         model=description.model,
@@ -75,6 +79,9 @@ def encode_description(description: Description) -> pb.DescribeResponse:
         bos_token=description.bos_token,
         eos_token=description.eos_token,
         grammars=description.grammars,
+        max_session_positions=description.max_session_positions,
+        max_text_tokens=longest_text if longest_text is None else min(longest_text, bounds.MAX_POSITION),
+        sampling_defaults=pb.SamplingDefaults(**description.sampling_defaults.advised),
     )
 
 
@@ -107,7 +114,24 @@ def decode_description(response: pb.DescribeResponse) -> Description:
         bos_token=bounds.page("describe.bos_token", response.bos_token, bounds.MAX_PIECE_BYTES),
         eos_token=bounds.page("describe.eos_token", response.eos_token, bounds.MAX_PIECE_BYTES),
         grammars=response.grammars,
+        max_session_positions=_optional_count(response, "max_session_positions"),
+        max_text_tokens=_optional_count(response, "max_text_tokens"),
+        sampling_defaults=_decode_defaults(response.sampling_defaults),
     )
+
+
+def _optional_count(response: pb.DescribeResponse, name: str) -> int | None:
+    if not response.HasField(name):
+        return None
+    return bounds.in_range(f"describe.{name}", getattr(response, name), 1, bounds.MAX_POSITION)
+
+
+def _decode_defaults(message: pb.SamplingDefaults) -> SamplingDefaults:
+    given = {field.name: value for field, value in message.ListFields()}
+    try:
+        return SamplingDefaults(**given)
+    except UserError as error:
+        raise PeerError(f"describe.sampling_defaults: {error}") from error
 
 
 def _decode_rules(numbers: Sequence[int]) -> tuple[AcceptanceRule, ...]:

@@ -19,13 +19,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from common.errors import ForerunError
-from edge_client.api.errors import ApiError, api_error, too_long, wrong
+from edge_client.api.errors import ApiError, api_error, stopping, too_long, wrong
 from edge_client.api.fields import Fields
 from edge_client.api.security import Gate, Guarded
 from edge_client.api.service import TextService, read_messages, read_template_settings
 from edge_client.api.telling import whole
 from edge_client.api.text_streams import TextStreams
 from edge_client.daemon.journal import Journal
+from edge_client.daemon.request import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,14 @@ UNSUPPORTED = {
     "/v1/fine_tuning/jobs": "models are trained elsewhere",
     "/api/chat": "use /v1/chat/completions",
     "/api/generate": "use /v1/completions",
+    "/api/tags": "use /v1/models",
+    "/api/show": "use /v1/models",
+    "/api/embed": "a draft model is no embedder, and the target only writes",
+    "/chat/completions": "use /v1/chat/completions; a client's base URL ends in /v1",
+    "/completions": "use /v1/completions; a client's base URL ends in /v1",
+    "/models": "use /v1/models; a client's base URL ends in /v1",
+    "/v1/v1/chat/completions": "use /v1/chat/completions; this client adds /v1 to its base URL by itself",
+    "/v1/v1/messages": "use /v1/chat/completions",
     "/completion": "use /v1/completions",
     "/infill": "the target only goes on from a text's end",
 }
@@ -87,6 +96,7 @@ class Api:
         self.service = service
         self.streams = TextStreams(service.device, settings.keep, settings.limit, journal, time.time)
         self._limit, self._resumes = settings.limit, settings.resumes
+        self._stopped = asyncio.Event()
         self._status, self._ready, self._metrics = status, ready, metrics
         own = [Route(path, _told(endpoint), methods=[method]) for method, path, endpoint in self._table()]
         self.routes = (*own, *more)
@@ -98,6 +108,11 @@ class Api:
         starlette = Starlette(routes=[*self.routes, *unsupported], exception_handlers=handlers)
         starlette.router.redirect_slashes = False
         self.app: ASGIApp = Guarded(starlette, settings.gate, settings.max_body_bytes)
+
+    def stop(self) -> None:
+        """End all texts now. Their clients are told."""
+        self._stopped.set()
+        self.streams.stop()
 
     def _table(self) -> list[tuple[str, str, Endpoint]]:
         return [
@@ -143,15 +158,19 @@ class Api:
         """The text, unless its client goes away before it is whole."""
         task = asyncio.ensure_future(text)
         gone = asyncio.ensure_future(_disconnected(request))
+        stopped = asyncio.ensure_future(self._stopped.wait())
         try:
-            waiting = {task, gone}
+            waiting = {task, gone, stopped}
             await asyncio.wait(waiting, timeout=self._limit, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and stopped.done():
+                raise stopping()
             if not task.done():
                 raise ApiError(CLIENT_GONE, "the client went away") if gone.done() else too_long(self._limit)
             found: dict[str, Any] = task.result()
             return found
         finally:
             gone.cancel()
+            stopped.cancel()
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})
@@ -210,17 +229,18 @@ class Api:
         return JSONResponse(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:
-        device = self.service.device
+        device, writer = self.service.device, self.service.models()[name]
         return {
             "id": name,
             "object": "model",
             "created": 0,
             "owned_by": "forerun",
             "meta": {
-                "writer": self.service.models()[name].value,
+                "writer": writer.value,
                 "vocabulary": device.vocabulary.fingerprint.hex(),
                 "num_vocab": device.words.num_vocab,
                 "max_positions": device.max_positions or None,
+                "sampling_defaults": {} if writer is Writer.DRAFT else self.service.sampling_defaults(),
             },
         }
 

@@ -35,6 +35,7 @@ def as_json(telling: Telling) -> dict[str, Any]:
             "revises": request.revises,
             "policy": request.policy,
             "recall": request.recall,
+            "advised": dict(request.advised),
         },
         "sampling": asdict(request.sampling),
         "acceptance": {**asdict(request.acceptance), "rule": request.acceptance.rule.value},
@@ -57,6 +58,7 @@ def from_json(found: dict[str, Any], words: Words, begun: Begun) -> Telling:
         policy=given["policy"],
         recall=given["recall"],
         acceptance=_acceptance(found["acceptance"]),
+        advised=tuple(given.get("advised", {}).items()),
         begun=begun,
     )
     shape: Shape = SHAPES[found["shape"]]()

@@ -8,7 +8,7 @@ from typing import Any
 
 from common.acceptance import COUPLED, Acceptance, make_acceptance
 from common.errors import UserError
-from common.sampling import MAX_LOGIT_BIAS_ENTRIES, MAX_SEED, SamplingParams
+from common.sampling import DRAWN_SEED_BITS, MAX_LOGIT_BIAS_ENTRIES, MAX_SEED, SamplingParams
 from edge_client.api.errors import ApiError, unsupported, wrong
 from edge_client.api.fields import Fields
 from edge_client.core.config import Fallback
@@ -17,29 +17,34 @@ from edge_client.daemon.request import MAX_STOPS
 
 MOST = 2**31 - 1
 
+NO_TOOLS = (
+    "the model's text is all that comes. For structured output use response_format with a json_schema; with "
+    'tool_choice: "none" a request that lists tools is answered without them'
+)
+
 NOT_DONE: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tools": ((), "it has no tools; the model's text is all that comes"),
-    "tool_choice": (("none", "auto"), "it has no tools"),
-    "parallel_tool_calls": ((True, False), "it has no tools"),
-    "functions": ((), "it has no tools"),
-    "function_call": (("none", "auto"), "it has no tools"),
+    "tool_choice": (("none", "auto"), NO_TOOLS),
+    "parallel_tool_calls": ((True, False), NO_TOOLS),
+    "function_call": (("none", "auto"), NO_TOOLS),
     "n": ((1,), "one text a request; ask again with another seed for more"),
     "best_of": ((1,), "one text a request; ask again with another seed for more"),
     "modalities": ((["text"],), "text only"),
     "audio": ((), "text only"),
     "prediction": ((), "the draft model predicts already"),
-    "store": ((False,), "nothing is stored"),
-    "metadata": (({},), "nothing is stored that it could stand beside"),
     "service_tier": (("auto", "default"), "all requests are served alike"),
     "reasoning_effort": (("none",), "give it in the chat template's own settings, chat_template_kwargs"),
     "verbosity": (("medium",), "say in the prompt how long the answer should be"),
     "web_search_options": ((), "nothing is searched"),
-    "prompt_cache_key": ((), "prompts are cached by their tokens, not by a key"),
 }
 """Fields of OpenAI's that are known and not done: the values that change nothing, and what to do instead."""
 
-DRAWN_SEED_BITS = 53
-"""Of a seed that a response tells: JavaScript rounds greater numbers, and nobody could ask for it again."""
+ADVISABLE = {name: (name,) for name in ("temperature", "top_k", "top_p", "min_p")} | {
+    "repetition_penalty": ("repetition_penalty", "repeat_penalty")
+}
+"""Sampling values that a target's makers may advise, and the request's fields that name them."""
+
+MAX_TOOLS = 1024
+"""Of one request, which are all left out; OpenAI's API allows 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +73,17 @@ class Asked:
     include_usage: bool
     client: str  # whose queue it waits in
     extras: Extras
+    left_out: frozenset[str]  # sampling values that the request does not name
 
 
 def read_asked(fields: Fields) -> Asked:
     """The common fields. Raises `ApiError` that names the field."""
     for name, (allowed, why) in NOT_DONE.items():
         fields.only(name, allowed, why)
+    _read_without_effect(fields)
     extras = _read_extras(fields)
     stream = fields.flag("stream")
+    user, identifier = (fields.text(name, longest=512) for name in ("user", "safety_identifier"))
     return Asked(
         model=fields.text("model", longest=512),
         sampling=_read_sampling(fields, _read_grammar(fields, extras)),
@@ -83,9 +91,21 @@ def read_asked(fields: Fields) -> Asked:
         stops=_read_stops(fields),
         stream=stream,
         include_usage=_read_stream_options(fields, stream),
-        client=fields.text("user", longest=512) or fields.text("safety_identifier", longest=512),
+        client=user or identifier,
         extras=extras,
+        left_out=frozenset(name for name, names in ADVISABLE.items() if not any(map(fields.has, names))),
     )
+
+
+def _read_without_effect(fields: Fields) -> None:
+    """Fields that change no text: labels of requests that nobody stores here, and tools that the model is not
+    to use. Prompts are cached by their tokens, with a key or without."""
+    fields.flag("store")
+    fields.object("metadata")
+    fields.text("prompt_cache_key")
+    for listed, chosen in (("tools", "tool_choice"), ("functions", "function_call")):
+        if fields.list(listed, MAX_TOOLS) and fields.any(chosen) != "none":
+            raise unsupported(listed, f"{listed} is not supported here: {NO_TOOLS}")
 
 
 def _read_sampling(fields: Fields, grammar: str) -> SamplingParams:

@@ -13,6 +13,8 @@ from starlette.routing import Route
 from edge_client.api.errors import ApiError
 from edge_client.api.fields import Fields
 
+DEMO_LINK = "/v1/demo/link"
+
 MAX_RTT_MS = 2000.0
 """A geostationary satellite and back twice; the page's own slider ends earlier."""
 
@@ -43,7 +45,7 @@ def demo_routes(
         await change(wanted)
         return JSONResponse(asdict(get()))
 
-    return Route("/v1/demo/link", show, methods=["GET"]), Route("/v1/demo/link", post, methods=["POST"])
+    return Route(DEMO_LINK, show, methods=["GET"]), Route(DEMO_LINK, post, methods=["POST"])
 
 
 def read_link(body: bytes, now: LinkState) -> LinkState:

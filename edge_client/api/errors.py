@@ -50,6 +50,19 @@ def wrong(param: str, message: str, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
 
+def too_many_tokens(param: str, longest: int, num_prompt: int, num_asked: int | None) -> ApiError:
+    """A prompt and a text that together exceed the context. Clients know this error by OpenAI's code, or by
+    the words "maximum context length" (litellm, aider)."""
+    wanted, advice = f"your prompt has {num_prompt} tokens", "shorten it"
+    if num_asked is not None:
+        wanted = (
+            f"you requested {num_prompt + num_asked} tokens ({num_prompt} in the {param}, {num_asked} in the "
+            "completion)"
+        )
+        advice = f"shorten the {param} or ask for fewer max_tokens"
+    return wrong(param, f"{CONTEXT_LENGTH} is {longest} tokens. However, {wanted}; {advice}.", TOO_LONG)
+
+
 def unsupported(param: str, message: str) -> ApiError:
     """A field that is known and that this daemon does not do."""
     return wrong(param, message, "unsupported_parameter")
@@ -65,6 +78,19 @@ def too_long(limit: float) -> ApiError:
     )
 
 
+CONTEXT_LENGTH, TOO_LONG = "This model's maximum context length", "context_length_exceeded"
+"""OpenAI's words for a text that does not fit, which clients look for, and its code."""
+
+STOPPING = "daemon_stopping"
+"""Code of what ends texts when the daemon ends. `forerun chat` waits for the next daemon then."""
+
+
+def stopping() -> ApiError:
+    """A text that the end of the daemon breaks off."""
+    words = "the daemon is stopping, and the text is not whole; ask again when it runs"
+    return ApiError(503, words, kind="server_error", code=STOPPING, retry_after=RETRY_AFTER)
+
+
 NOT_LET_IN = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 """By the verifier: this device's token or certificate is its owner's to renew, and not the client's fault.
 A 401 would send people to look at the token of this API."""
@@ -77,6 +103,8 @@ def api_error(error: Exception) -> ApiError:
             return error
         case UserError() if error.code in NOT_LET_IN:
             return ApiError(502, str(error), kind="server_error", code=error.code.value.lower())
+        case UserError() if error.code is Code.OUT_OF_RANGE:  # tokens' ids were compared before
+            return ApiError(400, f"{CONTEXT_LENGTH} is exceeded: {error}", code=TOO_LONG)
         case UserError():
             status = 404 if error.code is Code.NOT_FOUND else 400
             return ApiError(status, str(error), code=error.code.value.lower())

@@ -9,6 +9,17 @@ from typing import Any
 
 from edge_client.api.errors import ApiError, unsupported, wrong
 
+OTHER_NAMES = {
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "stop_sequences": "stop",
+    "random_seed": "seed",
+    "input": "messages",
+}
+"""Fields of other servers' APIs, and what they are called here."""
+
 
 class Fields:
     """Each method reads one field and raises `ApiError` if its value is none that is allowed. A field that is
@@ -98,7 +109,8 @@ class Fields:
         """Refuse what has not been read."""
         for name in self._values:
             if name not in self._read:
-                near = difflib.get_close_matches(name, self._read, 1)
+                other = [OTHER_NAMES[name]] if OTHER_NAMES.get(name) in self._read else []
+                near = other or difflib.get_close_matches(name, self._read, 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise wrong(
                     f"{self._at}{name}",
@@ -108,6 +120,6 @@ class Fields:
 
     def wrong(self, name: str, must: str) -> ApiError:
         """The value of a field is none that is allowed."""
-        shown = repr(self._values.get(name))
+        shown = repr(self._values[name]) if name in self._values else "missing or null"
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         return wrong(f"{self._at}{name}", f"{self._at}{name} is {shown}; it {must}")

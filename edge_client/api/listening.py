@@ -112,6 +112,15 @@ class Listening:
         assert self._task is not None, "entered before"
         await asyncio.shield(self._task)
 
+    def close(self) -> None:
+        """Take no more connections. Those that are there end with their responses."""
+        self._server.should_exit = True
+
+    def cut(self) -> None:
+        """End the connections that are still there."""
+        for connection in [*self._server.server_state.connections]:
+            connection.transport.abort()
+
     def _bind(self) -> socket.socket:
         try:
             if self._listen.startswith(UNIX):
@@ -119,7 +128,7 @@ class Listening:
             bound = _tcp_socket(self._listen)
         except OSError as error:
             raise UserError(
-                f"cannot listen on {self._listen}: {error.strerror or error}; choose another address"
+                f"cannot listen on {self._listen}: {error.strerror or error}; choose another (--listen)"
             ) from error
         host, port = bound.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

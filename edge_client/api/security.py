@@ -61,10 +61,14 @@ class Gate:
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.token.encode()):
             return None
-        said = "is not this daemon's" if authorization else "is missing"
+        said = (
+            "the token is missing; send `Authorization: Bearer TOKEN` (`forerun edge status` names its file)"
+        )
+        if authorization:
+            said = "the token is not this daemon's; `forerun edge status` names the file that holds it"
         return ApiError(
             401,
-            f"the token {said}; send `Authorization: Bearer TOKEN` (`forerun edge status` names its file)",
+            said,
             kind="authentication_error",
             code="invalid_api_key",
         )

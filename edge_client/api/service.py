@@ -12,16 +12,23 @@ from typing import Any
 
 from common.errors import UnavailableError, UserError
 from common.rpc.describe import Description
+from common.sampling import SamplingParams
 from edge_client.api.asking import Asked, read_asked
 from edge_client.api.contents import Contents
-from edge_client.api.errors import ApiError, wrong
+from edge_client.api.errors import CONTEXT_LENGTH, TOO_LONG, ApiError, too_many_tokens, wrong
 from edge_client.api.fields import Fields
 from edge_client.api.shapes import ChatShape, Heading, Shape, TextShape
 from edge_client.api.telling import Telling
 from edge_client.core.config import Fallback
-from edge_client.daemon.device import Device
+from edge_client.daemon.device import Device, Orders
 from edge_client.daemon.request import TextRequest, Writer
 from edge_client.daemon.templates import ChatTemplate
+
+DEFAULT = "default"
+"""The model that every request without one means, by name."""
+
+UNTOLD = "target"
+"""Name of a target while no verifier has told another."""
 
 MAX_MESSAGES = 4096
 MAX_LOGPROBS = 20
@@ -34,6 +41,10 @@ answers in a few round trips, and one that is not is known by then."""
 
 UNKNOWN_ROOM = 4096
 """Positions that a text is given where no verifier has told yet how many there are."""
+
+UNTOLD_POSITIONS = 16_384 - 64
+"""Prompt and text together, by default, where a verifier does not tell what it admits. Such a verifier is
+older than the field `max_session_positions` and has 16,384 KV slots by default, nodes of a step included."""
 
 ROLES = ("system", "developer", "user", "assistant")
 
@@ -49,6 +60,7 @@ class Defaults:
     recall: bool = True
     fallback: Fallback = Fallback.WAIT
     template: str = ""  # of the draft's own file, for as long as no verifier has told the target's
+    sampling: bool = True  # the target's own sampling defaults hold
 
 
 class TextService:
@@ -62,25 +74,29 @@ class TextService:
 
     # Models -----------------------------------------------------------------------------------------------
 
-    @property
-    def target_name(self) -> str:
-        """As the verifier says; `target` while none has spoken."""
-        found = self.device.verifiers.best()
-        return found.model if found is not None and found.model else "target"
-
     def models(self) -> dict[str, Writer]:
-        """What can be asked for, by its name: first the pair, which is also the default."""
-        target, draft = self.target_name, self.defaults.draft_name
+        """What can be asked for, by its name: first the pair, and last the name that always means it."""
+        found = self.device.verifiers.best()
+        models = self._models_of(target_name(found.model) if found is not None else "")
+        return models | {DEFAULT: next(iter(models.values()))}
+
+    def _models_of(self, target: str) -> dict[str, Writer]:
+        target, draft = target or UNTOLD, self.defaults.draft_name
         if not draft:
             return {target: Writer.TARGET}
         return {f"{target}@{draft}": Writer.SPLIT, target: Writer.TARGET, draft: Writer.DRAFT}
 
     def writer(self, name: str) -> tuple[str, Writer]:
-        """The model of this name; the default for an empty one. Raises `ApiError` for another."""
+        """The model of this name; the default for an empty one. Raises `ApiError` for another. Names from
+        before the first verifier answered stay good, and a target's name as the verifier gave it."""
         models = self.models()
-        if name in ("", "default", "forerun"):
+        if name in ("", DEFAULT, "forerun"):
             return next(iter(models.items()))
+        found = self.device.verifiers.best()
         if name not in models:
+            others = self._models_of("") | (self._models_of(found.model) if found is not None else {})
+            if name in others:
+                return next((each, writer) for each, writer in models.items() if writer is others[name])
             known = ", ".join(models)
             raise ApiError(
                 404,
@@ -104,6 +120,7 @@ class TextService:
         asked = read_asked(fields)
         fields.finish()
         await self._hear()
+        self._check_verifiers(asked)
         self._bound(sum(len(each["content"]) for each in messages), "messages")
         prompt = await self.chat_prompt(messages, template_settings)
         return self._telling(ChatShape(), prompt, asked, top if wants else None, None), asked
@@ -118,6 +135,7 @@ class TextService:
         asked = read_asked(fields)
         fields.finish()
         await self._hear()
+        self._check_verifiers(asked)
         return self._telling(TextShape(), prompt, asked, logprobs, DEFAULT_TEXT_TOKENS), asked
 
     async def chat_prompt(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> tuple[int, ...]:
@@ -130,6 +148,8 @@ class TextService:
     async def render(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> str:
         """A chat as the target reads it."""
         found = self.device.verifiers.best()
+        if found is None and not self.defaults.template and (why := self.device.verifiers.refusal()):
+            raise why
         template = chat_template(found, self.defaults.template)
         return await asyncio.to_thread(template.render, messages, settings)
 
@@ -138,6 +158,17 @@ class TextService:
         first word, and a text is another one without them."""
         if self.device.verifiers.best() is None:
             await self.device.verifiers.heard(FIRST_WORD)
+
+    def _check_verifiers(self, asked: Asked) -> None:
+        """Raise the `ForerunError` by which no verifier can write this text, unless the draft may do so."""
+        _, writer = self.writer(asked.model)
+        if writer is Writer.DRAFT or self.device.orders is Orders.REMOTE_OFF:
+            return
+        why = self.device.verifiers.refusal()
+        falls_back = (asked.extras.fallback or self.defaults.fallback) is Fallback.DRAFT
+        alone = falls_back and writer is Writer.SPLIT and isinstance(why, UnavailableError)
+        if why is not None and not alone:
+            raise why
 
     async def tokenize(self, text: str, param: str, special: bool = True) -> tuple[int, ...]:
         """Token ids of a text; with `special`, texts of control tokens become those tokens."""
@@ -206,12 +237,15 @@ class TextService:
                 "logprobs", f"{name} writes without the target, whose log-probabilities these would be"
             )
         self._check_grammar(asked.sampling.grammar)
+        self._check_token_ids(asked.sampling)
         extras, defaults = asked.extras, self.defaults
         identity = shape.prefix + secrets.token_hex(12)
         limit = self._limit(len(prompt), asked.max_tokens, default_tokens)
+        advised = {} if writer is Writer.DRAFT else self.sampling_defaults()
+        advised = {name: value for name, value in advised.items() if name in asked.left_out}
         request = TextRequest(
             prompt=prompt,
-            sampling=replace(asked.sampling, max_tokens=limit),
+            sampling=replace(asked.sampling, max_tokens=limit, **advised),
             id=identity,
             writer=Writer.TARGET if writer is Writer.SPLIT and not extras.speculate else writer,
             stops=asked.stops,
@@ -221,10 +255,16 @@ class TextService:
             policy=extras.policy if extras.policy != "adaptive" else defaults.policy,
             recall=defaults.recall if extras.recall is None else extras.recall,
             acceptance=extras.acceptance,
+            advised=tuple(advised.items()),
         )
         words = self.device.words if logprobs is not None else None
         heading = Heading(identity, int(self._wall()), name, self._system_fingerprint())
         return Telling(heading, shape, request, asked.client, words, asked.include_usage, extras.origins)
+
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Values that hold for requests to the target that name none, by their names."""
+        found = self.device.verifiers.best()
+        return found.sampling_defaults.advised if found is not None and self.defaults.sampling else {}
 
     def _check_grammar(self, grammar: str) -> None:
         """An older verifier would leave it out without a word."""
@@ -232,17 +272,28 @@ class TextService:
         if grammar and found is not None and not found.grammars:
             raise wrong("response_format", f"the verifier of {found.model} holds no text to a grammar")
 
+    def _check_token_ids(self, sampling: SamplingParams) -> None:
+        """The verifier would refuse them, too, but cannot name the request's field."""
+        found = self.device.verifiers.best()
+        size = found.vocab_size if found is not None else self.device.words.num_vocab
+        biased = tuple(token for token, _ in sampling.logit_bias)
+        for name, tokens in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
+            if (outside := max(tokens, default=0)) >= size:
+                raise wrong(name, f"{name} holds token id {outside}; the target has ids 0 to {size - 1}")
+
     def _limit(self, num_prompt: int, asked: int | None, default: int | None) -> int:
         """Tokens that the text may have. Raises `ApiError` if not all that was asked for fits."""
-        room = (self.device.max_positions or max(UNKNOWN_ROOM, num_prompt + 1)) - num_prompt
-        if room < 1 or (asked is not None and asked > room and self.device.max_positions):
-            raise wrong(
-                "messages" if default is None else "prompt",
-                f"the target has room for {self.device.max_positions} tokens; the prompt has {num_prompt}, "
-                f"and {asked or 1} more were asked for",
-                "context_length_exceeded",
-            )
-        return asked if asked is not None else min(room, default or room)
+        longest = self.device.max_positions
+        room = (longest or max(UNKNOWN_ROOM, num_prompt + 1)) - num_prompt
+        if room < 1 or (asked is not None and asked > room and longest):
+            raise too_many_tokens("messages" if default is None else "prompt", longest, num_prompt, asked)
+        found = self.device.verifiers.best()
+        quota = found.max_text_tokens if found is not None else None
+        if asked is not None and asked > (quota or asked):
+            raise wrong("max_tokens", f"max_tokens is {asked}; the verifier's quota allows {quota} at most")
+        if found is not None and found.max_session_positions is None:
+            room = max(1, min(room, UNTOLD_POSITIONS - num_prompt))
+        return asked or min(room, default or room, quota or room)
 
     def _system_fingerprint(self) -> str:
         """Names what else a text depends on: the target's build and its tokens."""
@@ -273,9 +324,14 @@ def _check_ids(tokens: list[Any], size: int, param: str) -> None:
 def _too_long(param: str, longest: int, has: str) -> ApiError:
     return wrong(
         param,
-        f"This model's maximum context length is {longest} tokens. However, {param} has {has}; shorten it.",
-        "context_length_exceeded",
+        f"{CONTEXT_LENGTH} is {longest} tokens. However, {param} has {has}; shorten it.",
+        TOO_LONG,
     )
+
+
+def target_name(told: str) -> str:
+    """A target's name without the folders of its machine; ids of the hub stay as they are."""
+    return told.rstrip("/").rpartition("/")[2] if told.startswith(("/", ".", "~")) else told
 
 
 def read_messages(fields: Fields) -> list[dict[str, Any]]:
@@ -310,7 +366,7 @@ def _read_message(at: str, message: object) -> dict[str, Any]:
         raise wrong(at, f"{at} must be an object with a role and a content")
     fields = Fields(message, f"{at}.")
     for name in NOT_IN_MESSAGES:
-        fields.only(name, ([],), "it has no tools; the model's text is all that comes")
+        fields.only(name, ([],), "the daemon knows no tools, and the text of a message is all that it reads")
     fields.only("refusal", (), "an answer that was refused has no text to go on from")
     role = fields.text("role", longest=32)
     if role not in ROLES:

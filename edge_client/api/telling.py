@@ -22,7 +22,8 @@ from edge_client.text import Origin, Words, Written
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": waiting\n\n"
+KEEP_ALIVE = b": waiting\n"
+"""A comment. A blank line behind it would end an event without data, at which OpenAI's Python SDK fails."""
 KEEP_ALIVE_TIME = 10.0
 """Seconds without an event after which a comment is sent: proxies give up on silent connections."""
 
@@ -141,6 +142,8 @@ def summary(live: Live) -> Json:
     """Our own object at the end of a response."""
     answer = live.answer
     found: Json = {**answer.figures.as_json(), "seed": answer.request.sampling.seed, "notes": live.notes}
+    if answer.request.advised:
+        found["sampling_defaults"] = dict(answer.request.advised)
     if answer.stopped_by is not None:
         found["stopped_by"] = answer.stopped_by
     if answer.differences:

@@ -11,7 +11,7 @@ from typing import Any
 
 from common.errors import UserError
 from edge_client.api import asked_again
-from edge_client.api.errors import ApiError, too_long
+from edge_client.api.errors import ApiError, stopping, too_long
 from edge_client.api.replay import Replay, Stream, StreamStore
 from edge_client.api.telling import DONE, Part, Telling, frame, keep_alive, left_to_say, not_kept, parts
 from edge_client.daemon.admission import Place
@@ -41,6 +41,7 @@ class TextStreams:
         self._limit = limit
         self._journal = journal
         self._tasks = set[asyncio.Task[None]]()
+        self._stopping = False
 
     def unnamed(self, telling: Telling) -> AsyncIterator[bytes]:
         """A text for one reader, which ends with it. Raises `CapacityError` if the queue is full."""
@@ -75,6 +76,13 @@ class TextStreams:
         if found:
             logger.info("> %d streams of the last run go on", found)
         return found
+
+    def stop(self) -> None:
+        """End every text now, each with an error as its last event. A stream that is kept on disk gets no
+        such event: it goes on with the daemon's next start."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
 
     async def close(self) -> None:
         """End what still runs; what the journal holds goes on with the daemon's next start."""
@@ -144,10 +152,13 @@ class TextStreams:
         except asyncio.CancelledError:
             if entry is not None:
                 entry.abandon()
+            elif self._stopping:
+                replay.add(frame(replay.num_events + 1, stopping().body))
             raise
         finally:
             beat.cancel()
-            replay.finish()
+            if entry is None or not self._stopping:  # else its readers' connections are cut
+                replay.finish()
 
     async def _in_time(self, telling: Telling, place: Place | None, resumed: bool) -> AsyncGenerator[Part]:
         """The text's parts, the last of which may be that it took too long."""

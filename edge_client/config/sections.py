@@ -110,14 +110,24 @@ class DraftSection:
         check=checks.sha256,
     )
     threads: int = setting(
-        0, "processors for the draft model; 0: all", unit="threads", low=0, high=512, alias="--threads"
+        0,
+        "processor threads of the draft model; 0: one per core",
+        unit="threads",
+        low=0,
+        high=512,
+        alias="--threads",
     )
     gpu_layers: int = setting(
-        0, "layers on an accelerator; -1: all", unit="layers", low=-1, high=2**15, alias="--gpu-layers"
+        0,
+        "layers of the draft model on an accelerator; -1: all",
+        unit="layers",
+        low=-1,
+        high=2**15,
+        alias="--gpu-layers",
     )
     context: int = setting(
         4096,
-        "KV cells for all completions together; 0: as trained",
+        "KV memory of the draft model, in tokens over all texts together; 0: its trained context",
         unit="tokens",
         low=0,
         high=2**31 - 1,
@@ -138,10 +148,14 @@ class DraftSection:
         high=365 * DAY,
         alias="--keep-alive",
     )
-    recall: bool = setting(True, "propose also what a text repeats of itself", alias="--recall")
+    recall: bool = setting(
+        True,
+        "proposals copied from earlier in the same text, beside those of the draft model",
+        alias="--recall",
+    )
     ngrams: int = setting(
         65536,
-        "entries of a table of all texts of this daemon, guessed from with recall; 0: none",
+        "size of the n-gram table that recall builds over all texts of this daemon; 0: no table",
         unit="entries",
         low=0,
         high=2**24,
@@ -213,6 +227,12 @@ class ApiSection:
     )
     tls_cert: str = setting("", "PEM file of the API's certificate chain", is_path=True, is_local=True)
     tls_key: str = setting("", "PEM file of its key", is_path=True, is_local=True)
+    sampling_defaults: str = setting(
+        "model",
+        "source of sampling values for requests that name none: the target's generation_config, as the "
+        "verifier tells it, or OpenAI's API, temperature 1 and nothing else",
+        choices=("model", "openai"),
+    )
     max_queue: int = setting(
         64, "requests that wait for a seat; one more is answered 429", unit="requests", low=0, high=2**16
     )

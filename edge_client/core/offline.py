@@ -147,5 +147,5 @@ class Offline:
         why = f"the verifier has not answered for {self.alone_for(now):.1f} s"
         if self._fallback is Fallback.WAIT:
             return Standing(Mode.WAITING, f"{why}: the text goes on when one does")
-        guess = "what follows is the draft's own guess and will be replaced"
+        guess = "what follows is the draft's own guess, which no target has seen"
         return Standing(Mode.DEVICE_ONLY, f"{why}: {guess}")

@@ -77,6 +77,10 @@ class VerifierChoice(Protocol):
         """Return when one has said what it serves, or nobody will soon, or after `patience` seconds."""
         ...
 
+    def refusal(self) -> ForerunError | None:
+        """Why a text cannot be begun: no verifier fits, or none has ever answered. None if one may."""
+        ...
+
     def best(self) -> Description | None:
         """What the verifier says of itself that a session would go to now; None: none was reached yet."""
         ...
@@ -168,9 +172,11 @@ class Device:
 
     @property
     def max_positions(self) -> int:
-        """Longest prompt and text together that the verifier takes; 0: not known."""
+        """Longest prompt and text together that the verifier admits; 0: not known."""
         found = self.verifiers.best()
-        return found.max_positions if found is not None else 0
+        if found is None:
+            return 0
+        return min(found.max_positions, found.max_session_positions or found.max_positions)
 
     @property
     def can_draft(self) -> bool:
@@ -232,6 +238,7 @@ class Device:
             await asyncio.wait({coming}, timeout=None if request.writer is Writer.DRAFT else AT_ONCE)
         except asyncio.CancelledError:
             coming.cancel()
+            coming.add_done_callback(_give_back)
             raise
         if not coming.done():
             return LateSeat(coming, refused)
@@ -313,6 +320,12 @@ def told(live: Live, figures: TextFigures) -> dict[str, object]:
         "prompt": len(answer.request.prompt),
         **figures.as_json(),
     }
+
+
+def _give_back(coming: asyncio.Task[Seat]) -> None:
+    """A seat that came when its text was over."""
+    if not coming.cancelled() and coming.exception() is None:
+        coming.result().release()
 
 
 def _session_fallback(request: TextRequest, drafting: bool) -> Fallback:

@@ -48,6 +48,7 @@ class TextRequest:
     policy: str = "adaptive"
     recall: bool = True  # also propose what the text repeats
     acceptance: Acceptance = COUPLED
+    advised: tuple[tuple[str, float], ...] = ()  # sampling values that the target's makers chose, by name
     begun: Begun = Begun()
 
     def __post_init__(self) -> None:

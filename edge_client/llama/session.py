@@ -268,8 +268,8 @@ class LlamaSession:
     def too_small(self, num_tokens: int) -> CapacityError:
         """What is said of a text that does not fit."""
         return CapacityError(
-            f"the draft's {self._runtime.n_ctx} cells and {self._runtime.n_seq_max} sequences have no "
-            f"room for a tree below {num_tokens} tokens; raise n_ctx or n_seq_max, or shorten the prompt"
+            f"the draft's context of {self._runtime.n_ctx} tokens has no room for a tree below "
+            f"{num_tokens} tokens; raise draft.context (--context) or shorten the prompt"
         )
 
     # --- law 3 ------------------------------------------------------------------------------------------

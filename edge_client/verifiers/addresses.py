@@ -59,7 +59,8 @@ def parse_address(text: str, *, encrypted: bool = False, insecure: bool = False)
     if not (encrypted or insecure or address.is_loopback):
         raise UserError(
             f"the verifier {address} is on another machine, and without TLS everybody on the way can read "
-            "and change what is said; give a TLS CA, or allow plain text on purpose with insecure"
+            "and change what is said; give a TLS CA with --verifier-tls-ca FILE, or allow plain text on "
+            "purpose with --verifier-insecure (commands without the daemon: --tls-ca FILE, --insecure)"
         )
     return address
 

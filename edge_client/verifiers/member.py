@@ -62,6 +62,8 @@ class Member:
         self._rtt = RttEstimator()
         self._recent = deque[float](maxlen=RECENT)
         self._last_error = ""
+        self._told = ""  # gRPC's own words for the newest failure
+        self.code = Code.FAILED_PRECONDITION  # of why it is unfit
         self._fits: bool | None = None
         self._explained = (b"", "")  # the newest fingerprint that was not ours, and what differs
         self._table_at = clock() - TABLE_AGAIN  # all its tokens were asked for
@@ -117,7 +119,7 @@ class Member:
             await self._fail(error)
         except ForerunError as error:  # it answers, and nothing that can be used
             self.failures, self._fits = 0, None if error.code in NOT_LET_IN else False
-            self._last_error = str(error)
+            self._last_error, self.code = str(error), error.code
             self._set(Health.UNFIT, str(error))
 
     def fell_silent(self) -> None:
@@ -150,6 +152,7 @@ class Member:
         self._fits = not mismatch
         load = told.load
         if mismatch:
+            self.code = Code.FAILED_PRECONDITION
             self._set(Health.UNFIT, mismatch)
         elif load is not None and load.draining:
             self._set(Health.DRAINING, "it is draining: it goes away and takes no new sessions")
@@ -173,20 +176,23 @@ class Member:
 
     async def _fail(self, error: UnavailableError) -> None:
         self.failures += 1
-        self._last_error = str(error)
         if error.code is not Code.DEADLINE_EXCEEDED or not self.channel.num_streams:
             self.channel.renew()  # else sessions that still hear from it find out by themselves
         elif self.failures == 1:
+            self._last_error = str(error)
             return
-        known = self.health is Health.UNREACHABLE
-        self._set(Health.UNREACHABLE, self.why if known else str(error))
-        if self._tls is not None or not known:
-            reason = await explain(self.address.bare_host, self.address.port, self._tls, self._name)
-            if reason is not None:
-                self._last_error = f"the verifier at {self.address} cannot be used: {reason}"
-                self._set(Health.UNREACHABLE, self._last_error)
-            else:
-                self._set(Health.UNREACHABLE, str(error))
+        if self.is_reachable:  # sessions go elsewhere at once; the reason follows
+            self._set(Health.UNREACHABLE, str(error))
+        elif self._tls is None and self._told == str(error):
+            return
+        self._told = self._last_error = str(error)
+        if (reason := await self._explain()) is not None:
+            self._last_error = f"the verifier at {self.address} cannot be used: {reason}"
+        self._set(Health.UNREACHABLE, self._last_error)
+
+    async def _explain(self) -> str | None:
+        """What TLS has to do with a failure, in words."""
+        return await explain(self.address.bare_host, self.address.port, self._tls, self._name)
 
     def _set(self, health: Health, why: str) -> None:
         changed, self.why = health is not self.health, why

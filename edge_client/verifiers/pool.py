@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from common.errors import Code, ForerunError, UnavailableError, UserError
+from common.errors import Code, ForerunError, PeerError, UnavailableError, UserError
 from common.rpc.describe import Description
 from common.vocabulary import Vocabulary
 from edge_client.core.pacing import SOON, pause
@@ -128,6 +128,18 @@ class Verifiers:
             return ready[near[0].name].description
         known = (each.description for each in self.members if each.health is not Health.UNFIT)
         return next((each for each in known if each is not None), None)
+
+    def refusal(self) -> ForerunError | None:
+        """Why a text cannot be begun: no verifier fits, or none has ever answered. None if one may."""
+        members = list(self.members)
+        if self.best() is not None or any(each.health is Health.ASKED for each in members):
+            return None
+        sentences = "; ".join(f"{each.address}: {each.why}" for each in members)
+        if not members or not self._all_unfit():
+            return UnavailableError(f"no verifier can be used now: {sentences}")
+        if members[0].code in (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED):
+            return UserError(sentences, members[0].code)
+        return PeerError(f"no verifier fits this device: {sentences}")
 
     # Offers -----------------------------------------------------------------------------------------------
 
@@ -254,7 +266,8 @@ class Verifiers:
         return gone
 
     def _on_change(self, member: Member) -> None:
-        logger.info("%s is %s: %s", member.address, member.health.value, member.why)
+        level = logging.WARNING if member.health is Health.UNFIT else logging.INFO
+        logger.log(level, "%s is %s: %s", member.address, member.health.value, member.why)
         self._changed.set()
         if member.health is Health.READY:
             for route in [*self._routes]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.errors import UserError
-from common.sampling import MAX_SEED
+from common.sampling import DRAWN_SEED_BITS
 from edge_client.local_client import LocalClient, connect
 from forerun.edge_places import places
 
@@ -35,7 +35,7 @@ class Asking:
             "model": self.model,
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
-            "seed": secrets.randbelow(MAX_SEED) if self.seed is None else self.seed,
+            "seed": secrets.randbits(DRAWN_SEED_BITS) if self.seed is None else self.seed,
             "user": self.client or None,
         }
         ours = {"origins": True, "revise": self.revise, "speculate": self.speculate}
@@ -49,7 +49,12 @@ def add_asking(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
     shown = "as many as fit" if max_tokens is None else "%(default)s"
     option("--model", default="", metavar="NAME", help="which of the daemon's models (the first it names)")
     option("--system", default="", metavar="TEXT", dest="system_text", help="tell the model who it is")
-    option("--temperature", type=float, metavar="T", help="0 is greedy (the API's default, 1)")
+    option(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="sampling temperature; 0 is greedy (default: the target's own, else 1)",
+    )
     option("--seed", type=int, metavar="N", help="the same seed, the same text (each answer another)")
     option("--max-tokens", type=int, default=max_tokens, metavar="N", help=f"tokens at most ({shown})")
     option("--no-speculation", action="store_true", help="let the target write alone")

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from common.errors import CapacityError, Code, ForerunError, UnavailableError, UserError
 from edge_client.local_client import LocalClient, ServerEvent
 from forerun.chat.asking import Json
-from forerun.chat.parts import Anew, Ended, Mode, Note, Part, Run, Text, read_parts
+from forerun.chat.parts import Anew, Ended, Mode, Note, Part, Run, StoppingError, Text, read_parts
 
 DONE = "[DONE]"
 PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -107,6 +107,8 @@ class Following:
     def _read(self, event: ServerEvent) -> Iterator[Part]:
         try:
             yield from read_parts(event.json())
+        except StoppingError:
+            raise
         except UnavailableError as error:
             raise ToldError(str(error)) from error
 

@@ -15,6 +15,9 @@ from common.errors import (
     UserError,
 )
 
+STOPPING = "daemon_stopping"
+"""Code of the error by which a daemon that stops ends an answer (`edge_client.api.errors`)."""
+
 DRAFTED, SERVER, DEVICE = "drafted", "server", "device"
 """Who wrote a token: the device and the target agreed, the target, or the draft model alone."""
 
@@ -93,6 +96,10 @@ class Ended:
 Part = Text | Mode | Note | Guess | Retract | Difference | Anew | Ended
 
 
+class StoppingError(UnavailableError):
+    """The daemon is about to go away; another may come."""
+
+
 def read_parts(chunk: Any) -> Iterator[Part]:
     """Of one event. Raises `PeerError` if it is none of a daemon, and the error that it tells."""
     if not isinstance(chunk, dict):
@@ -145,6 +152,8 @@ def _error(told: Any) -> ForerunError:
     """What ended an answer, as the daemon words it."""
     if not isinstance(told, dict) or not isinstance(told.get("message"), str):
         return PeerError(f"the daemon ended the answer without a reason: {str(told)[:80]}")
+    if told.get("code") == STOPPING:
+        return StoppingError(told["message"])
     if told.get("code") == "verifier_unavailable":
         return UnavailableError(told["message"])
     return ERRORS.get(str(told.get("type")), LocalError)(told["message"])

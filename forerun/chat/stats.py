@@ -63,8 +63,7 @@ def _shares(figures: Figures) -> list[str]:
         return []
     accepted = _number(figures, "accepted")
     return [
-        f"{100 * accepted / count:.0f} % of the text drafted here, {100 * accepted / proposed:.0f} % of "
-        f"{proposed:.0f} drafts accepted"
+        f"{100 * accepted / count:.0f} % of the text drafted here ({accepted:.0f} of {proposed:.0f} guesses)"
     ]
 
 

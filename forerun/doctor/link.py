@@ -133,6 +133,7 @@ async def _ask(address: str, tls: TlsSettings | None, probes: int) -> tuple[list
     said = (described.model, f"{described.max_positions} positions", described.version)
     findings = [
         ok(f"{address} gRPC", ", ".join(filter(None, said))),
+        *_longest(address, described),
         _load(address, described),
         skip(f"{address} clock", "a verifier does not tell its time, and nothing depends on it"),
         round_trips(address, times, lost),
@@ -167,6 +168,18 @@ def round_trips(address: str, times: Sequence[float], lost: int) -> Finding:
     if lost:
         return warn(name, f"{words}; {lost} of {asked} probes got no answer", "the link loses packets")
     return ok(name, f"{words}; none of {asked} probes was lost")
+
+
+def _longest(address: str, described: Description) -> list[Finding]:
+    """What the verifier admits, where that is less than its model could read."""
+    most = described.max_session_positions
+    if most is None or most >= described.max_positions:
+        return []
+    words = (
+        f"prompt and text together have {most} tokens at most: the verifier's KV slots hold no more of the "
+        f"model's {described.max_positions} positions"
+    )
+    return [warn(f"{address} length", words, "start the verifier with more --slots for longer texts")]
 
 
 def _load(address: str, described: Description) -> Finding:

@@ -24,7 +24,7 @@ HEAD = (
 USAGE = b'data: {"choices": [], "usage": {"completion_tokens": 2}}\n\n'
 WHOLE = (
     b"id: 1\n" + HEAD % (b"ab", b"null", b"ab") + b"}\n\n"
-    b": waiting\n\n"
+    b": waiting\n"
     b'id: 2\ndata: {"choices": [{"text": "", "finish_reason": "length"}]}\n\n'
     b"id: 3\n" + USAGE + b"data: [DONE]\n\n"
 )

@@ -69,9 +69,10 @@ async def running(
     files: Mapping[str, LiveFiles[Any]] = NO_FILES,
     privacy: Privacy = Privacy.PADDED,
     cadence: float = 0.0,
+    num_slots: int = 4096,
 ) -> AsyncIterator[System]:
     """A verifier on a free port; after the block every slot must be free again."""
-    info = TargetInfo("tiny", VOCAB, 512, 4096, EOS, VOCABULARY.fingerprint, chat=chat, grammars=True)
+    info = TargetInfo("tiny", VOCAB, 512, num_slots, EOS, VOCABULARY.fingerprint, chat=chat, grammars=True)
     engine = SlowTarget(info)
     engine.step_time = step_time
     worker = Worker(engine, VerifyScheduler(info, config))

@@ -304,6 +304,33 @@ def test_a_second_daemon_on_the_same_port_says_so(daemon: Daemon, verifier: str,
     assert "Traceback" not in said
 
 
+def test_a_second_interrupt_ends_a_busy_daemon_and_its_clients_are_told(
+    verifier: str, tmp_path: Path
+) -> None:
+    import openai as sdk
+
+    address = f"127.0.0.1:{free_port()}"
+    process = start(
+        "edge", "--verifier", verifier, "--draft", str(demo_models.DRAFT_GGUF), "--listen", address,
+        "--threads", "1", XDG_STATE_HOME=str(tmp_path),
+    )  # fmt: skip
+    daemon = Daemon(process, tmp_path / "forerun", address)
+    wait_until(lambda: _is_ready(daemon), process)
+    stream = daemon.openai.completions.create(
+        model="default", prompt="The", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+    )
+    chunks = iter(stream)
+    next(chunks)
+    process.process.send_signal(signal.SIGINT)
+    wait_until(lambda: any("stopping" in line for line in process.lines), process)
+    process.process.send_signal(signal.SIGINT)
+    with pytest.raises(sdk.APIError, match="stopping"):
+        for _ in chunks:
+            pass
+    assert process.wait() == 0
+    assert "Traceback" not in "".join(process.lines)
+
+
 def test_without_a_draft_model_it_says_what_to_do(verifier: str, tmp_path: Path) -> None:
     process = start(
         "edge", "--verifier", verifier, XDG_STATE_HOME=str(tmp_path), XDG_CONFIG_HOME=str(tmp_path)

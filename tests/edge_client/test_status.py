@@ -31,3 +31,13 @@ async def test_the_privacy_of_each_stream_is_told_beside_what_is_asked_for() -> 
         assert (one["up"], one["down"], one["verifier"]) == ("padded", "padded", it.system.address)
         await text
         assert page()["streams"] == []
+
+
+@pytest.mark.parametrize("fallback", list(Fallback))
+async def test_a_daemon_whose_draft_fits_no_verifier_is_not_ready_and_says_why(fallback: Fallback) -> None:
+    from tests.edge_client.api.world import world
+
+    unfit = {"health": "unfit", "reachable": False, "why": "its token 5 is another"}
+    async with world() as it:
+        page = StatusPage(it.device, fallback, {}, dict, lambda: [unfit], dict, lambda: 0.0)
+        assert "its token 5 is another" in page.why_not_ready()

@@ -155,9 +155,13 @@ async def test_one_side_alone_with_tls_is_told(papers: Papers) -> None:
     from tests.drivers.tiny import running
 
     async with running() as system:
-        assert "it does not speak TLS" in await refusal(system.address, TlsSettings(papers.ca_file))
+        words = await refusal(system.address, TlsSettings(papers.ca_file))
+        assert "it does not speak TLS" in words
+        assert "--verifier-insecure" in words
     async with serving(*papers.issue("localhost")) as address:
-        assert "it speaks TLS; name the CA" in await refusal(address, None)
+        words = await refusal(address, None)
+        assert "it speaks TLS" in words
+        assert "--verifier-tls-ca" in words
 
 
 def test_files_that_cannot_be_used_are_named(papers: Papers, tmp_path: Path) -> None:

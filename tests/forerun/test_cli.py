@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cli import build_parser, main
+from cloud_verifier.core.target import TargetInfo
+from common.sampling import SamplingDefaults
+from forerun.cli import build_parser, main, own_version
 from forerun.paint import Painter
-from forerun.verify import allowed_rules
+from forerun.verify import allowed_rules, info_of
+from tests.worlds.models import TinyTarget
 
 COMMANDS = (
     ["demo"],
@@ -37,6 +40,50 @@ def test_every_command_explains_itself(words: list[str], capsys: pytest.CaptureF
         main([*words, "--help"])
     assert ended.value.code == 0
     assert "usage: forerun" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["dotcor"], "doctor"),
+        (["edge", "statsu"], "status"),
+        (["edge", "config", "shwo"], "show"),
+        (["edge", "--verifer", "127.0.0.1:1"], "--verifier"),
+        (["verify", "--modle", "x"], "--model"),
+        (["chat", "--temprature", "1"], "--temperature"),
+    ],
+)
+def test_a_mistyped_word_is_met_with_the_one_that_was_meant(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert f"did you mean {meant}?" in error
+    assert "usage:" not in error
+
+
+@pytest.mark.parametrize("words", [["--version"], ["version"]])
+def test_the_version_is_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"forerun {own_version()}\n"
+
+
+def test_help_is_a_word_and_the_daemons_rare_options_are_shown_on_request(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = list[str]()
+    for words in (["help", "edge"], ["edge", "--help"], ["edge", "--help-all"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert "--service-watchdog" not in shown[1]
+    assert "--service-watchdog" in shown[2]
 
 
 def test_the_link_keeps_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,6 +150,14 @@ def test_a_verifier_refuses_nonsense_before_it_loads(
 def test_lossy_rules_are_allowed_by_name_only(options: list[str], rules: str) -> None:
     parsed = build_parser().parse_args(["verify", "--model", "none", *options])
     assert " ".join(rule.title for rule in allowed_rules(parsed)) == rules
+
+
+def test_a_verifier_can_be_told_to_advise_no_sampling_values() -> None:
+    advice = SamplingDefaults(temperature=0.7)
+    engine = TinyTarget(TargetInfo("tiny", 7, 64, 64, (), b"", sampling_defaults=advice))
+    for words, told in (([], advice), (["--sampling-defaults", "openai"], SamplingDefaults())):
+        options = build_parser("verify").parse_args(["verify", "--model", "none", *words])
+        assert info_of(options, engine).sampling_defaults == told
 
 
 def test_help_says_which_rules_are_lossy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,12 +8,24 @@ import pytest
 
 from common.errors import PeerError
 from edge_client.local_client import LocalClient
-from forerun.daemon_table import Look, as_json, look, paces, rows, screen
+from forerun.daemon_table import Look, as_json, head, look, paces, rows, screen
 from tests.edge_client.small_server import Handler, serving
 
-STATUS = {
+STATUS: dict[str, Any] = {
     "mode": "ahead",
-    "verifiers": [{"address": "a:1", "rtt_ms": 4.5, "why": ""}, {"address": "b:1", "state": "down"}],
+    "verifiers": [
+        {
+            "address": "a:1",
+            "health": "ready",
+            "for_s": 65.0,
+            "rtt_ms": 4.5,
+            "why": "it serves tiny",
+            "model": "tiny",
+            "sessions": 2,
+            "max_sessions": 64,
+        },
+        {"address": "b:1", "health": "unreachable", "why": "nobody listens", "rtt_ms": None},
+    ],
     "draft": {"model": "tiny", "seats": 8},
 }
 
@@ -44,15 +56,23 @@ def test_a_line_a_text_the_fastest_first() -> None:
     assert rows(at(0.0, one, text("fast", 70)), sort="text")[1].startswith("fast")
 
 
-def test_the_head_says_what_the_daemon_says() -> None:
-    lines = screen(at(0.0, waiting=2))
-    assert lines[:5] == [
-        "mode: ahead",
-        "verifiers: address a:1   rtt_ms 4.5",
-        "verifiers: address b:1   state down",
-        "draft: model tiny   seats 8",
-        "texts: 0 under way, 2 waiting",
-    ]
+def test_the_head_has_a_line_for_each_thing() -> None:
+    mode, near, far, draft, texts, *_ = screen(at(0.0, waiting=2))
+    assert mode == "mode: ahead"
+    assert near == "verifier a:1: ready for 1m05s, tiny, RTT 4.5 ms, 2 of 64 sessions taken"
+    assert far == "verifier b:1: unreachable, nobody listens"
+    assert draft == "draft: tiny, 0 of 8 seats taken"
+    assert texts == "texts: 0 under way, 2 waiting"
+
+
+def test_what_is_over_or_for_programs_is_not_said() -> None:
+    near = {**STATUS["verifiers"][0], "last_error": "cannot be reached"}
+    lines = head(
+        Look(0.0, {"started_at": 1795400992.9, "verifiers": [near], "else": {"a": 1, "b": None}}, (), 0)
+    )
+    assert "1795400992" not in "".join(lines)
+    assert "cannot be reached" not in "".join(lines)
+    assert "else: a 1" in lines
 
 
 def test_what_does_not_fit_is_said() -> None:

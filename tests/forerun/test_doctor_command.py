@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cli import main
+from edge_client import daemon_file
+from edge_client.daemon_file import this_process
+from forerun.cli import build_parser, main
+from forerun.edge_places import given_flags
 from tests.forerun.beside import state_folder
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc, pytest.mark.llama]
@@ -42,3 +45,20 @@ def test_nonsense_is_refused_before_anything_is_tried(
 ) -> None:
     assert main(["doctor", *words]) == 2
     assert f"{words[0]} is" in capsys.readouterr().err
+
+
+def test_without_options_it_looks_at_the_running_daemons_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address, other = nobody(), nobody()
+    options = build_parser("edge").parse_args(["edge", "--verifier", address, "--draft", "nowhere.gguf"])
+    record = this_process(started_at=0.0, listen=nobody(), version="1.2.3", flags=given_flags(options))
+    daemon_file.write(tmp_path / "forerun" / "edge.pid", record)
+    known = ("--rtt", "20", "--step", "30", "--draft-step", "5", "--acceptance", "0.8", "--json")
+    names = list[set[str]]()
+    for words in ((), ("--verifier", other)):
+        assert main(["doctor", *words, *known]) == 1
+        names.append({each["name"] for each in json.loads(capsys.readouterr().out)["findings"]})
+    assert f"{address} connection" in names[0]
+    assert f"{other} connection" in names[1]
+    assert f"{address} connection" not in names[1]

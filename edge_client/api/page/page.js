@@ -88,7 +88,7 @@ function askForToken(problem) {
   $("gate-problem").textContent = problem;
   $("gate-token").value = "";
   $("gate-token").focus();
-  showMode("locked", "the token is missing");
+  showMode("locked", problem ? "the token is not this daemon's" : "the token is missing");
 }
 
 // Mode ------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ const GAUGES = [
   { name: "rtt", label: "Round trip", unit: "ms", digits: 0 },
   { name: "speed", label: "Speed", unit: "tokens/s", digits: 0 },
   { name: "speedup", label: "Estimated speed-up", unit: "×", digits: 2 },
-  { name: "rate", label: "Acceptance rate", unit: "%", digits: 0 },
+  { name: "rate", label: "Guessed right", unit: "%", digits: 0 },
   { name: "length", label: "Tokens per target step", unit: "", digits: 2 },
   { name: "saved", label: "Target steps saved", unit: "%", digits: 0 },
 ];
@@ -272,7 +272,7 @@ function summary(found, finish) {
   if (found.device_tokens) parts.push(`${found.device_tokens} by this device alone`);
   if (found.target_steps) parts.push(`${found.target_steps} target steps`);
   if (found.resumes) parts.push(`${found.resumes} reconnects`);
-  if (finish === "length") parts.push("ended at the most tokens allowed");
+  if (finish === "length") parts.push("ended at its token limit");
   return parts.join(" · ");
 }
 
@@ -674,7 +674,7 @@ const kind = () => document.querySelector("input[name=kind]:checked").value;
 
 function tellSettings() {
   const { temperature, seed, max_tokens: most } = settings();
-  const parts = [`temperature ${temperature ?? 1}`, seed === undefined ? "any seed" : `seed ${seed}`];
+  const parts = [temperature === undefined ? "the target's temperature" : `temperature ${temperature}`, seed === undefined ? "any seed" : `seed ${seed}`];
   if (most !== undefined) parts.push(`${most} tokens`);
   $("settings-summary").textContent = parts.join(", ");
   $("prompt").placeholder = kind() === "chat" ? "Message" : "The beginning of a text";
@@ -807,6 +807,7 @@ async function look() {
     const status = await (await ask("/v1/status")).json();
     if (!writing) showMode(status.mode ?? "idle", status.why);
     showParts(status);
+    if (status.demo_link && $("link").hidden) findLink();
   } catch (error) {
     if (!(error instanceof Refused)) showMode("away", "The daemon does not answer. Is it still running?");
   }
@@ -848,7 +849,8 @@ async function showModels() {
   const { data } = await (await ask("/v1/models")).json();
   const words = { split: "both together", target: "server alone", draft: "device alone" };
   const before = $("model").value;
-  $("model").replaceChildren(...data.map((each) => {
+  const named = data.filter((each) => each.id !== "default"); // it is the first of them
+  $("model").replaceChildren(...named.map((each) => {
     const word = words[each.meta?.writer];
     writers.set(each.id, each.meta?.writer);
     const option = make("option", "", word ? `${each.id} (${word})` : each.id);
@@ -882,7 +884,7 @@ async function findLink() {
   try {
     showLink(await (await ask("/v1/demo/link")).json());
     $("link").hidden = false;
-  } catch { /* no demo */ }
+  } catch { /* the next look tries again */ }
 }
 
 function showLink(link) {
@@ -930,7 +932,7 @@ async function open() {
   }
   $("gate").hidden = true;
   $("desk").hidden = false;
-  await Promise.all([tryChat(), findLink(), look()]);
+  await Promise.all([tryChat(), look()]);
   if (matchMedia("(hover: hover)").matches) $("prompt").focus();
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cloud_verifier.core.admission import longest_session
 from common.errors import CapacityError, UserError
 from common.messages import Close, Commit
 from tests.cloud_verifier.core.bench import Bench, ask, chain, commits, ends
@@ -99,3 +100,12 @@ def test_a_text_that_could_never_end_is_refused() -> None:
     (end,) = ends(bench.open(1, ask((1,))))  # 1 + 40 + 16
     assert isinstance(end.error, UserError)
     assert "may need 57 KV slots and the verifier has 56 in all" in str(end.error)
+
+
+def test_the_longest_session_that_is_told_is_the_longest_that_is_admitted() -> None:
+    bench = Bench(num_slots=57, max_nodes_per_session=16)
+    longest = longest_session(bench.scheduler.info.max_positions, 57, bench.scheduler.config)
+    prompt = longest - 40  # beside a text of 40
+    assert ends(bench.open(1, ask((1,) * prompt))) == []
+    (end,) = ends(bench.open(2, ask((1,) * (prompt + 1))))
+    assert isinstance(end.error, UserError)

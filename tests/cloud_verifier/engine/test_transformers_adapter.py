@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from common.errors import UserError
+from common.sampling import SamplingDefaults
 
 pytestmark = pytest.mark.torch
 
@@ -217,3 +219,31 @@ def test_a_gpus_weights_are_read_straight_to_it_where_accelerate_is_installed(
     assert transformers_adapter.device_map(torch.device("cpu")) is None
     monkeypatch.setattr(transformers_adapter, "find_spec", lambda name: None)
     assert transformers_adapter.device_map(gpu) is None
+
+
+def test_sampling_defaults_are_those_of_the_generation_settings(folder: Path, tmp_path: Path) -> None:
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    assert load_target(str(folder)).sampling_defaults == SamplingDefaults()
+    place = copied(folder, tmp_path)
+    settings = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 1.0, "repetition_penalty": 1.05}
+    (place / "generation_config.json").write_text(json.dumps({**settings, "min_p": 7.0}))
+    advised = load_target(str(place)).sampling_defaults.advised
+    assert advised == {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05}
+
+
+def test_a_name_that_is_no_folder_fails_at_once_where_the_hub_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from huggingface_hub import constants
+
+    from cloud_verifier.engine.transformers_adapter import load_target
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(UserError, match="no such folder, and the Hugging Face hub cannot be reached"):
+        load_target("demo_modles/target")
+    assert not [each for each in caplog.records if "Retrying" in each.getMessage()]

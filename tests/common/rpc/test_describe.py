@@ -19,6 +19,7 @@ from common.rpc.describe import (
     encode_describe_request,
     encode_description,
 )
+from common.sampling import SamplingDefaults
 
 PIECE = st.none() | st.binary(max_size=8)
 
@@ -39,6 +40,18 @@ def descriptions(draw: st.DrawFn) -> Description:
         bos_token=draw(st.sampled_from(["", "<s>"])),
         eos_token=draw(st.sampled_from(["", "</s>\n"])),
         grammars=draw(st.booleans()),
+        max_session_positions=draw(st.none() | st.integers(1, bounds.MAX_POSITION)),
+        sampling_defaults=draw(
+            st.builds(
+                SamplingDefaults,
+                temperature=st.none() | st.floats(0, 100),
+                top_k=st.none() | st.integers(0, 2**31 - 1),
+                top_p=st.none() | st.floats(0.01, 1),
+                min_p=st.none() | st.floats(0, 1),
+                repetition_penalty=st.none() | st.floats(0.01, 100),
+            )
+        ),
+        max_text_tokens=draw(st.none() | st.integers(1, bounds.MAX_POSITION)),
         load=draw(st.none() | st.builds(Load, st.integers(0, 2**32 - 1), st.integers(0, 9), st.booleans())),
     )
 
@@ -78,6 +91,10 @@ def test_a_verifier_that_names_no_rule_has_the_coupled_one_and_unknown_ones_are_
     assert found.acceptance_rules == (AcceptanceRule.REJECTION,)
 
 
+def advice(**values: float) -> dict[str, object]:
+    return {"sampling_defaults": pb.SamplingDefaults(**values)}  # type: ignore[arg-type]
+
+
 LONG = bytes(bounds.MAX_PIECE_BYTES)
 CASES: list[tuple[str, dict[str, object], dict[str, object]]] = [
     ("protocol_version", {}, {"protocol_version": PROTOCOL_VERSION + 1}),
@@ -85,6 +102,10 @@ CASES: list[tuple[str, dict[str, object], dict[str, object]]] = [
     ("vocab_size", {"vocab_size": 1}, {"vocab_size": 0}),
     ("max_positions", {"max_positions": bounds.MAX_POSITION}, {"max_positions": bounds.MAX_POSITION + 1}),
     ("max_positions", {"max_positions": 1}, {"max_positions": 0}),
+    ("max_session_positions", {"max_session_positions": 1}, {"max_session_positions": 0}),
+    ("max_text_tokens", {"max_text_tokens": 1}, {"max_text_tokens": 2**31}),
+    ("sampling_defaults", advice(temperature=100.0), advice(temperature=100.5)),
+    ("sampling_defaults", advice(top_p=1.0), advice(top_p=0.0)),
     ("model", {"model": "m" * bounds.MAX_MODEL_CHARS}, {"model": "m" * (bounds.MAX_MODEL_CHARS + 1)}),
     (
         "version",
@@ -110,7 +131,7 @@ CASES: list[tuple[str, dict[str, object], dict[str, object]]] = [
 )
 def test_a_description_is_bounded(field: str, allowed: dict[str, object], refused: dict[str, object]) -> None:
     decode_description(answer(**allowed))
-    with pytest.raises(PeerError, match=rf"^describe\.{field} "):
+    with pytest.raises(PeerError, match=rf"^describe\.{field}:? "):
         decode_description(answer(**refused))
 
 

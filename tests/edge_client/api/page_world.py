@@ -84,6 +84,7 @@ async def page_world(step_time: float = 0.01) -> AsyncIterator[PageWorld]:
 
 
 STATUS = {
+    "demo_link": True,
     "mode": "ahead",
     "version": "1.2.3",
     "draft": {"name": "tiny-draft", "state": "loaded"},

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.edge_client.api.world import OneVerifier, alone, events_of, world
+from cloud_verifier.core.quotas import Quota, Quotas
+from common.sampling import SamplingDefaults
+from edge_client.api.service import Defaults
+from edge_client.channel import VerifierChannel
+from tests.edge_client.api.world import OneVerifier, World, alone, events_of, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
@@ -48,6 +55,59 @@ async def test_sampling_is_honoured(sampling: dict[str, Any]) -> None:
     assert body["choices"][0]["message"]["content"] == alone(**sampling)
 
 
+ADVICE = SamplingDefaults(temperature=1.2, top_k=4, top_p=0.9, min_p=0.05, repetition_penalty=1.4)
+
+
+@contextlib.asynccontextmanager
+async def advised(advice: SamplingDefaults = ADVICE, **more: Any) -> AsyncIterator[World]:
+    """A world whose target's makers advise these values."""
+    async with world(**more) as found:
+        verifier = found.device.verifiers
+        assert isinstance(verifier, OneVerifier)
+        assert verifier.description is not None
+        verifier.description = replace(verifier.description, sampling_defaults=advice)
+        yield found
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {},
+        {"temperature": 0.8},
+        {"temperature": 0.0},
+        {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0},
+        {"temperature": 0.0, "repetition_penalty": 1.0},
+    ],
+    ids=str,
+)
+async def test_what_a_request_leaves_out_is_as_the_targets_makers_advise(named: dict[str, float]) -> None:
+    async with advised() as found:
+        fields: dict[str, Any] = {"temperature": None, "seed": 5, "ignore_eos": True, **named}
+        body = await found.chat(**fields)
+    told = {name: value for name, value in ADVICE.advised.items() if name not in named}
+    sampling = {**ADVICE.advised, **named, "seed": 5, "ignore_eos": True}
+    assert body["choices"][0]["message"]["content"] == alone(**sampling)
+    assert body["forerun"].get("sampling_defaults", {}) == told
+
+
+async def test_the_same_penalty_by_its_other_name_counts_as_named() -> None:
+    async with advised() as found:
+        body = await found.chat(repeat_penalty=1.0)
+    assert "repetition_penalty" not in body["forerun"]["sampling_defaults"]
+
+
+async def test_the_targets_defaults_can_be_switched_off_and_are_none_of_the_drafts() -> None:
+    async with advised() as found:
+        cards = (await found.client.get("/v1/models")).json()["data"]
+        draft = await found.chat(model="tiny-draft", temperature=None, seed=5)
+    async with advised(defaults=Defaults(draft_name="tiny-draft", sampling=False)) as found:
+        body = await found.chat(temperature=None, seed=5)
+    assert [card["meta"]["sampling_defaults"] for card in cards] == [ADVICE.advised, ADVICE.advised, {}]
+    assert "sampling_defaults" not in draft["forerun"]
+    assert "sampling_defaults" not in body["forerun"]
+    assert body["choices"][0]["message"]["content"] == alone(temperature=1.0, seed=5)
+
+
 async def test_the_same_seed_gives_the_same_text_and_none_a_new_one() -> None:
     async with world() as found:
         seeded = [await found.chat(temperature=1.0, seed=5) for _ in range(2)]
@@ -80,6 +140,47 @@ async def test_without_a_number_a_text_may_fill_the_context() -> None:
         body = await found.chat(ignore_eos=True, max_tokens=None)
     assert body["usage"]["total_tokens"] == 512
     assert body["choices"][0]["finish_reason"] == "length"
+
+
+async def test_without_a_number_a_text_may_fill_the_slots_where_there_are_fewer_than_positions() -> None:
+    async with world(num_slots=100) as found:
+        body = await found.chat(ignore_eos=True, max_tokens=None)
+        card = (await found.client.get("/v1/models")).json()["data"][0]["meta"]
+        over = await found.post_chat(max_tokens=card["max_positions"])
+    assert body["usage"]["total_tokens"] == card["max_positions"] == 100 - 16
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert (over.status_code, over.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_verifier_that_does_not_tell_what_it_admits_is_taken_at_its_positions() -> None:
+    async with world() as found:
+        verifier = found.device.verifiers
+        assert isinstance(verifier, OneVerifier)
+        assert verifier.description is not None
+        told = replace(verifier.description, max_session_positions=None, max_positions=10**6)
+        verifier.description = told  # and it has 4096 slots and 512 positions
+        body = await found.chat(ignore_eos=True, max_tokens=100)
+        refused = await found.post_chat(max_tokens=None)
+        verifier.description = replace(told, max_positions=512)
+        whole = await found.chat(ignore_eos=True, max_tokens=None)
+    assert body["usage"]["completion_tokens"] == 100
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert whole["usage"]["total_tokens"] == 512
+
+
+async def test_a_quota_bounds_texts_that_name_no_length() -> None:
+    async with world() as found:
+        found.system.worker.set_quotas(Quotas(default=Quota(max_tokens=30)))
+        verifier = found.device.verifiers
+        assert isinstance(verifier, OneVerifier)
+        async with VerifierChannel(found.system.address) as channel:
+            told = await channel.describe()
+        assert verifier.description is not None
+        verifier.description = replace(verifier.description, max_text_tokens=told.max_text_tokens)
+        body = await found.chat(ignore_eos=True, max_tokens=None)
+        over = await found.post_chat(max_tokens=31)
+    assert body["usage"]["completion_tokens"] == 30
+    assert (over.status_code, over.json()["error"]["param"]) == (400, "max_tokens")
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from common.errors import Code, UserError
+from common.vocabulary import Vocabulary
 from edge_client.api.errors import api_error
 from edge_client.api.security import Gate
 from edge_client.daemon.device import DeviceSettings
+from edge_client.verifiers import Verifiers
+from tests.drivers.tiny import TABLE, VOCABULARY
 from tests.edge_client.api.world import OneVerifier, Seats, World, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
@@ -44,7 +50,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": "5"}, "max_tokens", "whole number from 1"),
     ({"max_tokens": True}, "max_tokens", "whole number from 1"),
     ({"max_tokens": 2**31}, "max_tokens", "whole number from 1"),
-    ({"max_tokens": 10_000}, "messages", "room for 512 tokens; the prompt has 3"),
+    ({"max_tokens": 10_000}, "messages", "maximum context length is 512 tokens"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "are the same and differ"),
     ({"temperature": -0.1}, "temperature", "number from 0 to 100"),
     ({"temperature": "hot"}, "temperature", "number from 0 to 100"),
@@ -66,6 +72,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"1": "x"}}, "logit_bias", "a token id and -100 to 100"),
     ({"logit_bias": {"-1": 1}}, "logit_bias", "a token id and -100 to 100"),
     ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias", "at most 1024"),
+    ({"logit_bias": {"7": 1}}, "logit_bias", "ids 0 to 6"),
+    ({"stop_token_ids": [7]}, "stop_token_ids", "ids 0 to 6"),
     ({"stop": 5}, "stop", "must be a string, or a list"),
     ({"stop": [""]}, "stop", "not empty"),
     ({"stop": ["a", 5]}, "stop", "must be a string, or a list"),
@@ -92,6 +100,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"user": 5}, "user", "must be a string"),
     ({"model": 5}, "model", "must be a string"),
     ({"temprature": 1}, "temprature", "did you mean temperature?"),
+    ({"n_predict": 1}, "n_predict", "did you mean max_tokens?"),
+    ({"tools": "none"}, "tools", "must be a list"),
+    ({"metadata": "x"}, "metadata", "must be an object"),
+    ({"store": "x"}, "store", "true or false"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "missing or null"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "without `messages`"),
     ({"forerun": []}, "forerun", "must be an object"),
     ({"forerun": {"policy": "wild"}}, "forerun", "growth policy 'wild' is unknown"),
@@ -111,19 +124,17 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"n": 1.0}, "n"),
     ({"best_of": 3}, "best_of"),
     ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
     ({"function_call": {"name": "f"}}, "function_call"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {}}, "audio"),
     ({"prediction": {}}, "prediction"),
-    ({"store": True}, "store"),
-    ({"metadata": {"a": "b"}}, "metadata"),
     ({"service_tier": "flex"}, "service_tier"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"verbosity": "low"}, "verbosity"),
     ({"web_search_options": {}}, "web_search_options"),
-    ({"prompt_cache_key": "k"}, "prompt_cache_key"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
 ]
 """Fields that other servers do and this one does not."""
@@ -146,6 +157,26 @@ async def test_what_is_not_supported_is_refused_by_name(more: dict[str, Any], pa
     assert error["message"].startswith(f"{param} is not supported here: ")
 
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+WITHOUT_EFFECT: list[dict[str, Any]] = [
+    {"tools": []},
+    {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+    {"tools": [TOOL], "tool_choice": "none"},
+    {"functions": [TOOL["function"]], "function_call": "none"},
+    {"metadata": {"run": "7"}, "store": True},
+    {"prompt_cache_key": "k", "user": "u", "safety_identifier": "s", "service_tier": "auto"},
+    {"n": 1, "best_of": 1, "reasoning_effort": "none", "modalities": ["text"]},
+]
+
+
+@pytest.mark.parametrize("more", WITHOUT_EFFECT, ids=str)
+async def test_what_changes_nothing_is_accepted(more: dict[str, Any]) -> None:
+    async with world() as found:
+        plain, labelled = [(await found.post_chat(**each)).json() for each in ({}, more)]
+    assert labelled["choices"] == plain["choices"]
+
+
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
@@ -164,8 +195,8 @@ async def test_what_is_not_supported_is_refused_by_name(more: dict[str, Any], pa
         ({"prompt": "abc", "logprobs": True}, "logprobs", "whole number from 0 to 20"),
         ({"prompt": "abc", "logprobs": 21}, "logprobs", "whole number from 0 to 20"),
         ({"prompt": "abc", "messages": []}, "messages", "not a field"),
-        ({"prompt": [1] * 512}, "prompt", "room for 512 tokens"),
-        ({"prompt": "abc", "max_tokens": 510}, "prompt", "room for 512 tokens"),
+        ({"prompt": [1] * 512}, "prompt", "maximum context length is 512 tokens"),
+        ({"prompt": "abc", "max_tokens": 510}, "prompt", "maximum context length is 512 tokens"),
     ],
 )
 async def test_a_wrong_completion_is_named(body: dict[str, Any], param: str, words: str) -> None:
@@ -224,6 +255,8 @@ async def test_an_unknown_model_is_404_and_the_known_ones_are_named(model: str) 
         ("POST", "/v1/responses", 404, "unsupported_endpoint"),
         ("POST", "/v1/messages", 404, "unsupported_endpoint"),
         ("POST", "/api/chat", 404, "unsupported_endpoint"),
+        ("POST", "/chat/completions", 404, "unsupported_endpoint"),
+        ("GET", "/models", 404, "unsupported_endpoint"),
         ("GET", "/v1/models/gpt-4", 404, "model_not_found"),
         ("GET", "/v1/stream?conv_id=x", 404, "stream_not_found"),
         ("GET", "/v1/stream", 400, None),
@@ -317,6 +350,40 @@ async def test_while_nobody_has_told_a_template_a_client_is_to_try_again() -> No
         answer = await found.post_chat()
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "no verifier has told its chat template yet" in answer.json()["error"]["message"]
+
+
+@contextlib.asynccontextmanager
+async def behind(found: World, *addresses: str, vocabulary: Vocabulary) -> AsyncIterator[Verifiers]:
+    """The same API with real verifiers, each of which has been asked."""
+    async with Verifiers(addresses, vocabulary=vocabulary) as verifiers:
+        await verifiers.heard(10.0)
+        found.device.verifiers = verifiers
+        yield verifiers
+
+
+@pytest.mark.parametrize("fallback", ["wait", "draft", "fail"])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_a_draft_of_other_tokens_is_told_the_first_that_differs(path: str, fallback: str) -> None:
+    other = Vocabulary([*TABLE[:5], b"another", *TABLE[6:]])
+    body = OK if path == CHAT else {"prompt": "abc"}
+    async with world() as found, behind(found, found.system.address, vocabulary=other):
+        error = await refused(found, path, {**body, "forerun": {"fallback": fallback}}, 502)
+    assert error["code"] == "verifier_at_fault"
+    assert "id 5" in error["message"]
+
+
+@pytest.mark.parametrize("fallback", ["wait", "fail"])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_where_no_verifier_ever_answered_a_request_is_refused_at_once(path: str, fallback: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+    body = OK if path == CHAT else {"prompt": "abc"}
+    async with world() as found, behind(found, nobody, vocabulary=VOCABULARY):
+        error = await refused(found, path, {**body, "forerun": {"fallback": fallback}}, 503)
+        drafted = await found.post(forerun={"fallback": "draft"})
+    assert error["code"] == "verifier_unavailable"
+    assert nobody in error["message"]
+    assert drafted.json()["forerun"]["device_tokens"] > 0
 
 
 async def test_a_target_without_a_template_points_to_completions() -> None:

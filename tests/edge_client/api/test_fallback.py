@@ -138,6 +138,7 @@ async def test_drafting_the_device_goes_on_marked_and_the_target_says_where_it_d
             if sum(len(text) for text, origin in found.runs if origin == "device") >= 12:
                 await found.link.enable()
     text, whole = found.text, alone(**SAMPLING)
+    assert not any("replace" in why for why in found.ours("why")), "what a client has read stays"
     assert len(text) == SAMPLING["max_tokens"]
     assert "".join(run for run, _ in found.runs) == text
     device = [run for run, origin in found.runs if origin == "device"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import stat
 from pathlib import Path
@@ -199,7 +200,7 @@ async def test_while_a_text_waits_its_connection_is_kept_alive(monkeypatch: pyte
             seen = b""
             async for chunk in answer.aiter_raw():
                 seen += chunk
-                if b": waiting\n\n" in seen:
+                if b": waiting\n" in seen:
                     await stack.aclose()
     assert seen.endswith(b"data: [DONE]\n\n")
 
@@ -225,3 +226,19 @@ async def test_a_head_without_end_is_cut() -> None:
             answer = await reader.read()
         writer.close()
     assert not answer or answer.startswith(b"HTTP/1.1 4")
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-conversation-id": "talk"}])
+async def test_who_reads_a_text_when_the_daemon_stops_is_told(headers: dict[str, str]) -> None:
+    async with served(step_time=0.005) as found, asking(found) as client:
+        whole = asyncio.create_task(client.post("/v1/chat/completions", json={**LONG, "stream": False}))
+        async with client.stream("POST", "/v1/chat/completions", json=LONG, headers=headers) as answer:
+            seen = b""
+            async for chunk in answer.aiter_raw():
+                if not seen:
+                    found.world.api.stop()
+                seen += chunk
+        refused = await whole
+    last = json.loads(seen.split(b"\n\n")[-2].partition(b"data: ")[2])
+    assert last["error"]["code"] == "daemon_stopping"
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "daemon_stopping")

@@ -29,8 +29,9 @@ async def run_cases() -> dict[str, Any]:
     return told
 
 
-async def test_every_case_of_the_sdk() -> None:
-    """One run of Node for all: it takes a second to start."""
+async def test_every_case_of_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run of Node for all: it takes a second to start. Comments stand between the events."""
+    monkeypatch.setattr("edge_client.api.telling.KEEP_ALIVE_TIME", 0.0005)
     told = await run_cases()
     text = alone()
     assert [name for name, found in told.items() if "failed" in found] == [], told
@@ -42,7 +43,7 @@ async def test_every_case_of_the_sdk() -> None:
     assert len(told["chat_stream"]["reasons"]) == 1
     assert told["stream_helper"] == {"deltas": text, "text": text}
     assert told["completion"]["text"] == told["completion_stream"]["text"] == text
-    assert told["models"] == {"ids": ["tiny@tiny-draft", "tiny", "tiny-draft"], "one": "tiny"}
+    assert told["models"] == {"ids": ["tiny@tiny-draft", "tiny", "tiny-draft", "default"], "one": "tiny"}
     assert told["logprobs"]["tokens"].startswith(text)
     assert set(told["logprobs"]["tops"]) == {2}
 

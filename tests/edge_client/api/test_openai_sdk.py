@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.edge_client.api.served import TOKEN, served
-from tests.edge_client.api.world import alone
+from edge_client.api.telling import KEEP_ALIVE
+from tests.edge_client.api.served import TOKEN, Served, served
+from tests.edge_client.api.world import World, alone
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -22,13 +23,14 @@ GREEDY = {"temperature": 0.0, "max_tokens": 20}
 
 @contextlib.asynccontextmanager
 async def client(step_time: float = 0.0, token: str = TOKEN) -> AsyncIterator[AsyncOpenAI]:
+    async with served(step_time=step_time) as found, sdk_of(found, token) as made:
+        yield made
+
+
+def sdk_of(found: Served, token: str = TOKEN) -> AsyncOpenAI:
     from openai import AsyncOpenAI
 
-    async with (
-        served(step_time=step_time) as found,
-        AsyncOpenAI(base_url=found.url, api_key=token, max_retries=0) as made,
-    ):
-        yield made
+    return AsyncOpenAI(base_url=found.url, api_key=token, max_retries=0)
 
 
 async def test_chat() -> None:
@@ -61,6 +63,43 @@ async def test_chat_streamed_with_usage() -> None:
     assert reasons.count(None) == len(reasons) - 1
 
 
+async def silent_for_a_while(world: World, stack: contextlib.AsyncExitStack) -> None:
+    """Let a named stream wait for a seat until keep-alive comments have come, then let it write."""
+    streams = world.api.streams.store
+    while (stream := streams.get("talk")) is None or stream.replay.total_bytes < 1000:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await stack.aclose()
+
+
+async def test_a_stream_that_is_silent_for_a_while_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_client.api.telling.KEEP_ALIVE_TIME", 0.001)
+    async with served() as found, contextlib.AsyncExitStack() as stack:
+        openai = await stack.enter_async_context(sdk_of(found))
+        seats = await stack.enter_async_context(contextlib.AsyncExitStack())
+        admission = found.world.device.admission
+        for _ in range(admission.seats):
+            await seats.enter_async_context(admission.place("somebody"))
+        silence = asyncio.create_task(silent_for_a_while(found.world, seats))
+        stream = await openai.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": "abc"}],
+            temperature=0,
+            max_tokens=20,
+            stream=True,
+            extra_headers={"X-Conversation-Id": "talk"},
+        )
+        chunks = [chunk async for chunk in stream]
+        await silence
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == alone()
+
+
+def test_the_sdks_decoder_makes_no_event_of_a_comment() -> None:
+    from openai._streaming import SSEDecoder
+
+    stream = b"id: 1\ndata: {}\n\n" + KEEP_ALIVE + KEEP_ALIVE + b"id: 2\ndata: [DONE]\n\n"
+    assert [event.data for event in SSEDecoder().iter_bytes(iter([stream]))] == ["{}", "[DONE]"]
+
+
 async def test_the_sdks_own_stream_helper_rebuilds_the_answer() -> None:
     async with (
         client() as openai,
@@ -88,7 +127,7 @@ async def test_models() -> None:
     async with client() as openai:
         found = [model.id async for model in openai.models.list()]
         one = await openai.models.retrieve("tiny@tiny-draft")
-    assert found == ["tiny@tiny-draft", "tiny", "tiny-draft"]
+    assert found == ["tiny@tiny-draft", "tiny", "tiny-draft", "default"]
     assert one.owned_by == "forerun"
 
 

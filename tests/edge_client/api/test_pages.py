@@ -6,12 +6,13 @@ import asyncio
 import json
 import logging
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from edge_client.daemon.totals import SUMMED
-from tests.edge_client.api.world import Letters, World, events_of, world
+from tests.edge_client.api.world import Letters, OneVerifier, World, events_of, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
@@ -98,9 +99,28 @@ async def test_models_are_the_pair_and_each_of_its_halves() -> None:
         ("tiny@tiny-draft", "split"),
         ("tiny", "target"),
         ("tiny-draft", "draft"),
+        ("default", "split"),
     ]
     assert one == models["data"][0]
     assert one["meta"]["max_positions"] == 512
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [("/srv/models/tiny", "tiny"), ("../tiny/", "tiny"), ("org/tiny", "org/tiny")],
+)
+async def test_a_models_id_holds_no_path_and_what_was_good_before_stays_good(told: str, shown: str) -> None:
+    async with world() as found:
+        verifier = found.device.verifiers
+        assert isinstance(verifier, OneVerifier)
+        described, verifier.description = verifier.description, None
+        assert described is not None
+        before = [each["id"] for each in (await found.client.get("/v1/models")).json()["data"]]
+        verifier.description = replace(described, model=told)
+        after = [each["id"] for each in (await found.client.get("/v1/models")).json()["data"]]
+        answers = [await found.post(model=each) for each in (*before, *after, told)]
+    assert after[:2] == [f"{shown}@tiny-draft", shown]
+    assert [answer.status_code for answer in answers] == [200] * len(answers)
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])

@@ -35,7 +35,7 @@ async def test_every_byte_offset_gives_the_rest() -> None:
 
 async def test_every_event_number_gives_what_came_after_it() -> None:
     replay = filled()
-    replay.comment(b": waiting\n\n")
+    replay.comment(b": waiting\n")
     replay.add(b"id: 4\ndata: d\n\n")
     replay.finish()
     for seen in range(4):
@@ -46,10 +46,10 @@ async def test_every_event_number_gives_what_came_after_it() -> None:
 
 async def test_comments_count_as_bytes_and_not_as_events() -> None:
     replay = Replay()
-    replay.comment(b": waiting\n\n")
+    replay.comment(b": waiting\n")
     replay.add(FRAMES[0])
     assert replay.num_events == 1
-    assert replay.total_bytes == len(b": waiting\n\n") + len(FRAMES[0])
+    assert replay.total_bytes == len(b": waiting\n") + len(FRAMES[0])
 
 
 async def test_readers_get_what_comes_later() -> None:

@@ -128,6 +128,9 @@ class OneVerifier:
     def route(self, key: str) -> Streams:
         return self.channel
 
+    def refusal(self) -> ForerunError | None:
+        return None
+
     def best(self) -> Description | None:
         return self.description
 
@@ -182,6 +185,7 @@ async def world(
     config: SchedulerConfig | None = None,
     seats: Seats | None = None,
     step_time: float = 0.0,
+    num_slots: int = 4096,
     headers: Mapping[str, str] | None = None,
     max_body_bytes: int = 2**20,
     template: str = TEMPLATE,
@@ -193,7 +197,7 @@ async def world(
     """Everything in one process, and HTTP without a socket. `through` puts something before the verifier."""
     seats = seats or Seats()
     async with contextlib.AsyncExitStack() as stack:
-        system = await stack.enter_async_context(running(config, step_time))
+        system = await stack.enter_async_context(running(config, step_time, num_slots=num_slots))
         address = system.address if through is None else await through(system.address)
         channel = await stack.enter_async_context(VerifierChannel(address))
         described = replace(await channel.describe(), chat_template=template)

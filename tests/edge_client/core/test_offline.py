@@ -41,7 +41,7 @@ from edge_client.core.session import EdgeSession
 
 PROMPT = (7, 8)
 GONE = UnavailableError("the link broke")
-GUESS = "what follows is the draft's own guess and will be replaced"
+GUESS = "what follows is the draft's own guess, which no target has seen"
 
 
 def make(

@@ -184,11 +184,11 @@ def test_a_text_longer_than_the_context_says_so(model: Path) -> None:
 
     with LlamaRuntime(exact_settings(model, n_ctx=256)) as small:
         world = TreeWorld(LlamaDrafter(small), Random(3))
-        with pytest.raises(CapacityError, match="raise n_ctx"):
+        with pytest.raises(CapacityError, match=r"raise draft\.context"):
             world.start([5] * 257)
         world.start([5] * 256)
         world.expand([world.tip])
-        with pytest.raises(CapacityError, match="raise n_ctx"):
+        with pytest.raises(CapacityError, match=r"raise draft\.context"):
             world.drafter.expand([DraftRow(99, world.tip, 1, 256)])
         world.start([6] * 10)
         world.expand([world.tip])

@@ -22,7 +22,7 @@ FIGURES = {
 def test_an_answer_in_words() -> None:
     assert stats_line(FIGURES) == (
         "[21 tokens in 240 ms; 10.0 ms per token, the first after 40 ms; 2.10 tokens per target step; "
-        "67 % of the text drafted here, 50 % of 28 drafts accepted; RTT 43.2 ms; "
+        "67 % of the text drafted here (14 of 28 guesses); RTT 43.2 ms; "
         "about 1.9 times the pace of streaming; the link was taken up again 1 time]"
     )
 
@@ -39,5 +39,5 @@ def test_a_conversation_is_added_up() -> None:
     assert total_line([]) == "nothing was written yet"
     assert total_line([FIGURES, FIGURES]) == (
         "[42 tokens in 2 answers and 0.5 s; 11.4 ms each; 2.10 tokens per target step; "
-        "67 % of the text drafted here, 50 % of 56 drafts accepted]"
+        "67 % of the text drafted here (28 of 56 guesses)]"
     )

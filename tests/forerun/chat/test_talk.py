@@ -40,7 +40,7 @@ async def test_each_question_comes_with_all_that_was_said(tmp_path: Path) -> Non
         first = await asyncio.to_thread(talk.ask, "abc")
         await asyncio.to_thread(talk.ask, "de")
         answers = [turn.answer for turn in talk.conversation.turns]
-        assert await asyncio.to_thread(talk.models) == ["tiny@tiny-draft", "tiny", "tiny-draft"]
+        assert await asyncio.to_thread(talk.models) == ["tiny@tiny-draft", "tiny", "tiny-draft", "default"]
     assert first is not None
     assert first.finish in ("stop", "length")
     assert answers == [alone("fabc"), alone(f"fabc{answers[0]}de")]

@@ -48,6 +48,14 @@ async def test_a_verifier_is_measured() -> None:
     assert (found.rtt or 0.0) > 0
 
 
+async def test_fewer_slots_than_positions_are_told() -> None:
+    from tests.drivers.tiny import running
+
+    async with running(num_slots=100) as system:
+        found = await link(system.address)
+    assert level(found, "length") is Level.WARN
+
+
 async def test_nobody_and_nowhere() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
