@@ -102,7 +102,7 @@ async def test_the_targets_defaults_can_be_switched_off_and_are_none_of_the_draf
         draft = await found.chat(model="tiny-draft", temperature=None, seed=5)
     async with advised(defaults=Defaults(draft_name="tiny-draft", sampling=False)) as found:
         body = await found.chat(temperature=None, seed=5)
-    assert [card["meta"]["sampling_defaults"] for card in cards] == [ADVICE.advised, ADVICE.advised, {}]
+    assert [card["meta"]["sampling_defaults"] for card in cards[:3]] == [ADVICE.advised, ADVICE.advised, {}]
     assert "sampling_defaults" not in draft["forerun"]
     assert "sampling_defaults" not in body["forerun"]
     assert body["choices"][0]["message"]["content"] == alone(temperature=1.0, seed=5)
