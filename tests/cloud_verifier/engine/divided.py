@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -59,6 +59,8 @@ def probe_part(rank: int, folder: Path, dtype: str, whole: TargetModel) -> dict[
         return {"served": False, "reason": refusal.reason}
     report = probe(part)
     logits, expected = logits_of(part), logits_of(whole)
+    head = cast(Any, part.module).get_output_embeddings()
+    no_rows = head(torch.zeros(1, 0, head.in_features, dtype=part.dtype))
     leave()
     return {
         "served": True,
@@ -67,6 +69,8 @@ def probe_part(rank: int, folder: Path, dtype: str, whole: TargetModel) -> dict[
         "from_one_process": float((logits - expected).square().mean().sqrt() / expected.std()),
         "weights": part.weight_bytes / whole.weight_bytes,
         "logits": str(logits.dtype),
+        "head": str(head.weight.dtype).removeprefix("torch."),
+        "no_rows": [*no_rows.shape],
     }
 
 

@@ -108,6 +108,8 @@ def test_a_divided_family_passes_the_probe_and_computes_the_same(
     assert found["from_one_process"] < (0.05 if half else 1e-5)
     assert found["weights"] < 0.7
     assert found["logits"] == "torch.float32"
+    assert found["head"] == found["dtype"]  # no copy in float32, which would be read at every step
+    assert found["no_rows"][:2] == [1, 0]
     assert (found["exactness"] is not None) == half
 
 
