@@ -100,8 +100,11 @@ class VerifyScheduler:
         check_draining(self.draining)
         self.rationing.charge_stream(caller.tenant, now)
 
-    def on_open(self, key: int, request: Open, now: float, caller: Caller = ANYBODY) -> None:
-        """A stream's `Open`. Answers `Opened`, or ends the stream with the reason."""
+    def on_open(
+        self, key: int, request: Open, now: float, caller: Caller = ANYBODY, came_at: float | None = None
+    ) -> None:
+        """A stream's `Open`, which came at `came_at` seconds if it had to wait. Answers `Opened`, or ends the
+        stream with the reason."""
         if key in self.sessions:
             self._end(key, PeerError("a second Open came on this stream", Code.FAILED_PRECONDITION), now)
             return
@@ -113,7 +116,9 @@ class VerifyScheduler:
             self._refuse(key, error)
             return
         credit = session.credit_told = self.credit.of(session, len(self.sessions))
-        self._effects.append(Reply(key, Opened(session.tree.tip_position, credit)))
+        hold = 0.0 if came_at is None else now - came_at
+        opened = Opened(session.tree.tip_position, credit, hold_us=max(0, round(hold * 1e6)))
+        self._effects.append(Reply(key, opened))
         finish = session.finish_reason()
         if finish is not None:
             self._finish(session, finish, now)

@@ -127,6 +127,11 @@ class TorchEngine:
         """See `ChecksGrammars`."""
         self._grammars.check(request)
 
+    def prepare_grammars(self) -> None:
+        """See `PreparesGrammars`."""
+        if self._info.grammars:
+            self._grammars.prepare()
+
     def choice_rows(self, item: StepItem) -> list[ChoiceRow]:
         """What each output row's choice depends on besides its logits, masks of grammars included."""
         return choice_rows(item, self._grammars.mask)
