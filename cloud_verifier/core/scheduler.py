@@ -21,7 +21,7 @@ from cloud_verifier.core.admission import (
 )
 from cloud_verifier.core.ahead import Lookahead, NextStep, Planned
 from cloud_verifier.core.alarms import Alarms
-from cloud_verifier.core.batching import Batcher
+from cloud_verifier.core.batching import Batcher, most_rows
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.credit import Credit
@@ -73,7 +73,7 @@ class VerifyScheduler:
         self.draining = False
         self.ngrams = NgramTables(self.config.shared_ngrams)
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
-        self.rows = Relief(self.config.max_rows + self.config.prefill_chunk)
+        self.rows = Relief(most_rows(self.config))
         self._batcher = Batcher(self.config, self.rows, self.cost, info.rows_per_read, self.tenants)
         self._effects: list[Effect | StepDone] = []  # of a step: its commits
         self._running: Running | None = None
@@ -181,7 +181,7 @@ class VerifyScheduler:
             return None
         self.room.readmit(now)
         ready = self._ready(now)
-        batch = self._batcher.batch(ready)
+        batch = self._batcher.batch(ready, alone=len(self.sessions) == 1)
         if not batch.members:
             return None
         if self.config.recall:

@@ -287,9 +287,10 @@ def load_target(
     """Load a model from a folder or a Hugging Face hub id; safetensors only, and never code from the model.
 
     `dtype` is "auto" or a key of `DTYPES`. "auto" is the stored one on a GPU. On a CPU it is float32, unless
-    the model is stored in bfloat16, has `SMALL` parameters and the processor computes in bfloat16. `device` as torch names it ("cpu", "cuda:0");
-    `quantization` is one of `quantize.QUANTIZATIONS`, applied before the weights go to the device. Of
-    `num_processes` that have met (`parallel.join`), each gets its part, on the device it was given there.
+    the model is stored in bfloat16, has `SMALL` parameters and the processor computes in bfloat16. `device`
+    is what torch names ("cpu", "cuda:0"). `quantization` is one of `quantize.QUANTIZATIONS`, applied before
+    the weights go to the device. Of `num_processes` that have met (`parallel.join`), each gets its part, on
+    the device it was given there.
     Raises `UserError` that says what to change.
     """
     where = _device(device)
