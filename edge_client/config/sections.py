@@ -110,7 +110,12 @@ class DraftSection:
         check=checks.sha256,
     )
     threads: int = setting(
-        0, "processors for the draft model; 0: all", unit="threads", low=0, high=512, alias="--threads"
+        0,
+        "processors for the draft model; 0: all but one",
+        unit="threads",
+        low=0,
+        high=512,
+        alias="--threads",
     )
     gpu_layers: int = setting(
         0, "layers on an accelerator; -1: all", unit="layers", low=-1, high=2**15, alias="--gpu-layers"

@@ -142,7 +142,7 @@ class LlamaRuntime(LlamaModel):
         params.n_ubatch = settings.num_together(settings.n_ctx or self.n_ctx_train)
         params.n_seq_max = self.n_seq_max
         params.n_outputs_max = max(settings.max_rows, self.n_seq_max)  # llama.cpp aborts below n_seq_max
-        params.n_threads = settings.threads or _num_processors()
+        params.n_threads = settings.threads or default_threads(_num_processors())
         params.n_threads_batch = settings.threads_batch or params.n_threads
         params.flash_attn_type = _flash_attention(settings)
         params.type_k = params.type_v = KV_TYPES[settings.kv_type]
@@ -157,6 +157,12 @@ def _flash_attention(settings: LlamaSettings) -> int:
     if settings.flash_attention is not None:
         return int(settings.flash_attention)
     return -1 if settings.gpu_layers or settings.kv_type == "q8_0" else 0
+
+
+def default_threads(num_processors: int) -> int:
+    """All processors but one. llama.cpp's threads wait for each other in every layer, so a processor that is
+    busy elsewhere (with our event loop, or with a verifier on the same machine) holds all of them up."""
+    return max(1, num_processors - 1)
 
 
 def _num_processors() -> int:

@@ -31,7 +31,7 @@ class LlamaSettings:
     n_seq_max: int = 0
     n_batch: int = 512  # tokens per llama_decode while prefilling
     max_rows: int = 32  # rows per draft step that ask for logits; sizes llama.cpp's output buffers
-    threads: int = 0  # of a single-row step; 0 = one per processor that this process may use
+    threads: int = 0  # of a single-row step; 0 = one less than processors that this process may use
     threads_batch: int = 0  # of a step with several rows; 0 = as `threads`
     # None: off on the processor, where it made 8 rows over 256 cells five times slower
     # and computes in f16; with layers on an accelerator, or KV in q8_0, llama.cpp decides.
