@@ -31,7 +31,8 @@ _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86, of x86, of Arm,
 def computes_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether this processor multiplies bfloat16 itself; no where the system does not tell."""
     try:
-        lines = cpuinfo.read_text().splitlines()
+        with cpuinfo.open() as file:
+            lines = file.read(2**16).splitlines()  # the first processor's come first
     except OSError:
         return False
     flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
