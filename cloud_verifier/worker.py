@@ -14,7 +14,7 @@ from cloud_verifier.core.quotas import Quotas
 from cloud_verifier.core.readiness import Standing
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import TargetEngine
-from cloud_verifier.engine.grammar import check_grammar
+from cloud_verifier.engine.grammar import check_grammar, prepare_grammars
 from cloud_verifier.engine.stats import stats_of
 from cloud_verifier.engine_thread import EngineThread, Outcome
 from cloud_verifier.outbox import Outbox
@@ -55,6 +55,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._outboxes: dict[int, Outbox] = {}
         self._callers: dict[int, Caller] = {}
+        self._asked_at: dict[int, float] = {}  # seconds; when an `Open` came that is being checked
         self._gone = asyncio.Event()  # set while no stream is connected
         self._gone.set()
         self._next_key = 1
@@ -85,7 +86,9 @@ class Worker:
     async def check(self, key: int, request: Open) -> None:
         """Raise `UserError` or `PeerError` for a session whose grammar cannot be followed; before `receive`.
         In a thread of its own, one at a time of each tenant: to compile one may take a while, and nobody else
-        should wait for it. Nothing is compiled for a session that would be refused anyway."""
+        should wait for it. Nothing is compiled for a session that would be refused anyway. `Opened` tells how
+        long the check took."""
+        self._asked_at[key] = self._clock()
         if request.sampling.grammar:
             caller = self._callers.get(key, ANYBODY)
             self.scheduler.check(request, self._clock(), caller)
@@ -117,6 +120,7 @@ class Worker:
 
     def disconnect(self, key: int) -> None:
         del self._outboxes[key], self._callers[key]
+        self._asked_at.pop(key, None)
         if not self._outboxes:
             self._gone.set()
         self.monitor.disconnected(key)
@@ -162,6 +166,7 @@ class Worker:
     async def run(self) -> None:
         """Until cancelled. Raises what broke it, if anything does."""
         self._engine_thread.start()
+        preparing = asyncio.create_task(asyncio.to_thread(prepare_grammars, self._engine))
         try:
             while True:
                 self._check_timer()
@@ -173,6 +178,7 @@ class Worker:
                 if self._broken is not None:
                     raise self._broken
         finally:
+            preparing.cancel()
             self._engine_thread.stop()
 
     def _go_on(self) -> bool:
@@ -237,7 +243,8 @@ class Worker:
 
     def _open(self, key: int, request: Open, now: float) -> None:
         self.monitor.asked(key, request)
-        self.scheduler.on_open(key, request, now, self._callers.get(key, ANYBODY))
+        asked_at = self._asked_at.pop(key, None)
+        self.scheduler.on_open(key, request, now, self._callers.get(key, ANYBODY), asked_at)
         if (session := self.scheduler.sessions.get(key)) is not None:
             self.monitor.admitted(key, session)
 

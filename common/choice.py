@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,87 @@ class Adjustments:
     factor: FloatArray  # [N] 1 where nothing repeats
     minus: FloatArray  # [N]
 
+    def part(self, span: slice) -> Adjustments:
+        """The entries of `span`, as views."""
+        return Adjustments(self.tokens[span], self.bias[span], self.factor[span], self.minus[span])
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What bias and penalties do after a text, kept so that a longer text costs its new tokens only.
+
+    The repetition penalty is CTRL's (Keskar et al. 2019, 4.1) as Hugging Face applies it, over prompt and
+    generated tokens. Presence and frequency penalties are OpenAI's, over the generated tokens alone.
+    """
+
+    params: SamplingParams
+    num_generated: int  # tokens of the text after its prompt
+    changes: Adjustments  # [N] of biased tokens, and of those of the text that a penalty looks at
+    times: IntArray  # [N] occurrences among the generated tokens
+
+    @classmethod
+    def of(
+        cls, params: SamplingParams, prompt: TokenIds | None = None, generated: TokenIds | None = None
+    ) -> History:
+        """The history of a text. Raises `LocalError` if penalties lack their tokens."""
+        biased = np.array([token for token, _ in params.logit_bias], np.int64)
+        seen = np.empty(0, np.int64)
+        if params.has_penalties:
+            if prompt is None or generated is None:
+                raise LocalError("penalties need the tokens before the row: prompt and generated")
+            if params.repetition_penalty != 1.0:
+                seen, _ = _counted(np.asarray(prompt, np.int64))
+        tokens, _ = _counted(np.concatenate([biased, seen]))
+        bias = np.zeros(tokens.size)
+        np.add.at(bias, np.searchsorted(tokens, biased), [value for _, value in params.logit_bias])
+        factor = np.ones(tokens.size)
+        factor[np.searchsorted(tokens, seen)] = params.repetition_penalty
+        nothing = np.zeros(tokens.size, np.int64)
+        history = cls(params, 0, Adjustments(tokens, bias, factor, np.zeros(tokens.size)), nothing)
+        return history if generated is None else history.extended(generated)
+
+    def extended(self, generated: TokenIds) -> History:
+        """The history once these tokens are written, too."""
+        length = self.num_generated + len(generated)
+        if not len(generated) or not self.params.has_penalties:
+            return replace(self, num_generated=length)
+        _, new, times = self._after([generated])
+        known = self.changes
+        at, found = _places(known.tokens, new.tokens)
+        at, fresh = at[~found], ~found
+        tokens = np.insert(known.tokens, at, new.tokens[fresh])
+        bias = np.insert(known.bias, at, new.bias[fresh])
+        factor = np.insert(known.factor, at, new.factor[fresh])
+        minus = np.insert(known.minus, at, new.minus[fresh])
+        counts = np.insert(self.times, at, times[fresh])
+        now = np.searchsorted(tokens, new.tokens)
+        factor[now], minus[now], counts[now] = new.factor, new.minus, times
+        return History(self.params, length, Adjustments(tokens, bias, factor, minus), counts)
+
+    def after(self, paths: Sequence[TokenIds]) -> tuple[IntArray, Adjustments]:
+        """The changes that hold in place of `changes` once the text goes on along one of several paths.
+
+        Returns the path of each entry, int64 [E] not decreasing, and the entries, whose tokens are distinct
+        and increasing within a path. They are of the paths' tokens; all others keep their change.
+        """
+        if not self.params.has_penalties:
+            return np.empty(0, np.int64), self.changes.part(slice(0, 0))
+        where, changes, _ = self._after(paths)
+        return where, changes
+
+    def _after(self, paths: Sequence[TokenIds]) -> tuple[IntArray, Adjustments, IntArray]:
+        params, known = self.params, self.changes
+        owners = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
+        keys, times = _counted((owners << 32) + np.concatenate([*paths, owners[:0]]))
+        tokens = keys & 0xFFFFFFFF
+        at, found = _places(known.tokens, tokens)
+        bias = np.zeros(tokens.size)
+        bias[found] = known.bias[at[found]]
+        times[found] += self.times[at[found]]
+        factor = np.full(tokens.size, params.repetition_penalty)
+        minus = params.presence_penalty * (times > 0) + params.frequency_penalty * times
+        return keys >> 32, Adjustments(tokens, bias, factor, minus), times
+
 
 def choose(
     logits: Logits,
@@ -83,10 +165,14 @@ def choose(
     tokens that the grammar lets follow them (`common.grammar`); None: all. Raises `LocalError` if the logits,
     or those of the allowed tokens, have no finite maximum, or penalties lack their tokens.
     """
+    return choose_adjusted(adjusted_logits(logits, params, prompt, generated, allowed), params, position)
+
+
+def choose_adjusted(adjusted: Logits, params: SamplingParams, position: int) -> Choice:
+    """`choose` from logits that grammar, bias and penalties have changed already."""
     if not params.greedy:
-        ranking = rank(logits, params, position, 2, prompt, generated, allowed)
+        ranking = _rank_adjusted(adjusted, params, position, 2)
         return Choice(int(ranking.tokens[0]), ranking.margin if ranking.margin <= FLOAT32_MAX else math.inf)
-    adjusted = adjusted_logits(logits, params, prompt, generated, allowed)
     token = int(adjusted.argmax())  # numpy promises the first, so the lowest id
     others = [float(side.max()) for side in (adjusted[:token], adjusted[token + 1 :]) if side.size]
     return Choice(token, float(adjusted[token]) - max(others, default=-math.inf))
@@ -102,7 +188,12 @@ def rank(
     allowed: Mask | None = None,
 ) -> Ranking:
     """The `count` (>= 1) best tokens for `position + 1`: choice, runner-up and so on; else as `choose`."""
-    scaled = _scaled(adjusted_logits(logits, params, prompt, generated, allowed), params)
+    adjusted = adjusted_logits(logits, params, prompt, generated, allowed)
+    return _rank_adjusted(adjusted, params, position, count)
+
+
+def _rank_adjusted(adjusted: Logits, params: SamplingParams, position: int, count: int) -> Ranking:
+    scaled = _scaled(adjusted, params)
     if params.greedy:
         return _rank_plain(scaled, count)
     key = noise_key(params.seed, position + 1)
@@ -123,7 +214,12 @@ def process_logits(
 
     At temperature 0 nothing is scaled or filtered: the best token is never filtered.
     """
-    scaled = _scaled(adjusted_logits(logits, params, prompt, generated, allowed), params)
+    return process_adjusted(adjusted_logits(logits, params, prompt, generated, allowed), params)
+
+
+def process_adjusted(adjusted: Logits, params: SamplingParams) -> FloatArray:
+    """`process_logits` of logits that grammar, bias and penalties have changed already."""
+    scaled = _scaled(adjusted, params)
     kept = None if params.greedy else _kept(scaled, params)
     if kept is None:
         return scaled
@@ -140,6 +236,13 @@ def adjusted_logits(
     allowed: Mask | None = None,
 ) -> Logits:
     """The float32 logits [V] after grammar, bias and penalties, checked; the input itself without any."""
+    change = adjustments(params, prompt, generated, np.size(logits))
+    return adjust(logits, () if change is None else (change,), allowed)
+
+
+def adjust(logits: Logits, changes: Iterable[Adjustments], allowed: Mask | None = None) -> Logits:
+    """The float32 logits [V] with a mask and changes, of which a later one replaces an earlier one's result
+    for the same token; checked. The input itself if there is nothing to do."""
     given = np.asarray(logits, np.float32)
     if given.ndim != 1 or not given.size:
         raise LocalError(f"logits of one row are wanted, shape [V]; these have shape {list(given.shape)}")
@@ -148,41 +251,41 @@ def adjusted_logits(
         check_allowed(allowed, given.size)
         given = np.where(allowed, given, np.float32(-np.inf))
         check_best(float(given.max()))
-    change = adjustments(params, prompt, generated, given.size)
-    if change is None:
-        return given
-    adjusted = given.copy()
-    values = given[change.tokens].astype(np.float64) + change.bias
-    with np.errstate(over="ignore"):  # below a float32's range a token is as good as forbidden
-        values = np.where(values > 0, values / change.factor, values * change.factor) - change.minus
-        adjusted[change.tokens] = np.minimum(values, FLOAT32_MAX)
-    check_best(float(adjusted.max()))
+    adjusted = given
+    for change in changes:
+        adjusted = given.copy() if adjusted is given else adjusted
+        adjusted[change.tokens] = adjusted_values(given[change.tokens], change)
+    if adjusted is not given:
+        check_best(float(adjusted.max()))
     return adjusted
+
+
+def adjusted_values(values: Logits, change: Adjustments) -> Logits:
+    """Logits [..., N] of a change's tokens, changed: float32 of the same shape."""
+    exact = values.astype(np.float64) + change.bias
+    with np.errstate(over="ignore"):  # below a float32's range a token is as good as forbidden
+        exact = np.where(exact > 0, exact / change.factor, exact * change.factor) - change.minus
+        return np.minimum(exact, FLOAT32_MAX).astype(np.float32)
 
 
 def adjustments(
     params: SamplingParams, prompt: TokenIds | None, generated: TokenIds | None, vocab_size: int
 ) -> Adjustments | None:
-    """What bias and penalties do to which tokens; None if they do nothing.
+    """What bias and penalties do to which tokens after a text (`History`); None if they do nothing.
 
-    The repetition penalty is CTRL's (Keskar et al. 2019, 4.1) as Hugging Face applies it, over prompt and
-    generated tokens; presence and frequency penalties are OpenAI's, over the generated tokens.
     Raises `LocalError` if penalties lack their tokens or an id lies outside the vocabulary.
     """
     if not params.logit_bias and not params.has_penalties:
         return None
-    biased = np.array([token for token, _ in params.logit_bias], np.int64)
-    written, seen = _history(params, prompt, generated)
-    tokens = np.unique(np.concatenate([biased, seen]))
+    changes = History.of(params, prompt, generated).changes
+    check_within(changes.tokens, vocab_size)
+    return changes
+
+
+def check_within(tokens: IntArray, vocab_size: int) -> None:
+    """Raise `LocalError` unless increasing `tokens` are ids of the vocabulary."""
     if tokens.size and not (tokens[0] >= 0 and tokens[-1] < vocab_size):
         raise LocalError(f"token ids {tokens[0]} to {tokens[-1]} are not within 0..{vocab_size - 1}")
-    bias = np.zeros(tokens.size)
-    np.add.at(bias, np.searchsorted(tokens, biased), [value for _, value in params.logit_bias])
-    factor = np.ones(tokens.size)
-    factor[np.searchsorted(tokens, seen)] = params.repetition_penalty
-    times = np.bincount(np.searchsorted(tokens, written), minlength=tokens.size)
-    minus = params.presence_penalty * (times > 0) + params.frequency_penalty * times
-    return Adjustments(tokens, bias, factor, minus)
 
 
 def check_best(best: float) -> None:
@@ -220,16 +323,21 @@ def has_filters(params: SamplingParams) -> bool:
     return not params.greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
 
 
-def _history(
-    params: SamplingParams, prompt: TokenIds | None, generated: TokenIds | None
-) -> tuple[IntArray, IntArray]:
-    """The generated tokens and all tokens, or none where no penalty reads them."""
-    if not params.has_penalties:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    if prompt is None or generated is None:
-        raise LocalError("penalties need the tokens before the row: prompt and generated")
-    written = np.asarray(generated, np.int64)
-    return written, np.concatenate([np.asarray(prompt, np.int64), written])
+def _counted(numbers: IntArray) -> tuple[IntArray, IntArray]:
+    """Distinct numbers, increasing, and how often each occurs. A sort is faster than `np.unique`."""
+    ordered = np.sort(numbers)
+    first = np.ones(ordered.size, np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    starts = np.flatnonzero(first)
+    return ordered[starts], np.diff(starts, append=ordered.size)
+
+
+def _places(ordered: IntArray, wanted: IntArray) -> tuple[IntArray, Mask]:
+    """Where the wanted numbers stand, or would stand, and which of them are there."""
+    at = np.searchsorted(ordered, wanted)
+    found = at < ordered.size
+    found[found] = ordered[at[found]] == wanted[found]
+    return at, found
 
 
 def _scaled(adjusted: Logits, params: SamplingParams) -> FloatArray:

@@ -38,7 +38,7 @@ from edge_client.daemon.metrics import metrics_page
 from edge_client.draft_model import DraftModel
 from edge_client.llama.model import LlamaModel
 from edge_client.llama.pace import KeptPaces
-from edge_client.llama.settings import LlamaSettings
+from edge_client.llama.settings import FEWEST_SEQUENCES, MOST_SEQUENCES, LlamaSettings
 from edge_client.llama.trial import Trials
 from edge_client.notify import Notifier, Watchdog, loop_ping
 from edge_client.paths import EdgePaths, make_private
@@ -120,6 +120,7 @@ class EdgeDaemon:
         return LlamaSettings(
             path=self._around.draft_file,
             n_ctx=draft.context,
+            n_seq_max=0 if 2 * draft.seats <= FEWEST_SEQUENCES else MOST_SEQUENCES,
             threads=draft.threads,
             gpu_layers=draft.gpu_layers,
         )

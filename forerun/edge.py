@@ -135,7 +135,7 @@ def _add_action(actions: Any, name: str, help_text: str, description: str) -> ar
         help="run the draft model; without it --recall alone proposes, and of the file only the tokens are "
         "loaded (%(default)s)",
     )
-    option("--threads", type=int, default=0, metavar="N", help="threads of the draft model (0: one per core)")
+    option("--threads", type=int, default=0, metavar="N", help="threads of the draft model (0: all but one)")
     option("--gpu-layers", type=int, default=0, metavar="N", help="draft layers on an accelerator; -1: all")
     option("--context", type=int, default=4096, metavar="N", help="draft KV memory in tokens (%(default)s)")
     option(

@@ -132,12 +132,13 @@ def _line(finding: Finding) -> str:
 def _check_model(options: argparse.Namespace) -> None:
     """Raises `UserError` if it cannot be served."""
     from cloud_verifier.engine.acceleration import backend_of
-    from cloud_verifier.engine.loading import check, default_dtype
+    from cloud_verifier.engine.loading import check
     from cloud_verifier.engine.probe_script import REAL, SHRUNK
     from cloud_verifier.engine.transformers_adapter import load_target
 
-    dtype = default_dtype(options.dtype or "auto", options.device)
-    model = load_target(options.check, dtype=dtype, device=options.device, quantization=options.quantize)
+    model = load_target(
+        options.check, dtype=options.dtype or "auto", device=options.device, quantization=options.quantize
+    )
     backend = backend_of(options.attention, model.device)
     report = check(model, backend, REAL if options.windows == "real" else SHRUNK)
     facts = {

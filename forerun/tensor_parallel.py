@@ -109,14 +109,14 @@ def _load_and_run(options: argparse.Namespace, ranks: Ranks, serve: Serve) -> st
 
     from cloud_verifier.engine.acceleration import backend_of
     from cloud_verifier.engine.floor import FlooredEngine
-    from cloud_verifier.engine.loading import default_dtype, load_engine
+    from cloud_verifier.engine.loading import load_engine
     from cloud_verifier.engine.parallel import Leader, LeadingBackend, LeadingEngine, follow
 
     backend = LeadingBackend(backend_of(options.attention, torch.device(options.device)))
     engine, table = load_engine(
         options.model,
         options.slots,
-        dtype=default_dtype(options.dtype, options.device),
+        dtype=options.dtype,
         device=options.device,
         num_processes=ranks.size,
         backend=backend,

@@ -89,7 +89,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--listen", default="127.0.0.1:50051", metavar="HOST:PORT", help="port 0 picks one (%(default)s)")
     option("--device", default="cpu", help="cpu, cuda or cuda:N (%(default)s)")
     option(
-        "--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s: float32 on a CPU)"
+        "--dtype",
+        default="auto",
+        help="auto, float32, bfloat16 or float16 (%(default)s: as stored; on a CPU that computes in bfloat16 "
+        "so from 100 million parameters on, else float32)",
     )
     option(
         "--quantize",
@@ -355,12 +358,12 @@ def load(options: argparse.Namespace) -> tuple[TargetEngine, TokenTable]:
     """The engine that the options ask for, and its token table. Raises `UserError`."""
     use_torch(options)
     from cloud_verifier.engine.floor import FlooredEngine
-    from cloud_verifier.engine.loading import default_dtype, load_engine
+    from cloud_verifier.engine.loading import load_engine
 
     engine, table = load_engine(
         options.model,
         options.slots,
-        dtype=default_dtype(options.dtype, options.device),
+        dtype=options.dtype,
         device=options.device,
         quantization=options.quantize,
         exact_rows=options.tile_rows if options.deterministic else 0,

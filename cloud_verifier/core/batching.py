@@ -15,6 +15,14 @@ from cloud_verifier.core.tenants import Tenants
 LEAST_PREFILL = 1
 """Prompt tokens in a step at least, however short it should be: a prompt is read in the end."""
 
+LONE_CHUNKS = 4
+"""Times `prefill_chunk` that the only session reads in one step at most. Every step has a fixed cost,
+which a prompt of 16,000 tokens pays 63 times at 256 a step."""
+
+LONE_TIME = 0.2
+"""Seconds that more tokens than `prefill_chunk` may add to such a step: a session that opens meanwhile waits
+for its end."""
+
 NOBODY_SPARED: Mapping[int, float] = {}
 
 
@@ -47,8 +55,9 @@ class Batcher:
         self._tenants = tenants
         self._owed = 0.0  # seconds, less than a prompt token takes: what keeping pace has left over
 
-    def batch(self, ready: Sequence[VerifySession]) -> Batch:
-        """`ready` are those that a step could take, the least recently served first."""
+    def batch(self, ready: Sequence[VerifySession], alone: bool = False) -> Batch:
+        """`ready` are those that a step could take, the least recently served first. `alone`: there is one
+        session and no other could wait for the step."""
         tips, reading = list[VerifySession](), list[VerifySession]()
         for session in ready:
             (reading if session.num_prefill else tips).append(session)
@@ -56,9 +65,8 @@ class Batcher:
         if not reading:
             taken = ready if len(tips) == len(ready) else self._of(ready, {session.key for session in tips})
             return Batch(tuple(taken), tuple(taken), ready, (), {}, NOBODY_SPARED)
-        left = _Allowance(
-            self._rows.left(self._config.prefill_chunk, len(tips)), self._prefill_time(tips, len(reading))
-        )
+        chunk = self._lone_chunk(reading[0]) if alone else self._config.prefill_chunk
+        left = _Allowance(self._rows.left(chunk, len(tips)), self._prefill_time(tips, len(reading)))
         chunks = dict[int, int]()
         self._read_all(reading, left, chunks)
         room = self._rows.left(self._config.max_rows - len(tips), len(tips) + sum(chunks.values()))
@@ -144,6 +152,12 @@ class Batcher:
         if count:
             chunks[session.key] = already + count
 
+    def _lone_chunk(self, session: VerifySession) -> int:
+        """Prompt tokens in a step of a session that is alone."""
+        usual, token_time = self._config.prefill_chunk, self._token_time(session)
+        most = LONE_CHUNKS * usual
+        return most if token_time * most <= LONE_TIME else max(usual, int(LONE_TIME / token_time))
+
     def _token_time(self, session: VerifySession) -> float:
         """Seconds by which one more prompt token of it makes a step longer."""
         return self._cost.more(1, len(session.lease.slots) / self._rows_per_read)
@@ -162,6 +176,11 @@ class Batcher:
 
     def _service(self, session: VerifySession) -> float:
         return self._tenants.get(session.tenant).service
+
+
+def most_rows(config: SchedulerConfig) -> int:
+    """Rows that a step may have at most."""
+    return max(config.max_rows + config.prefill_chunk, LONE_CHUNKS * config.prefill_chunk)
 
 
 class _Allowance:

@@ -21,7 +21,7 @@ from cloud_verifier.core.admission import (
 )
 from cloud_verifier.core.ahead import Lookahead, NextStep, Planned
 from cloud_verifier.core.alarms import Alarms
-from cloud_verifier.core.batching import Batcher
+from cloud_verifier.core.batching import Batcher, most_rows
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.credit import Credit
@@ -75,7 +75,7 @@ class VerifyScheduler:
         self.draining = False
         self.ngrams = NgramTables(self.config.shared_ngrams)
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
-        self.rows = Relief(self.config.max_rows + self.config.prefill_chunk)
+        self.rows = Relief(most_rows(self.config))
         self._batcher = Batcher(self.config, self.rows, self.cost, info.rows_per_read, self.tenants)
         self._effects: list[Effect | StepDone] = []  # of a step: its commits
         self._running: Running | None = None
@@ -103,8 +103,11 @@ class VerifyScheduler:
         check_draining(self.draining)
         self.rationing.charge_stream(caller.tenant, now)
 
-    def on_open(self, key: int, request: Open, now: float, caller: Caller = ANYBODY) -> None:
-        """A stream's `Open`. Answers `Opened`, or ends the stream with the reason."""
+    def on_open(
+        self, key: int, request: Open, now: float, caller: Caller = ANYBODY, came_at: float | None = None
+    ) -> None:
+        """A stream's `Open`, which came at `came_at` seconds if it had to wait. Answers `Opened`, or ends the
+        stream with the reason."""
         if key in self.sessions:
             self._end(key, PeerError("a second Open came on this stream", Code.FAILED_PRECONDITION), now)
             return
@@ -116,7 +119,9 @@ class VerifyScheduler:
             self._refuse(key, error, now)
             return
         credit = session.credit_told = self.credit.of(session, len(self.sessions))
-        self._effects.append(Reply(key, Opened(session.tree.tip_position, credit)))
+        hold = 0.0 if came_at is None else now - came_at
+        opened = Opened(session.tree.tip_position, credit, hold_us=max(0, round(hold * 1e6)))
+        self._effects.append(Reply(key, opened))
         finish = session.finish_reason()
         if finish is not None:
             self._finish(session, finish, now)
@@ -179,7 +184,7 @@ class VerifyScheduler:
             return None
         self.room.readmit(now)
         ready = self._ready(now)
-        batch = self._batcher.batch(ready)
+        batch = self._batcher.batch(ready, alone=len(self.sessions) == 1)
         if not batch.members:
             return None
         if self.config.recall:

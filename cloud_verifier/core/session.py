@@ -12,6 +12,7 @@ from cloud_verifier.core.memory import KvMemory, Lease
 from cloud_verifier.core.offers import Offers
 from cloud_verifier.core.report import Tally
 from cloud_verifier.core.target import IntArray, StepItem
+from common.choice import History
 from common.estimators import RatioEstimator
 from common.messages import FinishReason, Open, Propose
 from common.recall import Recall, grow_guesses
@@ -19,6 +20,7 @@ from common.tree import Node, SpeculationTree
 
 _FROM_NOTHING: IntArray = np.arange(64, dtype=np.int32)
 _FROM_PREFIX: IntArray = np.array((-1,), dtype=np.int32)  # the parents of a tip alone
+_NO_TOKENS: IntArray = np.zeros(0, dtype=np.int32)
 _FROM_NOTHING.flags.writeable = _FROM_PREFIX.flags.writeable = False
 
 
@@ -110,6 +112,10 @@ class VerifySession:
         self._prompt: IntArray | None = None  # made once: a step may come every few milliseconds
         if request.sampling.reads_text:
             self._prompt = np.array(request.prompt, dtype=np.int32)
+        self._history: History | None = None  # of the text before the newest step
+        if request.sampling.logit_bias or request.sampling.has_penalties:
+            self._history = History.of(request.sampling, self._prompt, _NO_TOKENS)
+        self._unwritten = self._history  # of the prompt alone
         self._bare_step_granted = False
         self._offers = Offers.of(request.acceptance, request.sampling)
         self.arrivals = Arrivals(
@@ -220,6 +226,7 @@ class VerifySession:
             self._generated(start) if self._prompt is not None else None,
             self._offers.ask(self.tree, nodes) if self._offers is not None and nodes else None,
             self.request.logprobs,
+            self._history_before(start),
         )
 
     def item_ahead(self, token: IntArray, slots: Sequence[int]) -> StepItem:
@@ -240,6 +247,7 @@ class VerifySession:
             self._prompt,
             self._generated(position) if self._prompt is not None else None,
             logprobs=self.request.logprobs,
+            history=self._history_before(position),
         )
 
     def apply(self, choices: IntArray, memory: KvMemory, now: float, in_next: bool = False) -> Progress:
@@ -339,6 +347,18 @@ class VerifySession:
         return np.array(
             self.tree.committed[self.prompt_length : max(start, self.prompt_length)], dtype=np.int32
         )
+
+    def _history_before(self, start: int) -> History | None:
+        """The history of committed tokens before position `start`; None where nothing changes logits."""
+        known, unwritten = self._history, self._unwritten
+        if known is None or unwritten is None:
+            return None
+        if start < self.prompt_length + known.num_generated:  # a preempted text is evaluated anew
+            known = unwritten
+        first = self.prompt_length + known.num_generated
+        new = self.tree.committed[first : max(start, first)]
+        self._history = known.extended(np.array(new, dtype=np.int32))
+        return self._history
 
 
 def _counting(start: int, count: int) -> IntArray:

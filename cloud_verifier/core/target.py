@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.core.offers import Ask
+from common.choice import History
 from common.messages import TokenLogprobs
 from common.sampling import NO_ADVICE, SamplingDefaults, SamplingParams
 
@@ -40,6 +41,7 @@ class StepItem:
     # A row's choice counts as generated: `generated`, then its path's rows from position P on, itself too.
     ask: Ask | None = None  # how choices are made where not by the coupled rule (`core.rules.decide`)
     logprobs: int | None = None  # tell those of choices and of so many of the likeliest tokens
+    history: History | None = None  # of `prompt` and `generated`, where bias or penalties change logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Choices of a whole step, where the logits are: `common.choice` for many rows at once.
 
-Plain greedy rows take a few kernels. On a CPU all other rows go through the reference itself, which evaluates
-noise only for tokens that can still win; on an accelerator evaluating it everywhere costs less than a look.
+On a CPU every row goes through the reference itself, which evaluates noise only for tokens that can still
+win. On an accelerator evaluating it everywhere costs less than a look.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ IntArray = NDArray[np.int32]
 CHUNK = 2**24  # logits at a time: 128 rows of 131,072; each temporary array then takes 128 MiB
 FRONT = 1024  # tokens sorted for a filter before all are; top-k and top-p of ordinary text end well within
 UNBOUNDED = 2**63 - 1
+ENTRIES = 2**22  # logits that penalties change at a time: some 64 bytes each for a moment
+NO_TOKENS: IntArray = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class ChoiceRow:
     prompt: IntArray | None = None  # [P] with `generated` all tokens up to `position`; read by penalties only
     generated: IntArray | None = None  # [G]
     allowed: NDArray[np.bool_] | None = None  # [V] by its grammar; None: all
+    history: reference.History | None = None  # of the prompt and the first generated tokens, if it is kept
 
     @property
     def plain(self) -> bool:
@@ -89,14 +92,11 @@ def _check_best(logits: Tensor) -> None:
 def _choose_on_cpu(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Tensor]:
     choices = torch.empty(len(rows), dtype=torch.int64)
     margins = torch.empty(len(rows))
-    fast = [index for index, row in enumerate(rows) if row.params.greedy and row.plain]
-    if fast:
-        choices[fast], margins[fast] = _top_two(_take(logits, fast).clone())
-    for index, row in enumerate(rows):
-        if not (row.params.greedy and row.plain):
-            one = logits[index].detach().numpy()
-            choice = reference.choose(one, row.params, row.position, row.prompt, row.generated, row.allowed)
-            choices[index], margins[index] = choice.token, choice.margin
+    changes = row_changes(rows, logits.shape[1])
+    for index, (one, row) in enumerate(zip(logits.detach().numpy(), rows, strict=True)):
+        adjusted = reference.adjust(one, changes[index], row.allowed)
+        choice = reference.choose_adjusted(adjusted, row.params, row.position)
+        choices[index], margins[index] = choice.token, choice.margin
     return choices, margins
 
 
@@ -232,22 +232,96 @@ def masked_rows(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
 
 def adjusted_rows(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
     """Logits after grammar, bias and penalties: a copy with the changed ones written in, or the input."""
-    logits, vocab_size = masked_rows(logits, rows), logits.shape[1]
-    changes = [reference.adjustments(row.params, row.prompt, row.generated, vocab_size) for row in rows]
-    found = [(index, change) for index, change in enumerate(changes) if change is not None]
-    if not found:
+    logits, groups = masked_rows(logits, rows), _groups(rows, logits.shape[1])
+    if not groups:
         return logits
-    places = np.concatenate([index * vocab_size + change.tokens for index, change in found])
-    numbers = np.concatenate([(change.bias, change.factor, change.minus) for _, change in found], axis=1)
-    where = torch.from_numpy(places).to(logits.device)
-    bias, factor, minus = torch.from_numpy(numbers).to(logits.device)
     adjusted = logits.clone(memory_format=torch.contiguous_format)
-    flat = adjusted.view(-1)
-    values = flat[where].double() + bias
-    values = torch.where(values > 0, values / factor, values * factor) - minus
-    flat[where] = values.clamp_(max=reference.FLOAT32_MAX).float()
+    _write_shared(logits, adjusted, groups)
+    _write_own(logits, adjusted, groups)
     _check_best(adjusted)
     return adjusted
+
+
+def row_changes(rows: Sequence[ChoiceRow], vocab_size: int) -> list[tuple[reference.Adjustments, ...]]:
+    """For each row what `common.choice.adjust` takes: the changes of its history, then of its own path."""
+    changes: list[tuple[reference.Adjustments, ...]] = [()] * len(rows)
+    for group in _groups(rows, vocab_size):
+        ends = np.searchsorted(group.owners, np.arange(len(group.rows) + 1)).tolist()
+        for row, start, end in zip(group.rows, ends, ends[1:], strict=False):
+            changes[row] = (group.history.changes, group.own.part(slice(start, end)))
+    return changes
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Rows that go on from one history."""
+
+    history: reference.History
+    rows: list[int]
+    owners: NDArray[np.int64]  # [E] the place in `rows` of each entry of `own`
+    own: reference.Adjustments  # [E] in place of the history's changes
+
+
+def _groups(rows: Sequence[ChoiceRow], vocab_size: int) -> list[_Group]:
+    """The rows that bias or penalties change. Raises `LocalError` for tokens outside the vocabulary."""
+    members = dict[int, tuple[reference.History, list[int]]]()
+    for index, row in enumerate(rows):
+        if row.params.logit_bias or row.params.has_penalties:
+            history = row.history or reference.History.of(row.params, row.prompt, row.generated)
+            members.setdefault(id(history), (history, []))[1].append(index)
+    groups = []
+    for history, indices in members.values():
+        texts = [rows[index].generated for index in indices]
+        paths = [NO_TOKENS if text is None else text[history.num_generated :] for text in texts]
+        owners, own = history.after(paths)
+        for tokens in (history.changes.tokens, np.sort(own.tokens)):
+            reference.check_within(tokens, vocab_size)
+        groups.append(_Group(history, indices, owners, own))
+    return groups
+
+
+def _write_shared(logits: Tensor, adjusted: Tensor, groups: Sequence[_Group]) -> None:
+    """Change each row by its group's history, `ENTRIES` logits or a row at a time."""
+    tables = [group.history.changes for group in groups]
+    sizes = np.array([table.tokens.size for table in tables])
+    repeats = [len(group.rows) for group in groups]
+    rows = np.concatenate([group.rows for group in groups])
+    starts, counts = (sizes.cumsum() - sizes).repeat(repeats), sizes.repeat(repeats)
+    tokens = torch.from_numpy(np.concatenate([table.tokens for table in tables])).to(logits.device)
+    numbers = _numbers(tables).to(logits.device)
+    pieces = (counts.cumsum() - 1) // ENTRIES
+    for piece in np.unique(pieces):
+        part = pieces == piece
+        spans = np.stack((rows[part], starts[part], counts[part]))
+        total = int(spans[2].sum())
+        on_device = torch.from_numpy(spans).to(logits.device)
+        spread = on_device.repeat_interleave(on_device[2], dim=1, output_size=total)
+        ends = on_device[2].cumsum(0).repeat_interleave(on_device[2], output_size=total)
+        entry = torch.arange(total, device=logits.device) - (ends - spread[2]) + spread[1]
+        _write(logits, adjusted, spread[0] * logits.shape[1] + tokens[entry], numbers[:, entry])
+
+
+def _write_own(logits: Tensor, adjusted: Tensor, groups: Sequence[_Group]) -> None:
+    """Change each row along its own path."""
+    rows = np.concatenate([np.array(group.rows)[group.owners] for group in groups])
+    tokens = np.concatenate([group.own.tokens for group in groups])
+    where = torch.from_numpy(rows * logits.shape[1] + tokens).to(logits.device)
+    _write(logits, adjusted, where, _numbers([group.own for group in groups]).to(logits.device))
+
+
+def _numbers(tables: Sequence[reference.Adjustments]) -> Tensor:
+    """Bias, factor and minus of all entries, float64 [3, N]."""
+    return torch.from_numpy(
+        np.concatenate([(table.bias, table.factor, table.minus) for table in tables], axis=1)
+    )
+
+
+def _write(logits: Tensor, adjusted: Tensor, where: Tensor, numbers: Tensor) -> None:
+    """`common.choice.adjusted_values` of the flat places `where` [N], written to `adjusted`."""
+    bias, factor, minus = numbers
+    values = logits.reshape(-1)[where].double() + bias
+    values = torch.where(values > 0, values / factor, values * factor) - minus
+    adjusted.view(-1)[where] = values.clamp_(max=reference.FLOAT32_MAX).float()
 
 
 def _take(table: Tensor, rows: Sequence[int]) -> Tensor:

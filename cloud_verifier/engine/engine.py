@@ -131,6 +131,11 @@ class TorchEngine:
         """See `ChecksGrammars`."""
         self._grammars.check(request)
 
+    def prepare_grammars(self) -> None:
+        """See `PreparesGrammars`."""
+        if self._info.grammars:
+            self._grammars.prepare()
+
     def choice_rows(self, item: StepItem) -> list[ChoiceRow]:
         """What each output row's choice depends on besides its logits, masks of grammars included."""
         return choice_rows(item, self._grammars.mask)
@@ -208,12 +213,12 @@ def choice_rows(item: StepItem, mask_of: MaskOf | None = None) -> list[ChoiceRow
     grammar; `LocalError` without."""
     sampling, positions, outputs = item.sampling, item.positions, item.outputs.tolist()
     if not sampling.reads_text:
-        return [ChoiceRow(sampling, int(positions[row]), None, None) for row in outputs]
+        return [ChoiceRow(sampling, int(positions[row]), history=item.history) for row in outputs]
     rows = []
     for row in outputs:
         generated = _generated(item, row)
         allowed = _allowed(item, generated, mask_of) if sampling.grammar else None
-        rows.append(ChoiceRow(sampling, int(positions[row]), item.prompt, generated, allowed))
+        rows.append(ChoiceRow(sampling, int(positions[row]), item.prompt, generated, allowed, item.history))
     return rows
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from cloud_verifier.core.target import StepPlan, StepResult, TargetEngine, TargetInfo
-from cloud_verifier.engine.grammar import check_grammar
+from cloud_verifier.engine.grammar import check_grammar, prepare_grammars
 from cloud_verifier.engine.stats import Stats, stats_of
 from common.errors import UserError
 from common.messages import Open
@@ -41,6 +41,10 @@ class FlooredEngine:
     def check_grammar(self, request: Open) -> None:
         """See `ChecksGrammars`."""
         check_grammar(self._engine, request)
+
+    def prepare_grammars(self) -> None:
+        """See `PreparesGrammars`."""
+        prepare_grammars(self._engine)
 
     def evaluate(self, plan: StepPlan) -> StepResult:
         """See `TargetEngine.evaluate`."""

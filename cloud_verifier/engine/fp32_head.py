@@ -2,11 +2,15 @@
 
 In bfloat16 two best logits are exactly equal in about 4 % of rows of Gaussian logits over 32k tokens, and
 rounding alone moves the argmax in 2 %. The products are the model's own; only the sum is not rounded.
+
+A CPU that computes in bfloat16 takes twice as long for a whole step if the head is widened. There the head
+computes in bfloat16, and the best tokens of each row again in float32; all others keep rounded logits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +18,25 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+FRONT = 128
+"""Logits of a row that are computed again in float32: 3 ms for 9 rows of 896, where all take 80."""
+
+FRONT_ROWS = 16  # rows at a time: 16 x 128 weights of 4,096 in float32 take 32 MiB
+PIECE = 8192  # tokens at a time where a whole row is computed again
+
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86, of x86, of Arm, as Linux names them
+
+
+def computes_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this processor multiplies bfloat16 itself; no where the system does not tell."""
+    try:
+        with cpuinfo.open() as file:
+            lines = file.read(2**16).splitlines()  # the first processor's come first
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return not _BFLOAT16_FLAGS.isdisjoint(flags.split())
 
 
 def install_fp32_head(head: nn.Module | None) -> None:
@@ -30,6 +53,9 @@ class _Fp32Head:
     def __init__(self, head: nn.Linear) -> None:
         self._head = head
         self._wide: Tensor | None = None  # CPU only: the weight in float32, made at the first call
+        self._has_front = (
+            head.weight.dtype == torch.bfloat16 and head.out_features >= 8 * FRONT and computes_bfloat16()
+        )
 
     def __call__(self, hidden: Tensor) -> Tensor:
         if not hidden.numel():  # a step of unfinished prompts wants no logits
@@ -52,9 +78,40 @@ class _Fp32Head:
             logits = torch.mm(flat, weight.t(), out_dtype=torch.float32)
             logits = logits.view(*hidden.shape[:-1], weight.shape[0])
             return logits if wide_bias is None else logits + wide_bias
+        if self._has_front:
+            return _front_in_float32(hidden, weight, bias)
         if self._wide is None:
             self._wide = weight.detach().float()
         return functional.linear(hidden.float(), self._wide, wide_bias)
+
+
+def _front_in_float32(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Logits float32 [..., V], of which the best of each row are not rounded to bfloat16."""
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    rounded = functional.linear(flat, weight, bias)
+    logits = rounded.float()
+    for at in range(0, len(flat), FRONT_ROWS):
+        rows = slice(at, at + FRONT_ROWS)
+        _sharpen(logits[rows], rounded[rows], flat[rows].float(), weight, bias)
+    return logits.view(*hidden.shape[:-1], weight.shape[0])
+
+
+def _sharpen(logits: Tensor, rounded: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Write float32 sums over the best of `logits` [R, V]; over all of a row whose best token might be
+    another one, since more tokens than the best are as good as equal in bfloat16."""
+    last, tokens = rounded.topk(FRONT, dim=1)
+    sums = (weight[tokens].float() * hidden.unsqueeze(1)).sum(dim=2)  # each row's bits are its own
+    if bias is not None:
+        sums += bias[tokens].float()
+    logits.scatter_(1, tokens, sums)
+    lowest = last[:, -1].float()
+    doubt = torch.finfo(weight.dtype).eps * lowest.abs()  # twice what rounding to nearest explains
+    flat = (~(sums.amax(dim=1) > lowest + doubt)).nonzero().squeeze(1)
+    if len(flat):
+        for at in range(0, weight.shape[0], PIECE):
+            part = slice(at, at + PIECE)
+            own = None if bias is None else bias[part].float()
+            logits[flat, part] = functional.linear(hidden[flat], weight[part].float(), own)
 
 
 class _SharedHead(_Fp32Head):

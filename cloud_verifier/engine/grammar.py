@@ -1,10 +1,11 @@
 """Grammars of a target: checked when a session opens, in any thread, and masks in the engine's.
 
-Nothing is made before the first session asks for one: a verifier that nobody asks needs no llguidance.
+The target's tokens are read in a thread once the verifier runs. A verifier without llguidance reads none.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -18,6 +19,8 @@ from cloud_verifier.core.target import IntArray
 from common.errors import PeerError, UserError
 from common.grammar import Grammars, Masks, Matcher, Tokens
 from common.messages import Open
+
+logger = logging.getLogger(__name__)
 
 Mask = NDArray[np.bool_]
 
@@ -39,6 +42,15 @@ class ChecksGrammars(Protocol):
         ...
 
 
+@runtime_checkable
+class PreparesGrammars(Protocol):
+    """An engine whose first grammar would wait for something that can be made before."""
+
+    def prepare_grammars(self) -> None:
+        """Make it. Called from another thread than `evaluate`."""
+        ...
+
+
 def check_grammar(engine: object, request: Open) -> None:
     """As `ChecksGrammars.check_grammar`; an engine that checks none takes none."""
     if not request.sampling.grammar:
@@ -46,6 +58,12 @@ def check_grammar(engine: object, request: Open) -> None:
     if not isinstance(engine, ChecksGrammars):
         raise UserError("this verifier takes no grammars; leave the grammar out")
     engine.check_grammar(request)
+
+
+def prepare_grammars(engine: object) -> None:
+    """As `PreparesGrammars.prepare_grammars`; nothing for other engines."""
+    if isinstance(engine, PreparesGrammars):
+        engine.prepare_grammars()
 
 
 class TargetGrammars:
@@ -61,6 +79,14 @@ class TargetGrammars:
         self._masks: Masks | None = None
         self._checked = OrderedDict[tuple[str, bytes], Matcher]()
         self._times: dict[int, float] = {}
+
+    def prepare(self) -> None:
+        """Read the target's tokens, which takes a second or two for a large vocabulary. From any thread; a
+        session that comes meanwhile waits for it. One that cannot be read refuses each grammar later."""
+        try:
+            self._made()
+        except UserError as error:
+            logger.warning("no grammars: %s", error)
 
     def check(self, request: Open) -> None:
         """Raise `UserError` for a grammar that is refused or a target that can follow none, and `PeerError`

@@ -32,11 +32,6 @@ from common.vocabulary import Vocabulary
 logger = logging.getLogger(__name__)
 
 
-def default_dtype(dtype: str, device: str) -> str:
-    """What "auto" means on `device`: a CPU gains nothing from bfloat16 and loses exactness."""
-    return "float32" if dtype == "auto" and device == "cpu" else dtype
-
-
 def load_engine(
     source: str,
     num_slots: int | None,
@@ -64,6 +59,8 @@ def load_engine(
     place of `backend`. Without a `backend`, `attention` names it; `cuda_graphs` and `warm_rows` are as in
     `acceleration.accelerate`. Raises `UserError` that says what to change.
     """
+    if exact_rows and dtype == "auto" and device == "cpu":
+        dtype = "float32"
     model = load_target(
         source, dtype=dtype, device=device, quantization=quantization, num_processes=num_processes
     )

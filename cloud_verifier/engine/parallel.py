@@ -34,7 +34,7 @@ from torch.distributed.rendezvous import rendezvous
 from cloud_verifier.core.target import IntArray, StepItem, StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.engine.attention import AttentionBackend, StepAttention
 from cloud_verifier.engine.attention_plan import Cuts
-from cloud_verifier.engine.grammar import check_grammar
+from cloud_verifier.engine.grammar import check_grammar, prepare_grammars
 from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.engine.stats import Stats, stats_of
 from cloud_verifier.engine.step_frames import (
@@ -256,6 +256,10 @@ class LeadingEngine:
     def check_grammar(self, request: Open) -> None:
         """See `ChecksGrammars`; only this rank chooses."""
         check_grammar(self._engine, request)
+
+    def prepare_grammars(self) -> None:
+        """See `PreparesGrammars`."""
+        prepare_grammars(self._engine)
 
     def evaluate(self, plan: StepPlan) -> StepResult:
         """Run one step. A plan that breaks a rule is refused before the others hear of it."""

@@ -37,6 +37,7 @@ from cloud_verifier.engine.probe_script import (
     ProbeLengths,
     ProbeScript,
     TokenPath,
+    sampled,
     slots_for,
 )
 from cloud_verifier.engine.refusals import Refusal
@@ -64,7 +65,7 @@ SPREAD_FLOOR = 0.01
 """A row counts as spread by this share of what the median row is, at least."""
 
 Rows = Mapping[TokenPath, Tensor]
-"""Logits float32 [V] of rows, by the tokens from position 0 up to each."""
+"""Logits float32 [V] of rows, `sampled`, by the tokens from position 0 up to each."""
 
 _FORWARD_ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
 """What a model's code raises when it is called in a way it was not made for."""
@@ -234,7 +235,7 @@ def _plain_rows(model: TargetModel, paths: Iterable[TokenPath]) -> Rows:
         for leaf in _leaves(wanted):
             ends = [end for end in range(1, len(leaf) + 1) if leaf[:end] in wanted]
             last = len(leaf) - ends[0] + 1
-            logits = model.plain_logits(leaf, last)
+            logits = sampled(model.plain_logits(leaf, last))
             found.update((leaf[:end], logits[end - 1 - len(leaf) + last]) for end in ends)
     return found
 

@@ -36,6 +36,9 @@ _TRUNK, _SECOND, _THIRD = 4, 13, 5  # tokens of chunks besides the longest sessi
 COMPARED_ROWS = 12
 """Rows of a prefill chunk whose logits are asked for, the last ones: they see most."""
 
+COMPARED_TOKENS = 2**14
+"""Logits of a row that are compared at most."""
+
 TokenPath = tuple[int, ...]
 """All tokens from position 0 up to a row: what its logits are a function of."""
 
@@ -68,6 +71,13 @@ class _Session:
     slots: list[int] = field(default_factory=list)
 
 
+def sampled(logits: Tensor) -> Tensor:
+    """Logits [..., V] of tokens at equal distances, `COMPARED_TOKENS` at most. A mistake moves all of a row;
+    the whole rows of a large vocabulary would take as much memory as a small model."""
+    step = -(-logits.shape[-1] // COMPARED_TOKENS)
+    return logits if step == 1 else logits[..., ::step].clone()
+
+
 def slots_for(longest: int) -> int:
     """KV slots that `ProbeScript.run` writes, and some to spare so that they lie apart."""
     return longest + _SECOND + _THIRD + 4 * len(TREE) + 16
@@ -87,7 +97,7 @@ class ProbeScript:
         self._step([(_Session(0), self._chunk(_Session(0), 4))])
 
     def run(self, longest: int, chunk: int) -> dict[TokenPath, Tensor]:
-        """Run all steps, one session `longest` tokens long; logits float32 [V] by token path.
+        """Run all steps, one session `longest` tokens long; logits float32 [V] by token path, `sampled`.
 
         Raises `UserError` if the model's positions end before that.
         """
@@ -138,7 +148,7 @@ class ProbeScript:
         )
 
     def _step(self, items: Sequence[tuple[_Session, StepItem]]) -> None:
-        logits = iter(self._engine.logits(StepPlan(tuple(item for _, item in items))))
+        logits = iter(sampled(self._engine.logits(StepPlan(tuple(item for _, item in items)))))
         for session, item in items:
             for row in item.outputs.tolist():
                 path = item.tokens[path_rows(item.parents, row)]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from cloud_verifier.core.rules import decide
 from cloud_verifier.core.target import FloatArray, IntArray, StepItem, StepPlan, StepResult
-from cloud_verifier.engine.choice import ChoiceRow
-from common.choice import process_logits
+from cloud_verifier.engine.choice import ChoiceRow, row_changes
+from common.choice import adjust, process_adjusted
 
 
 def has_rules(plan: StepPlan) -> bool:
@@ -49,6 +49,7 @@ def _decide(item: StepItem, logits: Tensor, rows: Sequence[ChoiceRow], coupled: 
 
 def probabilities(logits: NDArray[np.float32], row: ChoiceRow) -> NDArray[np.float64]:
     """float64 [V]: the law that the coupled rule's choice has, from one row's logits float32 [V]."""
-    weights = np.exp(process_logits(logits, row.params, row.prompt, row.generated, row.allowed))
+    (changes,) = row_changes([row], len(logits))
+    weights = np.exp(process_adjusted(adjust(logits, changes, row.allowed), row.params))
     law: NDArray[np.float64] = weights / weights.sum()
     return law

@@ -36,7 +36,7 @@ from transformers.utils import logging as hf_logging
 
 from cloud_verifier.core.target import Chat
 from cloud_verifier.engine.attention import attention_function
-from cloud_verifier.engine.fp32_head import install_fp32_head
+from cloud_verifier.engine.fp32_head import computes_bfloat16, install_fp32_head
 from cloud_verifier.engine.quantize import Shrinkage, check_quantization, quantize, weight_bytes
 from cloud_verifier.engine.refusals import Refusal, refuse_architecture, refuse_config, refuse_division
 from cloud_verifier.engine.weight_files import check_weights
@@ -53,6 +53,9 @@ ATTENTION = "forerun"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HUB_TIME = 5.0  # seconds for the hub's first answer
+SMALL = 100_000_000
+"""Parameters below which a CPU gains little from bfloat16, while float32 rounds less."""
+
 UNBOUNDED_POSITIONS = 2**31 - 1
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """How configurations name the number of a layer's experts."""
@@ -306,9 +309,11 @@ def load_target(
 ) -> TargetModel:
     """Load a model from a folder or a Hugging Face hub id; safetensors only, and never code from the model.
 
-    `dtype` is "auto" (as stored) or a key of `DTYPES`; `device` as torch names it ("cpu", "cuda:0");
-    `quantization` is one of `quantize.QUANTIZATIONS`, applied before the weights go to the device. Of
-    `num_processes` that have met (`parallel.join`), each gets its part, on the device it was given there.
+    `dtype` is "auto" or a key of `DTYPES`. "auto" is the stored one on a GPU. On a CPU it is float32, unless
+    the model is stored in bfloat16, has `SMALL` parameters and the processor computes in bfloat16. `device`
+    is what torch names ("cpu", "cuda:0"). `quantization` is one of `quantize.QUANTIZATIONS`, applied before
+    the weights go to the device. Of `num_processes` that have met (`parallel.join`), each gets its part, on
+    the device it was given there.
     Raises `UserError` that says what to change.
     """
     where = _device(device)
@@ -328,7 +333,13 @@ def load_target(
     if path.is_dir():
         check_weights(source, path)
     places = None if quantization is not None or num_processes > 1 else device_map(where)
+    if dtype == "auto" and where.type == "cpu":
+        stays = config.dtype == torch.bfloat16 and computes_bfloat16()
+        stays &= getattr(config, "quantization_config", None) is None
+        kind = "auto" if stays and quantization is None and num_processes == 1 else torch.float32
     model = _loading(source, lambda: _load_weights(source, place, kind, num_processes, places))
+    if kind == "auto" and where.type == "cpu" and model.num_parameters() < SMALL:
+        torch.nn.Module.float(model)
     words = _loading(source, lambda: _load_tokenizer(place)) if with_tokenizer else None
     shrinkage = None
     if quantization is not None:

@@ -67,13 +67,16 @@ def _widen_on_entry(layer: nn.Module, stack: ExitStack) -> None:
 def _widen(modules: list[nn.Module]) -> _Undo:
     """Put float32 tensors in the place of the modules' own; returns what puts them back."""
     kept: list[tuple[dict[str, Any], str, Tensor]] = []
+    wide: dict[int, Tensor] = {}  # by the tensor's identity: embeddings and head are often one
     for module in modules:
         tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for own in tables:
             for name, tensor in own.items():
                 if tensor is not None and tensor.dtype in HALF:
                     kept.append((own, name, tensor))
-                    own[name] = _values(tensor)
+                    if id(tensor) not in wide:
+                        wide[id(tensor)] = _values(tensor)
+                    own[name] = wide[id(tensor)]
 
     def put_back() -> None:
         for own, name, tensor in kept:

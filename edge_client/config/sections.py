@@ -111,7 +111,7 @@ class DraftSection:
     )
     threads: int = setting(
         0,
-        "processor threads of the draft model; 0: one per core",
+        "processor threads of the draft model; 0: all but one",
         unit="threads",
         low=0,
         high=512,

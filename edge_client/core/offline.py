@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from common.tree import Node
@@ -19,7 +20,8 @@ class Offline:
 
     It is alone from its start, or from the loss of an open stream, until the next stream opens; after
     `patience` seconds of that its fallback begins (guessing: it is `active`), and only a Commit or the text's
-    end ends that: a verifier that opens and drops helps nobody. None for `patience`: never.
+    end ends that: a verifier that opens and drops helps nobody. None for `patience`: never. A verifier that
+    has not opened the stream yet and answers a question beside it is no reason for a fallback.
     """
 
     def __init__(self, patience: float | None, chain: OfflineChain, fallback: Fallback) -> None:
@@ -60,6 +62,18 @@ class Offline:
         if self._due_at is not None:
             self._spent += now - self._alone_since
             self._due_at = None
+
+    def asks_after(self, now: float) -> float:
+        """Seconds from the opening of a stream to the question whether its verifier is there: early enough
+        for an answer before the fallback is due."""
+        return math.inf if self._due_at is None or self._due_at <= now else 0.5 * (self._due_at - now)
+
+    def put_off(self, now: float, asked_at: float) -> None:
+        """The verifier answers and has not opened the stream yet: there is a server, so the fallback is not
+        due before the next question, at `asked_at`, was left without an answer."""
+        if self._due_at is not None and self._patience is not None:
+            self._alone_since = now
+            self._due_at = asked_at + 0.5 * self._patience
 
     def give_up(self) -> None:
         """The drafter is gone; what is shown stays until the target says more."""

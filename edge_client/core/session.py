@@ -212,6 +212,8 @@ class EdgeSession:
             return  # something has come meanwhile, or there is no stream any more
         if alive:
             self._silence.answered(now)
+            if self.state is State.OPENING and self._silence.at is not None:
+                self._offline.put_off(now, self._silence.at)
             return
         quiet = self._silence.quiet_for(now)
         words = f"the verifier has said nothing for {quiet:.1f} s and does not answer when it is asked"
@@ -312,7 +314,7 @@ class EdgeSession:
         """A new stream begins with what is committed; every live node is to be sent anew."""
         self._reconnects.began()
         if self._silence is not None:
-            self._silence.opening(now)
+            self._silence.opening(now, self._offline.asks_after(now))
         self.state = State.OPENING
         self.view.stream_up = True
         self.view.credit = INITIAL_CREDIT

@@ -47,9 +47,9 @@ class Silence:
         elif not due and self._since is not None:
             self.at = self._since = self.asked_at = None
 
-    def opening(self, now: float) -> None:
+    def opening(self, now: float, wait: float = LONGEST) -> None:
         """A stream begins. How long it takes to be let in, and to read the prompt, tells nothing."""
-        self._begin(now, LONGEST)
+        self._begin(now, min(LONGEST, wait))
 
     def opened(self, now: float) -> None:
         """It was let in; the prompt comes next."""

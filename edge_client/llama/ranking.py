@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from common.choice import adjusted_logits, has_filters, rank
+from common.choice import History, adjusted_values, has_filters
 from common.noise import bits_under, gumbel, gumbel_of_bits, noise_key
 from common.sampling import SamplingParams
 from edge_client.core.drafter import Expansion
@@ -69,7 +69,8 @@ class Ranker:
         self._noise_at: dict[int, Logits] = {}  # position -> noise of every token; small vocabularies only
         self._is_dense = num_vocab <= DENSE_VOCAB
         self._all_tokens: Tokens = np.arange(num_vocab if self._is_dense else 0, dtype=np.int64)
-        self._prompt: Tokens = np.empty(0, np.int64)
+        self._num_prompt = 0
+        self._history: History | None = None  # of the text; None where bias and penalties change nothing
 
     def start(self, params: SamplingParams, prompt: Sequence[int], plain: int = 0) -> None:
         """Rank by these parameters from now on; `prompt` is what a repetition penalty looks back at. Above 0,
@@ -79,23 +80,33 @@ class Ranker:
         self._temperature = max(params.temperature, COLDEST)
         self._coldness = 1.0 / self._temperature
         self._has_filters = has_filters(params)
-        self._prompt = np.asarray(prompt, np.int64)
+        self._num_prompt, self._history = len(prompt), None
+        if params.has_penalties or params.logit_bias:
+            self._history = History.of(params, np.asarray(prompt, np.int64), np.empty(0, np.int64))
         self._noise_at.clear()
 
     def rank(
-        self, logits: Logits, nodes: Sequence[Node], generated: Callable[[Node], Sequence[int]]
+        self,
+        logits: Logits,
+        nodes: Sequence[Node],
+        text: Sequence[int],
+        below: Callable[[Node], Sequence[int]],
     ) -> list[Expansion]:
         """Candidates after each node, from its row of `logits` [nodes, vocabulary], which are used up.
 
-        `generated` tells the tokens generated up to and with a node; asked only if the parameters need them.
-        A logit of -inf is a token that cannot follow, and none of the candidates. Scores are exact up to a
-        constant of their row. Raises `LocalError` if penalties meet logits of NaN.
+        `text` is the prompt and what is committed since; `below` gives the tokens from there to a node, its
+        own included. Both are read only if bias or penalties are set. A logit of -inf is a token that cannot
+        follow, and none of the candidates. Scores are exact up to a constant of their row.
         """
+        if self._history is not None:
+            known = self._num_prompt + self._history.num_generated
+            self._history = self._history.extended(np.asarray(text[known:], np.int64))
+            _change(logits, self._history, [np.asarray(below(node), np.int64) for node in nodes])
         params = self._params
         if self._plain is not None:
-            return self._rank_plain(logits, nodes, generated, self._plain)
-        if params.has_penalties or params.logit_bias:
-            return [self._rank_row(*row, generated) for row in zip(logits, nodes, strict=True)]
+            tokens, values = self._plain(logits)
+            scores = self._filtered(values / np.float64(self._temperature), logits)
+            return _expansions(nodes, tokens, scores)
         if self._is_dense and not self._has_filters:
             return self._rank_dense(logits, nodes)
         if params.greedy:
@@ -104,23 +115,6 @@ class Ranker:
         scores = self._filtered(values / np.float64(self._temperature), logits)
         scores += self._noise(nodes, tokens)
         return _expansions(nodes, *_largest(tokens, scores, self._num_candidates))
-
-    def _rank_plain(
-        self,
-        logits: Logits,
-        nodes: Sequence[Node],
-        generated: Callable[[Node], Sequence[int]],
-        best: TopTokens,
-    ) -> list[Expansion]:
-        """Without the noise: what a distribution to draw from is made of."""
-        if self._params.has_penalties or self._params.logit_bias:
-            for node, row in zip(nodes, logits, strict=True):
-                row[:] = adjusted_logits(
-                    row, self._params, self._prompt, np.asarray(generated(node), np.int64)
-                )
-        tokens, values = best(logits)
-        scores = self._filtered(values / np.float64(self._temperature), logits)
-        return _expansions(nodes, tokens, scores)
 
     def _rank_dense(self, logits: Logits, nodes: Sequence[Node]) -> list[Expansion]:
         """Greedy, or with noise on every token.
@@ -141,12 +135,6 @@ class Ranker:
                 else _without_filtered(node.id, tokens, values)
             )
         return expansions
-
-    def _rank_row(self, logits: Logits, node: Node, generated: Callable[[Node], Sequence[int]]) -> Expansion:
-        """By the target's own rule, exact and slower."""
-        history = np.asarray(generated(node), np.int64)
-        best = rank(logits, self._params, node.position, self._num_candidates, self._prompt, history)
-        return _without_filtered(node.id, best.tokens.tolist(), best.scores.tolist())
 
     def _dense_noise(self, position: int) -> Logits:
         """[vocabulary] temperature times the noise of every token at a position; remembered."""
@@ -195,6 +183,15 @@ class Ranker:
         before = np.cumsum(weights, axis=1) - weights
         kept: NDArray[np.int64] = (before < self._params.top_p * total).sum(axis=1, keepdims=True)
         return kept
+
+
+def _change(logits: Logits, history: History, paths: Sequence[Tokens]) -> None:
+    """Write what bias and penalties do along each row's path into `logits` [rows, vocabulary]."""
+    rows, own = history.after(paths)
+    values = adjusted_values(logits[rows, own.tokens], own)
+    shared = history.changes
+    logits[:, shared.tokens] = adjusted_values(logits[:, shared.tokens], shared)
+    logits[rows, own.tokens] = values
 
 
 def best_by_passes(row: Logits, count: int) -> tuple[list[int], list[float]]:

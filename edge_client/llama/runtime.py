@@ -24,7 +24,6 @@ FloatArray = NDArray[np.float32]
 NO_KV_SLOT = 1  # llama_decode: no free cells, nothing was changed
 ALL_SEQUENCES = -1
 TO_THE_END = -1
-MAX_UBATCH = 512  # llama.cpp's default: larger physical batches cost memory and gain nothing on a processor
 
 
 class LlamaRuntime(LlamaModel):
@@ -36,6 +35,8 @@ class LlamaRuntime(LlamaModel):
     def __init__(self, settings: LlamaSettings) -> None:
         super().__init__(settings)
         self._context: Any = None
+        self.n_ctx_train: int = self._library.llama_model_n_ctx_train(self._model)
+        self.n_seq_max = settings.num_sequences(self.num_vocab)
         try:
             self._refuse_unsuited()
             self._context = self._new_context()
@@ -44,9 +45,7 @@ class LlamaRuntime(LlamaModel):
             raise
         self._memory = self._library.llama_get_memory(self._context)
         self.n_ctx: int = self._library.llama_n_ctx(self._context)
-        self.n_ctx_train: int = self._library.llama_model_n_ctx_train(self._model)
         self.n_batch: int = self._library.llama_n_batch(self._context)
-        self.n_seq_max = settings.n_seq_max
         self.max_rows = settings.max_rows
         self.batch = Batch(self._library, self.n_batch)
         # The binding's own wrapper makes a pointer object, which costs more than the call.
@@ -140,10 +139,10 @@ class LlamaRuntime(LlamaModel):
         settings, params = self.settings, self._library.llama_context_default_params()
         params.n_ctx = settings.n_ctx
         params.n_batch = settings.n_batch
-        params.n_ubatch = min(settings.n_batch, MAX_UBATCH)
-        params.n_seq_max = settings.n_seq_max
-        params.n_outputs_max = max(settings.max_rows, settings.n_seq_max)  # llama.cpp aborts below n_seq_max
-        params.n_threads = settings.threads or _num_processors()
+        params.n_ubatch = settings.num_together(settings.n_ctx or self.n_ctx_train)
+        params.n_seq_max = self.n_seq_max
+        params.n_outputs_max = max(settings.max_rows, self.n_seq_max)  # llama.cpp aborts below n_seq_max
+        params.n_threads = settings.threads or default_threads(_num_processors())
         params.n_threads_batch = settings.threads_batch or params.n_threads
         params.flash_attn_type = _flash_attention(settings)
         params.type_k = params.type_v = KV_TYPES[settings.kv_type]
@@ -158,6 +157,12 @@ def _flash_attention(settings: LlamaSettings) -> int:
     if settings.flash_attention is not None:
         return int(settings.flash_attention)
     return -1 if settings.gpu_layers or settings.kv_type == "q8_0" else 0
+
+
+def default_threads(num_processors: int) -> int:
+    """All processors but one. llama.cpp's threads wait for each other in every layer, so a processor that is
+    busy elsewhere (with our event loop, or with a verifier on the same machine) holds all of them up."""
+    return max(1, num_processors - 1)
 
 
 def _num_processors() -> int:

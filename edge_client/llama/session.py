@@ -142,8 +142,7 @@ class LlamaSession:
 
     def _generated(self, node: DraftNode) -> list[int]:
         """Tokens after those that `begin` was given, up to and with the node's."""
-        path = [above.token for above in node.path()][-2::-1]  # the tip is committed, so it stands in _tokens
-        return self._tokens[self._num_prompt :] + path
+        return self._tokens[self._num_prompt :] + _below_tip(node)
 
     # --- planning ---------------------------------------------------------------------------------------
 
@@ -207,7 +206,8 @@ class LlamaSession:
         Below a node that breaks the grammar there is nothing: nothing that could be chosen.
         """
         broken = [] if self._matcher is None else self._mask(self._matcher, logits, nodes)
-        for node, expansion in zip(nodes, self._ranker.rank(logits, nodes, self._generated), strict=True):
+        expansions = self._ranker.rank(logits, nodes, self._tokens, _below_tip)
+        for node, expansion in zip(nodes, expansions, strict=True):
             node.expansion = expansion
         for node in broken:
             node.expansion = Expansion(node.id, (), ())
@@ -285,6 +285,11 @@ class LlamaSession:
         lengths |= {branch: branches.shared_length[branch] for branch in branches.free}
         lengths[branches.trunk] = branches.trunk_length
         check_spans(self._runtime, lengths)
+
+
+def _below_tip(node: DraftNode) -> list[int]:
+    """The tokens below the tip down to a node, its own included."""
+    return [above.token for above in node.path()][-2::-1]
 
 
 def check_spans(runtime: LlamaRuntime, lengths: dict[int, int]) -> None:

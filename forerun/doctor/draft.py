@@ -108,7 +108,8 @@ def _steps(told: Told) -> list[Finding]:
     if step is None:
         return [fail("draft step", told.end)]
     if step > SLOW_STEP:
-        return [warn("draft step", f"{step:.1f} ms", "a smaller draft, more threads or fewer bits")]
+        advice = "a smaller draft, fewer bits, or other --threads (fewer if a verifier runs here, too)"
+        return [warn("draft step", f"{step:.1f} ms", advice)]
     return [ok("draft step", f"{step:.1f} ms")]
 
 

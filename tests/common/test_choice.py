@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from common.choice import (
     DEPTHS,
+    FLOAT32_MAX,
     Choice,
+    History,
+    adjust,
     adjustments,
     choose,
     nucleus,
@@ -153,6 +156,64 @@ def test_choices_have_the_law_of_the_processed_softmax(
     expected = 3000 * law[law > 0]
     chi_square = ((counts[law > 0] - expected) ** 2 / expected).sum()
     assert chi_square < CHI_SQUARE_9999[expected.size - 1]
+
+
+def sorted_each_time(
+    logits: Logits, params: SamplingParams, prompt: Sequence[int], generated: Sequence[int]
+) -> Logits:
+    """Bias and penalties from the whole text of one row, as float64 says them."""
+    biased = np.array([token for token, _ in params.logit_bias], np.int64)
+    written = np.array(generated, np.int64)
+    seen = np.concatenate([np.array(prompt, np.int64), written])
+    tokens = np.unique(np.concatenate([biased, seen]))
+    bias = np.zeros(tokens.size)
+    np.add.at(bias, np.searchsorted(tokens, biased), [value for _, value in params.logit_bias])
+    factor = np.ones(tokens.size)
+    factor[np.searchsorted(tokens, seen)] = params.repetition_penalty
+    times = np.bincount(np.searchsorted(tokens, written), minlength=tokens.size)
+    minus = params.presence_penalty * (times > 0) + params.frequency_penalty * times
+    values = logits[tokens].astype(np.float64) + bias
+    adjusted = logits.copy()
+    with np.errstate(over="ignore"):
+        values = np.where(values > 0, values / factor, values * factor) - minus
+        adjusted[tokens] = np.minimum(values, FLOAT32_MAX)
+    return adjusted
+
+
+IDS = st.lists(st.integers(0, 11), max_size=9)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.sampled_from(PENALTIES),
+    st.sampled_from([*BIASES, ((11, 0.25),)]),
+    IDS,
+    st.lists(IDS, max_size=4),
+    st.lists(IDS, min_size=1, max_size=4),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_history_kept_from_step_to_step_changes_logits_as_the_whole_text_does(
+    penalties: dict[str, float],
+    bias: tuple[tuple[int, float], ...],
+    prompt: list[int],
+    commits: list[list[int]],
+    paths: list[list[int]],
+    seed: int,
+) -> None:
+    """Bit for bit, on every path below the committed text."""
+    params = make_params(0.8, penalties, bias=bias)
+    logits = (np.random.default_rng(seed).normal(size=12) * 5).astype(np.float32)
+    history = History.of(params, np.array(prompt, np.int32), np.empty(0, np.int32))
+    for commit in commits:
+        history = history.extended(np.array(commit, np.int32))
+    text = [token for commit in commits for token in commit]
+    assert history.num_generated == len(text)
+    owners, own = history.after([np.array(path, np.int32) for path in paths])
+    ends = np.searchsorted(owners, np.arange(len(paths) + 1))
+    for place, path in enumerate(paths):
+        changes = (history.changes, own.part(slice(ends[place], ends[place + 1])))
+        expected = sorted_each_time(logits, params, prompt, text + path)
+        np.testing.assert_array_equal(adjust(logits, changes), expected)
 
 
 LOGIT = st.one_of(
@@ -315,7 +376,7 @@ def test_penalties_demand_their_tokens() -> None:
     with pytest.raises(LocalError, match="prompt and generated"):
         choose(np.zeros(3, np.float32), params, 0)
     with pytest.raises(LocalError, match=r"within 0\.\.2"):
-        choose(np.zeros(3, np.float32), params, 0, np.array([3], np.int32), np.empty(0, np.int32))
+        choose(np.zeros(3, np.float32), params, 0, np.empty(0, np.int32), np.array([3], np.int32))
     assert adjustments(SamplingParams(), None, None, 3) is None
 
 

@@ -4,8 +4,10 @@ quiet."""
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +17,7 @@ from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
 from cloud_verifier.outbox import Outgoing
 from cloud_verifier.worker import Worker
 from common.errors import CapacityError, ForerunError, LocalError
-from common.messages import Commit, Finish, Open
+from common.messages import Commit, Finish, Open, Opened
 from common.sampling import SamplingParams
 from tests.drivers.tiny import EOS, VOCABULARY
 from tests.worlds.models import VOCAB, TinyTarget, target_alone
@@ -40,6 +42,52 @@ def worker_with(fault: Callable[[StepPlan], Exception | None]) -> Worker:
     engine = Faulty(info)
     engine.fault = fault
     return Worker(engine, VerifyScheduler(info))
+
+
+class Slow(TinyTarget):
+    """Answers about a grammar once it is let to; says when its vocabulary is asked for."""
+
+    def __init__(self, info: TargetInfo) -> None:
+        super().__init__(info)
+        self.may_answer = threading.Event()
+        self.prepared = threading.Event()
+
+    def check_grammar(self, request: Open) -> None:
+        assert self.may_answer.wait(20)
+
+    def prepare_grammars(self) -> None:
+        self.prepared.set()
+
+
+def slow_worker(clock: Callable[[], float]) -> tuple[Worker, Slow]:
+    info = TargetInfo("tiny", VOCAB, 512, 400, EOS, VOCABULARY.fingerprint)
+    engine = Slow(info)
+    return Worker(engine, VerifyScheduler(info), clock), engine
+
+
+async def test_an_open_that_was_held_says_for_how_long() -> None:
+    """Else the edge takes the time in which a grammar was read for the network's."""
+    now = 10.0
+    worker, engine = slow_worker(lambda: now)
+    request = Open((1, 2), replace(SAMPLING, grammar="2"), VOCABULARY.fingerprint)
+    key, queue = worker.connect()
+    checking = asyncio.create_task(worker.check(key, request))
+    await asyncio.sleep(0)  # it has come
+    now = 11.5
+    engine.may_answer.set()
+    await checking
+    worker.receive(key, request)
+    opened = await queue.get()
+    assert isinstance(opened, Opened)
+    assert opened.hold_us == 1_500_000
+
+
+async def test_what_grammars_need_is_made_before_one_comes() -> None:
+    worker, engine = slow_worker(time.monotonic)
+    heartbeat = asyncio.create_task(worker.run())
+    assert await asyncio.to_thread(engine.prepared.wait, 20)
+    heartbeat.cancel()
+    await asyncio.gather(heartbeat, return_exceptions=True)
 
 
 async def ended(worker: Worker, prompt: tuple[int, ...]) -> tuple[list[int], ForerunError | None]:

@@ -52,6 +52,15 @@ def test_alone_a_prompt_is_read_in_whole_chunks() -> None:
     assert yard.chunks() == {1: 100}
 
 
+def test_the_only_session_reads_more_as_long_as_that_is_quick() -> None:
+    """Nobody waits for its step; one that opens meanwhile waits for 0.2 s more at most."""
+    for per_row, chunk in ((0.0, 400), (1e-4, 400), (1e-3, 200), (1e-2, 100)):
+        yard = Yard(per_row=per_row, prefill_chunk=100)
+        yard.session(1000)
+        batch = yard.batcher.batch(yard.ready, alone=True)
+        assert batch.chunks == {1: chunk}
+
+
 def test_beside_others_a_prompt_takes_what_their_step_can_bear() -> None:
     yard = Yard(per_row=1e-4, prefill_chunk=256, max_prefill_slowdown=1.75)
     yard.decoding()

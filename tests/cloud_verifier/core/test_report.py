@@ -60,12 +60,12 @@ def test_a_step_tells_how_long_each_had_waited_for_its_tokens() -> None:
 
 def test_a_step_that_only_reads_brings_nobody_a_token() -> None:
     bench = Bench(prefill_chunk=2)
-    bench.open(1, ask((1, 2, 3, 4, 5)))
+    bench.open(1, ask((1,) * 12))
     bench.step()
     assert bench.scheduler.ledger.last_step is not None
     assert bench.scheduler.ledger.last_step.waits == Waits()
     assert bench.scheduler.sessions[1].tally.num_steps == 0
-    assert bench.scheduler.sessions[1].tally.num_rows == 2
+    assert bench.scheduler.sessions[1].tally.num_rows == 8
 
 
 def test_streams_that_never_had_a_session_are_counted_by_the_status_that_they_got() -> None:

@@ -439,11 +439,11 @@ def test_a_text_that_is_complete_is_opened_and_finished(request_: Open, reason: 
 
 def test_a_resumed_text_goes_on_as_if_nothing_had_happened() -> None:
     bench = Bench(prefill_chunk=2)
-    bench.open(1, ask((1, 2), committed=(3, 4)))
-    bench.propose(1, chain(5, anchor=3))
+    bench.open(1, ask((1,) * 8, committed=(3, 4)))
+    bench.propose(1, chain(5, anchor=9))
     assert bench.step() == []
     (commit,) = commits(bench.step())
-    assert (commit.start, commit.tokens, commit.server_made) == (4, (5, 6), 0b10)
+    assert (commit.start, commit.tokens, commit.server_made) == (10, (5, 6), 0b10)
 
 
 def test_a_close_is_answered_at_once_and_a_lost_stream_is_not() -> None:

@@ -8,6 +8,7 @@ import pytest
 from cloud_verifier.core.arrivals import MAX_PLACES
 from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.session import VerifySession
+from common.choice import History
 from common.errors import Code, PeerError
 from common.messages import FinishReason, Open, Propose
 from tests.cloud_verifier.core.bench import VOCAB, ask, chain, count, leased, siblings
@@ -237,6 +238,26 @@ def test_prompt_and_generated_are_handed_over_only_for_penalties() -> None:
     assert item.prompt.dtype == item.generated.dtype == np.int32
     plain, memory = leased(make(ask((4, 5))))
     assert plain.plan(1, [plain.tree.tip], memory).prompt is None
+
+
+def test_the_history_of_a_text_is_that_of_its_committed_tokens() -> None:
+    """From step to step, and once more from the beginning where the KV was dropped."""
+    request = ask((4, 5), repetition_penalty=1.5, frequency_penalty=0.5)
+    session, memory = leased(make(request))
+    lengths = []
+    for turn in range(6):
+        if turn == 4:
+            session.preempt(memory)
+            session.lease = memory.open("", session.tree.committed[:-1], 20)
+        item = session.plan(session.num_prefill, [session.tree.tip], memory)
+        expected = History.of(request.sampling, item.prompt, item.generated)
+        assert item.history is not None
+        lengths.append(item.history.num_generated)
+        for field in ("tokens", "bias", "factor", "minus"):
+            kept = getattr(item.history.changes, field)
+            assert kept.tolist() == getattr(expected.changes, field).tolist(), (turn, field)
+        session.apply(count(item), memory, now=1.0)
+    assert lengths == [0, 0, 1, 2, 0, 4]
 
 
 # Fill -------------------------------------------------------------------------------------------------

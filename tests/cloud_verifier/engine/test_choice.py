@@ -85,6 +85,26 @@ def test_choices_equal_the_reference(way: Chooser, size: int, spread: float, dev
     assert_like_the_reference(way, random_logits(len(rows), size, spread, device), rows)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("entries", [1, 20, choice.ENTRIES])
+def test_rows_of_a_session_share_what_its_history_changes(
+    way: Chooser, entries: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trees of several sessions, with a history kept from earlier steps and without one."""
+    monkeypatch.setattr(choice, "ENTRIES", entries)
+    rows = []
+    for session, params in enumerate(MIXED):
+        history = reference.History.of(params, PROMPT, GENERATED[: session % 4])
+        for path in ([], [7], [7, 2], [6, 0, 6]):
+            generated = np.append(GENERATED, np.array(path, np.int32))
+            rows.append(ChoiceRow(params, 9, PROMPT, generated, history=history))
+            rows.append(ChoiceRow(params, 9, PROMPT, generated))
+    logits = random_logits(len(rows), 300, 2.0, device)
+    logits[1::2] = logits[::2]
+    assert_like_the_reference(way, logits, rows)
+
+
 def masked(rows: Sequence[ChoiceRow], size: int) -> list[ChoiceRow]:
     """Three rows of four under a grammar: one token in two, few, or a single one."""
     chance = np.random.default_rng(size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +30,81 @@ def test_half_precision_heads_sum_in_float32(with_bias: bool) -> None:
     torch.testing.assert_close(logits.double(), exact, rtol=1e-5, atol=1e-6)
     assert not torch.equal(logits.to(torch.bfloat16).float(), logits)
     torch.testing.assert_close(rounded.float(), logits, rtol=0.02, atol=0.02)
+
+
+@pytest.fixture
+def bfloat16_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cloud_verifier.engine import fp32_head
+
+    monkeypatch.setattr(fp32_head, "computes_bfloat16", lambda: True)
+
+
+@pytest.mark.usefixtures("bfloat16_processor")
+@pytest.mark.parametrize("rows", [0, 1, 40])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_where_a_cpu_computes_in_bfloat16_the_best_logits_are_float32_sums(
+    rows: int, with_bias: bool
+) -> None:
+    """The others are rounded, and no copy of the weight is kept."""
+    import torch
+
+    from cloud_verifier.engine.fp32_head import FRONT, install_fp32_head
+
+    torch.manual_seed(3)
+    head = torch.nn.Linear(64, 12 * FRONT, bias=with_bias, dtype=torch.bfloat16)
+    hidden = 9 * torch.randn(1, rows, 64, dtype=torch.bfloat16)
+    install_fp32_head(head)
+    logits = head(hidden)[0]
+    exact = hidden[0].double() @ head.weight.double().T + (head.bias.double() if with_bias else 0.0)
+    assert (tuple(logits.shape), logits.dtype) == ((rows, 12 * FRONT), torch.float32)
+    best = exact.topk(FRONT // 2, dim=1).indices
+    torch.testing.assert_close(logits.gather(1, best).double(), exact.gather(1, best), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits.double(), exact, rtol=0.01, atol=0.03)
+    assert logits.argmax(dim=1).tolist() == exact.argmax(dim=1).tolist()
+    kept = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    assert not [one for one in kept if one.shape == head.weight.shape and one.dtype == torch.float32]
+
+
+@pytest.mark.usefixtures("bfloat16_processor")
+def test_a_row_whose_best_tokens_are_equal_in_bfloat16_is_float32_throughout() -> None:
+    """More tokens share the rounded maximum than are computed again; one of them is the best."""
+    import torch
+
+    from cloud_verifier.engine.fp32_head import FRONT, install_fp32_head
+
+    torch.manual_seed(3)
+    head = torch.nn.Linear(2, 12 * FRONT, bias=False, dtype=torch.bfloat16)
+    with torch.no_grad():
+        head.weight[:, 0] = 1.0
+        head.weight[:, 1] = torch.randn(12 * FRONT) * 1e-4
+    hidden = torch.tensor([[[16.0, 1.0], [0.0, 9.0]]], dtype=torch.bfloat16)
+    install_fp32_head(head)
+    exact = hidden[0].double() @ head.weight.double().T
+    logits = head(hidden)[0]
+    torch.testing.assert_close(logits[0].double(), exact[0], rtol=1e-6, atol=1e-6)
+    assert logits.argmax(dim=1).tolist() == exact.argmax(dim=1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "computes"),
+    [
+        ("processor : 0\nflags\t\t: fpu avx512f avx512_bf16\n", True),
+        ("flags : fpu amx_bf16 amx_tile\n", True),
+        ("Features\t: fp asimd bf16 i8mm\n", True),
+        ("flags : fpu avx512f avx512_vnni\nbugs : bf16\n", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_a_processor_tells_whether_it_computes_in_bfloat16(
+    cpuinfo: str | None, computes: bool, tmp_path: Path
+) -> None:
+    from cloud_verifier.engine.fp32_head import computes_bfloat16
+
+    file = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        file.write_text(cpuinfo)
+    assert computes_bfloat16(file) is computes
 
 
 def test_other_heads_are_left_alone() -> None:

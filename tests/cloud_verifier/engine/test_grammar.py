@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cloud_verifier.core.target import StepPlan
-from cloud_verifier.engine.grammar import TargetGrammars, check_grammar
+from cloud_verifier.engine.grammar import TargetGrammars, check_grammar, prepare_grammars
 from common.errors import LocalError, PeerError, UserError
 from common.messages import Open
 from common.sampling import SamplingParams
@@ -77,6 +77,29 @@ def test_tokens_are_made_when_they_are_first_asked_for_and_once() -> None:
     assert made == [1]
 
 
+def test_tokens_made_before_are_not_made_again() -> None:
+    made = list[int]()
+
+    def make() -> Tokens:
+        made.append(1)
+        return tokens()
+
+    grammars = TargetGrammars(make)
+    grammars.prepare()
+    grammars.check(asking("start: /a/"))
+    assert made == [1]
+
+
+def test_tokens_that_cannot_be_read_refuse_grammars_and_nothing_else() -> None:
+    def make() -> Tokens:
+        raise UserError("its tokenizer is none of tokenizer.json")
+
+    grammars = TargetGrammars(make)
+    grammars.prepare()
+    with pytest.raises(UserError, match="none of tokenizer"):
+        grammars.check(asking("start: /a/"))
+
+
 class Plain:
     """An engine that knows of no grammars."""
 
@@ -86,8 +109,14 @@ class Strict:
 
     info = None
 
+    def __init__(self) -> None:
+        self.prepared = 0
+
     def check_grammar(self, request: Open) -> None:
         raise UserError(f"not {request.sampling.grammar}")
+
+    def prepare_grammars(self) -> None:
+        self.prepared += 1
 
 
 def test_an_engine_that_checks_no_grammar_takes_none() -> None:
@@ -104,11 +133,15 @@ def test_engines_around_an_engine_ask_it() -> None:
     from cloud_verifier.engine.floor import FlooredEngine
     from cloud_verifier.engine.parallel import Leader, LeadingEngine
 
-    floored = FlooredEngine(Strict(), 0.0)  # type: ignore[arg-type]  # it is asked for nothing else
-    leading = LeadingEngine(Strict(), Leader.__new__(Leader))  # type: ignore[arg-type]
+    strict = Strict()
+    floored = FlooredEngine(strict, 0.0)  # type: ignore[arg-type]  # it is asked for nothing else
+    leading = LeadingEngine(strict, Leader.__new__(Leader))  # type: ignore[arg-type]
     for engine in (floored, leading):
         with pytest.raises(UserError, match="not start"):
             check_grammar(engine, asking("start: /a/"))
+        prepare_grammars(engine)
+    prepare_grammars(Plain())
+    assert strict.prepared == 2
 
 
 # The demo target ---------------------------------------------------------------------------------------

@@ -53,6 +53,26 @@ def test_a_folder_is_loaded_with_its_tokenizer(folder: Path) -> None:
     assert model.tokenize("cat Ġthe cat") == [2, 1, 2]
 
 
+@pytest.mark.parametrize("stored", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("computes", [True, False])
+@pytest.mark.parametrize("small", [True, False])
+def test_a_cpu_takes_bfloat16_for_a_large_model_that_is_stored_so_if_it_computes_in_it(
+    stored: str, computes: bool, small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from cloud_verifier.engine import transformers_adapter
+    from tests.cloud_verifier.engine.tiny import plain_model
+
+    plain_model("llama").to(transformers_adapter.DTYPES[stored]).save_pretrained(tmp_path)
+    monkeypatch.setattr(transformers_adapter, "computes_bfloat16", lambda: computes)
+    monkeypatch.setattr(transformers_adapter, "SMALL", 10**8 if small else 10)
+    for dtype in ("auto", "float32", "bfloat16"):
+        model = transformers_adapter.load_target(str(tmp_path), dtype=dtype, with_tokenizer=False)
+        half = dtype == "bfloat16" or (dtype, stored, computes, small) == ("auto", "bfloat16", True, False)
+        assert model.dtype is (torch.bfloat16 if half else torch.float32)
+
+
 def test_the_token_table_holds_the_stored_texts_and_pads_to_the_model(folder: Path) -> None:
     from cloud_verifier.engine.transformers_adapter import load_target
 

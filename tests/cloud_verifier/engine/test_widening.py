@@ -45,6 +45,15 @@ def test_it_computes_what_a_float32_copy_computes(family: str, dtype: str) -> No
     assert torch.equal(logits_of(model), before)
 
 
+def test_one_weight_of_embeddings_and_head_is_widened_once() -> None:
+    """It is the largest tensor of a small model, so a second copy would be most of the probe's memory."""
+    from cloud_verifier.engine.widening import float32_inside
+
+    model = half_model("gemma2", "bfloat16")
+    with float32_inside(model, 2):
+        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
 def test_only_the_layer_that_computes_is_wide() -> None:
     import torch
 

@@ -22,7 +22,7 @@ def modes(worker: Worker) -> list[Mode]:
 
 def test_a_session_reads_then_writes() -> None:
     worker = make(prefill_chunk=2)
-    key, _ = begin(worker, ask((1, 2, 3, 4)))
+    key, _ = begin(worker, ask((1, 2, 3, 4) * 3))
     assert modes(worker) == [Mode.PREFILL]
     engine = TinyTarget(INFO)
     for mode in (Mode.PREFILL, Mode.DECODE):

@@ -21,6 +21,7 @@ from edge_client.core.effects import (
     MoveTip,
     Preview,
     PreviewEnds,
+    Probe,
     Send,
     Withdraw,
 )
@@ -462,6 +463,39 @@ def test_who_is_to_fail_does_so_from_the_start_on() -> None:
     finished = session.effects()[-1]
     assert isinstance(finished, Finished)
     assert str(finished.error) == "no verifier has answered for 0.5 s"
+
+
+def opening(**config: object) -> EdgeSession:
+    """Its `Open` has left at 0.0 and is not answered; it asks when nothing comes."""
+    session = make(asks_when_silent=True, patience=0.8, **config)  # type: ignore[arg-type]  # many types
+    session.start(0.0)
+    session.effects()
+    return session
+
+
+@pytest.mark.parametrize("fallback", list(Fallback))
+def test_a_verifier_that_answers_and_has_not_opened_yet_is_a_server(fallback: Fallback) -> None:
+    """It reads a vocabulary or a grammar; the fallback would show a dead verifier."""
+    session = opening(fallback=fallback)
+    now = 0.0
+    for quiet in (0.4, 0.8, 1.6, 2.5, 2.5):
+        assert Probe in kinds(timer(session, now + quiet))
+        now += quiet + 0.1
+        session.on_probed(True, now)
+        assert not {Finished, ChangeMode} & set(kinds(session.effects()))
+    session.on_message(Opened(1, 32), now)
+    session.on_message(Commit(2, (5,)), now)
+    assert Emit in kinds(session.effects())
+
+
+def test_a_question_without_an_answer_begins_the_fallback_when_it_is_due() -> None:
+    session = opening(fallback=Fallback.FAIL)
+    timer(session, 0.4)
+    session.on_probed(True, 0.5)
+    timer(session, 1.3)
+    (finished,) = timer(session, 1.7)
+    assert isinstance(finished, Finished)
+    assert isinstance(finished.error, UnavailableError)
 
 
 def test_who_is_to_fail_gives_a_refusal_on_with_the_verifiers_advice() -> None:

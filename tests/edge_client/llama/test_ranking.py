@@ -29,8 +29,15 @@ def random_logits(num_rows: int, num_vocab: int, seed: int = 3) -> NDArray[np.fl
     return (3.0 * np.random.default_rng(seed).standard_normal((num_rows, num_vocab))).astype(np.float32)
 
 
-def generated_by(row: Row) -> list[int]:
+COMMITTED = (8, 7)  # after the prompt
+
+
+def below_tip(row: Row) -> list[int]:
     return [9] * (row.position % 3)
+
+
+def generated_by(row: Row) -> list[int]:
+    return [*COMMITTED, *below_tip(row)]
 
 
 def ranked(
@@ -38,7 +45,10 @@ def ranked(
 ) -> list[Expansion]:
     ranker = Ranker(logits.shape[1], num_candidates, num_noisy)
     ranker.start(params, PROMPT)
-    return ranker.rank(logits.copy(), [Row(i, 40 + i) for i in range(len(logits))], generated_by)
+    rows = [Row(i, 40 + i) for i in range(len(logits))]
+    for text in (PROMPT, PROMPT + COMMITTED[:1]):
+        ranker.rank(logits.copy(), rows, text, below_tip)  # earlier steps of the same text
+    return ranker.rank(logits.copy(), rows, PROMPT + COMMITTED, below_tip)
 
 
 def brute_force(logits: NDArray[np.float32], params: SamplingParams, row: Row) -> NDArray[np.float64]:
@@ -80,7 +90,7 @@ def test_plain_candidates_are_the_likeliest_without_noise(num_vocab: int, params
     ranker = Ranker(num_vocab, 5)
     ranker.start(params, PROMPT, plain=count)
     rows = [Row(place, 40 + place) for place in range(3)]
-    found = ranker.rank(logits.copy(), rows, generated_by)
+    found = ranker.rank(logits.copy(), rows, PROMPT + COMMITTED, below_tip)
     for row, expansion, own in zip(rows, found, logits, strict=True):
         history = np.array(generated_by(row), np.int64)
         scores = process_logits(own, params, np.array(PROMPT), history)
@@ -94,9 +104,9 @@ def test_the_noise_is_back_for_the_next_text() -> None:
     ranker, row = Ranker(64, 5), [Row(0, 40)]
     logits, params = random_logits(1, 64), SamplingParams(temperature=1.0, seed=3)
     ranker.start(params, PROMPT, plain=9)
-    assert len(ranker.rank(logits.copy(), row, generated_by)[0].tokens) == 9
+    assert len(ranker.rank(logits.copy(), row, PROMPT, below_tip)[0].tokens) == 9
     ranker.start(params, PROMPT)
-    again = ranker.rank(logits.copy(), row, generated_by)
+    again = ranker.rank(logits.copy(), row, PROMPT, below_tip)
     assert again == ranked(logits, params, num_candidates=5)
 
 

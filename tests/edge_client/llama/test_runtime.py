@@ -195,3 +195,10 @@ def test_without_weights_the_tokens_are_the_same(
         assert tokens_only.eos_ids == runtime.eos_ids
         assert tokens_only.tokenize("the and thé", False) == runtime.tokenize("the and thé", False)
     assert seen == [True]
+
+
+@pytest.mark.parametrize(("processors", "threads"), [(1, 1), (2, 1), (8, 7)])
+def test_a_processor_is_left_to_others(processors: int, threads: int) -> None:
+    from edge_client.llama.runtime import default_threads
+
+    assert default_threads(processors) == threads

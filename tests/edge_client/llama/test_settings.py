@@ -32,6 +32,21 @@ def test_a_bad_setting_is_named(field: str, value: Any) -> None:
         LlamaSettings(**{"path": "model.gguf", field: value})
 
 
+def test_the_logits_that_are_reserved_stay_within_bounds() -> None:
+    """Small vocabularies have room for wide trees; large ones have enough."""
+    settings = LlamaSettings("model.gguf")
+    counts = [settings.num_sequences(num_vocab) for num_vocab in (512, 32_000, 128_256, 262_144)]
+    assert counts == [192, 192, 77, 64]
+    assert LlamaSettings("model.gguf", n_seq_max=100).num_sequences(262_144) == 100
+    assert LlamaSettings("model.gguf", n_batch=64).num_sequences(512) == 64
+
+
+@pytest.mark.parametrize(("cells", "tokens"), [(256, 512), (8192, 512), (32_768, 128), (2**20, 64)])
+def test_a_large_context_is_computed_in_smaller_pieces(cells: int, tokens: int) -> None:
+    assert LlamaSettings("model.gguf").num_together(cells) == tokens
+    assert LlamaSettings("model.gguf", n_batch=64).num_together(cells) == 64
+
+
 def test_quantised_kv_needs_flash_attention() -> None:
     with pytest.raises(UserError, match="flash_attention"):
         LlamaSettings("model.gguf", kv_type="q8_0", flash_attention=False)
