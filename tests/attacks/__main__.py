@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             skipped = f"  (skipped: {attack.skipped})" if attack.skipped else ""
             print(f"{attack.name:24} {attack.against:22} {attack.holds}{skipped}")
         return 0
-    logging.basicConfig(level=logging.ERROR)
+    logging.getLogger("link").setLevel(logging.CRITICAL)  # it tells of every verifier that was killed
     raise_file_limit()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="forerun-attacks-") as folder:

@@ -328,11 +328,12 @@ async def slow_grammar(stage: DaemonStage, over: Over) -> None:
     asked = {"model": draft, "messages": [{"role": "user", "content": "1"}], "response_format": form}
     async with prompt_health(stage):
         for body in (asked, {**asked, "model": cards[0]["id"]}):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(8):
+            try:
+                async with asyncio.timeout(10):
                     status, _, answer = await stage.ask("/v1/chat/completions", {**body, "max_tokens": 8})
-                    expect(status < 500 or status == 503, f"answered {status}: {answer[:200]!r}")
-        await asyncio.sleep(4.0)
+            except TimeoutError:
+                raise Broken(f"no answer of {body['model']} within 10 s") from None
+            expect(status < 500 or status == 503, f"answered {status}: {answer[:200]!r}")
 
 
 async def http_without_rights(stage: DaemonStage, over: Over) -> None:
@@ -400,10 +401,10 @@ async def kills(stage: DaemonStage, over: Over) -> None:
     """Daemon and verifiers are killed while clients read; each text is compared with one without faults."""
     prompts, folder = tuple(bundled()), stage.folder / "kills"
     folder.mkdir(parents=True)
-    jobs = tuple(draw_job(3, number, prompts) for number in range(4))
+    jobs = tuple(draw_job(3, number, prompts) for number in range(2))
     weights = dict.fromkeys(Kind, 0.0) | {Kind.DAEMON_KILL: 3.0, Kind.KILL: 1.0}
     async with Processes(StageSettings(folder, 15.0)) as processes:
-        found = await run(processes, jobs, RunSettings(faults=4, seed=3, clients=3, weights=weights))
+        found = await run(processes, jobs, RunSettings(faults=3, seed=3, clients=2, weights=weights))
     expect(not found.violation, found.violation)
     expect(found.texts > 0, "no text was compared")
 

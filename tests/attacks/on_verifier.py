@@ -69,9 +69,13 @@ async def told(
     metadata: Any = (),
     squeezed: bool = False,
     patience: float = 15.0,
+    stays: bool = False,
 ) -> Status:
-    """One call of raw messages, to its end; DEADLINE_EXCEEDED if that does not come. A call whose status this
-    client has lost is made again."""
+    """One call of raw messages, to its end; DEADLINE_EXCEEDED if that does not come.
+
+    With `stays` the client keeps its half of the stream open, as a session needs it. A call is made again if
+    gRPC's client has lost its status.
+    """
     compression = grpc.Compression.Gzip if squeezed else None
     method: Any = channel.stream_stream(path.decode())
     status = UNHEARD
@@ -80,7 +84,8 @@ async def told(
         with contextlib.suppress(*OVER):
             for message in messages:
                 await call.write(message)
-            await call.done_writing()
+            if not stays:
+                await call.done_writing()
         with contextlib.suppress(*OVER):
             async for _ in call:
                 pass
@@ -105,20 +110,19 @@ async def compressed_padding(stage: VerifierStage, over: Over) -> None:
         for path in (CHECK, DESCRIBE):
             await asyncio.gather(*(told(channel, bomb, path=path, squeezed=True) for _ in range(24)))
     async with stage.channel() as channel:
-        await asyncio.gather(
-            *(told(channel, stage.opening(), *[bomb] * 4, metadata=stage.metadata(), squeezed=True)
-              for _ in range(2))
-        )  # fmt: skip
+        metadata, session = stage.metadata(), (stage.opening(), *[bomb] * 4)
+        inside = [told(channel, *session, metadata=metadata, squeezed=True, stays=True) for _ in range(2)]
+        await asyncio.gather(*inside)
 
 
 async def slow_grammars(stage: VerifierStage, over: Over) -> None:
     """Seven streams with a schema that takes gigabytes to compile; each hangs up after a second."""
     async with stage.channel() as channel:
         await asyncio.gather(
-            *(told(channel, stage.opening(grammar=SLOW_SCHEMA), patience=1.0) for _ in range(7))
+            *(told(channel, stage.opening(grammar=SLOW_SCHEMA), patience=1.0, stays=True) for _ in range(7))
         )
         await asyncio.sleep(8.0)
-        status = await told(channel, stage.opening(tokens=4, grammar="start: /[a-z]+/"))
+        status = await told(channel, stage.opening(tokens=4, grammar="start: /[a-z]+/"), stays=True)
     expect(status.code is Code.OK, f"an honest grammar was answered {status.code.name}: {status.details}")
 
 
@@ -127,13 +131,15 @@ async def ambiguous_grammars(stage: VerifierStage, over: Over) -> None:
     async with stage.channel() as channel:
         while not over.is_set():
             opening = stage.opening(tokens=1000, grammar=AMBIGUOUS, ignore_eos=True)
-            await asyncio.gather(*(told(channel, opening, patience=6.0) for _ in range(8)))
+            await asyncio.gather(*(told(channel, opening, patience=6.0, stays=True) for _ in range(8)))
 
 
 async def drain_beside_a_compile(stage: VerifierStage, over: Over) -> None:
     """SIGTERM while a grammar is compiled that never comes to an end."""
     async with stage.channel() as channel:
-        call = asyncio.create_task(told(channel, stage.opening(grammar=SLOW_SCHEMA), patience=30.0))
+        call = asyncio.create_task(
+            told(channel, stage.opening(grammar=SLOW_SCHEMA), patience=30.0, stays=True)
+        )
         await asyncio.sleep(1.0)
         await stage.verifier.drain(GRACE)
         await call
@@ -495,7 +501,8 @@ async def cached_prompts(stage: VerifierStage, over: Over) -> None:
     async def hits(tenant: str) -> float:
         before = value_of(await asyncio.to_thread(metrics_page, stage), "vllm:prefix_cache_hits_total")
         async with stage.channel() as channel:
-            status = await told(channel, stage.opening(prompt, 2), metadata=stage.metadata(tenant))
+            opening, metadata = stage.opening(prompt, 2), stage.metadata(tenant)
+            status = await told(channel, opening, metadata=metadata, stays=True)
         expect(status.code is Code.OK, f"tenant {tenant} was answered {status.code.name}: {status.details}")
         return value_of(await asyncio.to_thread(metrics_page, stage), "vllm:prefix_cache_hits_total") - before
 
@@ -511,7 +518,7 @@ async def hostile_names(stage: VerifierStage, over: Over) -> None:
     names = [f'x"}} 1\\n# {number}' for number in range(58)] + ["y" * 7000, 'a",b="c', "{}"]
     async with stage.channel() as channel:
         for name in names:
-            await told(channel, stage.opening(tokens=1), metadata=((TENANT_KEY, name),))
+            await told(channel, stage.opening(tokens=1), metadata=((TENANT_KEY, name),), stays=True)
     page = await asyncio.to_thread(metrics_page, stage)
     tenants = {
         sample.labels["tenant"]

@@ -19,7 +19,7 @@ from tests.fuzz.laws import Broken
 MOST_RATIO = 3.0
 """Of the 95th percentile of gaps, under attack to undisturbed."""
 
-LONGEST = 100.0
+LONGEST = 150.0
 """Seconds that one attack may take, beside the honest text."""
 
 
