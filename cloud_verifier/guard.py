@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -19,7 +20,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
+from common.rpc.options import SMALL_MESSAGE_BYTES
 from common.rpc.status import to_status
+from common.rpc.wire_fields import check_length
 
 logger = logging.getLogger(__name__)
 
@@ -43,17 +46,41 @@ them, each costs some 30 KB, and one watcher a balancer is plenty."""
 DEFECT = to_status(LocalError("a defect of the verifier; its log has more"))
 
 
+def check_small(data: bytes) -> None:
+    """Raise `PeerError` for more bytes than a small question has."""
+    check_length(len(data), SMALL_MESSAGE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What the guard knows of a method.
+
+    `check` raises for the bytes of a message that must not be parsed, `first` for a call of which nothing is
+    to be read. A method that `bounds_itself` limits how many of its calls there are and how long they last.
+    """
+
+    check: Callable[[bytes], None] = check_small
+    first: Callable[[Any], object] | None = None
+    bounds_itself: bool = False
+
+
+QUESTION = Method()
+
+NO_METHODS: Mapping[str, Method] = {}
+
+
 class Guard(grpc.aio.ServerInterceptor):
     """Bytes that are no message end a call with INVALID_ARGUMENT, a defect of ours with INTERNAL, one that
-    keeps its request for itself with DEADLINE_EXCEEDED. `own` are methods, by their full names, that bound by
-    themselves how many and how long they are; of others that answer in streams there are `MOST_LASTING`.
+    keeps its request for itself with DEADLINE_EXCEEDED. `methods` tells of methods by their full names; all
+    others are a `QUESTION`. Of methods that answer in streams and do not bound themselves there are
+    `MOST_LASTING` calls at once.
 
     Within a method that reads a stream the first raises `PeerError` where it reads. A method may answer with
     the bytes of a message, too.
     """
 
-    def __init__(self, own: Container[str] = ()) -> None:
-        self._own = own
+    def __init__(self, methods: Mapping[str, Method] = NO_METHODS) -> None:
+        self._methods = methods
         self._num_lasting = 0
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
@@ -65,11 +92,12 @@ class Guard(grpc.aio.ServerInterceptor):
         name = next(kind for kind in KINDS if getattr(handler, kind) is not None)
         method, streams = getattr(handler, name), f"stream_{name.rpartition('_')[2]}"
         read = _all_of if handler.request_streaming else _first_of
-        lasts = handler.response_streaming and details.method not in self._own
+        known = self._methods.get(details.method, QUESTION)
+        lasts = handler.response_streaming and not known.bounds_itself
         guard: Any = guarded_generator if inspect.isasyncgenfunction(method) else guarded
-        whole = guard(method, read, self._place if lasts else contextlib.nullcontext)
+        whole = guard(method, read, self._place if lasts else contextlib.nullcontext, known.first)
         coding = {
-            "request_deserializer": _raised(handler.request_deserializer),
+            "request_deserializer": _raised(handler.request_deserializer, known.check),
             "response_serializer": _unless_bytes(handler.response_serializer),
         }
         return handler._replace(request_streaming=True, **{name: None, streams: whole}, **coding)
@@ -88,10 +116,11 @@ class Guard(grpc.aio.ServerInterceptor):
             self._num_lasting -= 1
 
 
-def _raised(deserialize: Deserialize) -> Deserialize:
-    """Raise `PeerError` for bytes that are no message."""
+def _raised(deserialize: Deserialize, check: Callable[[bytes], None]) -> Deserialize:
+    """Raise `PeerError` for bytes that are no message, or that `check` refuses."""
 
     def parse(data: bytes) -> Any:
+        check(data)
         try:
             return deserialize(data)
         except DecodeError:
@@ -126,13 +155,19 @@ def guarded(
     method: Callable[[Any, Any], Awaitable[Any]],
     read: Read = _all_of,
     place: Place = contextlib.nullcontext,
+    first: Callable[[Any], object] | None = None,
 ) -> Any:
     """A method of one answer, or of answers that it writes itself."""
 
     async def call(requests: Any, context: Any) -> Any:
-        async with _told(context):
-            with place():
-                return await method(await read(requests), context)
+        try:
+            async with _told(context):
+                if first is not None:
+                    first(context)
+                with place():
+                    return await method(await read(requests), context)
+        except grpc.aio.AbortError as error:
+            raise _without_frames(error) from None
 
     return call
 
@@ -141,17 +176,30 @@ def guarded_generator(
     method: Callable[[Any, Any], AsyncGenerator[Any, None]],
     read: Read = _all_of,
     place: Place = contextlib.nullcontext,
+    first: Callable[[Any], object] | None = None,
 ) -> Any:
     """A method whose answers are a stream."""
 
     async def call(requests: Any, context: Any) -> AsyncGenerator[Any, None]:
-        async with _told(context):
-            with place():
-                async with aclosing(method(await read(requests), context)) as responses:
-                    async for response in responses:
-                        yield response
+        try:
+            async with _told(context):
+                if first is not None:
+                    first(context)
+                with place():
+                    async with aclosing(method(await read(requests), context)) as responses:
+                        async for response in responses:
+                            yield response
+        except grpc.aio.AbortError as error:
+            raise _without_frames(error) from None
 
     return call
+
+
+def _without_frames(error: grpc.aio.AbortError) -> grpc.aio.AbortError:
+    """Cut the error from the frames of the method. gRPC's state of the call keeps the error, and those frames
+    keep the call and all that it brought: a cycle."""
+    error.__context__ = None
+    return error.with_traceback(None)
 
 
 @asynccontextmanager

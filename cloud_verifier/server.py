@@ -11,19 +11,20 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cloud_verifier.core.target import TargetInfo
-from cloud_verifier.guard import Guard
+from cloud_verifier.guard import Guard, Method
 from cloud_verifier.heart import FLUSH_TIME, NO_FILES, Heart
 from cloud_verifier.identity import EVERYBODY, Identity
 from cloud_verifier.line import PrivacySettings
 from cloud_verifier.listening import listen
-from cloud_verifier.service import SERVICE_NAME, SESSION, VerifierService
+from cloud_verifier.service import DESCRIBE, SERVICE_NAME, SESSION, VerifierService
 from cloud_verifier.telemetry.trust import DENIED
 from cloud_verifier.tls import LiveTls, ServerTls
 from cloud_verifier.worker import Worker
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.rpc.describe import TokenTable
 from common.rpc.live_files import LiveFiles
-from common.rpc.options import server_options
+from common.rpc.options import server_options, session_bytes
+from common.rpc.wire_fields import check_request
 
 
 class Server:
@@ -50,14 +51,20 @@ class Server:
         self._heart = Heart(worker, self._service, self._tls, files)
         self.upkeep = self._heart.upkeep
         self._address = address
+        self._max_positions = info.max_positions
         self._over_at: float | None = None  # on the loop's clock; None cuts off whoever is there
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
         self.port = 0
 
     async def __aenter__(self) -> Server:
+        most = self._max_positions
+        methods = {
+            SESSION: Method(lambda data: check_request(data, most), bounds_itself=True),
+            DESCRIBE: Method(first=self._service.check_caller),
+        }
         server = self._server = grpc.aio.server(
-            options=server_options(), interceptors=(Guard(own={SESSION}),)
+            options=server_options(message_bytes=session_bytes(most)), interceptors=(Guard(methods),)
         )
         pb_grpc.add_VerifierServiceServicer_to_server(self._service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

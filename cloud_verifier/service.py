@@ -35,6 +35,7 @@ from common.rpc.describe import Description, Load, TokenTable, encode_descriptio
 from common.rpc.frames import member
 from common.rpc.live_files import LiveFiles
 from common.rpc.status import Status, StatusDetail, to_status
+from common.rpc.wire_fields import check_padding
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ NO_CHAT = Chat("")
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
-SESSION = f"/{SERVICE_NAME}/Session"
+SESSION, DESCRIBE = f"/{SERVICE_NAME}/Session", f"/{SERVICE_NAME}/Describe"
 
 
 class Here(NamedTuple):
@@ -171,6 +172,11 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
             if (error := self._known_denied.why(here.who)) is not None:
                 self._worker.violate(key, error)
 
+    def check_caller(self, context: Call) -> None:
+        """Raise `UserError` for a call of which nothing is to be read: it is nobody's, or of somebody who is
+        denied."""
+        self._who(context)
+
     def _who(self, context: Call) -> Who:
         """Whose a call is. Raises `UserError` if it is nobody's, or of one who is let in no more."""
         who = self._identity.who(context)
@@ -206,12 +212,8 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         try:
             self._worker.charge_stream(key)
             async for frame in requests:
-                self._worker.monitor.note_received(key, member(frame), frame.ByteSize())
-                for request in line.received(frame):
-                    asked = request.open  # of another message it is an empty one
-                    check_count(len(asked.prompt), len(asked.committed), self._info.max_positions)
-                    await self._take(key, decode_request(request), opened, line)
-                    opened = True
+                opened = await self._take_frame(key, frame, opened, line)
+                del frame  # nothing keeps it while the next one is waited for
         except ForerunError as error:
             self._worker.violate(key, error)
         except Exception:  # outermost frame of this task: the edge must learn of a defect, and not which
@@ -219,6 +221,17 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
             self._worker.violate(key, LocalError("a defect of the verifier; its log has more"))
         else:
             outbox.put_nowait(End(key, UnavailableError("the stream was half-closed without a Close")))
+
+    async def _take_frame(self, key: int, frame: pb.SessionRequest, opened: bool, line: Line) -> bool:
+        """Whether the stream has had its `Open` by now."""
+        check_padding(frame)
+        self._worker.monitor.note_received(key, member(frame), frame.ByteSize())
+        for request in line.received(frame):
+            asked = request.open  # of another message it is an empty one
+            check_count(len(asked.prompt), len(asked.committed), self._info.max_positions)
+            await self._take(key, decode_request(request), opened, line)
+            opened = True
+        return opened
 
     async def _take(self, key: int, message: ClientMessage, opened: bool, line: Line) -> None:
         if opened == isinstance(message, Open):

@@ -250,6 +250,7 @@ class Worker:
         for effect in self.scheduler.effects():
             if isinstance(effect, End):
                 if effect.error is not None:
+                    _forget_frames(effect.error)
                     self.monitor.failed(effect.session, effect.error)
             elif isinstance(effect.message, Finish):
                 self.monitor.finished(effect.session, effect.message.reason)
@@ -257,6 +258,13 @@ class Worker:
             if outbox is not None:
                 outbox.put_nowait(effect.message if isinstance(effect, Reply) else effect)
         self.monitor.stepped(self.scheduler.ledger.last_step)
+
+
+def _forget_frames(error: ForerunError) -> None:
+    """Cut the error from the frames that it was raised in. They hold the stream's messages, and the stream
+    holds the error: a cycle, which would keep both until the garbage collector looks at its oldest
+    generation."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
 def _failure(error: BaseException) -> ForerunError:

@@ -41,6 +41,18 @@ MIN_PING_INTERVAL_MS = KEEPALIVE_TIME_MS // 2
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """A million prompt and a million committed tokens at four bytes each; gRPC's own default is 4 MiB."""
 
+SMALL_MESSAGE_BYTES = 64 * 1024
+"""Limit for a request of every method but `Session`. The largest of them names a model or a service."""
+
+OPEN_BYTES = 128 * 1024
+"""Bytes of an `Open` without its tokens, at most: a grammar of 64 KiB, 1,024 biases, 128 stop tokens."""
+
+TOKEN_BYTES = 5
+"""The longest varint of a uint32."""
+
+NO_COMPRESSION = 1
+"""The bit set of compression algorithms that holds `identity` alone. gzip turns 8 KB into 8 MiB."""
+
 CONNECT_TIMEOUT_MS = 1_500
 """For one attempt to connect, TLS included: five round trips of a bad mobile link. Who named a wrong address
 should know within 2 s, where gRPC's default is 20."""
@@ -55,15 +67,23 @@ _BOTH: Options = (
     ("grpc.keepalive_permit_without_calls", 0),
     # gRPC stops after two pings without data by default; a long prefill or a wait for capacity sends none.
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.compression_enabled_algorithms_bitset", NO_COMPRESSION),
 )
+
+
+def session_bytes(max_positions: int) -> int:
+    """Bytes that one message of `Session` may have, for a target of so many positions: the power of two, to
+    which edges pad an `Open`, that holds the longest prompt and text. Never above `MAX_MESSAGE_BYTES`."""
+    needed = TOKEN_BYTES * max_positions + OPEN_BYTES
+    return min(1 << (needed - 1).bit_length(), MAX_MESSAGE_BYTES)
 
 
 def channel_options() -> Options:
     """For `grpc.aio.secure_channel` and `insecure_channel`."""
     return (
         *_BOTH,
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         *_keepalive(KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS),
         # Whatever its name says, it is how long one attempt to connect may take.
         ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
@@ -76,14 +96,16 @@ def channel_options() -> Options:
     )
 
 
-def server_options(*, reuse_port: bool = False) -> Options:
-    """For `grpc.aio.server`. `reuse_port` lets several processes of one machine share the port.
+def server_options(*, reuse_port: bool = False, message_bytes: int = SMALL_MESSAGE_BYTES) -> Options:
+    """For `grpc.aio.server`. gRPC refuses a message of more than `message_bytes` before it is received.
+    `reuse_port` lets several processes of one machine share the port.
 
     It is off unless asked for (gRPC's default is on): a second verifier started by mistake on the same port
     would silently take half of the connections.
     """
     return (
         *_BOTH,
+        ("grpc.max_receive_message_length", message_bytes),
         *_keepalive(SERVER_KEEPALIVE_TIME_MS, SERVER_KEEPALIVE_TIMEOUT_MS),
         # gRPC's default of 5 minutes would answer our own client's pings with GOAWAY.
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),

@@ -158,14 +158,16 @@ class Site:
     async def _call(self, case: Case, events: tuple[Event, ...]) -> Status:
         path, streams = METHODS[case.method]
         options: dict[str, Any] = {"metadata": self._metadata(case), "timeout": case.time_left}
-        if case.squeezed:
+        more = self._more
+        if case.squeezed:  # which is refused; gRPC may close the call before all of it has come
             options["compression"] = grpc.Compression.Gzip
+            more = (*more, Code.UNIMPLEMENTED, Code.INTERNAL)
         if not streams:
             first = next((event.data for event in events if isinstance(event, Send)), b"")
-            return await _unary(self._channel, path, first, options, (*self._more, Code.NOT_FOUND))
+            return await _unary(self._channel, path, first, options, (*more, Code.NOT_FOUND))
         call = self._channel.stream_stream(path, request_serializer=_same, response_deserializer=_same)
         pause = 0.0 if case.hurried else A_BREATH
-        talk = Talk(call(**options), case.method, pause, self._more)
+        talk = Talk(call(**options), case.method, pause, more)
         return await talk.run(events)
 
 

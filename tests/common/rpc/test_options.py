@@ -13,7 +13,7 @@ from common.messages import Commit, Open, Propose
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.rpc.codec import decode_request, decode_response, encode_request, encode_response
-from common.rpc.options import channel_options, server_options
+from common.rpc.options import channel_options, server_options, session_bytes
 from common.rpc.status import StatusDetail, to_detail, to_error, to_status
 from common.sampling import SamplingParams
 
@@ -28,10 +28,18 @@ def test_the_server_puts_up_with_the_clients_pings() -> None:
         assert client[key] == server[key]
 
 
-def test_both_sides_take_the_same_message_length() -> None:
-    client, server = dict(channel_options()), dict(server_options())
-    for key in ("grpc.max_receive_message_length", "grpc.max_send_message_length"):
-        assert client[key] == server[key]
+def test_what_one_side_sends_the_other_takes() -> None:
+    server = dict(server_options(message_bytes=session_bytes(10_000_000)))
+    client, receive, send = (
+        dict(channel_options()),
+        "grpc.max_receive_message_length",
+        "grpc.max_send_message_length",
+    )
+    assert (client[receive], server[receive]) == (server[send], client[send])
+    algorithms = "grpc.compression_enabled_algorithms_bitset"
+    assert client[algorithms] == server[algorithms] == 1, (
+        "compressed messages cost the receiver more than they have"
+    )
 
 
 def test_a_port_is_shared_only_if_asked() -> None:
