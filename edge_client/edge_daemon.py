@@ -19,6 +19,7 @@ from common.privacy import Privacy, privacy_named
 from common.vocabulary import Vocabulary
 from edge_client import daemon_file
 from edge_client.api.app import Api, ApiSettings
+from edge_client.api.connections import raise_descriptor_limit
 from edge_client.api.listening import UNIX, Listening
 from edge_client.api.page import page_routes
 from edge_client.api.security import Gate
@@ -84,6 +85,7 @@ class EdgeDaemon:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, then let requests end for `service.stop_timeout` seconds."""
+        raise_descriptor_limit()
         make_private(self._paths.state)
         daemon_file.refuse_second(self._paths.daemon)
         token = self._token()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -29,6 +30,12 @@ from edge_client.daemon.journal import Journal
 logger = logging.getLogger(__name__)
 
 MAX_CONVERSATION_CHARS = 256
+
+CLIENT_GONE = 499
+"""nginx' status of a request whose client went away; for logs alone."""
+
+HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+"""How JSON escapes one half of a surrogate pair. Two halves that follow each other are one character."""
 
 UNSUPPORTED = {
     "/v1/embeddings": "a draft model is no embedder, and the target only writes",
@@ -127,7 +134,6 @@ class Api:
         if (again := self._again(request, name)) is not None:
             return again
         telling, asked = await read(await _body(request))
-        self.service.device.admission.check()
         if not asked.stream:
             return JSONResponse(await self._unless_gone(request, whole(self.service.device, telling)))
         streams = self.streams
@@ -141,7 +147,7 @@ class Api:
             waiting = {task, gone}
             await asyncio.wait(waiting, timeout=self._limit, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise ApiError(499, "the client went away") if gone.done() else too_long(self._limit)
+                raise ApiError(CLIENT_GONE, "the client went away") if gone.done() else too_long(self._limit)
             found: dict[str, Any] = task.result()
             return found
         finally:
@@ -289,6 +295,8 @@ def _told(endpoint: Endpoint) -> Endpoint:
             return await endpoint(request)
         except (ApiError, ForerunError) as error:
             found = api_error(error)
+        except ClientDisconnect:  # in the middle of its body: there is nobody to answer
+            return Response(status_code=CLIENT_GONE)
         except Exception as error:  # outermost frame of a request: its client must learn of a defect
             logger.exception("! a request failed")
             found = api_error(error)
@@ -315,8 +323,19 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _body(request: Request) -> dict[str, Any]:
     """A request's JSON object. Raises `ApiError`."""
+    raw = await request.body()
     try:
-        found = json.loads(await request.body())
+        text = raw.decode(json.detect_encoding(raw))
+        found = json.loads(text)
+        if HALF_A_PAIR.search(text):
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(
+            400,
+            "the body holds half a surrogate pair (\\ud800 to \\udfff), which is no character; send whole "
+            "characters",
+            code="invalid_json",
+        ) from error
     except (ValueError, RecursionError) as error:  # ValueError: also bytes that are no UTF-8
         raise ApiError(400, f"the body is not JSON: {error}"[:300], code="invalid_json") from error
     if not isinstance(found, dict):
@@ -325,7 +344,11 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 def _conversation(request: Request) -> str:
-    name = request.headers.get("x-conversation-id", "")
+    """Starlette reads headers as Latin-1; clients write a name in UTF-8, as they do in `conv_id`."""
+    try:
+        name = request.headers.get("x-conversation-id", "").encode("latin-1").decode()
+    except UnicodeDecodeError as error:
+        raise wrong("X-Conversation-Id", "X-Conversation-Id is not UTF-8; send UTF-8 or ASCII") from error
     if len(name) > MAX_CONVERSATION_CHARS:
         raise wrong(
             "X-Conversation-Id", f"X-Conversation-Id has more than {MAX_CONVERSATION_CHARS} characters"

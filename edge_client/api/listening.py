@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from common.address import host_and_port
 from common.errors import UserError
+from edge_client.api.connections import ListeningServer, Patience, Seldom, most_connections
 
 UNIX = "unix:"
 OWNER_ONLY = 0o177
@@ -23,6 +24,9 @@ OWNER_ONLY = 0o177
 
 IDLE_TIME = 75
 """Seconds that a connection may rest between requests; SDKs keep theirs for a minute."""
+
+SEEN_BY_STRANGERS = ("uvicorn.error", "edge_client.api.connections")
+"""Loggers that tell of connections, for which no token is needed."""
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's line and headers."""
@@ -34,20 +38,12 @@ def _is_news(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
-class ListeningServer(uvicorn.Server):
-    """uvicorn's, which leaves signals to the daemon."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class Listening:
     """Serves `app` at `listen` (HOST:PORT, port 0 picks one, or unix:PATH) while the block runs.
 
     `address` is where, with the port as bound. `before` is called when the address is ours and nobody has
-    been let in yet. At the end requests under way get `grace` seconds. Raises `UserError` if the address
-    cannot be listened on.
+    been let in yet. At the end requests under way get `grace` seconds. `patience` bounds the time in which a
+    request comes. Raises `UserError` if the address cannot be listened on.
     """
 
     def __init__(
@@ -59,6 +55,7 @@ class Listening:
         cert: str = "",
         key: str = "",
         before: Callable[[], object] = lambda: None,
+        patience: Patience | None = None,
     ) -> None:
         self.address = listen
         self._listen = listen
@@ -80,13 +77,18 @@ class Listening:
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 ssl_certfile=cert or None,
                 ssl_keyfile=key or None,
-            )
+            ),
+            patience or Patience(),
+            most_connections(),
         )
+        self._seldom = Seldom()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Listening:
         bound = self._bind()
         self._before()
+        for each in SEEN_BY_STRANGERS:
+            logging.getLogger(each).addFilter(self._seldom)
         logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._task = asyncio.create_task(self._server.serve(sockets=[bound]))
         while not self._server.started:
@@ -100,6 +102,8 @@ class Listening:
         assert self._task is not None, "entered before"
         self._server.should_exit = True
         await asyncio.wait([self._task])
+        for each in SEEN_BY_STRANGERS:
+            logging.getLogger(each).removeFilter(self._seldom)
         if self._listen.startswith(UNIX):
             _remove(Path(self._listen.removeprefix(UNIX)))
 

@@ -8,6 +8,7 @@ number of bytes read (`GET /v1/stream?conv_id=...&from=N`), or with the number o
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
@@ -66,12 +67,17 @@ class Replay:
 
     def check(self, start: int) -> None:
         """Raise `ApiError` unless the bytes from `start` on are here."""
-        if start > self.total_bytes or (self._frames and start < self._frames[0][0]):
+        if not self._has(start):
             raise _lost(start, "byte")
 
     async def read(self, start: int) -> AsyncIterator[bytes]:
-        """All bytes from `start` on, those to come too. `check` it first."""
+        """All bytes from `start` on, those to come too. `check` it first. A reader that falls behind what
+        is kept gets an error as its last event. That event has no number, so `Last-Event-ID` stays the last
+        one read."""
         while True:
+            if not self._has(start):
+                yield b"data: %s\n\n" % json.dumps(_lost(start, "byte").body).encode()
+                return
             for chunk in self._from(start):
                 start += len(chunk)
                 yield chunk
@@ -79,6 +85,10 @@ class Replay:
                 return
             if start == self.total_bytes:
                 await self._news.wait()
+
+    def _has(self, start: int) -> bool:
+        first = self._frames[0][0] if self._frames else 0
+        return first <= start <= self.total_bytes
 
     def _append(self, frame: bytes) -> None:
         self._frames.append((self.total_bytes, frame))
@@ -108,7 +118,8 @@ class Stream:
     def __init__(self, name: str, started_at: float) -> None:
         self.name = name
         self.started_at = started_at  # seconds since 1970
-        self.ended_at: float | None = None
+        self.ended_at: float | None = None  # likewise
+        self.kept_from: float | None = None  # monotonic seconds of its end
         self.replay = Replay()
         self.task: asyncio.Task[None] | None = None
 
@@ -120,16 +131,21 @@ class Stream:
 
 
 class StreamStore:
-    """Named streams, kept `keep` seconds after their end; `wall` tells the seconds since 1970. `forget` is
-    called with the name of each that is kept no longer."""
+    """Named streams, kept `keep` seconds after their end. `wall` tells the seconds since 1970, for people;
+    `clock` tells monotonic ones, which no correction of the time moves. `forget` is called with the name of
+    each stream that is kept no longer."""
 
     MOST = 256  # at once; the oldest that have ended go first
 
     def __init__(
-        self, keep: float, wall: Callable[[], float], forget: Callable[[str], None] = lambda name: None
+        self,
+        keep: float,
+        wall: Callable[[], float],
+        clock: Callable[[], float],
+        forget: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._keep = keep
-        self._wall = wall
+        self._wall, self._clock = wall, clock
         self._forget = forget
         self._streams: dict[str, Stream] = {}
 
@@ -153,7 +169,7 @@ class StreamStore:
 
     def end(self, stream: Stream) -> None:
         """It was written to its end; from now on its time runs."""
-        stream.ended_at = self._wall()
+        stream.ended_at, stream.kept_from = self._wall(), self._clock()
 
     async def remove(self, name: str) -> bool:
         """Stop and forget it; whether there was one."""
@@ -163,23 +179,27 @@ class StreamStore:
             self._forget(name)
         return stream is not None
 
-    def _make_room(self) -> bool:
-        """Forget the stream that ended first; whether there was one."""
-        ended = [(each.ended_at, name) for name, each in self._streams.items() if each.ended_at is not None]
-        if ended:
-            self._drop(min(ended)[1])
-        return bool(ended)
-
-    def _drop(self, name: str) -> None:
-        del self._streams[name]
+    def drop(self, name: str) -> None:
+        """Forget a stream that is not being written."""
+        self._streams.pop(name, None)
         self._forget(name)
 
+    def _ended(self) -> list[tuple[float, str]]:
+        """When, monotonic, and by what name."""
+        found = self._streams.items()
+        return [(each.kept_from, name) for name, each in found if each.kept_from is not None]
+
+    def _make_room(self) -> bool:
+        """Forget the stream that ended first; whether there was one."""
+        if ended := self._ended():
+            self.drop(min(ended)[1])
+        return bool(ended)
+
     def _forget_old(self) -> None:
-        now = self._wall()
-        ended = [(each.ended_at, name) for name, each in self._streams.items() if each.ended_at is not None]
-        for at, name in ended:
+        now = self._clock()
+        for at, name in self._ended():
             if now - at > self._keep:
-                self._drop(name)
+                self.drop(name)
 
 
 def _lost(place: int, unit: str) -> ApiError:

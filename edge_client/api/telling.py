@@ -13,6 +13,7 @@ from typing import Any, assert_never
 from common.errors import ForerunError
 from edge_client.api.errors import api_error
 from edge_client.api.shapes import FINISHES, Heading, Json, Shape
+from edge_client.daemon.admission import Place
 from edge_client.daemon.answer import Answer, AnswerEvent, Difference, Guess, ModeChange, Piece, Retract
 from edge_client.daemon.device import Device, Live
 from edge_client.daemon.request import Begun, TextRequest
@@ -50,16 +51,19 @@ Part = tuple[Json, Begun]
 NOTHING = Begun()
 
 
-async def parts(device: Device, telling: Telling, resumed: bool = False) -> AsyncGenerator[Part]:
+async def parts(
+    device: Device, telling: Telling, place: Place | None = None, resumed: bool = False
+) -> AsyncGenerator[Part]:
     """A text in chunks, the last of which says why it ended, and how it went. Errors are a chunk, too.
 
-    A `resumed` one was begun before and goes on without the chunks of a beginning.
+    `place` is the text's own in the queue. A `resumed` text was begun before and goes on without the
+    chunks of a beginning.
     """
     heading, shape = telling.heading, telling.shape
     for chunk in () if resumed else shape.first(heading):
         yield chunk, NOTHING
     try:
-        async with device.writing(telling.request, telling.client) as live:
+        async with device.writing(telling.request, telling.client, place) as live:
             answer = live.answer
             yield _said(telling, {"mode": answer.account.mode, "notes": live.notes}), NOTHING
             told = len(answer.tokens)
@@ -125,6 +129,12 @@ def left_to_say(telling: Telling, frames: Sequence[bytes]) -> list[bytes] | None
     counts = _usage(len(request.prompt), len(request.begun.tokens))
     last.pop("forerun", None)
     return [frame(_number(frames[-1]) + 1, {**last, "choices": [], "usage": counts}), DONE]
+
+
+def not_kept(telling: Telling, why: str) -> Json:
+    """A chunk for a stream that was to outlive the daemon and does not any more."""
+    words = f"this stream is not kept on disk any more ({why}), so it ends with the daemon"
+    return _said(telling, {"notes": [words]})
 
 
 def summary(live: Live) -> Json:

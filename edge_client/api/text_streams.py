@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from common.errors import UserError
 from edge_client.api import asked_again
-from edge_client.api.errors import too_long
+from edge_client.api.errors import ApiError, too_long
 from edge_client.api.replay import Replay, Stream, StreamStore
-from edge_client.api.telling import DONE, Part, Telling, frame, keep_alive, left_to_say, parts
+from edge_client.api.telling import DONE, Part, Telling, frame, keep_alive, left_to_say, not_kept, parts
+from edge_client.daemon.admission import Place
 from edge_client.daemon.device import Device
 from edge_client.daemon.journal import Entry, Journal, Recorded
 from edge_client.daemon.request import Begun
@@ -23,29 +25,42 @@ logger = logging.getLogger(__name__)
 class TextStreams:
     """Writes texts as event streams. Named ones go on without a reader, and are kept `keep` seconds after
     their end; with a journal they outlive the daemon. None takes longer than `limit` seconds. `wall` tells
-    the seconds since 1970."""
+    the seconds since 1970, `clock` monotonic ones."""
 
     def __init__(
-        self, device: Device, keep: float, limit: float, journal: Journal | None, wall: Callable[[], float]
+        self,
+        device: Device,
+        keep: float,
+        limit: float,
+        journal: Journal | None,
+        wall: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.store = StreamStore(keep, wall, self._forget)
+        self.store = StreamStore(keep, wall, clock, self._forget)
         self._device = device
         self._limit = limit
         self._journal = journal
         self._tasks = set[asyncio.Task[None]]()
 
     def unnamed(self, telling: Telling) -> AsyncIterator[bytes]:
-        """A text for one reader, which ends with it."""
+        """A text for one reader, which ends with it. Raises `CapacityError` if the queue is full."""
+        place = self._device.admission.place(telling.client)
         replay = Replay()
-        return _until_gone(replay, self._start(self._write(replay, telling, None)))
+        return _until_gone(replay, self._start(self._write(replay, telling, None, place), place))
 
     def named(self, name: str, telling: Telling) -> AsyncIterator[bytes]:
-        """A text that goes on whoever reads it. Raises `ApiError` while one of this name is written."""
-        stream = self.store.begin(name)
-        entry = None
-        if self._journal is not None:
-            entry = self._journal.begin(name, stream.started_at, asked_again.as_json(telling))
-        stream.task = self._start(self._write_named(stream, telling, entry))
+        """A text that goes on whoever reads it. Raises `ApiError` while one of this name is written,
+        `CapacityError` if the queue is full."""
+        with contextlib.ExitStack() as undo:
+            place = self._device.admission.place(telling.client)
+            undo.callback(place.release)
+            stream = self.store.begin(name)
+            undo.callback(self.store.drop, name)
+            entry = None
+            if self._journal is not None:
+                entry = self._journal.begin(name, stream.started_at, asked_again.as_json(telling))
+            stream.task = self._start(self._write_named(stream, telling, entry, place), place)
+            undo.pop_all()
         return stream.replay.read(0)
 
     def go_on(self) -> int:
@@ -54,9 +69,9 @@ class TextStreams:
         for recorded in self._journal.recorded() if self._journal is not None else ():
             try:
                 found += self._take_up(recorded)
-            except (ValueError, KeyError, TypeError, UserError) as error:
+            except (ValueError, KeyError, TypeError, UserError, ApiError) as error:
                 logger.warning("! a stream on disk cannot be gone on with: %s", type(error).__name__)
-                self._forget(recorded.name)
+                self.store.drop(recorded.name)
         if found:
             logger.info("> %d streams of the last run go on", found)
         return found
@@ -97,24 +112,31 @@ class TextStreams:
         stream.replay.finish()
         self.store.end(stream)
 
-    async def _write_named(self, stream: Stream, telling: Telling, entry: Entry | None) -> None:
+    async def _write_named(
+        self, stream: Stream, telling: Telling, entry: Entry | None, place: Place | None = None
+    ) -> None:
         try:
-            await self._write(stream.replay, telling, entry)
+            await self._write(stream.replay, telling, entry, place)
         finally:
             self.store.end(stream)
 
-    async def _write(self, replay: Replay, telling: Telling, entry: Entry | None) -> None:
+    async def _write(
+        self, replay: Replay, telling: Telling, entry: Entry | None, place: Place | None
+    ) -> None:
         """Write a text's events to their end."""
         beat = asyncio.create_task(
             keep_alive(lambda comment: _comment(replay, entry, comment), lambda: replay.total_bytes)
         )
-        resumed = replay.num_events > 0
+        resumed, is_told = replay.num_events > 0, False
         try:
-            async with contextlib.aclosing(self._in_time(telling, resumed)) as found:
+            async with contextlib.aclosing(self._in_time(telling, place, resumed)) as found:
                 async for chunk, new in found:
                     _add(replay, entry, frame(replay.num_events + 1, chunk), new)
                     if "error" in chunk:
                         break
+                    if entry is not None and entry.failure and not is_told:
+                        is_told = True
+                        replay.add(frame(replay.num_events + 1, not_kept(telling, entry.failure)))
                 else:
                     _add(replay, entry, DONE, Begun())
             if entry is not None:
@@ -127,12 +149,12 @@ class TextStreams:
             beat.cancel()
             replay.finish()
 
-    async def _in_time(self, telling: Telling, resumed: bool) -> AsyncGenerator[Part]:
+    async def _in_time(self, telling: Telling, place: Place | None, resumed: bool) -> AsyncGenerator[Part]:
         """The text's parts, the last of which may be that it took too long."""
         try:
             async with (
                 asyncio.timeout(self._limit),
-                contextlib.aclosing(parts(self._device, telling, resumed)) as found,
+                contextlib.aclosing(parts(self._device, telling, place, resumed)) as found,
             ):
                 async for part in found:
                     yield part
@@ -143,10 +165,12 @@ class TextStreams:
         if self._journal is not None:
             self._journal.remove(name)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[Any, Any, None], place: Place | None = None) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if place is not None:  # a task that is cancelled before its first step has no `finally`
+            task.add_done_callback(lambda _: place.release())
         return task
 
 

@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
 
 from common.errors import CapacityError
 
 FIRST_GUESS = 5.0
 """Seconds that a text is taken to last before one has ended here."""
+
+
+class Place:
+    """One text's place. `async with` waits for its seat and gives it back; `release` does so without a text.
+
+    A place is taken before a response begins, so that a full queue is told by the response's status.
+    """
+
+    def __init__(self, admission: Admission, client: str, turn: asyncio.Future[None]) -> None:
+        self._admission, self._client, self._turn = admission, client, turn
+        self._began: float | None = None
+        self._is_released = False
+
+    async def __aenter__(self) -> None:
+        try:
+            await self._turn
+        except asyncio.CancelledError:
+            self.release()
+            raise
+        self._began = asyncio.get_running_loop().time()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give it back, once."""
+        if not self._is_released:
+            self._is_released = True
+            now = asyncio.get_running_loop().time()
+            took = None if self._began is None else now - self._began
+            self._admission.release(self._client, self._turn, took)
 
 
 class Admission:
@@ -37,20 +66,8 @@ class Admission:
         """Seconds until a place in the queue should be free."""
         return max(1.0, self._usual_time / self.seats)
 
-    @contextlib.asynccontextmanager
-    async def place(self, client: str) -> AsyncIterator[None]:
-        """Wait for a seat, hold it meanwhile. Raises `CapacityError` at once if the queue is full."""
-        await self._enter(client)
-        began = asyncio.get_running_loop().time()
-        try:
-            yield
-        finally:
-            took = asyncio.get_running_loop().time() - began
-            self._usual_time += (took - self._usual_time) / 8
-            self._leave()
-
-    def check(self) -> None:
-        """Raise `CapacityError` if a request that came now would be refused."""
+    def place(self, client: str) -> Place:
+        """A seat, or a place in the queue. Raises `CapacityError` if both are full."""
         if self.num_active >= self.seats and self.num_waiting >= self.max_waiting:
             self.num_refused += 1
             raise CapacityError(
@@ -58,22 +75,22 @@ class Admission:
                 f"this device takes; try again in {self.retry_after:.0f} s",
                 retry_after=self.retry_after,
             )
-
-    async def _enter(self, client: str) -> None:
-        self.check()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.num_active < self.seats:
             self.num_active += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # the seat was given in the very same moment
-                self._leave()
-            else:
-                self._forget(client, turn)
-            raise
+            turn.set_result(None)
+        else:
+            self._waiting.setdefault(client, deque()).append(turn)
+        return Place(self, client, turn)
+
+    def release(self, client: str, turn: asyncio.Future[None], took: float | None) -> None:
+        """A place is given back. `took` seconds passed on its seat; None if no text was written there."""
+        if took is not None:
+            self._usual_time += (took - self._usual_time) / 8
+        if turn.done() and not turn.cancelled():
+            self._leave()
+        else:
+            self._forget(client, turn)
 
     def _leave(self) -> None:
         """Hand the seat to the next in turn, if one waits."""

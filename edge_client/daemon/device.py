@@ -27,7 +27,7 @@ from edge_client.core.policies.governor import Mode
 from edge_client.core.priors import Beliefs, PriorTable
 from edge_client.core.ranking import key_of
 from edge_client.core.session import EdgeSession
-from edge_client.daemon.admission import Admission
+from edge_client.daemon.admission import Admission, Place
 from edge_client.daemon.alone_run import AloneRun
 from edge_client.daemon.answer import Answer, Run
 from edge_client.daemon.figures import Account, TextFigures
@@ -173,17 +173,20 @@ class Device:
     # Writing ----------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def writing(self, request: TextRequest, client: str = "") -> AsyncIterator[Live]:
+    async def writing(
+        self, request: TextRequest, client: str = "", place: Place | None = None
+    ) -> AsyncIterator[Live]:
         """A text that has its seat and can be iterated over. Waits for one where others write.
 
-        Raises `CapacityError` at once if the queue is full, `UserError` for what this device cannot do.
+        `place` was taken for this text before. Raises `CapacityError` at once if there is none and the queue
+        is full, `UserError` for what this device cannot do.
         """
         request = self.orders.apply(request)
         if request.writer is Writer.DRAFT and self._drafts is None:
             raise UserError("no draft model is configured here, so there is none to write alone")
         account = Account(asked_at=self._clock())
         request = request if request.id else replace(request, id=f"text-{next(self._numbers)}")
-        async with self.admission.place(client), contextlib.AsyncExitStack() as stack:
+        async with place or self.admission.place(client), contextlib.AsyncExitStack() as stack:
             notes = list[str]()
             seat = await self._seat(request, account, notes)
             if seat is not None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from common.errors import UserError
 from edge_client.daemon.request import Begun
@@ -41,37 +41,68 @@ class Recorded:
 
 
 class Entry:
-    """One stream's file, open for writing."""
+    """One stream's file, open for writing.
 
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
-        self._broken = False
+    A write that fails, or takes only part of a line, removes the file: a text that went on behind a gap
+    would be told twice after a restart. `failure` then says why. Writes do nothing from there on.
+    """
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self.failure = ""  # why the stream is not on disk any more; empty while it is
+        self._path = path
+        self._file: FileIO | None = None
+        try:
+            self._file = FileIO(os.open(path, flags, 0o600), "w")
+        except OSError as error:
+            self._give_up(error.strerror or str(error))
 
     def add(self, frame: bytes, tokens: Sequence[int] = (), origins: Sequence[Origin] = ()) -> None:
         """An event that is about to be sent, and the tokens that it brings."""
         line: dict[str, Any] = {"f": frame.decode("utf-8")}
         if tokens:
             line |= {"t": list(tokens), "o": [origin.value for origin in origins]}
-        self._write(line)
+        self.write(line)
 
     def finish(self) -> None:
         """The stream has come to its end."""
-        self._write({"done": True})
-        self._file.close()
+        self.write({"done": True})
+        self.abandon()
 
     def abandon(self) -> None:
         """The daemon ends; the stream goes on with its next start."""
-        self._file.close()
-
-    def _write(self, line: dict[str, Any]) -> None:
-        """A full disk must not end a text: from then on this stream does not outlive the daemon."""
-        if self._broken:
-            return
         try:
-            self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            if self._file is not None:
+                self._file.close()
+        except OSError as error:  # some file systems tell of a full disk only here
+            self._give_up(error.strerror or str(error))
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Hand one line to the kernel, whole."""
+        if self._file is None:
+            return
+        data = json.dumps(line, ensure_ascii=False).encode() + b"\n"
+        try:
+            if self._file.write(data) != len(data):
+                self._give_up("only a part of an event could be written")
         except OSError as error:
-            self._broken = True
-            logger.warning("! a stream cannot be kept on disk: %s", error.strerror or error)
+            self._give_up(error.strerror or str(error))
+
+    def _give_up(self, why: str) -> None:
+        """Remove what is there. An empty file is dropped at the next start, should it not go away."""
+        self.failure = why
+        file, self._file = self._file, None
+        logger.warning("! a stream cannot be kept on disk: %s", why)
+        try:
+            if file is not None:
+                file.truncate(0)
+        except OSError as error:
+            logger.warning("! its file cannot be emptied: %s", error.strerror or error)
+        try:
+            if file is not None:
+                file.close()
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("! its file cannot be removed: %s", error.strerror or error)
 
 
 class Journal:
@@ -83,14 +114,14 @@ class Journal:
             raise UserError(f"the journal {folder} cannot be written; check its rights, or set api.resume")
 
     def begin(self, name: str, started_at: float, head: dict[str, Any]) -> Entry:
-        """A new stream; an older one of this name is gone."""
-        entry = Entry(self._open(name, "wb"))
-        entry._write({"name": name, "at": started_at, "head": head})
+        """A new stream; an older one of this name is gone. Without room on disk the entry has a `failure`."""
+        entry = Entry(self._path(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        entry.write({"name": name, "at": started_at, "head": head})
         return entry
 
     def resume(self, name: str) -> Entry:
         """Go on with the file of a stream that `recorded` has told of."""
-        return Entry(self._open(name, "ab"))
+        return Entry(self._path(name), os.O_WRONLY | os.O_APPEND)
 
     def remove(self, name: str) -> None:
         """Forget a stream."""
@@ -104,11 +135,6 @@ class Journal:
             except (OSError, ValueError, KeyError, TypeError) as error:
                 logger.warning("! a stream on disk cannot be read and is dropped: %s", type(error).__name__)
                 path.unlink(missing_ok=True)
-
-    def _open(self, name: str, mode: Literal["wb", "ab"]) -> FileIO:
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if mode == "wb" else os.O_APPEND)
-        descriptor = os.open(self._path(name), flags, 0o600)
-        return open(descriptor, mode, buffering=0)
 
     def _path(self, name: str) -> Path:
         """Names are the client's, and no file names."""

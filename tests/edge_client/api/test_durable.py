@@ -13,6 +13,7 @@ import pytest
 from edge_client.daemon.device import Orders
 from edge_client.daemon.journal import Journal
 from tests.edge_client.api.world import World, alone, events_of, world
+from tests.edge_client.daemon.test_journal import room
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
@@ -142,6 +143,55 @@ async def test_a_deleted_stream_does_not_come_back(tmp_path: Path) -> None:
     async with daemon(tmp_path) as found:
         answer = await found.client.get("/v1/stream", params={"conv_id": "talk"})
     assert answer.status_code == 404
+
+
+async def test_a_full_disk_ends_no_text_and_a_stream_is_not_gone_on_with_from_a_gap(tmp_path: Path) -> None:
+    async with daemon(tmp_path) as found:
+        with room(4000):
+            before = await begin(found, 40)
+        assert not is_filled(tmp_path)
+    assert b'"notes": ["this stream' in before
+    async with daemon(tmp_path) as found:
+        answer = await found.client.get("/v1/stream", params={"conv_id": "talk"})
+    assert answer.status_code == 404
+
+
+@pytest.mark.parametrize("most", [0, 4000])
+async def test_a_text_is_whole_on_a_full_disk_and_its_name_is_free_again(tmp_path: Path, most: int) -> None:
+    body = {"messages": CHAT, **LONG}
+    async with daemon(tmp_path) as found:
+        for _ in range(2):
+            with room(most):
+                answer = await found.client.post("/v1/chat/completions", json=body, headers=NAME)
+            events = events_of(answer.text)
+            notes = [note for event in events for note in event.get("forerun", {}).get("notes", [])]
+            text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+            assert text == alone(max_tokens=60, ignore_eos=True, temperature=1.0, seed=3)
+            assert len(notes) == 1
+
+
+async def test_a_text_is_whole_without_the_folder_of_streams(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    async with daemon(folder) as found:
+        folder.rmdir()
+        for _ in range(2):
+            answer = await found.client.post(
+                "/v1/chat/completions", json={"messages": CHAT, **LONG}, headers=NAME
+            )
+            assert events_of(answer.text)
+
+
+async def test_a_file_that_is_none_of_ours_leaves_its_name_free(tmp_path: Path) -> None:
+    async with daemon(tmp_path) as found:
+        await begin(found, 5)
+    (file,) = files_of(tmp_path)
+    file.write_bytes(file.read_bytes().replace(b'"writer": "split"', b'"writer": "nobody"'))
+    async with daemon(tmp_path) as found:
+        answer = await found.client.post(
+            "/v1/chat/completions", json={"messages": CHAT, **LONG}, headers=NAME
+        )
+    assert answer.status_code == 200
 
 
 async def test_where_nothing_is_resumed_a_name_counts_for_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -246,6 +248,39 @@ async def test_a_full_queue_answers_429_with_a_time_to_come_again() -> None:
         assert each.status_code == 429
         assert int(each.headers["retry-after"]) >= 1
         assert each.json()["error"]["type"] == "rate_limit_error"
+
+
+async def test_streams_that_come_at_once_are_refused_by_their_status_too() -> None:
+    """A place is taken before a response begins: clients do not try again after a 200."""
+    async with world(settings=DeviceSettings(seats=1, max_waiting=3)) as found:
+        async with found.device.admission.place("somebody"):
+            body = {**OK, "stream": True}
+            asking = [asyncio.create_task(found.client.post(CHAT, json=body)) for _ in range(12)]
+            refused = [await each for _, each in zip(range(9), asyncio.as_completed(asking), strict=False)]
+        served = [each for each in await asyncio.gather(*asking) if each not in refused]
+        assert (found.device.admission.num_active, found.device.admission.num_waiting) == (0, 0)
+    assert [each.status_code for each in refused] == [429] * 9
+    assert all("retry-after" in each.headers for each in refused)
+    assert [each.text.endswith("data: [DONE]\n\n") for each in served] == [True] * 3
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    coming = [{"type": "http.request", "body": b'{"mess', "more_body": True}, {"type": "http.disconnect"}]
+    told = list[Any]()
+
+    async def receive() -> Any:
+        return coming.pop(0)
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [(b"host", b"127.0.0.1")]}
+    async with world() as found:
+        await found.api.app({**scope, "query_string": b"", "root_path": ""}, receive, send)
+    assert told[0]["status"] == 499
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_a_draft_without_a_seat_leaves_the_text_to_the_verifier_and_says_so() -> None:

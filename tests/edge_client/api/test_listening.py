@@ -134,6 +134,22 @@ async def test_a_repeated_request_goes_on_after_the_last_event_it_has_seen() -> 
     assert again.content == by_get.content == b"\n\n".join(events[5:]) + b"\n\n"
 
 
+async def test_a_name_is_utf_8_wherever_it_stands() -> None:
+    name = "gespräch é 对话"
+    async with served() as found, asking(found) as client:
+        whole = await client.post(
+            "/v1/chat/completions",
+            json={**LONG, "max_tokens": 3},
+            headers={b"x-conversation-id": name.encode()},
+        )
+        again = await client.get("/v1/stream", params={"conv_id": name})
+        state = await client.post("/v1/streams/lookup", json={"conversation_ids": [name]})
+        other = await client.post("/v1/chat/completions", json=LONG, headers={b"x-conversation-id": b"\xe9"})
+    assert again.content == whole.content
+    assert [each["conversation_id"] for each in state.json()] == [name]
+    assert other.status_code == 400
+
+
 async def test_deleting_a_stream_ends_its_text() -> None:
     name = {"x-conversation-id": "talk"}
     async with served(step_time=0.01) as found, asking(found) as client:

@@ -118,13 +118,26 @@ async def test_tokens_become_texts(path: str) -> None:
     assert wrong.json()["error"]["param"] == "tokens"
 
 
-async def test_half_a_surrogate_pair_is_no_text() -> None:
+@pytest.mark.parametrize("half", [b"\\ud800", b"\\uDFff", b"\\udc00\\ud800", b"\xed\xa0\x80"])
+@pytest.mark.parametrize("path", ["/tokenize", "/apply-template", "/v1/completions"])
+async def test_half_a_surrogate_pair_is_no_text(path: str, half: bytes) -> None:
+    messages = b'"messages": [{"role": "user", "content": "%s"}]' % half
+    body = {
+        "/tokenize": b'{"content": "%s"}' % half,
+        "/apply-template": b"{%s}" % messages,
+        "/v1/completions": b'{"prompt": "abc", "max_tokens": 2, "user": "%s", "stop": "%s"}' % (half, half),
+    }[path]
     async with world() as found:
-        answer = await found.client.post(
-            "/tokenize", content=b'{"content": "\\ud800"}', headers={"content-type": "application/json"}
-        )
-    assert answer.status_code in (200, 400)
-    assert "Traceback" not in answer.text
+        answer = await found.client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_json"
+
+
+async def test_both_halves_of_a_surrogate_pair_are_a_character() -> None:
+    body = b'{"prompt": "abc", "max_tokens": 2, "user": "\\ud83d\\ude00 \\\\ud800"}'
+    async with world() as found:
+        answer = await found.client.post("/v1/completions", content=body)
+    assert answer.status_code == 200
 
 
 async def test_no_word_of_a_text_is_in_log_status_or_metrics(caplog: pytest.LogCaptureFixture) -> None:

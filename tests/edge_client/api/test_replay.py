@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -71,6 +72,21 @@ async def test_what_is_not_kept_any_more_is_refused_and_what_is_kept_is_whole() 
     assert await read(replay, replay.offset_after(1)) == FRAMES[1] + FRAMES[2]
 
 
+async def test_a_reader_that_falls_behind_what_is_kept_is_told_and_gets_no_holes() -> None:
+    replay = Replay(max_bytes=60)
+    seen, frames = b"", [b"id: %d\ndata: %d\n\n" % (number, number) for number in range(1, 31)]
+    replay.add(frames[0])
+    reader = replay.read(0)
+    seen += await anext(reader)
+    for frame in frames[1:]:
+        replay.add(frame)
+    replay.finish()
+    rest = [chunk async for chunk in reader]
+    assert seen == frames[0]
+    assert len(rest) == 1
+    assert json.loads(rest[0].removeprefix(b"data: "))["error"]["code"] == "offset_lost"
+
+
 @pytest.mark.parametrize("start", [10_000, 49])
 async def test_an_offset_beyond_the_end_is_refused(start: int) -> None:
     with pytest.raises(ApiError):
@@ -79,7 +95,7 @@ async def test_an_offset_beyond_the_end_is_refused(start: int) -> None:
 
 async def test_a_name_is_in_use_while_its_stream_runs_and_free_after_it() -> None:
     now = [100.0]
-    store = StreamStore(60.0, lambda: now[0])
+    store = StreamStore(60.0, lambda: 0.0, lambda: now[0])
     stream = store.begin("talk")
     with pytest.raises(ApiError, match="still being written"):
         store.begin("talk")
@@ -90,7 +106,7 @@ async def test_a_name_is_in_use_while_its_stream_runs_and_free_after_it() -> Non
 
 async def test_ended_streams_are_forgotten_after_their_time() -> None:
     now = [100.0]
-    store = StreamStore(60.0, lambda: now[0])
+    store = StreamStore(60.0, lambda: 0.0, lambda: now[0])
     store.end(store.begin("talk"))
     now[0] = 160.0
     assert store.get("talk") is not None
@@ -98,9 +114,17 @@ async def test_ended_streams_are_forgotten_after_their_time() -> None:
     assert store.get("talk") is None
 
 
+async def test_a_step_of_the_wall_clock_forgets_nothing() -> None:
+    wall = [0.0]
+    store = StreamStore(60.0, lambda: wall[0], lambda: 5.0)
+    store.end(store.begin("talk"))
+    wall[0] = 1_700_000_000.0
+    assert store.get("talk") is not None
+
+
 async def test_when_all_places_are_taken_the_oldest_that_ended_goes() -> None:
     now = [100.0]
-    store = StreamStore(1e6, lambda: now[0])
+    store = StreamStore(1e6, lambda: 0.0, lambda: now[0])
     for number in range(StreamStore.MOST):
         now[0] += 1
         stream = store.begin(f"talk {number}")
@@ -112,7 +136,7 @@ async def test_when_all_places_are_taken_the_oldest_that_ended_goes() -> None:
 
 
 async def test_removing_a_stream_ends_its_text() -> None:
-    store = StreamStore(60.0, lambda: 0.0)
+    store = StreamStore(60.0, lambda: 0.0, lambda: 0.0)
     stream = store.begin("talk")
     stream.task = asyncio.create_task(asyncio.sleep(3600))
     assert await store.remove("talk")

@@ -64,13 +64,26 @@ async def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> Non
     await crowd.come("first", "a")
     await crowd.come("second", "a")
     with pytest.raises(CapacityError, match="1 texts are being written and 1 wait") as caught:
-        admission.check()
+        admission.place("b")
     assert caught.value.retry_after is not None
     assert caught.value.retry_after >= 1
     assert admission.num_refused == 1
     await crowd.go("first")
     await crowd.go("second")
-    admission.check()
+    admission.place("b").release()
+    assert admission.num_active == 0
+
+
+async def test_a_place_counts_from_the_moment_it_is_taken_and_is_given_back_once() -> None:
+    admission = Admission(1, 1)
+    first, second = admission.place("a"), admission.place("b")
+    with pytest.raises(CapacityError):
+        admission.place("c")
+    first.release()
+    first.release()
+    assert (admission.num_active, admission.num_waiting) == (1, 0), "the second has the seat now"
+    second.release()
+    assert (admission.num_active, admission.num_waiting) == (0, 0)
 
 
 async def test_who_gives_up_leaves_the_queue() -> None:

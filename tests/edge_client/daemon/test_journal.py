@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,18 @@ def written(folder: Path, name: str = "talk") -> Path:
     entry.abandon()
     (path,) = folder.iterdir()
     return path
+
+
+@contextlib.contextmanager
+def room(most: int) -> Iterator[None]:
+    """A file takes so many bytes, as on a disk that is nearly full: a write over the limit is cut short, the
+    next one fails. Python ignores the signal."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_stream_comes_back(tmp_path: Path) -> None:
@@ -73,3 +88,27 @@ def test_it_is_its_owners_alone_and_named_after_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the journal"):
         Journal(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("spare", [0, 1, 10])
+def test_a_disk_that_is_full_leaves_no_part_of_a_stream_even_if_room_comes_back(
+    tmp_path: Path, spare: int
+) -> None:
+    """A prefix, or a line glued to a torn one, would be gone on from at the next start."""
+    size = written(tmp_path).stat().st_size
+    entry = Journal(tmp_path).resume("talk")
+    with room(size + spare):
+        entry.add(b"id: 3\ndata: x\n\n", (6,), (Origin.SERVER,))
+    assert entry.failure
+    entry.add(b"id: 4\ndata: x\n\n", (6,), (Origin.SERVER,))
+    entry.finish()
+    assert list(Journal(tmp_path).recorded()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stream_that_cannot_begin_on_disk_leaves_no_older_one_of_its_name(tmp_path: Path) -> None:
+    written(tmp_path)
+    with room(10):
+        entry = Journal(tmp_path).begin("talk", 100.0, HEAD)
+    assert entry.failure
+    assert list(tmp_path.iterdir()) == []
