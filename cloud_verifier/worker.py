@@ -21,6 +21,7 @@ from cloud_verifier.outbox import Outbox
 from cloud_verifier.telemetry.monitor import Monitor
 from cloud_verifier.telemetry.snapshot import Snapshot, take
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
+from common.grammar.trial import Turns
 from common.messages import Close, Finish, Open, Propose
 from common.rpc.version import version
 
@@ -57,6 +58,7 @@ class Worker:
         self._gone = asyncio.Event()  # set while no stream is connected
         self._gone.set()
         self._next_key = 1
+        self._checks = Turns()  # of grammars
         self._checked_step = 0  # steps there had been when the slots were last counted
 
     # Streams ----------------------------------------------------------------------------------------------
@@ -82,11 +84,12 @@ class Worker:
 
     async def check(self, key: int, request: Open) -> None:
         """Raise `UserError` or `PeerError` for a session whose grammar cannot be followed; before `receive`.
-        In a thread of its own: to compile one may take a while, and nobody else should wait for it. For who
-        would be refused anyway nothing is compiled."""
+        In a thread of its own, one at a time of each tenant: to compile one may take a while, and nobody else
+        should wait for it. Nothing is compiled for a session that would be refused anyway."""
         if request.sampling.grammar:
-            self.scheduler.check(request, self._clock(), self._callers.get(key, ANYBODY))
-            await asyncio.to_thread(check_grammar, self._engine, request)
+            caller = self._callers.get(key, ANYBODY)
+            self.scheduler.check(request, self._clock(), caller)
+            await self._checks.run(caller.tenant, lambda: check_grammar(self._engine, request))
 
     def receive(self, key: int, message: Open | Propose | Close) -> None:
         now = self._clock()

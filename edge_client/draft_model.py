@@ -11,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 
 from common.errors import ForerunError
+from common.grammar.trial import in_thread
 from edge_client.draft_pool import DraftPool, Seat
 from edge_client.llama.model import LlamaModel
 from edge_client.llama.runtime import LlamaRuntime
@@ -115,7 +116,7 @@ class DraftModel:
     async def prepare(self, grammar: str) -> None:
         """Read the tokens for grammars beside the loop, once, so that no draft step waits for it. Raises
         `UserError` for a grammar that cannot be drafted under."""
-        await asyncio.to_thread(self.tokens.grammars.check, grammar)
+        await in_thread(lambda: self.tokens.grammars.check(grammar))
 
     async def load(self) -> None:
         """Load it if it is away, in a thread; who comes meanwhile waits for the same. Raises `UserError`."""

@@ -27,6 +27,7 @@ from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.credit import Credit
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.ledger import Ledger, Running, StepDone
+from cloud_verifier.core.mask_time import MaskTime
 from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.quotas import Quotas
 from cloud_verifier.core.rationing import Rationing
@@ -42,7 +43,7 @@ from common.estimators import IntervalEstimator
 from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose, TokenLogprobs
 from common.recall import Recall
 
-DRAIN_KEY, QUOTA_KEY = -1, -2  # of their alarms; sessions have keys above 0
+DRAIN_KEY, QUOTA_KEY, MASK_KEY = -1, -2, -3  # of their alarms; sessions have keys above 0
 RETRY_AFTER = 1.0  # seconds, until it is known how often a session ends here
 
 
@@ -64,6 +65,7 @@ class VerifyScheduler:
         self.memory = KvMemory(info.num_slots, self.config.prefix_cache)
         self.tenants = Tenants()
         self.rationing = Rationing()
+        self.mask_time = MaskTime()
         self.room = Room(self.config, self.memory, self.tenants)
         self.cost = StepCost()
         self.sharing = Sharing(self.config.max_slowdown, self.cost, info.rows_per_read)
@@ -251,6 +253,7 @@ class VerifyScheduler:
         predicted = self.cost.predict(running.num_rows, running.num_reads)
         done = StepDone(running, ended_at, now, predicted, parts, result.margins, result.logprobs)
         self.cost.sample(running.num_rows, running.num_reads, done.duration)
+        self.mask_time.note(running.sessions, dict(result.mask_times), now, done.duration)
         self.sharing.settle(parts, running.spared)
         self.rows.on_success()
         self._effects.append(done)
@@ -373,6 +376,7 @@ class VerifyScheduler:
             key, request, self.info.vocab_size, stop_ids, limit, now, recall, caller.tenant
         )
         session.deadline_at = caller.deadline_at
+        self.mask_time.begin(session)
         return session
 
     # The step ---------------------------------------------------------------------------------------------
@@ -382,6 +386,8 @@ class VerifyScheduler:
         to find who broke it. For a caller that waits no longer nothing is evaluated, and nothing that is
         beyond its tenant's rate."""
         everybody = [session for session in self.sessions.values() if session.ready_by(now)]
+        everybody, masks_at = self.mask_time.let_in(everybody, now)
+        self._alarms.set(MASK_KEY, masks_at)
         ready, more_at = self.rationing.let_in(everybody, now)
         self._alarms.set(QUOTA_KEY, more_at)
         if self.room.secure(ready, self.sessions.values()):

@@ -101,6 +101,7 @@ class VerifySession:
         self.deadline_at: float | None = None  # seconds; its caller waits no longer
         self.stalled_at: float | None = None  # seconds; what it was sent waits unread since then
         self.num_turns = 0  # steps that it was in
+        self.dear_masks = self.masks_known = False  # see `MaskTime`
         self.rows_taken = 0.0  # draft rows of its own in a step, smoothed
         self.balance = 1.0  # tokens won by drafts, less those lost by others'; see `Sharing`
         self.promised = 0.0  # draft rows of the running step that should be right, by what the edge says
@@ -158,7 +159,7 @@ class VerifySession:
         with its next tip alone in the next."""
         rows = self.rows
         alone = rows is not None and len(rows.nodes) == 1 and self.stalled_at is None
-        guesses = self._recall is not None or self._offers is not None
+        guesses = self._recall is not None or self._offers is not None or self.dear_masks
         return alone and self.request.fill and not self.tree.num_speculative and not guesses
 
     @property
@@ -189,6 +190,8 @@ class VerifySession:
 
     def step_nodes(self) -> list[Node]:
         """Live nodes below the tip whose choice could still be needed, parents before children."""
+        if self.dear_masks:  # each node would need one
+            return []
         last = self.max_length - 1
         return [node for node in self.tree.speculative() if node.position < last]
 

@@ -86,6 +86,7 @@ class StepResult:
     choices: tuple[IntArray, ...]  # each [O]
     margins: tuple[FloatArray, ...]  # each [O]: score of the choice minus the runner-up's, >= 0
     logprobs: tuple[RowLogprobs | None, ...] = ()  # of items that ask; empty if none does
+    mask_times: tuple[tuple[int, float], ...] = ()  # seconds of making masks, by session, of those with any
 
 
 @dataclass(frozen=True, slots=True)

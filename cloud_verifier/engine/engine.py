@@ -114,8 +114,11 @@ class TorchEngine:
         with out_of_memory_told(plan):
             step = pack(plan, self._limits)
             if has_rules(plan) and len(step.outputs):
-                return self._by_rules(plan, step)
-            return _by_item(plan, self.runner.run(step))
+                result = self._by_rules(plan, step)
+            else:
+                result = _by_item(plan, self.runner.run(step))
+        times = self._grammars.take_times()
+        return replace(result, mask_times=times) if times else result
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:

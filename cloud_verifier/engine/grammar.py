@@ -6,6 +6,8 @@ Nothing is made before the first session asks for one: a verifier that nobody as
 from __future__ import annotations
 
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
@@ -14,13 +16,17 @@ from numpy.typing import NDArray
 
 from cloud_verifier.core.target import IntArray
 from common.errors import PeerError, UserError
-from common.grammar import Grammars, Masks, Tokens
+from common.grammar import Grammars, Masks, Matcher, Tokens
 from common.messages import Open
 
 Mask = NDArray[np.bool_]
 
 MaskOf = Callable[[int, str, IntArray], Mask | None]
 """The mask of a session's grammar after generated tokens int32 [G]; None where those break it."""
+
+
+MAX_CHECKED = 64
+"""Matchers of texts that were checked and have had no mask yet."""
 
 
 @runtime_checkable
@@ -53,19 +59,41 @@ class TargetGrammars:
         self._lock = threading.Lock()
         self._grammars: Grammars | None = None
         self._masks: Masks | None = None
+        self._checked = OrderedDict[tuple[str, bytes], Matcher]()
+        self._times: dict[int, float] = {}
 
     def check(self, request: Open) -> None:
         """Raise `UserError` for a grammar that is refused or a target that can follow none, and `PeerError`
         for committed tokens that break it, which no verifier wrote. From any thread."""
-        matcher = self._made().matcher(request.sampling.grammar)
-        if matcher.allowed(np.array(request.committed, np.int32)) is None:
+        grammar, written = request.sampling.grammar, np.array(request.committed, np.int32)
+        matcher = self._made().matcher(grammar)
+        if matcher.allowed(written) is None:
             raise PeerError("the committed tokens break the session's grammar, so they are not its text")
+        with self._lock:
+            self._checked[grammar, written.tobytes()] = matcher
+            if len(self._checked) > MAX_CHECKED:
+                self._checked.popitem(last=False)
 
     def mask(self, session: int, grammar: str, generated: IntArray) -> Mask | None:
         """A `MaskOf`, for the engine's thread. Raises `UserError` for a grammar that was not checked."""
         if self._masks is None:
             self._masks = Masks(self._made())
-        return self._masks.allowed(session, grammar, generated)
+        began = time.thread_time()
+        with self._lock:
+            checked = self._checked.pop((grammar, generated.tobytes()), None) if self._checked else None
+        if checked is not None:  # it has read the committed tokens already
+            self._masks.adopt(session, checked)
+        try:
+            return self._masks.allowed(session, grammar, generated)
+        finally:
+            spent = time.thread_time() - began
+            self._times[session] = self._times.get(session, 0.0) + spent
+
+    def take_times(self) -> tuple[tuple[int, float], ...]:
+        """Seconds of a processor that masks have taken since the last call, by session. For the engine's
+        thread."""
+        times, self._times = self._times, {}
+        return tuple(times.items())
 
     def _made(self) -> Grammars:
         with self._lock:
@@ -73,4 +101,5 @@ class TargetGrammars:
                 tokens = self._make()
                 tokens.tokenizer  # noqa: B018 - made here, where others wait for it, and not twice
                 self._grammars = Grammars(tokens)
+                self._grammars.warm()
             return self._grammars

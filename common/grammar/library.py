@@ -31,16 +31,17 @@ def is_installed() -> bool:
 
 def limits() -> LLParserLimits:
     """What one grammar may cost. A verifier compiles what strangers send, and all its sessions wait for a
-    mask. The fuels are llguidance's own defaults, about 20 ms to compile and 15 ms a mask at the very worst;
-    states and symbols, one or two kB each, are bound tighter than its 500 MB."""
+    mask. Items bound a mask: ambiguous grammars take some 20 ms at most, where rows of 2,000 items took
+    seconds. A schema of n optional properties has rows of some 2 n items. States, about half a kB each, bound
+    the memory of a grammar's lexer. Nothing here bounds a compile (`trial`)."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        max_items_in_row=2000,
+        max_items_in_row=400,
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
         step_max_items=50_000,
-        max_lexer_states=20_000,
+        max_lexer_states=10_000,
         max_grammar_size=100_000,
         verbose_errors=False,  # they would bring the parser's state and a backtrace
     )

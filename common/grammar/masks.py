@@ -13,6 +13,7 @@ from common.errors import LocalError
 from common.grammar.library import new_matcher
 from common.grammar.strings import unforced
 from common.grammar.tokens import Tokens
+from common.grammar.trial import Trials
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -26,22 +27,33 @@ MAX_GRAMMARS = 64
 MAX_MATCHERS = 256
 """Texts that are kept; one that was forgotten is read again from its beginning, some microseconds a token."""
 
+MAX_CHUNK = 16
+"""Tokens that a matcher reads at once. llguidance holds Python's lock meanwhile."""
+
 NO_TOKENS: Path = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
 
 
 class Grammars:
-    """Compiled grammars of one vocabulary, the least recently used forgotten first. Safe in several
-    threads."""
+    """Compiled grammars of one vocabulary, the least recently used forgotten first. Safe in several threads.
+
+    A grammar that is not known is tried in another process before it is compiled here.
+    """
 
     def __init__(self, tokens: Tokens, capacity: int = MAX_GRAMMARS) -> None:
         self.tokens = tokens
         self._capacity = capacity
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
+        self._trials = Trials(tokens)
+
+    def warm(self) -> None:
+        """Start the process for trials. Raises `LocalError`."""
+        self._trials.warm()
 
     def matcher(self, grammar: str) -> Matcher:
-        """For one text. Raises `UserError` for a grammar that is refused, in llguidance's words."""
+        """For one text. Raises `UserError` for a grammar that is refused, in llguidance's words, or that
+        costs too much; `LocalError` if it cannot be tried."""
         self.beginning(grammar)
         return Matcher(self, grammar)
 
@@ -52,6 +64,7 @@ class Grammars:
             if found is not None:
                 self._kept.move_to_end(grammar)
                 return found.deep_copy()
+        self._trials.check(grammar)
         made = new_matcher(unforced(grammar), self.tokens.tokenizer)  # another thread may make it, too
         with self._lock:
             self._kept[grammar] = made
@@ -115,8 +128,13 @@ class Matcher:
             live = None
         if live is None:
             live, known = self._grammars.beginning(self._grammar), 0
-        missing = path[known:].tolist()
-        count = live.try_consume_tokens(missing) if missing else 0
+        missing, count = path[known:].tolist(), 0
+        while count < len(missing):
+            chunk = missing[count : count + MAX_CHUNK]
+            taken = live.try_consume_tokens(chunk)
+            count += taken
+            if taken < len(chunk):
+                break
         self._live, self._at = (None, NO_TOKENS) if live.is_error() else (live, path[: known + count].copy())
         return live, len(missing) - count
 
@@ -130,6 +148,10 @@ class Masks:
         self._grammars = grammars
         self._capacity = capacity
         self._matchers: OrderedDict[int, Matcher] = OrderedDict()
+
+    def adopt(self, key: int, matcher: Matcher) -> None:
+        """The text with this key is followed by a matcher that was moved already."""
+        self._matchers.setdefault(key, matcher)
 
     def allowed(self, key: int, grammar: str, path: Path) -> Mask | None:
         """As `Matcher.allowed`, of the text with this key. Raises `UserError` for a grammar that is

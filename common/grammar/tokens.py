@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,16 @@ class Tokens:
         special = {int(token["id"]) for token in added if token.get("special")}
         pieces = [spelt.decode_bytes([token]) or None for token in range(spelt.vocab_size)]
         return cls(pieces, special, eos_ids, width)
+
+    def outline(self) -> dict[str, Any]:
+        """As much of it as a compile needs, for JSON: the single bytes and the special tokens."""
+        special = set(self._special)
+        kept = {
+            token: piece.hex()
+            for token, piece in enumerate(self._pieces)
+            if piece and (len(piece) == 1 or token in special)
+        }
+        return {"width": self.width, "pieces": kept, "special": self._special, "eos": self.eos_ids}
 
     @cached_property
     def tokenizer(self) -> LLTokenizer:

@@ -122,6 +122,21 @@ def test_where_the_grammar_becomes_too_complex_the_text_can_only_end() -> None:
     assert found(matcher) == [v.A, v.AB]
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "start: e\ne: e e e e | e e e | e e | /[ab ]/ |",
+        "start: a\na: b a b | a b | b |\nb: a b a | b a | /[ab ]/ |",
+    ],
+)
+def test_an_ambiguous_grammar_becomes_too_complex_before_its_masks_become_slow(grammar: str) -> None:
+    """Rows of 2,000 items took a second each, some 80 tokens long."""
+    matcher = shared().matcher(grammar)
+    lengths = [length for length in range(160) if found(matcher, *[v.A] * length) == [v.END, v.TURN]]
+    assert lengths
+    assert lengths[0] > 2, "a little ambiguity is no harm"
+
+
 def test_a_grammar_that_is_refused_is_told_of_each_time() -> None:
     for _ in range(2):
         with pytest.raises(UserError, match="unknown grammar @nowhere"):

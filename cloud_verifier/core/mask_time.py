@@ -1,0 +1,88 @@
+"""What masks of grammars cost a step, and sessions that wait because theirs cost much.
+
+Masks are made while all sessions of a step wait. Usual ones take a tenth of a millisecond. A grammar can be
+written so that each takes twenty, and several sessions of that kind would make every step as long as all of
+theirs. So a session with dear masks joins a step alone of its kind, with its tip only, and all such sessions
+together take at most `SHARE` of the time. Their texts are the same, and come later.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from cloud_verifier.core.session import VerifySession
+
+CHEAP = 0.002
+"""Seconds of masks in one step that a session always has for nothing."""
+
+FREE, FREE_PART = 0.005, 0.25
+"""Seconds of masks that a step has for nothing, and the part of its duration. Below it nobody waits."""
+
+SHARE = 0.1
+"""Of the time, for sessions with dear masks."""
+
+MAX_KNOWN = 256
+"""Grammars whose masks are known to be cheap, and tenants whose masks are counted."""
+
+
+class MaskTime:
+    """`begin` for a session that is admitted, `let_in` as a step is planned, `note` when it is over.
+
+    A session with a grammar that is not known counts as dear until its first masks have been made.
+    """
+
+    def __init__(self) -> None:
+        self._cheap = OrderedDict[str, None]()  # grammars
+        self._had = OrderedDict[str, float]()  # seconds of dear masks, by tenant
+        self._next_at = 0.0  # seconds; when a session with dear masks may join a step again
+
+    def begin(self, session: VerifySession) -> None:
+        """The session is admitted."""
+        grammar = session.request.sampling.grammar
+        session.dear_masks = bool(grammar) and grammar not in self._cheap
+
+    def let_in(self, ready: list[VerifySession], now: float) -> tuple[list[VerifySession], float | None]:
+        """Those of `ready` that may be in the next step, in the same order; and when one of the others may
+        be. Of the sessions with dear masks one may, of the tenant that has had the least."""
+        dear = [session for session in ready if session.dear_masks]
+        for session in dear:
+            if not session.masks_known:  # another session may have shown it meanwhile
+                self.begin(session)
+        dear = [session for session in dear if session.dear_masks]
+        if not dear:
+            return ready, None
+        chosen = None
+        if self._next_at <= now:
+            chosen = min(dear, key=lambda session: self._had.get(session.tenant, 0.0))
+        let = [session for session in ready if not session.dear_masks or session is chosen]
+        return let, self._next_at if chosen is None else None
+
+    def note(
+        self, sessions: Mapping[int, VerifySession], costs: Mapping[int, float], now: float, duration: float
+    ) -> None:
+        """A step of `duration` seconds is over. Masks of its `sessions` took `costs`, seconds by key."""
+        over = sum(costs.values()) - FREE - FREE_PART * duration
+        for key, cost in sorted(costs.items(), key=lambda item: -item[1]):
+            session = sessions[key]
+            dear = session.dear_masks and session.masks_known
+            session.masks_known, session.dear_masks = True, cost > CHEAP and (dear or over > 0)
+            if session.dear_masks:
+                over -= cost
+                self._charge(session, cost, now)
+            elif cost <= CHEAP:
+                self._learn(session.request.sampling.grammar)
+
+    def _charge(self, session: VerifySession, cost: float, now: float) -> None:
+        self._cheap.pop(session.request.sampling.grammar, None)
+        self._next_at = max(self._next_at, now) + cost / SHARE
+        self._had[session.tenant] = self._had.get(session.tenant, 0.0) + cost
+        self._had.move_to_end(session.tenant)
+        if len(self._had) > MAX_KNOWN:
+            self._had.popitem(last=False)
+
+    def _learn(self, grammar: str) -> None:
+        self._cheap[grammar] = None
+        self._cheap.move_to_end(grammar)
+        if len(self._cheap) > MAX_KNOWN:
+            self._cheap.popitem(last=False)

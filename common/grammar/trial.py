@@ -1,0 +1,226 @@
+"""Grammars from strangers are compiled in a process of their own first (`trial_child`).
+
+llguidance's limits do not bound a compile: 75 bytes of JSON schema take gigabytes and minutes, and a thread
+cannot be ended. A grammar that passes its trial costs this process little, so it is compiled here as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from common.errors import CapacityError, LocalError, UserError
+from common.grammar.tokens import Tokens
+
+CHILD = "common.grammar.trial_child"
+
+MAX_PROCESSES = 2
+"""Trials at once. A tenant's take one after the other (`Turns`), so one tenant leaves room for another's."""
+
+PATIENCE = 10.0
+"""Seconds for an answer. The child itself ends a compile after 2; a small device that is busy needs some."""
+
+START_PATIENCE = 30.0
+"""Seconds for a process to begin."""
+
+MAX_KNOWN = 1024
+"""Grammars whose results are remembered, by their hashes."""
+
+MAX_LINE = 2**15  # bytes of an answer
+
+ENDED = {
+    "time": "it takes too long to compile",
+    "memory": "it takes too much memory to compile",
+}
+
+
+class Trials:
+    """The trials of one vocabulary's grammars. Any thread may ask."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._known = OrderedDict[bytes, str]()  # by the grammar's hash: why it is refused; empty if it fits
+        self._lock = threading.Lock()
+        self._idle = queue.LifoQueue[_Process | None]()
+        for _ in range(MAX_PROCESSES):
+            self._idle.put(None)
+
+    def warm(self) -> None:
+        """Start one process, so that the first grammar need not wait for it. Raises `LocalError`."""
+        process = self._idle.get()
+        try:
+            process = process or _Process(self._tokens)
+        finally:
+            self._idle.put(process)
+
+    def check(self, grammar: str) -> None:
+        """Return if the grammar may be compiled here. Raises `UserError` if it is refused or costs too much,
+        `LocalError` if no process can be started. The first time of a grammar takes some milliseconds, and
+        up to 2 s if it costs too much."""
+        name = hashlib.sha256(grammar.encode()).digest()
+        with self._lock:
+            why = self._known.get(name)
+            if why is not None:
+                self._known.move_to_end(name)
+        if why is None:
+            why = self._tried(grammar)
+            with self._lock:
+                self._known[name] = why
+                if len(self._known) > MAX_KNOWN:
+                    self._known.popitem(last=False)
+        if why:
+            raise UserError(why)
+
+    def _tried(self, grammar: str) -> str:
+        """Why it is refused; empty if it fits."""
+        process = self._idle.get()
+        try:
+            if process is None or not process.is_alive:
+                process = _Process(self._tokens)
+            found = process.ask({"grammar": grammar}, PATIENCE)
+        finally:
+            self._idle.put(process)
+        match found:
+            case {"fits": _}:
+                return ""
+            case {"refused": str(words)}:
+                return words
+            case {"ended": str(what)} if what in ENDED:
+                return f"the grammar is refused: {ENDED[what]}; make it smaller or simpler"
+            case _:
+                return "the grammar is refused: it has ended the process that compiles it; make it simpler"
+
+
+class _Process:
+    """One child. It ends by itself when it has had nothing to do for long, or when this process has gone."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", CHILD],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # what it would write there could quote a grammar
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            )
+        except OSError as error:
+            words = f"no process can be started to compile grammars: {error.strerror or error}"
+            raise LocalError(words) from error
+        weakref.finalize(self, _end, self._process)
+        if self.ask(tokens.outline(), START_PATIENCE) is None:
+            raise LocalError(
+                f"the process that compiles grammars does not begin; `{sys.executable} -m {CHILD}` says why"
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, message: dict[str, Any], patience: float) -> dict[str, Any] | None:
+        """Its answer. None if none comes in time; the process is ended then."""
+        process = self._process
+        assert process.stdin is not None, "started with a pipe"
+        assert process.stdout is not None, "started with a pipe"
+        watch = threading.Timer(patience, process.kill)
+        watch.daemon = True
+        watch.start()
+        try:
+            process.stdin.write(json.dumps(message).encode() + b"\n")
+            process.stdin.flush()
+            found: dict[str, Any] = json.loads(process.stdout.readline(MAX_LINE))
+        except (OSError, ValueError):
+            process.kill()
+            process.wait()
+            return None
+        finally:
+            watch.cancel()
+        return found
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Nobody will ask it any more."""
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    process.wait()
+
+
+MAX_WAITING = 256
+"""Checks of one tenant at once, the running one included. Each holds an `Open`."""
+
+
+class Turns:
+    """Runs checks in threads: one of each tenant at a time, for one event loop.
+
+    The threads are daemons: a process that is told to go does not wait for them.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, int] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def run(self, tenant: str, check: Callable[[], None]) -> None:
+        """Run `check` when the tenant's earlier ones are over. Raises what it raises, and `CapacityError` if
+        too many of the tenant's wait."""
+        if self._waiting.get(tenant, 0) >= MAX_WAITING:
+            raise CapacityError(f"{MAX_WAITING} grammars of this tenant wait to be compiled; try later")
+        lock = self._locks.setdefault(tenant, asyncio.Lock())
+        self._waiting[tenant] = self._waiting.get(tenant, 0) + 1
+        try:
+            await lock.acquire()
+        except BaseException:
+            self._leave(tenant)
+            raise
+
+        def over(_: object) -> None:
+            lock.release()
+            self._leave(tenant)
+
+        running = in_thread(check)
+        running.add_done_callback(over)  # if the caller goes, its turn still lasts as long as its thread
+        await asyncio.shield(running)
+
+    def _leave(self, tenant: str) -> None:
+        self._waiting[tenant] -= 1
+        if not self._waiting[tenant]:
+            del self._waiting[tenant], self._locks[tenant]
+
+
+def in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
+    """Run `work` in a daemon thread, for which the process does not wait when it ends."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def tell(error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+            future.exception()  # nobody may be left to hear it
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as caught:  # noqa: BLE001 - told to whoever waits
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, error)
+
+    threading.Thread(target=run, name="grammar check", daemon=True).start()
+    return future

@@ -1,0 +1,114 @@
+"""Law: whatever a grammar would cost to compile, it costs this process nothing, and others little time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from common.errors import CapacityError, UserError
+from tests.common.grammar import vocabulary as v
+
+if TYPE_CHECKING:
+    from common.grammar.trial import Trials
+
+pytestmark = pytest.mark.grammar
+
+
+def schema(**fields: object) -> str:
+    return json.dumps({"grammars": [{"json_schema": fields}]})
+
+
+ENDLESS = schema(type="integer", multipleOf=9_999_991)
+
+
+@pytest.fixture(scope="module")
+def trials() -> Trials:
+    from common.grammar import Tokens
+    from common.grammar.trial import Trials
+
+    return Trials(Tokens(v.PIECES, v.SPECIAL, v.EOS, v.WIDTH))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        schema(type="object", properties={f"field_{n}": {"type": "string"} for n in range(300)}),
+        schema(type="number", multipleOf=0.01),
+        schema(type="string", maxLength=20_000),
+        "start: <call> | /(ab)+/",
+        "start: <[20]>",
+    ],
+)
+def test_an_honest_grammar_passes(trials: Trials, grammar: str) -> None:
+    trials.check(grammar)
+
+
+def test_one_that_never_ends_is_refused_each_time(trials: Trials) -> None:
+    for _ in range(2):
+        with pytest.raises(UserError, match="too"):
+            trials.check(ENDLESS)
+
+
+def test_one_that_llguidance_refuses_is_told_in_its_words(trials: Trials) -> None:
+    with pytest.raises(UserError, match="unclosed group"):
+        trials.check("start: /(/")
+
+
+def test_a_trial_whose_process_was_killed_is_another_ones_matter(trials: Trials) -> None:
+    trials.check("start: /a/")
+    processes = [each for each in list(trials._idle.queue) if each is not None]
+    assert processes
+    for each in processes:
+        os.kill(each._process.pid, signal.SIGKILL)
+        each._process.wait()
+    trials.check("start: /b/")
+
+
+async def test_checks_of_one_tenant_take_turns_and_those_of_another_do_not_wait() -> None:
+    from common.grammar.trial import MAX_WAITING, Turns
+
+    turns, begun, go_on = Turns(), list[str](), threading.Event()
+
+    def check(name: str) -> None:
+        begun.append(name)
+        assert go_on.wait(30)
+
+    one = [asyncio.create_task(turns.run("one", lambda: check("one"))) for _ in range(MAX_WAITING)]
+    while not begun:  # noqa: ASYNC110 - a thread begins
+        await asyncio.sleep(0.001)
+    with pytest.raises(CapacityError):
+        await turns.run("one", lambda: None)
+    await turns.run("other", lambda: begun.append("other"))
+    assert begun == ["one", "other"]
+    one[0].cancel()  # its caller hung up, and its thread is still at it
+    with pytest.raises(asyncio.CancelledError):
+        await one[0]
+    assert begun == ["one", "other"]
+    go_on.set()
+    await asyncio.gather(*one[1:])
+    assert begun == ["one", "other", *["one"] * (MAX_WAITING - 1)]
+
+
+def test_a_process_that_goes_does_not_wait_for_a_check() -> None:
+    from common.grammar.trial import in_thread
+
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(30)
+
+    async def main() -> None:
+        in_thread(work)
+        while not begun.is_set():  # noqa: ASYNC110 - a thread begins
+            await asyncio.sleep(0.001)
+
+    asyncio.run(main())
+    assert not go_on.is_set()
+    go_on.set()
