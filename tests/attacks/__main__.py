@@ -28,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{attack.name:24} {attack.against:22} {attack.holds}{skipped}")
         return 0
     logging.getLogger("link").setLevel(logging.CRITICAL)  # it tells of every verifier that was killed
+    logging.getLogger("asyncio").setLevel(
+        logging.ERROR
+    )  # it warns of every write to a connection that was cut
     raise_file_limit()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="forerun-attacks-") as folder:

@@ -312,7 +312,8 @@ async def half_scrapes(stage: VerifierStage, over: Over) -> None:
     async def trickle() -> None:
         while True:
             for writer in writers:
-                writer.write(b"x")
+                if not writer.is_closing():
+                    writer.write(b"x")
             await asyncio.sleep(1.0)
 
     trickling = asyncio.create_task(trickle())

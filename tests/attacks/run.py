@@ -10,14 +10,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import ForerunError
+from common.errors import ForerunError, UnavailableError
 from tests.attacks.honest import Honest, Text
-from tests.attacks.stages import NoStage, Stage, VerifierStage
-from tests.attacks.table import STAGES, Attack, Make
+from tests.attacks.stages import TOKENS, NoStage, Stage, VerifierStage
+from tests.attacks.table import STAGES, Attack
 from tests.fuzz.laws import Broken
 
 MOST_RATIO = 3.0
 """Of the 95th percentile of gaps, under attack to undisturbed."""
+
+DYING = 0.5
+"""Seconds in which a process that was killed is seen to be gone."""
 
 LONGEST = 150.0
 """Seconds that one attack may take, beside the honest text."""
@@ -46,10 +49,13 @@ class Verdict:
 
 
 class Run:
-    """Attacks in one folder. An async context manager; `play` may be called once."""
+    """Attacks in one folder. An async context manager; `play` may be called once.
 
-    def __init__(self, folder: Path, stages: dict[str, Make] = STAGES) -> None:
-        self._folder, self._makes = folder, stages
+    `tokens`: of the honest text beside each attack.
+    """
+
+    def __init__(self, folder: Path, tokens: int = TOKENS) -> None:
+        self._folder, self._tokens = folder, tokens
         self._stack = contextlib.AsyncExitStack()
         self._behind: VerifierStage | None = None  # a verifier for daemons
         self._numbers = itertools.count(1)
@@ -99,7 +105,7 @@ class Run:
                     note(await self._drained(against, stage))
 
     async def _undisturbed(self, stage: Stage) -> Text:
-        text = await stage.text()
+        text = await stage.text(self._tokens)
         if text.error:
             raise ForerunError(f"the honest text failed before any attack: {text.error}")
         return text
@@ -121,7 +127,7 @@ class Run:
         playing = asyncio.ensure_future(attack.play(stage, over))
         try:
             if attack.beside:
-                text = await stage.text()
+                text = await stage.text(self._tokens)
                 over.set()
                 verdict.p95_ms, verdict.undisturbed_ms = (
                     round(each.p95 * 1e3, 1) for each in (text, undisturbed)
@@ -143,10 +149,8 @@ class Run:
             over.set()
             playing.cancel()
             await asyncio.wait([playing])
-        with contextlib.suppress(Broken):
-            stage.check()
         if verdict.why:
-            verdict.why = _also_dead(stage, verdict.why)
+            verdict.why = await _also_dead(stage, verdict.why)
         _measure(verdict, stage)
         verdict.seconds = round(time.monotonic() - began, 1)
         return verdict
@@ -157,7 +161,7 @@ class Run:
         if isinstance(stage, NoStage) or any(each.program.code == 0 for each in stage.subjects):
             verdict.skipped = "no process is left"
             return verdict
-        text = None if stage.lies else asyncio.ensure_future(stage.text())
+        text = None if stage.lies else asyncio.ensure_future(stage.text(self._tokens))
         await asyncio.sleep(0.5)
         try:
             await stage.drain()
@@ -175,7 +179,7 @@ class Run:
         behind = VerifierStage(folder, self._honest)
         if against.startswith("daemon"):
             behind = await self._verifier()
-        async with self._makes[against](folder, self._honest, behind) as stage:
+        async with STAGES[against](folder, self._honest, behind) as stage:
             yield stage
 
     async def _verifier(self) -> VerifierStage:
@@ -193,8 +197,11 @@ def _compare(text: Text, undisturbed: Text) -> None:
         raise Broken("the honest text is another one than without the attack")
 
 
-def _also_dead(stage: Stage, why: str) -> str:
-    """A process that died explains whatever else was seen."""
+async def _also_dead(stage: Stage, why: str) -> str:
+    """A process that died, or is about to, explains whatever else was seen."""
+    for each in stage.subjects:
+        with contextlib.suppress(UnavailableError):
+            await each.program.gone(DYING)
     try:
         stage.check()
     except Broken as error:

@@ -69,7 +69,7 @@ class Stage:
         """What the honest client is told."""
         raise NotImplementedError
 
-    async def text(self, tokens: int = TOKENS) -> Text:
+    async def text(self, tokens: int) -> Text:
         """An honest text, to its end."""
         return await self._honest.text(tokens=tokens, **self.asked())
 
