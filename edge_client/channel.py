@@ -11,7 +11,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from common.errors import ForerunError, LocalError, UnavailableError
+from common.errors import ForerunError, LocalError, PeerError, UnavailableError
 from common.messages import ClientMessage, Open, Opened, ServerMessage
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
@@ -68,7 +68,7 @@ class Streams(Protocol):
         ...
 
     def open(self, on_message: OnMessage, on_lost: OnLost) -> Stream:
-        """A new stream, at once."""
+        """A new stream, at once. Raises `UnavailableError` if there is no verifier to open one at."""
         ...
 
     def watch(self, on_ready: Callable[[], None] | None) -> None:
@@ -207,6 +207,8 @@ class Stream:
         lost: ForerunError | None = None
         try:
             async for response in self._call:
+                if response is None:  # gRPC's word for bytes that are no such message
+                    raise PeerError("the verifier sent a message that cannot be read")
                 size = response.ByteSize()
                 self.bytes_down += size
                 for whole in self._joiner.take(response):
@@ -338,6 +340,8 @@ class VerifierChannel:
                 raise
             words = f"the connection to {self.address} was given up while it was asked"
             raise UnavailableError(words) from error
+        if response is None:
+            raise PeerError(f"the verifier at {self.address} describes itself in a way that cannot be read")
         return decode_description(response)
 
     def open(

@@ -172,7 +172,7 @@ class Generation:
         else:
             self._input(self.session.plan)
 
-    def _on_lost(self, stream: Stream, error: ForerunError | None) -> None:
+    def _on_lost(self, stream: Stream | None, error: ForerunError | None) -> None:
         if stream is self._stream:
             lost = error or UnavailableError("the verifier ended the stream without a Finish")
             elsewhere = self._streams.elsewhere
@@ -237,9 +237,13 @@ class Generation:
 
     def _connect(self) -> None:
         self._drop_stream()
-        stream = self._streams.open(
-            lambda message: self._on_message(stream, message), lambda error: self._on_lost(stream, error)
-        )
+        try:
+            stream = self._streams.open(
+                lambda message: self._on_message(stream, message), lambda error: self._on_lost(stream, error)
+            )
+        except UnavailableError as error:  # no verifier that may get the prompt: as if none had answered
+            asyncio.get_running_loop().call_soon(self._on_lost, None, error)
+            return
         self._stream = stream
 
     def _ask(self, patience: float) -> None:

@@ -42,6 +42,8 @@ class SessionConfig:
     asks_when_silent: bool = True  # ask a verifier that owes text and is silent whether it is there
     committed: tuple[int, ...] = ()  # text that is there when the session begins, after a restart for example
     eos_token_ids: tuple[int, ...] = ()  # the target's own end tokens, where known: a guess ends there
+    ends_are_told: bool = False  # a verifier has told those, so a text that stops has one at its end
+    vocab_size: int | None = None  # ids that have a text run from 0 to this, exclusive; None = not known
     acceptance: Acceptance = COUPLED  # how the verifier decides
     logprobs: int | None = None  # have each token's told, and of so many of the likeliest; None = of nothing
     privacy: Privacy | None = None  # of the wire, at least; None = the verifier is not told

@@ -35,7 +35,7 @@ class Candidate:
 
     name: str  # the address; all devices that name it alike prefer it for the same sessions
     ready: bool = True  # it answers, is not draining, and has room
-    fits: bool | None = None  # its token table is ours; None: nobody knows yet
+    fits: bool | None = None  # its token table and its protocol are ours; None: nobody knows yet
     rtt: float | None = None  # seconds; None: not measured
 
 
@@ -74,12 +74,12 @@ def key_of(device: str, prompt: Sequence[int]) -> str:
 
 
 def choose(key: str, candidates: Sequence[Candidate], passed_over: Container[str]) -> Candidate | None:
-    """Where the session's next stream goes; None without candidates.
+    """Where the session's next stream goes; None if no candidate fits.
 
-    The first of these that there is: ready and not passed over, ready, not passed over, any. A verifier whose
-    tokens are others counts as none, unless there are only such: it will say what is wrong.
+    The first of these that there is: ready and not passed over, ready, not passed over, any. A verifier that
+    is known to be unfit gets no session, and so no prompt: rule 17 of docs/protocol.md.
     """
-    fitting = [each for each in candidates if each.fits is not False] or list(candidates)
+    fitting = [each for each in candidates if each.fits is not False]
     kinds = (
         [each for each in fitting if each.ready and each.name not in passed_over],
         [each for each in fitting if each.ready],

@@ -344,6 +344,9 @@ class EdgeSession:
             raise PeerError(f"a Commit begins at {message.start}; {self.tree.tip_position + 1} comes next")
         if message.start + len(message.tokens) - 1 > self.view.last_position:
             raise PeerError(f"a Commit goes beyond the last position asked for, {self.view.last_position}")
+        size = self.config.vocab_size
+        if size is not None and (largest := _largest_token(message)) >= size:
+            raise PeerError(f"a Commit names token {largest}; this device knows tokens below {size} only")
         self._reconnects.text_came()
         if self._silence is not None:
             self._silence.heard(now, usual=self.view.news_at is not None)
@@ -394,9 +397,24 @@ class EdgeSession:
                 f"the verifier finished at position {message.position}, the text here ends at "
                 f"{self.tree.tip_position}"
             )
+        if not self._may_end(message.reason):
+            raise PeerError(
+                f"the verifier finished with {message.reason.name} at position {message.position}, where "
+                "this text does not end so"
+            )
         self._effects += self._offline.finished(message.position)
         self._effects += self._offline.answered(now, self._standing)  # the text may have been whole before
         self._end(message.reason, None)
+
+    def _may_end(self, reason: FinishReason) -> bool:
+        """Rule 11. After a `Close` of ours no Finish is read, so none may say CANCELLED."""
+        match reason:
+            case FinishReason.STOP:
+                return not self.config.ends_are_told or not self.config.ends.isdisjoint(self.text[-1:])
+            case FinishReason.LENGTH:
+                return self.tree.tip_position >= self.view.last_position
+            case FinishReason.CANCELLED:
+                return False
 
     # Growing ----------------------------------------------------------------------------------------------
 
@@ -502,3 +520,9 @@ class EdgeSession:
                 f"session {self.config.session_id!r} is {self.state.value}; this input needs it {allowed}",
                 Code.INTERNAL,
             )
+
+
+def _largest_token(commit: Commit) -> int:
+    """Of its text and of the alternatives to it; -1 if it has none."""
+    told = (token for each in commit.logprobs or () for token, _ in each.top)
+    return max((*commit.tokens, *told), default=-1)

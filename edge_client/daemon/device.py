@@ -263,6 +263,8 @@ class Device:
             session_id=request.id,
             recall=request.recall and drafting,
             eos_token_ids=self._eos_ids(request.writer),
+            ends_are_told=self.verifiers.best() is not None,
+            vocab_size=self.words.num_vocab,
             prior=self._beliefs.before(request.sampling),
             acceptance=request.acceptance,
             logprobs=request.logprobs,

@@ -28,6 +28,10 @@ TABLE_AGAIN = 600.0
 """Seconds until a verifier with other tokens is asked for all of them once more: they are megabytes, and one
 that says others each time is no reason to fetch them each time."""
 
+NOT_LET_IN = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
+"""A verifier that does not let this device in may fit all the same. A session ends with its own words; the
+next session may have a token that was renewed meanwhile."""
+
 OTHERS = "its tokens are others than the draft's, and others again than it said some minutes ago"
 
 
@@ -112,7 +116,7 @@ class Member:
         except UnavailableError as error:
             await self._fail(error)
         except ForerunError as error:  # it answers, and nothing that can be used
-            self.failures, self._fits = 0, False
+            self.failures, self._fits = 0, None if error.code in NOT_LET_IN else False
             self._last_error = str(error)
             self._set(Health.UNFIT, str(error))
 

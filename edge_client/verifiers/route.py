@@ -45,13 +45,13 @@ class Route:
         return has_another(self._candidates(), self._demerits.passed_over(self._clock()))
 
     def open(self, on_message: OnMessage, on_lost: OnLost) -> Stream:
-        """See `Streams`. Raises `LocalError` after the end of all."""
+        """See `Streams`. Raises `UnavailableError` if no verifier fits, `LocalError` after the end of all."""
         found = choose(self.key, self._candidates(), self._demerits.passed_over(self._clock()))
         member = next(
             (each for each in self._group.members if found and str(each.address) == found.name), None
         )
         if member is None:
-            raise LocalError("a stream was asked for when the verifiers had been closed")
+            raise self._nobody_fits()
         self.address = str(member.address)
 
         def heard(message: ServerMessage) -> None:
@@ -88,6 +88,13 @@ class Route:
     def _blame(self, member: Member, error: ForerunError | None) -> None:
         retry_after = error.retry_after if isinstance(error, CapacityError) else None
         self._demerits.failed(str(member.address), self._clock(), self._group.chance(), retry_after)
+
+    def _nobody_fits(self) -> ForerunError:
+        """They may be replaced by others, so a session waits for that as for a verifier that is gone."""
+        why = "; ".join(f"{each.address}: {each.why}" for each in self._group.members)
+        if not why:
+            return LocalError("a stream was asked for when the verifiers had been closed")
+        return UnavailableError(f"no verifier fits this device: {why}")
 
     def _candidates(self) -> list[Candidate]:
         return [member.candidate() for member in self._group.members]

@@ -1,4 +1,5 @@
-"""A connection that is given up ends the questions on it, and not the tasks that asked them."""
+"""A connection that is given up ends the questions on it, and not the tasks that asked them. What cannot be
+read is the verifier's fault."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from common.errors import UnavailableError
+from common.errors import PeerError, UnavailableError
+from tests.edge_client.odd_verifier import odd_verifier
 
 pytestmark = pytest.mark.grpc
 
@@ -66,3 +68,22 @@ async def test_a_task_that_is_cancelled_while_it_asks_ends() -> None:
             task.cancel()
         await asyncio.wait(tasks)
         assert all(task.cancelled() for task in tasks)
+
+
+async def test_bytes_that_are_no_message_are_the_verifiers_fault() -> None:
+    from edge_client.channel import VerifierChannel
+
+    lost = asyncio.get_running_loop().create_future()
+    async with odd_verifier(said=b"\xff" * 40) as (_, address), VerifierChannel(address) as channel:
+        stream = channel.open(lambda message: None, lost.set_result)
+        error = await lost
+        await stream.finish()
+    assert isinstance(error, PeerError)
+
+
+async def test_a_description_that_is_no_message_is_the_verifiers_fault() -> None:
+    from edge_client.channel import VerifierChannel
+
+    async with odd_verifier(b"\xff" * 40) as (_, address), VerifierChannel(address) as channel:
+        with pytest.raises(PeerError, match="cannot be read"):
+            await channel.describe()

@@ -85,6 +85,17 @@ def opened(policy: GrowthPolicy | None = None, max_tokens: int = 20, credit: int
     return session
 
 
+def told(**sampling: tuple[int, ...]) -> EdgeSession:
+    """Open, of at most four tokens below 10, of which the target ends its text with 0."""
+    params = SamplingParams(max_tokens=4, **sampling)  # type: ignore[arg-type]  # token ids
+    config = replace(make().config, sampling=params, eos_token_ids=(0,), ends_are_told=True, vocab_size=10)
+    session = EdgeSession(config, OffPolicy(), luck=lambda number: 0.0)
+    session.start(0.0)
+    session.on_message(Opened(1, 32), 1.0)
+    session.effects()
+    return session
+
+
 def chain() -> ChainPolicy:
     return ChainPolicy(cut=1e-6, max_depth=8)
 
@@ -316,16 +327,46 @@ def test_the_text_is_what_was_committed() -> None:
         (Commit(1, (5,)), "a Commit begins at 1; 2 comes next"),
         (Commit(2, (5,) * 5), "beyond the last position asked for, 5"),
         (Finish(FinishReason.LENGTH, 2), "finished at position 2, the text here ends at 1"),
+        (Finish(FinishReason.LENGTH, 1), "finished with LENGTH at position 1"),
+        (Finish(FinishReason.CANCELLED, 1), "finished with CANCELLED"),
+        (Finish(FinishReason.STOP, 1), "finished with STOP"),
+        (Commit(2, (5, 10)), "names token 10; this device knows tokens below 10"),
+        (Commit(2, (5,), logprobs=(TokenLogprobs(-1.0, ((10, -1.0),)),)), "names token 10"),
     ],
 )
 def test_a_verifier_that_breaks_the_protocol_is_named_and_changes_nothing(
     message: Commit | Finish, words: str
 ) -> None:
-    session = opened(max_tokens=4)
+    session = told()
     with pytest.raises(PeerError, match=words):
         session.on_message(message, 1.1)
     assert session.text == ()
     assert session.effects() == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason", "is_allowed"),
+    [
+        ((5, 0), FinishReason.STOP, True),
+        ((5, 7), FinishReason.STOP, True),
+        ((0, 5), FinishReason.STOP, False),
+        ((5, 6, 5, 6), FinishReason.LENGTH, True),
+        ((5, 6, 5), FinishReason.LENGTH, False),
+        ((5, 0), FinishReason.CANCELLED, False),
+    ],
+)
+def test_a_text_ends_with_what_its_end_says(
+    tokens: tuple[int, ...], reason: FinishReason, is_allowed: bool
+) -> None:
+    session = told(stop_token_ids=(7,))
+    session.on_message(Commit(2, tokens), 1.1)
+    finish = Finish(reason, 1 + len(tokens))
+    if is_allowed:
+        session.on_message(finish, 1.2)
+        assert session.effects()[-1] == Finished(reason)
+    else:
+        with pytest.raises(PeerError, match="does not end so"):
+            session.on_message(finish, 1.2)
 
 
 @pytest.mark.parametrize("told", [None, Privacy.OFF, Privacy.PADDED])

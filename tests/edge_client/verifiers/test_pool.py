@@ -15,11 +15,15 @@ from cloud_verifier.core.config import SchedulerConfig
 from common.errors import Code, UnavailableError, UserError
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
+from edge_client.core.config import Fallback
+from edge_client.core.effects import Preview
 from edge_client.core.policies import make_policy
 from edge_client.core.ranking import Candidate, choose
+from edge_client.draft_worker import DraftWorker
 from link import Link, Timeout, both_ways
 from tests.drivers.tiny import EOS, VOCABULARY, System, generation, running
-from tests.worlds.models import target_alone
+from tests.edge_client.odd_verifier import odd_verifier
+from tests.worlds.models import TinyDrafter, target_alone
 
 if TYPE_CHECKING:
     from edge_client.generation import Generation
@@ -236,6 +240,49 @@ async def test_other_tokens_are_explained_for_that_verifier_alone() -> None:
             with pytest.raises(UserError, match="id 0") as refused:
                 await pool.ready(5.0)
             assert refused.value.code is Code.FAILED_PRECONDITION
+
+
+def described(**fields: object) -> bytes:
+    from common.rpc.describe import Description, encode_description
+
+    plain = {"model": "m", "vocab_size": 7, "max_positions": 512, "fingerprint": VOCABULARY.fingerprint}
+    found: bytes = encode_description(Description(**{**plain, **fields})).SerializeToString()  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.parametrize("fallback", [Fallback.FAIL, Fallback.DRAFT])
+@pytest.mark.parametrize("case", ["another protocol", "no message at all", "other tokens", "out of bounds"])
+async def test_no_prompt_goes_to_a_verifier_that_is_known_to_be_unfit(case: str, fallback: Fallback) -> None:
+    from edge_client.verifiers import Verifiers
+
+    told = {
+        "another protocol": described(protocol_version=99),
+        "no message at all": b"\xff" * 40,
+        "other tokens": described(fingerprint=bytes(32)),
+        "out of bounds": described(max_positions=0),
+    }[case]
+    async with odd_verifier(told) as (service, address), Verifiers([address], vocabulary=VOCABULARY) as pool:
+        await until(lambda: health(pool) == ["unfit"], pool)
+        with DraftWorker(TinyDrafter()) as drafts:
+            run = generation(
+                pool.route("s"), drafts, LONG, fallback=fallback, patience=0.01, max_attempts=None
+            )
+            if fallback is Fallback.FAIL:
+                with pytest.raises(UnavailableError, match="no verifier fits this device"):
+                    await anext(aiter(run))
+            else:
+                shown = run.shown()
+                assert [item async for item in until_preview(shown)]
+                await shown.aclose()
+    assert service.num_sessions == 0
+
+
+async def until_preview(shown: AsyncIterator[object]) -> AsyncIterator[object]:
+    """What is shown up to the device's own first guess."""
+    async for item in shown:
+        yield item
+        if isinstance(item, Preview):
+            return
 
 
 async def test_an_offered_verifier_is_used_and_stays_for_as_long_as_it_answers() -> None:
