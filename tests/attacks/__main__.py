@@ -1,4 +1,4 @@
-"""The command line: the table of attacks, how each went, 1 if any broke something."""
+"""The command line: play attacks and print how each went."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from common.errors import ForerunError
 from tests.attacks.run import Run, Verdict
 from tests.attacks.stages import raise_file_limit
 from tests.attacks.table import ATTACKS, Attack
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if everything held, else 1."""
+    """0 if everything held, 1 if an attack broke something, 2 if there was no undisturbed text."""
     options = _options(arguments)
     chosen = _chosen(options)
     if options.list:
@@ -34,7 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise_file_limit()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="forerun-attacks-") as folder:
-        found = asyncio.run(_play(options.keep or Path(folder), chosen))
+        try:
+            found = asyncio.run(_play(options.keep or Path(folder), chosen))
+        except ForerunError as error:
+            print(error, file=sys.stderr)
+            return 2
     broken = [each for each in found if each.why]
     if options.json:
         print(json.dumps([{**asdict(each), "ratio": each.ratio} for each in found], indent=1))

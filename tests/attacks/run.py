@@ -13,11 +13,15 @@ from pathlib import Path
 from common.errors import ForerunError, UnavailableError
 from tests.attacks.honest import Honest, Text
 from tests.attacks.stages import TOKENS, NoStage, Stage, VerifierStage
+from tests.attacks.subject import resident
 from tests.attacks.table import STAGES, Attack
 from tests.fuzz.laws import Broken
 
 MOST_RATIO = 3.0
 """Of the 95th percentile of gaps, under attack to undisturbed."""
+
+LEAST_PATIENCE = 30.0
+"""Seconds for the honest text under attack, at least."""
 
 DYING = 0.5
 """Seconds in which a process that was killed is seen to be gone."""
@@ -123,11 +127,12 @@ class Run:
     async def _once(self, attack: Attack, stage: Stage, undisturbed: Text) -> Verdict:
         verdict, over, began = Verdict(attack.name, attack.against), asyncio.Event(), time.monotonic()
         for each in stage.subjects:
-            each.peak = 0
+            each.peak = resident(each.program.pid)
         playing = asyncio.ensure_future(attack.play(stage, over))
         try:
             if attack.beside:
-                text = await stage.text(self._tokens)
+                patience = max(LEAST_PATIENCE, 2 * MOST_RATIO * sum(undisturbed.gaps))
+                text = await stage.text(self._tokens, patience)
                 over.set()
                 verdict.p95_ms, verdict.undisturbed_ms = (
                     round(each.p95 * 1e3, 1) for each in (text, undisturbed)

@@ -23,7 +23,7 @@ from common.rpc.codec import encode_request
 from common.sampling import SamplingParams
 from demo_models import DRAFT_GGUF, TARGET_DIR
 from edge_client.tls import TlsSettings
-from tests.attacks.honest import Honest, Text
+from tests.attacks.honest import PATIENCE, Honest, Text
 from tests.attacks.liar import Liar
 from tests.attacks.subject import Subject
 from tests.drivers.town import AUDIENCE, DOMAIN, ISSUER, Town
@@ -69,9 +69,9 @@ class Stage:
         """What the honest client is told."""
         raise NotImplementedError
 
-    async def text(self, tokens: int) -> Text:
-        """An honest text, to its end."""
-        return await self._honest.text(tokens=tokens, **self.asked())
+    async def text(self, tokens: int, patience: float = PATIENCE) -> Text:
+        """An honest text, to its end or for `patience` seconds."""
+        return await self._honest.text(tokens=tokens, patience=patience, **self.asked())
 
     def check(self) -> None:
         """Raise `Broken` unless every process lives and has kept to its limit."""
