@@ -83,14 +83,15 @@ def check_private(address: str) -> None:
     found = host_and_port(address)
     if found is None:
         raise UserError(f"--admin is {address!r}; it must be unix:PATH or HOST:PORT, 127.0.0.1:50061 for one")
-    if not _is_loopback(found[0]):
+    if not is_loopback(found[0]):
         raise UserError(
             f"--admin is {address!r}, and it asks nobody who they are: give an address of this machine only "
             "(127.0.0.1:PORT or unix:PATH), and reach it through ssh or kubectl port-forward"
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`."""
     if host == "localhost":
         return True
     try:

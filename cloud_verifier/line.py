@@ -26,6 +26,10 @@ END_FRAMES = 32
 """A strict stream ends after a multiple of so many frames, so that the length of a text shows no more than
 that exactly."""
 
+MESSAGE_RATE, MESSAGE_BURST = 500.0, 1500
+"""Messages of one stream a second, and at once after a pause. An edge sends one for a draft step or a commit,
+so a hundred a second are many."""
+
 SPARE_FILLERS = 64
 """Beyond twice what the cadence asks for: timers drift, and links bunch."""
 
@@ -77,6 +81,18 @@ class PrivacySettings:
         )
 
 
+class Pace:
+    """How fast the messages of one stream are taken. What comes faster waits, in the end at its sender."""
+
+    def __init__(self, now: float) -> None:
+        self._free_at = now - MESSAGE_BURST / MESSAGE_RATE  # seconds; when the next one may be taken
+
+    def take(self, now: float) -> float:
+        """Seconds to wait before the next message is taken; a message comes `now`."""
+        self._free_at = max(self._free_at, now - MESSAGE_BURST / MESSAGE_RATE) + 1.0 / MESSAGE_RATE
+        return max(0.0, self._free_at - now)
+
+
 class Line:
     """Both directions of one stream.
 
@@ -93,6 +109,7 @@ class Line:
         self._settings = settings
         self._turn = turn
         self._clock = clock or asyncio.get_running_loop().time
+        self.pace = Pace(self._clock())
         self._open: Open | None = None
         self._joiner = Joiner(pb.SessionRequest, MAX_JOINED_REQUEST_BYTES)
         self._sender = Sender(pb.SessionResponse, DOWN_BYTES)

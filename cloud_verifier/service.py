@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER = 1.0
 """Seconds that an edge is told to wait where nobody knows better: about as long as one short text takes."""
 
+MOST_AT_ONCE = 64
+"""Messages of one frame that are taken before others have their turn: a frame of 4 KiB may hold 1,365."""
+
 MOST_TABLES = 8
 """Token tables on their way at once. One has some 2 MB, and who asks need not read; honest edges ask when
 their own is another, for the first difference."""
@@ -226,7 +229,10 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         """Whether the stream has had its `Open` by now."""
         check_padding(frame)
         self._worker.monitor.note_received(key, member(frame), frame.ByteSize())
-        for request in line.received(frame):
+        for number, request in enumerate(line.received(frame), 1):
+            wait = line.pace.take(asyncio.get_running_loop().time())
+            if wait or not number % MOST_AT_ONCE:
+                await asyncio.sleep(wait)
             asked = request.open  # of another message it is an empty one
             check_count(len(asked.prompt), len(asked.committed), self._info.max_positions)
             await self._take(key, decode_request(request), opened, line)

@@ -59,7 +59,7 @@ class Verifier(RayFace):
         worker = worker_of(options, engine)
         caller, files = identity(options)
         service = VerifierService(
-            worker, engine.info, table, caller, privacy_from(options), files.get(DENIED)
+            worker, worker.scheduler.info, table, caller, privacy_from(options), files.get(DENIED)
         )
         super().__init__(service, (RayError,))
         self._heart = await self._stack.enter_async_context(Heart(worker, service, files=files))

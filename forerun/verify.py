@@ -6,11 +6,13 @@ import argparse
 import asyncio
 import gc
 import json
+import logging
 import os
 import signal
 import sys
 from collections.abc import Awaitable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cloud_verifier.engine.attention_names import ATTENTIONS
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from cloud_verifier.core.target import TargetEngine
     from cloud_verifier.worker import Worker
     from common.rpc.describe import TokenTable
+
+logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL = 0.0002
 """Seconds after which Python's threads yield to one that waits (its default is 5 ms): an engine whose device
@@ -74,6 +78,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="PATH",
         help="folder with config, tokenizer and safetensors, or hub id",
+    )
+    option(
+        "--name",
+        default="",
+        metavar="NAME",
+        help="the model's name for edges (default: the folder's, or the id)",
     )
     option("--listen", default="127.0.0.1:50051", metavar="HOST:PORT", help="port 0 picks one (%(default)s)")
     option("--device", default="cpu", help="cpu, cuda or cuda:N (%(default)s)")
@@ -224,6 +234,7 @@ async def serve(
     from cloud_verifier.server import Server
 
     worker = worker_of(options, engine, watch)
+    info = worker.scheduler.info
     caller, files = identity(options)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -232,7 +243,7 @@ async def serve(
     async with (
         Server(
             worker,
-            engine.info,
+            info,
             table,
             options.listen,
             caller,
@@ -243,7 +254,8 @@ async def serve(
         watched(worker, options) as besides,
     ):
         host = options.listen.rpartition(":")[0]
-        _announce(options, engine.info.name, f"{host}:{server.port}", besides)
+        warn_of_plain_text(options)
+        _announce(options, info.name, f"{host}:{server.port}", besides)
         watching = None if watch is None else asyncio.ensure_future(watch.run(worker))
         if watching is not None:
             watching.add_done_callback(lambda _: stop.set())
@@ -261,11 +273,30 @@ def worker_of(options: argparse.Namespace, engine: TargetEngine, watch: Watch | 
     from cloud_verifier.worker import Worker
 
     config = replace(config_from(options), rules=allowed_rules(options))
-    scheduler = VerifyScheduler(engine.info, config)
+    scheduler = VerifyScheduler(replace(engine.info, name=served_name(options)), config)
     sys.setswitchinterval(SWITCH_INTERVAL)
     _keep_what_is_loaded()
     seen = scheduler if watch is None else watch.watched(scheduler)
     return Worker(engine, seen, max_tenants=options.metrics_tenants)
+
+
+def served_name(options: argparse.Namespace) -> str:
+    """What edges are told the model is called: `--name`, a folder's own name, or the hub id. A path of this
+    machine is nobody's business."""
+    model = str(options.model)
+    return str(options.name or (Path(model).resolve().name if Path(model).is_dir() else model))
+
+
+def warn_of_plain_text(options: argparse.Namespace) -> None:
+    """Say it if prompts and texts cross a network that anybody may read."""
+    from cloud_verifier.admin import is_loopback
+
+    if options.tls_cert is None and not is_loopback(options.listen.rpartition(":")[0]):
+        logger.warning(
+            "%s serves prompts and texts in plain text to every machine that reaches it; give --tls-cert and "
+            "--tls-key, or listen on 127.0.0.1",
+            options.listen,
+        )
 
 
 def _keep_what_is_loaded() -> None:

@@ -26,6 +26,12 @@ MOST = 2**53
 MOST_AHEAD = 30.0
 """Seconds: the farthest turn that is told of a queue that nobody may be standing in any more."""
 
+MOST_SPACING = 0.25
+"""Seconds between the turns of two callers that found no room, at most."""
+
+LEAST_TURN = 0.05
+"""Seconds until the first turn of callers that found no room."""
+
 LEAST_WAIT = 1e-3
 """Seconds until an empty bucket is looked at again: less than a step takes, and more than a clock's grain."""
 
@@ -109,6 +115,22 @@ class Bucket:
         self.level = min(self.rate.burst, self.level + added)
         self.at = max(self.at, now)
         return self.level
+
+
+@dataclass(slots=True)
+class Turns:
+    """When callers that found no room should come again: each at a moment of its own, so that those refused
+    together do not come back together."""
+
+    last_at: float = -math.inf  # seconds; the latest turn that was told
+
+    def next(self, now: float, interval: float) -> float:
+        """Seconds until the next turn, where a place comes free every `interval` seconds. The turns of
+        `MOST_AHEAD` seconds are told before any two may lie close together."""
+        first = now + min(max(interval, LEAST_TURN), MOST_AHEAD)
+        after = self.last_at + min(interval, MOST_SPACING)
+        self.last_at = after if first <= after <= first + MOST_AHEAD else first
+        return self.last_at - now
 
 
 class Meters:

@@ -29,7 +29,7 @@ from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.ledger import Ledger, Running, StepDone
 from cloud_verifier.core.mask_time import MaskTime
 from cloud_verifier.core.memory import KvMemory
-from cloud_verifier.core.quotas import Quotas
+from cloud_verifier.core.quotas import Quotas, Turns
 from cloud_verifier.core.rationing import Rationing
 from cloud_verifier.core.relief import Relief
 from cloud_verifier.core.report import count
@@ -87,6 +87,7 @@ class VerifyScheduler:
         self._alarms = Alarms()
         self._unopened: dict[int, float] = {}  # streams without an Open, and since when
         self._between_ends = IntervalEstimator(RETRY_AFTER)
+        self._turns = Turns()  # of callers that found no room
         self._last_end_at: float | None = None
 
     # Inputs -----------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ class VerifyScheduler:
             self.check(request, now, caller)
             session = self._admit(key, request, caller, now)
         except ForerunError as error:
-            self._refuse(key, error)
+            self._refuse(key, error, now)
             return
         credit = session.credit_told = self.credit.of(session, len(self.sessions))
         self._effects.append(Reply(key, Opened(session.tree.tip_position, credit)))
@@ -144,7 +145,7 @@ class VerifyScheduler:
         if key in self.sessions:
             self._end(key, error, now)
         elif self._forget_stream(key):
-            self._refuse(key, error)
+            self._refuse(key, error, now)
         else:
             self._effects.append(End(key, error))
 
@@ -289,7 +290,7 @@ class VerifyScheduler:
             elif key in self._unopened:
                 del self._unopened[key]
                 message = f"no Open came within {self.config.open_timeout:g} s"
-                self._refuse(key, PeerError(message, Code.DEADLINE_EXCEEDED))
+                self._refuse(key, PeerError(message, Code.DEADLINE_EXCEEDED), now)
             elif key in self.sessions:
                 self._look_after(self.sessions[key], now)
 
@@ -467,12 +468,12 @@ class VerifyScheduler:
                 self._end(key, error, now)
             else:
                 self._forget_stream(key)
-                self._refuse(key, error)
+                self._refuse(key, error, now)
 
-    def _refuse(self, key: int, error: ForerunError) -> None:
-        """End a stream that never had a session. Who found no room is told when to come again."""
+    def _refuse(self, key: int, error: ForerunError, now: float) -> None:
+        """End a stream that never had a session. A caller that found no room is told a turn of its own."""
         if isinstance(error, CapacityError) and error.retry_after is None:
-            error.retry_after = min(30.0, max(0.05, self._between_ends.smoothed))
+            error.retry_after = self._turns.next(now, self._between_ends.smoothed)
         count(self.counters.num_refused, error.code.value)
         self._effects.append(End(key, error))
 

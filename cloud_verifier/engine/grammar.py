@@ -78,7 +78,7 @@ class TargetGrammars:
         """A `MaskOf`, for the engine's thread. Raises `UserError` for a grammar that was not checked."""
         if self._masks is None:
             self._masks = Masks(self._made())
-        began = time.thread_time()
+        began = time.monotonic()
         with self._lock:
             checked = self._checked.pop((grammar, generated.tobytes()), None) if self._checked else None
         if checked is not None:  # it has read the committed tokens already
@@ -86,12 +86,11 @@ class TargetGrammars:
         try:
             return self._masks.allowed(session, grammar, generated)
         finally:
-            spent = time.thread_time() - began
+            spent = time.monotonic() - began
             self._times[session] = self._times.get(session, 0.0) + spent
 
     def take_times(self) -> tuple[tuple[int, float], ...]:
-        """Seconds of a processor that masks have taken since the last call, by session. For the engine's
-        thread."""
+        """Seconds that masks have taken since the last call, by session. For the engine's thread."""
         times, self._times = self._times, {}
         return tuple(times.items())
 

@@ -7,6 +7,7 @@ and waits, the loop does not.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import socketserver
 import threading
@@ -28,6 +29,9 @@ PATH = "/metrics"
 PATIENCE = 5.0
 """Seconds that a scrape waits for the event loop, and a thread for a client's next byte. Prometheus itself
 gives up after 10."""
+
+CONNECTION_TIME = 20.0
+"""Seconds from a connection's first byte to its end, however its client trickles or reads."""
 
 MAX_CLIENTS = 8
 """Connections at once; more are closed unread. One or two Prometheus servers scrape a verifier."""
@@ -115,6 +119,22 @@ class _Handler(WSGIRequestHandler):
     """Writes no log, and waits for nobody for long."""
 
     timeout = PATIENCE
+
+    def setup(self) -> None:
+        """Begin the connection's time."""
+        super().setup()
+        self._cutter = threading.Timer(CONNECTION_TIME, self._cut)
+        self._cutter.daemon = True
+        self._cutter.start()
+
+    def finish(self) -> None:
+        """End it."""
+        self._cutter.cancel()
+        super().finish()
+
+    def _cut(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, format: str, *args: Any) -> None:
         """A scrape every few seconds is no news."""

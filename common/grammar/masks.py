@@ -87,6 +87,7 @@ class Matcher:
         self._tokens = grammars.tokens
         self._live: LLMatcher | None = None
         self._at = NO_TOKENS  # what `_live` has consumed
+        self._ended: Path | None = None  # a path behind which end tokens may come, as it was found last
 
     @property
     def grammar(self) -> str:
@@ -102,9 +103,12 @@ class Matcher:
         if not ended.any():
             return self._after(path)
         first = int(ended.argmax())
-        before = self._after(path[:first])
-        legal = before is not None and bool(before[path[first]]) and bool(ended[first:].all())
-        return self._tokens.ends if legal else None
+        if self._ended is None or not np.array_equal(self._ended, path[:first]):
+            before = self._after(path[:first])
+            if before is None or not before[path[first]]:
+                return None
+            self._ended = path[:first].copy()  # a text may hold many end tokens, each behind this path
+        return self._tokens.ends if ended[first:].all() else None
 
     def _after(self, path: Path) -> Mask | None:
         """`allowed` of a path without end tokens."""

@@ -115,7 +115,7 @@ def _compile(grammar: str, tokens: Tokens, out: int) -> None:
 
 def _bound() -> None:
     with contextlib.suppress(OSError, ValueError), open("/proc/self/statm", encoding="ascii") as file:
-        size = int(file.read().split()[0]) * mmap.PAGESIZE
+        size = int(file.read(200).split()[0]) * mmap.PAGESIZE
         resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
 
 

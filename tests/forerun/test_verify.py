@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from forerun.verify import add_options, served_name, warn_of_plain_text
+
 TARGET = Path(__file__).parents[2] / "demo_models" / "target"
 
 
@@ -23,6 +26,39 @@ def open_once_it_is_read(pipe: Path, reader: subprocess.Popen[bytes]) -> int:
             return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         time.sleep(0.01)
     raise AssertionError(f"it ended with {reader.returncode} and never read {pipe.name}")
+
+
+def options(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return parser.parse_args(["--model", *words])
+
+
+def test_edges_are_not_told_where_the_model_lies(tmp_path: Path) -> None:
+    folder = tmp_path / "secret" / "Qwen2.5-7B"
+    folder.mkdir(parents=True)
+    assert served_name(options(str(folder))) == "Qwen2.5-7B"
+    assert served_name(options(f"{folder}/")) == "Qwen2.5-7B"
+    assert served_name(options("Qwen/Qwen2.5-7B")) == "Qwen/Qwen2.5-7B"
+    assert served_name(options(str(folder), "--name", "large")) == "large"
+
+
+@pytest.mark.grpc
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (["m"], False),
+        (["m", "--listen", "0.0.0.0:0"], True),
+        (["m", "--listen", "192.0.2.1:5"], True),
+        (["m", "--listen", "[::1]:5"], False),
+        (["m", "--listen", "0.0.0.0:0", "--tls-cert", "c", "--tls-key", "k"], False),
+    ],
+)
+def test_plain_text_on_a_network_is_said(
+    words: list[str], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_plain_text(options(*words))
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
 
 
 @pytest.mark.torch

@@ -78,7 +78,7 @@ def test_dear_masks_of_eight_sessions_leave_a_plain_one_its_pace(grammars: str) 
     assert max(gaps) < 3 * STEP
     assert sum(gap - STEP for gap in gaps) <= (SHARE + 0.02) * 20.0
     for key in range(2, 10):
-        assert len(machine.told[key]) >= 5, "they wait, and they do get on"
+        assert len(machine.told[key]) >= 4, "they wait, and they do get on"
 
 
 def test_masks_that_become_dear_later_delay_one_step() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.quotas import MAX_BUCKETS, MOST_AHEAD, Meters, Quota, Quotas, Rate
+from cloud_verifier.core.quotas import MAX_BUCKETS, MOST_AHEAD, Meters, Quota, Quotas, Rate, Turns
 from common.errors import UserError
 
 
@@ -167,3 +167,12 @@ def test_a_burst_is_a_second_of_its_rate_and_one_at_least() -> None:
 def test_a_quota_that_makes_no_sense_is_refused(wrong: dict[str, float], words: str) -> None:
     with pytest.raises(UserError, match=words):
         Quota(**wrong)  # type: ignore[arg-type]  # fields vary by case
+
+
+@pytest.mark.parametrize("interval", [0.001, 0.05, 2.0, 100.0])
+def test_callers_that_find_no_room_together_do_not_come_back_together(interval: float) -> None:
+    turns = Turns()
+    told = [turns.next(5.0, interval) for _ in range(100)]
+    assert len(set(told)) == 100
+    assert 0.0 < min(told) <= max(told) <= 60.0
+    assert turns.next(500.0, interval) == pytest.approx(min(max(interval, 0.05), 30.0)), "the queue has gone"

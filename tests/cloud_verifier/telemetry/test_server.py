@@ -155,3 +155,18 @@ async def test_the_snapshot_is_taken_in_the_event_loops_thread() -> None:
     async with MetricsServer(take, HOST, 0) as found:
         await get(found.port)
     assert threads == [threading.current_thread().name]
+
+
+async def test_a_client_that_trickles_is_cut_however_often_it_says_a_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "CONNECTION_TIME", 0.2)
+    async with serving() as found, asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection(HOST, found.port)
+        writer.write(b"GET ")
+        while not reader.at_eof():
+            with contextlib.suppress(ConnectionError):
+                writer.write(b"/")
+                await asyncio.wait({asyncio.ensure_future(reader.read(1))}, timeout=0.01)
+        writer.close()
+        assert (await get(found.port))[0] == 200
