@@ -77,9 +77,9 @@ def fetch(
 
 def _all_of(name: ModelName, part: _Part, credentials: Credentials, world: Surroundings) -> Source:
     """Ask until all of it is there. What the server told last of it."""
-    failures = 0
+    failures, furthest = 0, part.size
     while True:
-        before = part.size
+        misfits = part.num_misfits
         try:
             source = _some_of(name, part, credentials)
             if source is not None:
@@ -87,8 +87,9 @@ def _all_of(name: ModelName, part: _Part, credentials: Credentials, world: Surro
             problem: ForerunError = UnavailableError(f"{name.url} broke off after {part.size} bytes")
         except UnavailableError as error:
             problem = error
-        failures = 0 if part.size > before else failures + 1
-        if failures >= MOST_FAILURES:
+        failures = 0 if part.size > furthest else failures + 1
+        furthest = max(furthest, part.size) if part.num_misfits == misfits else 0
+        if max(failures, part.num_misfits) >= MOST_FAILURES:
             kept = (
                 f"; {part.size:,} bytes are kept, and the same command goes on from there"
                 if part.size
@@ -103,6 +104,7 @@ def _some_of(name: ModelName, part: _Part, credentials: Credentials) -> Source |
     source = open_source(name.url, part.resumable, credentials)
     with contextlib.closing(source.response):
         if not part.fits(source):
+            part.num_misfits += 1
             part.clear()
             return None
         part.begin(source)
@@ -123,12 +125,16 @@ class _Part:
         self.path, self._about = parts_of(path)
         self._whole, self._name, self._sha256, self._world = path, name, sha256.lower(), world
         self._total = 0
+        self.num_misfits = 0  # answers that did not continue what was here, which had to be fetched anew
         self._file: BinaryIO
 
     def __enter__(self) -> _Part:
         with _storing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
+            if self.path.is_symlink():
+                raise UserError(f"{self.path} is a symbolic link, which is not followed; remove it")
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            self._file = os.fdopen(os.open(self.path, flags, 0o644), "r+b")
             if not self._is_ours():
                 self._file.close()
                 raise UserError(f"{self._name} is being fetched by another command; wait for it")
@@ -173,7 +179,14 @@ class _Part:
             write_json(self._about, {"identity": source.identity, "size": source.size})
 
     def add(self, block: bytes) -> None:
-        """The next bytes. Raises `UserError` at once if they begin no GGUF file."""
+        """The next bytes. Raises `UserError` at once if they begin no GGUF file, `CapacityError` if the disk
+        is nearly full and the server did not say how much comes. Then what came is removed."""
+        if not self._total and self._world.free_space(self.path.parent) < SPARE + len(block):
+            self.clear()
+            raise CapacityError(
+                f"{self._name} does not fit on the disk of {self.path.parent}, and its server does not say "
+                "how large it is; make room, or set another folder"
+            )
         with _storing(self.path):
             self._file.seek(self.size)
             self._file.write(block)

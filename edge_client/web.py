@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -121,12 +122,30 @@ def _refusal(url: str, error: urllib.error.HTTPError) -> ForerunError:
 
 
 def _next(url: str, response: Any) -> str:
-    """Where a redirect leads; never from TLS to plain text, nor out of the web."""
+    """Where a redirect leads; never from TLS to plain text, from elsewhere to this machine, nor out of the
+    web."""
     with response:
         there: str = urljoin(url, response.headers.get("Location", ""))
     if urlsplit(there).scheme not in ("https", "http") or (is_private(url) and not is_private(there)):
         raise PeerError(f"{url} is redirected to {there}, which is not followed: it is not encrypted")
+    if _is_this_machine(urlsplit(there).hostname or "") and not _is_this_machine(
+        urlsplit(url).hostname or ""
+    ):
+        raise PeerError(f"{url} is redirected to {there}, which is not followed: it is this very machine")
     return there
+
+
+def _is_this_machine(host: str) -> bool:
+    """Whether a connection to it ends here, in any way of writing addresses that connecting takes."""
+    name = host.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        found = ip_address(socket.inet_ntoa(socket.inet_aton(name)) if ":" not in name else name)
+    except (OSError, ValueError):
+        return False
+    found = getattr(found, "ipv4_mapped", None) or found
+    return found.is_loopback or found.is_unspecified
 
 
 def _source(response: Any, url: str, start: int, told: Mapping[str, str]) -> Source:

@@ -226,23 +226,18 @@ class Api:
 
     async def _tokenize(self, request: Request) -> Response:
         fields = Fields(await _body(request))
+        param = "content" if fields.has("content") else "prompt"
         text = fields.text("content", fields.text("prompt", longest=2**23), 2**23)
         special = fields.flag("parse_special", True)
         fields.finish()
-        tokens = self.service.tokenize(text, special)
+        tokens = await self.service.tokenize(text, param, special)
         return JSONResponse({"tokens": tokens, "count": len(tokens)})
 
     async def _detokenize(self, request: Request) -> Response:
-        words = self.service.device.words
         fields = Fields(await _body(request))
         tokens = fields.list("tokens", 2**21) or []
         fields.finish()
-        top = words.num_vocab
-        if not all(
-            isinstance(each, int) and not isinstance(each, bool) and 0 <= each < top for each in tokens
-        ):
-            raise wrong("tokens", f"tokens must hold token ids from 0 to {top - 1} only")
-        return JSONResponse({"content": b"".join(map(words.piece, tokens)).decode("utf-8", "replace")})
+        return JSONResponse({"content": await self.service.detokenize(tokens)})
 
     async def _apply_template(self, request: Request) -> Response:
         fields = Fields(await _body(request))

@@ -7,12 +7,13 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from common.errors import UnavailableError, UserError
 from common.rpc.describe import Description
 from edge_client.api.asking import Asked, read_asked
+from edge_client.api.contents import Contents
 from edge_client.api.errors import ApiError, wrong
 from edge_client.api.fields import Fields
 from edge_client.api.shapes import ChatShape, Heading, Shape, TextShape
@@ -57,6 +58,7 @@ class TextService:
         self.device = device
         self.defaults = defaults
         self._wall = wall
+        self._contents = Contents(device.words)
 
     # Models -----------------------------------------------------------------------------------------------
 
@@ -102,13 +104,14 @@ class TextService:
         asked = read_asked(fields)
         fields.finish()
         await self._hear()
+        self._bound(sum(len(each["content"]) for each in messages), "messages")
         prompt = await self.chat_prompt(messages, template_settings)
         return self._telling(ChatShape(), prompt, asked, top if wants else None, None), asked
 
     async def completion(self, body: dict[str, Any]) -> tuple[Telling, Asked]:
         """A text completion's. Raises `ApiError` or `ForerunError`."""
         fields = Fields(body)
-        prompt = self._read_prompt(fields)
+        prompt = await self._read_prompt(fields)
         fields.only("suffix", ("",), "the target only goes on from a text's end")
         fields.only("echo", (False,), "put the prompt before the answer yourself")
         logprobs = fields.whole("logprobs", 0, 0, MAX_LOGPROBS) if fields.has("logprobs") else None
@@ -118,9 +121,11 @@ class TextService:
         return self._telling(TextShape(), prompt, asked, logprobs, DEFAULT_TEXT_TOKENS), asked
 
     async def chat_prompt(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> tuple[int, ...]:
-        """A chat's token ids, by the target's own template."""
+        """A chat's token ids, by the target's own template. What a client sends becomes no control token."""
+        (messages, settings), mark = await asyncio.to_thread(self._contents.hide, [messages, settings])
         text = await self.render(messages, settings)
-        return self._tokens(text, "messages")
+        self._bound(len(text), "messages")
+        return _not_empty(await _in_thread(self._contents.tokenize, text, mark), "messages")
 
     async def render(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> str:
         """A chat as the target reads it."""
@@ -134,42 +139,57 @@ class TextService:
         if self.device.verifiers.best() is None:
             await self.device.verifiers.heard(FIRST_WORD)
 
-    def tokenize(self, text: str, special: bool = True) -> tuple[int, ...]:
+    async def tokenize(self, text: str, param: str, special: bool = True) -> tuple[int, ...]:
         """Token ids of a text; with `special`, texts of control tokens become those tokens."""
-        try:
-            return tuple(self.device.words.tokenize(text, special))
-        except UnicodeEncodeError as error:
-            raise ApiError(400, "the text holds half a surrogate pair, which is no character") from error
+        self._bound(len(text), param)
+        return await _in_thread(self.device.words.tokenize, text, special)
 
-    def _tokens(self, text: str, param: str) -> tuple[int, ...]:
-        tokens = self.tokenize(text)
-        if not tokens:
-            raise wrong(param, "the prompt is empty; at least one token is needed")
-        return tokens
+    async def detokenize(self, tokens: list[Any]) -> str:
+        """The text of token ids."""
+        self._bound_tokens(len(tokens), "tokens")
+        return await asyncio.to_thread(self._spelled, tokens)
+
+    def _spelled(self, tokens: list[Any]) -> str:
+        words = self.device.words
+        _check_ids(tokens, words.num_vocab, "tokens")
+        return b"".join(map(words.piece, tokens)).decode("utf-8", "replace")
+
+    @cached_property
+    def _longest_piece(self) -> int:
+        """Bytes of the longest token as the tokenizer's file spells it, which is no shorter than its text."""
+        return max(len(each or b"") for each in self.device.vocabulary.table)
+
+    def _bound(self, num_chars: int, param: str) -> None:
+        """Refuse a text that cannot fit, before it is read: that would take seconds."""
+        longest = self.device.max_positions
+        if longest and num_chars > longest * self._longest_piece:
+            raise _too_long(param, longest, f"{num_chars} characters, which are more tokens than that")
+
+    def _bound_tokens(self, num_tokens: int, param: str) -> None:
+        longest = self.device.max_positions
+        if longest and num_tokens > longest:
+            raise _too_long(param, longest, f"{num_tokens} tokens")
 
     def _begun(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """A text as the target was trained to read it; token ids that a client sends stay as they are."""
         begin = self.device.words.begin_ids
         return tokens if tokens[: len(begin)] == begin else begin + tokens
 
-    def _read_prompt(self, fields: Fields) -> tuple[int, ...]:
+    async def _read_prompt(self, fields: Fields) -> tuple[int, ...]:
         """A string or a list of token ids; a list with one of these counts as that."""
         prompt = fields.any("prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
         if isinstance(prompt, str):
-            return self._begun(self._tokens(prompt, "prompt"))
+            return self._begun(_not_empty(await self.tokenize(prompt, "prompt"), "prompt"))
         if not isinstance(prompt, list) or not prompt:
             raise fields.wrong("prompt", "must be a string or a list of token ids that is not empty")
+        self._bound_tokens(len(prompt), "prompt")
         if any(isinstance(each, str | list) for each in prompt):
             raise wrong(
                 "prompt", "several prompts in one request are not supported; send one request for each"
             )
-        top = self.device.words.num_vocab
-        if not all(
-            isinstance(each, int) and not isinstance(each, bool) and 0 <= each < top for each in prompt
-        ):
-            raise wrong("prompt", f"prompt must hold token ids from 0 to {top - 1} only")
+        _check_ids(prompt, self.device.words.num_vocab, "prompt")
         return tuple(prompt)
 
     def _telling(
@@ -229,6 +249,33 @@ class TextService:
         found = self.device.verifiers.best()
         fingerprint = found.fingerprint if found is not None else self.device.vocabulary.fingerprint
         return f"fp_{fingerprint[:6].hex()}"
+
+
+async def _in_thread(tokenize: Callable[[str, Any], list[int]], text: str, how: Any) -> tuple[int, ...]:
+    """Tokens of a text, read beside the event loop: a long one takes seconds."""
+    try:
+        return tuple(await asyncio.to_thread(tokenize, text, how))
+    except UnicodeEncodeError as error:  # of a template's own; a client's is refused with its body
+        raise ApiError(400, "the text holds half a surrogate pair, which is no character") from error
+
+
+def _not_empty(tokens: tuple[int, ...], param: str) -> tuple[int, ...]:
+    if not tokens:
+        raise wrong(param, "the prompt is empty; at least one token is needed")
+    return tokens
+
+
+def _check_ids(tokens: list[Any], size: int, param: str) -> None:
+    if not all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each < size for each in tokens):
+        raise wrong(param, f"{param} must hold token ids from 0 to {size - 1} only")
+
+
+def _too_long(param: str, longest: int, has: str) -> ApiError:
+    return wrong(
+        param,
+        f"This model's maximum context length is {longest} tokens. However, {param} has {has}; shorten it.",
+        "context_length_exceeded",
+    )
 
 
 def read_messages(fields: Fields) -> list[dict[str, Any]]:

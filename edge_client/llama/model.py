@@ -61,6 +61,11 @@ class LlamaModel:
         """What stands before every text that no template begins: the begin token, if the model has one."""
         return self.vocabulary.begin_ids
 
+    @property
+    def control_texts(self) -> tuple[str, ...]:
+        """How the control tokens are written in a text that is read with `parse_special`."""
+        return self.vocabulary.control_texts
+
     def token_table(self) -> list[bytes | None]:
         """Text of every token id as bytes, None for entries that stand for nothing (`LlamaVocabulary`)."""
         return self.vocabulary.token_table()

@@ -43,6 +43,12 @@ class LlamaVocabulary:
         special = CONTROL_ATTRIBUTE | UNKNOWN_ATTRIBUTE
         return tuple(token for token in range(self.size) if self._attributes(token) & special)
 
+    @cached_property
+    def control_texts(self) -> tuple[str, ...]:
+        """The texts of `special_ids`, as llama.cpp looks for them in a text."""
+        texts = (self._library.llama_vocab_get_text(self._vocab, token) for token in self.special_ids)
+        return tuple(text.decode("utf-8", "replace") for text in texts)
+
     def pieces(self) -> list[bytes | None]:
         """[size] the bytes that each token adds to the text; None if it stands for nothing, as in
         `token_table`."""

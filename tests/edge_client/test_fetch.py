@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import re
 import ssl
+import urllib.response
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from email.message import Message
 from pathlib import Path
 
 import pytest
 
 from benchmarks.ports import refusing
 from common.errors import CapacityError, PeerError, UnavailableError, UserError
-from edge_client.fetch import MOST_FAILURES, Surroundings, fetch
+from edge_client.fetch import MOST_FAILURES, SPARE, Surroundings, fetch
 from edge_client.model_name import parse_name
 from edge_client.model_store import Manifest, ModelStore, parts_of, read_manifest
-from edge_client.web import Credentials
+from edge_client.web import Credentials, _next
 from tests.edge_client.small_server import Handler, serving
 
 MODEL = b"GGUF" + bytes(range(256)) * 4096  # a megabyte
@@ -258,6 +261,29 @@ def test_a_file_that_cannot_be_told_from_another_is_fetched_anew(world: World, e
     assert world.path.read_bytes() == MODEL
 
 
+def test_a_server_that_always_breaks_off_and_answers_ranges_wrongly_is_given_up(world: World) -> None:
+    def answer(request: Handler) -> None:
+        world.files.seen.append((request.path, request.headers.get("Range"), None))
+        if request.headers.get("Range"):
+            request.reply(
+                206, MODEL, Content_Range=f"bytes 5-{len(MODEL) + 4}/{len(MODEL) + 5}", ETag='"tag"'
+            )
+        else:
+            request.begin(200, Content_Length=str(len(MODEL)), ETag='"tag"')
+            request.wfile.write(MODEL[: 1000 + len(world.files.seen)])
+
+    with serving(answer) as address, pytest.raises(UnavailableError):
+        World(world.store, world.files, address).fetch()
+    assert len(world.files.seen) <= 3 * MOST_FAILURES
+
+
+def test_a_server_without_ranges_that_always_breaks_off_is_given_up(world: World) -> None:
+    world.files.ranges, world.files.breaks_after = False, [300_000, 200_000] * 50
+    with pytest.raises(UnavailableError):
+        world.fetch()
+    assert len(world.files.seen) <= MOST_FAILURES + 1
+
+
 def test_a_server_that_cannot_begin_in_the_middle_begins_anew(world: World) -> None:
     interrupted(world)
     world.files.ranges = False
@@ -310,6 +336,59 @@ def test_bytes_that_the_hub_did_not_promise_are_refused(world: World) -> None:
         world.files.hub, world.files.elsewhere = True, f"http://{address}"
         with pytest.raises(UserError, match="it is not used"):
             world.fetch()
+
+
+def test_a_file_without_a_size_stops_before_the_disk_is_full_and_is_removed(world: World) -> None:
+    def answer(request: Handler) -> None:
+        request.begin(200)
+        for _ in range(8):
+            request.wfile.write(MODEL)
+
+    def free(folder: Path) -> int:
+        return SPARE + 3 * len(MODEL) - world.part.stat().st_size
+
+    with serving(answer) as address:
+        name, hub = parse_name(NAME, f"http://{address}"), Credentials("", f"http://{address}")
+        told = Surroundings(lambda: "", world.pauses.append, lambda done, total: None, free)
+        with pytest.raises(CapacityError, match="does not say how large it is"):
+            fetch(name, world.path, hub, told)
+    assert not list(world.path.parent.iterdir())
+
+
+def test_a_symbolic_link_in_the_place_of_the_part_is_not_followed(world: World, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    world.part.parent.mkdir(parents=True)
+    world.part.symlink_to(victim)
+    with pytest.raises(UserError, match="symbolic link"):
+        world.fetch()
+    assert victim.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "is_followed"),
+    [
+        ("https://hub.example/f", "http://127.0.0.1:8080/x", False),
+        ("https://hub.example/f", "https://127.1/x", False),
+        ("https://hub.example/f", "https://2130706433/x", False),
+        ("https://hub.example/f", "https://localhost./x", False),
+        ("https://hub.example/f", "https://[::1]/x", False),
+        ("https://hub.example/f", "https://[::ffff:127.0.0.1]/x", False),
+        ("https://hub.example/f", "https://0.0.0.0/x", False),
+        ("http://10.1.2.3/f", "http://127.0.0.1/x", False),
+        ("http://127.0.0.1:1/f", "http://localhost:2/x", True),
+        ("https://hub.example/f", "https://cdn.example/x", True),
+        ("https://hub.example/f", "https://10.1.2.3/x", True),
+    ],
+)
+def test_only_this_machine_redirects_to_this_machine(here: str, there: str, is_followed: bool) -> None:
+    response = urllib.response.addinfourl(io.BytesIO(), Message(), here, 302)
+    response.headers["Location"] = there
+    if is_followed:
+        assert _next(here, response) == there
+    else:
+        with pytest.raises(PeerError, match="is not followed"):
+            _next(here, response)
 
 
 @pytest.mark.parametrize("data", [b"<html>log in first</html>", b"GG", b"version https://git-lfs"])

@@ -15,6 +15,7 @@ class Bytes:
     num_vocab = 256
     eos_ids = (0,)
     begin_ids = ()
+    control_texts = ()
 
     def tokenize(self, text: str, parse_special: bool) -> list[int]:
         return list(text.encode())

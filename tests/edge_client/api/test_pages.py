@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -138,6 +140,63 @@ async def test_both_halves_of_a_surrogate_pair_are_a_character() -> None:
     async with world() as found:
         answer = await found.client.post("/v1/completions", content=body)
     assert answer.status_code == 200
+
+
+class Patient(Letters):
+    """Reads a text only when something else was answered meanwhile."""
+
+    def __init__(self) -> None:
+        self.reads, self.may_go = threading.Event(), threading.Event()
+
+    def tokenize(self, text: str, parse_special: bool) -> list[int]:
+        self._wait()
+        return super().tokenize(text, parse_special)
+
+    def piece(self, token: int) -> bytes:
+        self._wait()
+        return super().piece(token)
+
+    def _wait(self) -> None:
+        self.reads.set()
+        assert self.may_go.wait(30), "the event loop stands still"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": "abc"}),
+        ("/detokenize", {"tokens": [1, 2]}),
+        ("/v1/completions", {"prompt": "abc", "max_tokens": 1}),
+    ],
+)
+async def test_others_are_answered_while_a_long_text_is_read(path: str, body: dict[str, Any]) -> None:
+    async with world() as found:
+        found.device.words = words = Patient()
+        asking = asyncio.create_task(found.client.post(path, json=body))
+        await asyncio.to_thread(words.reads.wait, 30)
+        other = await found.client.get("/healthz")
+        words.may_go.set()
+        answer = await asking
+    assert (other.status_code, answer.status_code) == (200, 200)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": "a" * 100_000}),
+        ("/detokenize", {"tokens": [1] * 513}),
+        ("/v1/completions", {"prompt": "a" * 100_000}),
+        ("/v1/completions", {"prompt": [1] * 513}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 100_000}]}),
+    ],
+)
+async def test_what_cannot_fit_is_refused_before_it_is_read(path: str, body: dict[str, Any]) -> None:
+    async with world() as found:
+        found.device.words = words = Patient()
+        answer = await found.client.post(path, json=body)
+        assert not words.reads.is_set()
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
 async def test_no_word_of_a_text_is_in_log_status_or_metrics(caplog: pytest.LogCaptureFixture) -> None:

@@ -40,6 +40,7 @@ class Letters:
     num_vocab = VOCAB
     eos_ids = EOS
     begin_ids: tuple[int, ...] = ()
+    control_texts: tuple[str, ...] = ()
 
     def tokenize(self, text: str, parse_special: bool) -> list[int]:
         return [LETTERS.index(letter) for letter in text if letter in LETTERS[1:]]
