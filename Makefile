@@ -20,7 +20,7 @@ TORCH_PIP = $(if $(strip $(TORCH_INDEX)),--extra-index-url $(strip $(TORCH_INDEX
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test ray soak fast check static format proto clean distclean preflight
+.PHONY: help setup demo test ray soak attacks fast check static format proto clean distclean preflight
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -46,6 +46,10 @@ soak: setup ## 20,000 random worlds, 100,000 hostile clients, 4,000 damaged mode
 	$(BIN)/python -m tests.worlds.soak
 	$(BIN)/python -m tests.fuzz.soak $(ARGS)
 	$(BIN)/python -m tests.fuzz.model_files --cases 4000
+	$(BIN)/python -m tests.attacks
+
+attacks: setup ## replay known attacks against a verifier and a daemon (6 minutes; Linux)
+	$(BIN)/python -m tests.attacks $(ARGS)
 
 check: static test ## all that a change must pass: format, lint, types, tests
 

@@ -22,8 +22,11 @@ END_TIME = 60.0
 class Program:
     """A Forerun process that is ended and started again with the same arguments."""
 
-    def __init__(self, name: str, log: Path, environment: dict[str, str], *arguments: str) -> None:
+    def __init__(
+        self, name: str, log: Path, environment: dict[str, str], *arguments: str, module: str = "forerun"
+    ) -> None:
         self.name = name
+        self._module = module
         self._log = log
         self._environment = {**os.environ, **environment}
         self._arguments = arguments
@@ -34,10 +37,15 @@ class Program:
         assert self._process is not None, "started before"
         return self._process.pid
 
+    @property
+    def code(self) -> int | None:
+        """How it ended; None while it runs."""
+        return None if self._process is None else self._process.returncode
+
     async def start(self) -> None:
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "forerun", *self._arguments,
+                sys.executable, "-m", self._module, *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment,
             )  # fmt: skip
 
@@ -59,10 +67,8 @@ class Program:
 
     def check(self) -> None:
         """Raise `UnavailableError` if it ended by itself."""
-        if self._process is not None and self._process.returncode is not None:
-            raise UnavailableError(
-                f"the {self.name} ended with code {self._process.returncode}; its log is {self._log}"
-            )
+        if self.code is not None:
+            raise UnavailableError(f"the {self.name} ended with code {self.code}; its log is {self._log}")
 
     async def close(self) -> None:
         if self._process is not None and self._process.returncode is None:

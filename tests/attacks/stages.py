@@ -1,0 +1,305 @@
+"""What an attack meets: a verifier, or a daemon with one behind it, set up as the attack needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from benchmarks.http_stream import BrokenError, HttpClient
+from benchmarks.ports import free_port
+from benchmarks.programs import Program, attempts, own_places
+from common.messages import Open
+from common.pb import verifier_pb2 as pb
+from common.pb import verifier_pb2_grpc as pb_grpc
+from common.rpc.codec import encode_request
+from common.sampling import SamplingParams
+from demo_models import DRAFT_GGUF, TARGET_DIR
+from edge_client.tls import TlsSettings
+from tests.attacks.honest import PATIENCE, Honest, Text
+from tests.attacks.liar import Liar
+from tests.attacks.subject import Subject
+from tests.drivers.town import AUDIENCE, DOMAIN, ISSUER, Town
+from tests.fuzz.laws import Broken
+
+GRACE = 3.0
+"""Seconds that a verifier which drains waits for its sessions."""
+
+TOKENS = 150
+"""Of the honest text: five seconds at a step of 30 ms."""
+
+HONEST, HOSTILE = "honest", "hostile"
+"""Two tenants."""
+
+TENANT_KEY = "x-tenant"
+
+
+class Stage:
+    """Processes and the way to an honest text. An async context manager."""
+
+    lies = False
+    """Whether there is no honest verifier, and so no honest text."""
+
+    def __init__(self, folder: Path, honest: Honest) -> None:
+        self.folder = folder
+        self.subjects: list[Subject] = []
+        self._honest = honest
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def asked(self) -> dict[str, Any]:
+        """What the honest client is told."""
+        raise NotImplementedError
+
+    async def text(self, tokens: int, patience: float = PATIENCE) -> Text:
+        """An honest text, to its end or for `patience` seconds."""
+        return await self._honest.text(tokens=tokens, patience=patience, **self.asked())
+
+    def check(self) -> None:
+        """Raise `Broken` unless every process lives and has kept to its limit."""
+        for each in self.subjects:
+            each.check()
+
+    async def drain(self) -> None:
+        """Tell all processes to go, those in front first. Raises `Broken` for one that stays."""
+        for each in reversed(self.subjects):
+            await each.drain(GRACE)
+
+    async def _start(self) -> None:
+        raise NotImplementedError
+
+    async def _subject(self, program: Program, log: Path, files: int = 0) -> Subject:
+        subject = Subject(program, log, files)
+        self._stack.push_async_callback(subject.close)
+        await subject.start()
+        self.subjects.append(subject)
+        return subject
+
+
+class VerifierStage(Stage):
+    """A verifier. `identity` is how it knows its callers: "", tokens, certificates or header."""
+
+    def __init__(self, folder: Path, honest: Honest, *flags: str, identity: str = "", files: int = 0) -> None:
+        super().__init__(folder, honest)
+        self._flags, self._identity, self._files = flags, identity, files
+        self.town: Town | None = None
+        self.tls: TlsSettings | None = None  # of an honest edge
+        self.address = self.metrics = ""
+        self.described = pb.DescribeResponse()
+
+    @property
+    def verifier(self) -> Subject:
+        return self.subjects[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def asked(self) -> dict[str, Any]:
+        """See `Stage`."""
+        found: dict[str, Any] = {"kind": "verifier", "address": self.address}
+        if self.tls is not None:
+            names = ("ca", "cert", "key", "token_file")
+            given = {name: getattr(self.tls, name) for name in names}
+            found["tls"] = {name: str(path) for name, path in given.items() if path is not None}
+        return found
+
+    def channel(self, tls: TlsSettings | None = None) -> grpc.aio.Channel:
+        """A connection of its own, with the honest edge's certificate unless another is given."""
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+        tls = tls or self.tls
+        if tls is None:
+            return grpc.aio.insecure_channel(self.address, options)
+        return grpc.aio.secure_channel(self.address, tls.credentials(), options)
+
+    def metadata(self, tenant: str = HOSTILE) -> tuple[tuple[str, str], ...]:
+        """What a call of this tenant brings."""
+        if self._identity == "header":
+            return ((TENANT_KEY, tenant),)
+        if self._identity == "tokens":
+            assert self.town is not None, "made at the start"
+            return (("authorization", f"Bearer {self.town.token(tenant)}"),)
+        return ()
+
+    def opening(
+        self,
+        prompt: tuple[int, ...] = (1, 2, 3),
+        tokens: int = 100,
+        grammar: str = "",
+        ignore_eos: bool = False,
+    ) -> bytes:
+        """An `Open` on the wire."""
+        sampling = SamplingParams(
+            temperature=1.0, seed=1, max_tokens=tokens, ignore_eos=ignore_eos or not grammar, grammar=grammar
+        )
+        return encode_request(Open(prompt, sampling, self.described.fingerprint)).SerializeToString()
+
+    async def _start(self) -> None:
+        log = self.folder / "verifier.log"
+        program = Program(
+            "verifier", log, {}, "verify", "--model", str(TARGET_DIR.resolve()), "--listen", "127.0.0.1:0",
+            "--json", "--threads", "1", "--step-floor", "30", "--grace", str(GRACE), "--deterministic",
+            "--metrics", "127.0.0.1:0", *self._flags, *self._identity_flags(),
+        )  # fmt: skip
+        await self._subject(program, log, self._files)
+        async for _ in attempts():
+            program.check()
+            found = [line for line in log.read_text("utf-8").splitlines() if line.startswith('{"listening')]
+            if found:
+                told = json.loads(found[-1])
+                self.address, self.metrics = told["listening"], told["metrics"]
+                break
+        async with self.channel() as channel:
+            stub = pb_grpc.VerifierServiceStub(channel)
+            self.described = await stub.Describe(
+                pb.DescribeRequest(include_vocabulary=True, include_chat_template=True),
+                metadata=self.metadata(HONEST),
+            )
+
+    def _identity_flags(self) -> list[str]:
+        if self._identity == "header":
+            return ["--tenant-header", TENANT_KEY, "--metrics-tenants", "3"]
+        if not self._identity:
+            return []
+        town = self.town = Town(self.folder)
+        flags = ["--tls-cert", str(self.folder / "tls.crt"), "--tls-key", str(self.folder / "tls.key")]
+        if self._identity == "certificates":
+            self.tls = town.of(HONEST)
+            return [*flags, "--tls-client-ca", str(self.folder / "ca.crt"), "--tenant-certificate", DOMAIN]
+        self.tls = town.bearer(town.token(HONEST))
+        limits = self.folder / "limits.toml"
+        limits.write_text(
+            f"[tenant.{HOSTILE}]\nmax_sessions = 2\nsessions_per_second = 5\nsession_burst = 10\n"
+        )
+        keys = str(self.folder / "keys.json")
+        tokens = ["--token-keys", keys, "--token-audience", AUDIENCE, "--token-issuer", ISSUER]
+        return [*flags, *tokens, "--tenant-limits", str(limits)]
+
+
+class DaemonStage(Stage):
+    """A daemon. Behind it the verifier of `behind`, or one that lies (`lies`), which this process plays."""
+
+    def __init__(
+        self,
+        folder: Path,
+        honest: Honest,
+        behind: VerifierStage,
+        *flags: str,
+        files: int = 0,
+        lies: bool = False,
+        module: str = "forerun",
+    ) -> None:
+        super().__init__(folder, honest)
+        self.behind = behind
+        self.lies = lies
+        self.liar = Liar(behind.described) if lies else None
+        self.address = f"127.0.0.1:{free_port()}"
+        self._flags, self._files, self._module = flags, files, module
+
+    @property
+    def daemon(self) -> Subject:
+        return self.subjects[0]
+
+    @property
+    def state(self) -> Path:
+        """The daemon's own folder."""
+        return self.folder / "state" / "forerun"
+
+    @property
+    def token(self) -> str:
+        """Of its API."""
+        return (self.state / "token").read_text("ascii").strip()
+
+    def asked(self) -> dict[str, Any]:
+        """See `Stage`."""
+        return {"kind": "daemon", "address": self.address, "token": self.token}
+
+    def http(self) -> HttpClient:
+        """A connection with the token."""
+        return HttpClient(self.address, self.token)
+
+    async def ask(
+        self, path: str, body: object = None, headers: dict[str, str] | None = None, method: str = ""
+    ) -> tuple[int, dict[str, str], bytes]:
+        """One request: status, headers and body."""
+        async with self.http() as http:
+            found = await http.ask(method or ("GET" if body is None else "POST"), path, body, headers)
+            return found.status, found.headers, await http.body() if found.status != 204 else b""
+
+    async def ready(self) -> None:
+        """Wait until the daemon answers and has heard of its verifier, if that is an honest one."""
+        async for _ in attempts():
+            self.daemon.program.check()
+            try:
+                status, _, body = await self.ask("/v1/status")
+            except (BrokenError, FileNotFoundError):
+                continue
+            health = [each["health"] for each in json.loads(body)["verifiers"]] if status == 200 else []
+            if health and (self.liar is not None or all(each == "ready" for each in health)):
+                return
+
+    async def restart(self, number: signal.Signals) -> None:
+        """End the daemon by this signal and start it again."""
+        self.check()
+        self.daemon.program.send(number)
+        await self.daemon.program.gone()
+        await self.daemon.kill()
+        await self.daemon.start()
+        await self.ready()
+
+    async def _start(self) -> None:
+        verifier = self.behind.address
+        if self.liar is not None:
+            await self._stack.enter_async_context(self.liar)
+            verifier = self.liar.address
+        log = self.folder / "daemon.log"
+        program = Program(
+            "daemon", log, {**own_places(self.folder), "PYTHONUNBUFFERED": "1"},
+            "edge", "--verifier", verifier, "--draft", str(DRAFT_GGUF.resolve()), "--policy", "off",
+            "--threads", "1", "--listen", self.address, "--service-stop-timeout", str(GRACE), *self._flags,
+            module=self._module,
+        )  # fmt: skip
+        await self._subject(program, log, self._files)
+        await self.ready()
+
+
+class NoStage(Stage):
+    """For attacks on one function, with real files. There is no text beside them."""
+
+    async def _start(self) -> None:
+        pass
+
+
+def raise_file_limit() -> None:
+    """Allow this process all the files that it may have: attackers hold thousands of connections."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def log_bytes(subject: Subject) -> int:
+    """How much a process has logged."""
+    return os.path.getsize(subject.log)
+
+
+def expect(holds: bool, words: str) -> None:
+    """Raise `Broken` with these words unless it holds."""
+    if not holds:
+        raise Broken(words)
