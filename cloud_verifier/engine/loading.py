@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from cloud_verifier.core.batching import LONE_CHUNKS
 from cloud_verifier.core.target import StepPlan
 from cloud_verifier.engine.acceleration import accelerate, backend_of, replays
 from cloud_verifier.engine.attention import AttentionBackend
@@ -85,7 +86,7 @@ def load_engine(
         _check_exact(model, make, exact_rows, num_slots or CPU_SLOTS)
     reserve = 0
     if model.device.type == "cuda":
-        step = largest_step(max_rows, prefill_chunk, model.max_positions)
+        step = largest_step(max_rows, LONE_CHUNKS * prefill_chunk, model.max_positions)
         reserve = _reserve(make(model, step.num_rows), step, report, cuda_graphs)
     release()
     free = free_memory(model.device)
