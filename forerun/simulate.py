@@ -193,7 +193,7 @@ def print_table(experiment: Experiment, outcomes: Sequence[Outcome]) -> None:
     print(
         painter.bold(
             f"{_network(world.link)}, target step {world.verifier.step_time * 1e3:g} ms, draft step "
-            f"{world.device.draft_time * 1e3:g} ms, acceptance {world.draft.mean:g}, "
+            f"{world.device.draft_step_time(1) * 1e3:g} ms, acceptance {world.draft.mean:g}, "
             f"{world.num_sessions} session(s), {experiment.repeats} seeds"
         )
     )

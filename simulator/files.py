@@ -94,6 +94,7 @@ DEVICE: dict[str, Field] = {
     "draft_ms": ("draft_time", float, MS),
     "draft_ms_per_node": ("draft_time_per_node", float, MS),
     "draft_prompt_ms": ("prompt_time", float, MS),
+    "wake_ms": ("wake_time", float, MS),
     "max_draft_steps_per_s": ("max_draft_steps_per_second", float, 1.0),
     "recall": ("recall", bool, 1.0),
 }
@@ -107,6 +108,7 @@ VERIFIER: dict[str, Field] = {
     "replicas": ("replicas", int, 1),
     "recall": ("recall", bool, 1.0),
 }
+DEVICE_TABLES = {"draft_ms_by_rows": "draft_times", "read_ms_by_tokens": "read_times"}
 DRAFT_TIME, STEP_TIME = ("draft_time", "draft_time_per_node"), ("step_time", "step_time_per_node")
 SERVER_DRAFT = {key: DEVICE[key] for key in ("draft_ms", "draft_ms_per_node")}
 DRAFT: dict[str, Field] = {"mean": ("mean", float, 1.0), "k": ("k", float, 1.0)}
@@ -171,8 +173,13 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
     top = _fields("", document, TOP)
     repeats = top.pop("repeats", 20)
     draft, times = _draft(_table(document, "draft", extra=REPLAYS), folder)
-    device, verifier = _table(document, "device"), _table(document, "verifier", ("step_changes",))
-    on_device = DeviceSpec(**_with_recorded(DRAFT_TIME, times.draft, _fields("device.", device, DEVICE)))
+    device = _table(document, "device", tuple(DEVICE_TABLES))
+    verifier = _table(document, "verifier", ("step_changes",))
+    by_number: dict[str, Any] = {
+        name: _by_number(f"device.{key}", device[key]) for key, name in DEVICE_TABLES.items() if key in device
+    }
+    given = _with_recorded(DRAFT_TIME, times.draft, _fields("device.", device, DEVICE))
+    on_device = DeviceSpec(**given, **by_number)
     world = World(
         link=_link(_table(document, "link", LINK_EXTRA), folder),
         device=on_device,
@@ -208,6 +215,15 @@ def _fields(prefix: str, table: Mapping[str, Any], known: Mapping[str, Field]) -
                 raise UserError(f"{prefix}{key} is {value!r}; {wanted} was expected")
             found[name] = value / unit if kind is float else value
     return found
+
+
+def _by_number(where: str, value: Any) -> tuple[tuple[int, float], ...]:
+    """Seconds by whole number, rising, from milliseconds in a table like { 1 = 23, 2 = 85 }."""
+    if isinstance(value, dict) and all(str(key).isdecimal() for key in value):
+        times = {int(key): time / MS for key, time in value.items() if type(time) in (int, float)}
+        if len(times) == len(value) > 0:
+            return tuple(sorted(times.items()))
+    raise UserError(f"{where} is {value!r}; a table of milliseconds like {{ 1 = 23, 2 = 85 }} was expected")
 
 
 def _link(table: dict[str, Any], folder: Path) -> LinkSpec:
@@ -259,7 +275,7 @@ def _verifier(table: dict[str, Any], recorded: Mapping[int, float], device: Devi
     """A draft beside the target is the device's in what is not said of it."""
     found, beside = (_fields("verifier.", table, known) for known in (VERIFIER, SERVER_DRAFT))
     found = _with_recorded(STEP_TIME, recorded, found)
-    draft = replace(device, **beside, max_draft_steps_per_second=0.0) if beside else None
+    draft = replace(device, **beside, draft_times=(), max_draft_steps_per_second=0.0) if beside else None
     if "step_changes" in table:
         found["step_changes"] = _step_changes(table["step_changes"])
     return VerifierSpec(**found, draft=draft)

@@ -64,7 +64,9 @@ NUMBERS: dict[str, Callable[[World, float], World]] = {
     "loss": lambda world, value: replace(world, link=replace(world.link, loss=value)),
     "mean": lambda world, value: replace(world, draft=replace(world.draft, mean=value)),
     "step_ms": lambda world, value: replace(world, verifier=replace(world.verifier, step_time=value / MS)),
-    "draft_ms": lambda world, value: replace(world, device=replace(world.device, draft_time=value / MS)),
+    "draft_ms": lambda world, value: replace(
+        world, device=replace(world.device, draft_time=value / MS, draft_times=())
+    ),
     "clients": _with_clients,
     "rate_per_s": _with_rate,
 }
