@@ -165,7 +165,8 @@ class WidthTimes:
 
     EXACT = 8  # widths up to here are kept apart; wider ones share a correction with the nearest power of two
     OWN_STEPS = 2.0  # a width's own correction weighs half after so many steps of that width
-    ASSUMED, MEASURED = 0.01, 4.0  # steps that a shape counts for
+    ASSUMED = 0.01  # steps that an assumed shape counts for
+    MEASURED = 4.0  # steps that a measured one counts for
 
     def __init__(self, assumed: Mapping[int, float], half_life: float = 50.0) -> None:
         """`assumed`: seconds by width; between two widths, and beyond the last, a straight line.

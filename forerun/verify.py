@@ -73,6 +73,21 @@ def add_parser(commands: Any) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """All that a verifier can be told."""
+    _add_target(parser)
+    add_tls(parser)
+    add_identity(parser)
+    add_privacy(parser)
+    add_limits(parser)
+    _add_acceleration(parser)
+    _add_exact(parser)
+    _add_rules(parser)
+    add_tensor_parallel(parser)
+    add_operations(parser)
+    add_core(parser)
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    """What is served, where, and how it is loaded."""
     option = parser.add_argument
     option(
         "--model",
@@ -125,16 +140,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "OpenAI's, temperature 1 and nothing else (%(default)s)",
     )
     option("--json", action="store_true", help="say that it listens as a line of JSON")
-    add_tls(parser)
-    add_identity(parser)
-    add_privacy(parser)
-    add_limits(parser)
-    _add_acceleration(parser)
-    _add_exact(parser)
-    _add_rules(parser)
-    add_tensor_parallel(parser)
-    add_operations(parser)
-    add_core(parser)
 
 
 def _add_acceleration(parser: argparse.ArgumentParser) -> None:

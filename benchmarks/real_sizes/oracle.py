@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.real_sizes.pair import Text, read_text
 from cloud_verifier.core.target import StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.engine.memory import CPU_SLOTS
 from common.errors import UserError
 from common.noise import noise_output
 from common.rpc.describe import TokenTable
@@ -132,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     verify.check_options(options)
     pin_to_core(options.core)
-    info, table = describe(Path(options.model), options.slots)
+    info, table = describe(Path(options.model), options.slots or CPU_SLOTS)
     texts = [read_text(path) for path in sorted(options.texts.glob("*.json"))]
     engine = OracleEngine(info, texts, options.step, options.prompt_row)
     with logged(options):

@@ -212,7 +212,7 @@ async def test_a_refused_stream_leaves_nothing_behind_it() -> None:
                         pass
             await system.worker.wait_until_gone()
             async with asyncio.timeout(30):
-                while any(isinstance(each, Line) for each in gc.get_objects()):  # noqa: ASYNC110
+                while any(type(each) is Line for each in gc.get_objects()):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         finally:
             gc.enable()

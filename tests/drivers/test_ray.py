@@ -141,7 +141,7 @@ async def test_the_text_is_the_targets(cluster: Cluster, policy: str) -> None:
 async def test_a_verifier_behind_ray_describes_itself_as_any_other(cluster: Cluster) -> None:
     async with VerifierChannel(cluster.address) as channel:
         description = await channel.describe(include_vocabulary=True)
-    assert (description.model, description.fingerprint) == ("tiny", VOCABULARY.fingerprint)
+    assert (description.model, description.fingerprint) == (cluster.folder.name, VOCABULARY.fingerprint)
 
 
 async def test_a_refusal_arrives_with_its_code_its_sentence_and_its_details(cluster: Cluster) -> None:

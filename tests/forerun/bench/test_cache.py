@@ -29,9 +29,9 @@ def test_what_is_no_chat_is_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.grpc
 def test_a_second_turn_comes_sooner_where_the_first_was_seen(capfd: pytest.CaptureFixture[str]) -> None:
-    """A step takes 20 ms and reads 256 tokens: 600 of them take three, the second turn of one who was seen
-    one."""
-    words = ["--target", FORMULA, "--history", "600", "--answer", "4", "--question", "4", "--chats", "3"]
+    """A step takes 20 ms and reads 1,024 tokens of a session that is alone: 2,100 of them take three, the
+    second turn of a chat that was seen one."""
+    words = ["--target", FORMULA, "--history", "2100", "--answer", "4", "--question", "4", "--chats", "3"]
     assert main(["bench", "cache", *words, "--step-floor", "20", "--no-pin", "--json"]) == 0
     report = json.loads(capfd.readouterr().out)
     assert report["texts"] == 3
