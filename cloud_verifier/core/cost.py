@@ -81,7 +81,7 @@ class StepCost:
         """Seconds that such a step will take."""
         if rows >= len(self._factors):
             self._read_table(rows)
-        return self._line(rows, reads) * self._factors[rows]
+        return (self.fixed + self.per_row * rows + self.per_read * reads) * self._factors[rows]
 
     def more(self, rows: float, reads: float) -> float:
         """Seconds by which these make a step longer, by the line alone."""

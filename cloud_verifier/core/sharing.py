@@ -45,6 +45,7 @@ class Offer(NamedTuple):
     node: Node
     chance: float  # that it is right, as far as its edge is believed
     reads: float  # KV slots that its row reads
+    weight: float  # seconds that its row takes by the line: its share of what the rows of all add
 
 
 class Sharing:
@@ -117,7 +118,7 @@ class Sharing:
             payers = _Payers({each.key: max(each.balance, 0.0) * bare for each in bearing})
             taken = list[Offer]()
             for offer in _in_turns(offers, room):
-                time = price * self._weight(offer.session)
+                time = price * offer.weight
                 if len(taken) >= room:
                     break
                 if payers.can_bear(offer.key, time):
@@ -183,7 +184,7 @@ class Sharing:
         return len(session.lease.slots) / self.rows_per_read
 
     def _weight(self, session: VerifySession) -> float:
-        """Seconds that one more row of it takes by the line: its share of what the rows of all add."""
+        """Of an offer of it."""
         return max(self.cost.more(1, self._row_reads(session)), LEAST_WEIGHT)
 
     def _longer(self, decoding: Sequence[VerifySession], num_rows: int, reads: float) -> float:
@@ -200,14 +201,15 @@ class Sharing:
         """What they add, for each second of their weights."""
         if not offers:
             return 0.0
-        return self._added(offers, decoding) / sum(self._weight(offer.session) for offer in offers)
+        return self._added(offers, decoding) / sum(offer.weight for offer in offers)
 
     def _offers(self, session: VerifySession, most: int) -> list[Offer]:
         """Its likeliest nodes, `most` at most: each as likely as it says itself, and as it was right so
         far."""
-        nodes, key, reads = session.step_nodes(), session.key, self._row_reads(session)
+        nodes, key = session.step_nodes(), session.key
+        reads, weight = self._row_reads(session), self._weight(session)
         if not session.request.fill:
-            return [Offer(0.0, node.id, key, session, node, 0.0, reads) for node in nodes[:most]]
+            return [Offer(0.0, node.id, key, session, node, 0.0, reads, weight) for node in nodes[:most]]
         doubt = -math.log(min(max(session.kept.ratio, LEAST_TRUST), 1.0))
         dear = 0.0
         if self.cost.per_read and self.cost.per_row:
@@ -215,7 +217,7 @@ class Sharing:
         worth = session.tree.worth
         likeliest = sorted((doubt - worth(node), node.id, node) for node in nodes)[:most]
         return [
-            Offer(unlikely + dear, node_id, key, session, node, math.exp(-unlikely), reads)
+            Offer(unlikely + dear, node_id, key, session, node, math.exp(-unlikely), reads, weight)
             for unlikely, node_id, node in likeliest
         ]
 
