@@ -212,6 +212,15 @@ class WidthTimes:
             return 0.0
         return self._factor(width) * self._shape(width)
 
+    def relative(self, width: float) -> float:
+        """The correction of this width over that of all steps."""
+        return self._factor(width) / self._all.mean
+
+    def weight(self, width: float) -> float:
+        """Steps, fading, that the correction of this width rests on."""
+        own = self._own.get(self._place(width))
+        return own.weight if own else 0.0
+
     def _factor(self, width: float) -> float:
         """The correction of this width; between two that were seen a straight line, beyond them theirs."""
         seen = self._seen

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from common.errors import UserError
 from edge_client.config.checks import SHA256
@@ -71,6 +72,11 @@ def _check(options: argparse.Namespace) -> None:
     """Raises `UserError` for what does not go together."""
     if options.name is None and not (options.list or options.verify):
         raise UserError("name what to pull: hf://organisation/repository/file.gguf, https://... or a file")
+    if options.name is not None and options.name.lower().startswith("file:"):
+        path = unquote(urlsplit(options.name).path) or "/PATH/FILE.gguf"
+        raise UserError(
+            f"{options.name} is a file: address; a file of this machine is named by its path alone: {path}"
+        )
     if options.name is not None and options.list:
         raise UserError("--list lists all; leave the name out")
     if options.sha256 and not SHA256.fullmatch(options.sha256):

@@ -101,7 +101,7 @@ class Batcher:
         unread = [each for each in batch.reading if chunks.get(each.key, 0) < each.num_prefill]
         full = unread and not left.tokens
         self._owed = left.seconds if unread and not full else 0.0
-        kept = 1.0 - left.seconds / owed if full else 1.0
+        kept = 1.0 - left.seconds / owed if full and owed else 1.0
         ended = [each for each in batch.reading if each not in unread and each.may_evaluate_tip]
         ended = ended[
             : self._rows.left(max(0, self._config.max_rows - num_nodes), num_nodes + sum(chunks.values()))

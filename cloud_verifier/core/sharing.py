@@ -18,9 +18,11 @@ from cloud_verifier.core.session import Progress, VerifySession
 from common.tree import Node
 
 DEAREST = 0.75
-"""A row that is likelier right than this is taken if nobody is poor, whatever it is believed to cost: where
-none is taken nothing is learnt, and a few slow steps would be believed for ever."""
+"""A row that is likelier right than this is taken if nobody is poor, whatever it is believed to cost. Without
+it a few slow steps would be believed for ever. The cost of a step of that width, once tried, is believed for
+some dozens of steps."""
 
+LEAST_WEIGHT = 1e-9  # seconds; rows that the line gives for nothing share what the table adds
 LEAST_TRUST = 1e-6  # one that was never right; only bounds a logarithm
 MOST_SAVED = 16.0  # tokens; what was won long ago does not excuse a slow spell now
 
@@ -41,6 +43,9 @@ class Offer(NamedTuple):
     key: int
     session: VerifySession
     node: Node
+    chance: float  # that it is right, as far as its edge is believed
+    reads: float  # KV slots that its row reads
+    weight: float  # seconds that its row takes by the line: its share of what the rows of all add
 
 
 class Sharing:
@@ -79,31 +84,70 @@ class Sharing:
         for session in decoding:
             session.promised = 0.0
             if session.tree.num_speculative:
-                found, wanted = self._offers(session, bare, len(bearing))
+                found = self._offers(session, share - 1)
                 offers += found
-                num_wanted += min(wanted, share - 1)
+                num_wanted += self._best(found, [session], 1, self._bare([session]))
         if not offers:
             return Picked(nodes, num_wanted, 0.0)
-        payers = _Payers({each.key: max(each.balance, 0.0) * bare for each in bearing})
-        self._take(sorted(offers), nodes, payers, max_rows - len(nodes), share)
+        offers.sort()
+        offers = offers[: self._best(offers, decoding, len(bearing), bare)]
+        taken, longer = self._bearable(offers, decoding, bearing, bare, max_rows - len(nodes))
+        for offer in taken:
+            nodes[offer.key].append(offer.node)
         for session in decoding:
-            taken = nodes[session.key]
-            if len(taken) > 1:
-                session.promised = sum(math.exp(session.tree.worth(node)) for node in taken[1:])
-        return Picked(nodes, num_wanted, payers.taken / bare if bare else 0.0)
+            own = nodes[session.key]
+            if len(own) > 1:
+                session.promised = sum(math.exp(session.tree.worth(node)) for node in own[1:])
+        return Picked(nodes, num_wanted, longer / bare if bare else 0.0)
 
-    def _take(
-        self, offers: list[Offer], nodes: dict[int, list[Node]], payers: _Payers, left: int, share: int
-    ) -> None:
-        """Add to `nodes` what can be borne, `left` at most and `share` a session."""
-        for offer in _in_turns(offers, left):
-            taken, row_time = nodes[offer.key], self._row_time(offer.session)
-            if left <= 0:
-                break
-            if len(taken) < share and payers.can_bear(offer.key, row_time):
-                payers.take(offer.key, row_time)
-                taken.append(offer.node)
-                left -= 1
+    def _bearable(
+        self,
+        offers: list[Offer],
+        decoding: Sequence[VerifySession],
+        bearing: Sequence[VerifySession],
+        bare: float,
+        room: int,
+    ) -> tuple[list[Offer], float]:
+        """Of `offers` those that all can bear, `room` at most, and the seconds that they add to the step.
+
+        What rows add together is shared by them. Where some are left out the others may be dearer: so it is
+        asked again, of fewer offers each time.
+        """
+        while offers:
+            price = self._price(offers, decoding)
+            payers = _Payers({each.key: max(each.balance, 0.0) * bare for each in bearing})
+            taken = list[Offer]()
+            for offer in _in_turns(offers, room):
+                time = price * offer.weight
+                if len(taken) >= room:
+                    break
+                if payers.can_bear(offer.key, time):
+                    payers.take(offer.key, time)
+                    taken.append(offer)
+            if len(taken) == len(offers) or self._price(taken, decoding) <= price * (1 + 1e-9):
+                return taken, self._added(taken, decoding)
+            offers = taken[: self._best(taken, decoding, len(bearing), bare)]
+        return [], 0.0
+
+    def _best(
+        self, offers: Sequence[Offer], decoding: Sequence[VerifySession], num_sessions: int, bare: float
+    ) -> int:
+        """How many of the first offers are worth most to `num_sessions` sessions together, less the tokens
+        that they all could have had in the time that the rows add. Behind a dear width there may be cheaper
+        ones. Offers of sessions without fill are taken in any case: what is left out costs such a session a
+        round trip, and not a step."""
+        rows, reads = len(decoding), self._reads(decoding)
+        before, predict = self.cost.predict(rows, reads), self.cost.predict
+        best, best_worth, gain = 0, 0.0, 0.0
+        for count, offer in enumerate(offers, start=1):
+            reads += offer.reads
+            gain += offer.chance
+            price = num_sessions * (predict(rows + count, reads) - before) / bare if bare else 0.0
+            if price > DEAREST * count and not self.cost.tried(rows + count):
+                price = DEAREST * count
+            if gain - price >= best_worth or not offer.session.request.fill:
+                best, best_worth = count, gain - price
+        return best
 
     def settle(self, parts: Sequence[Progress], spared: Mapping[int, float] = NOBODY_SPARED) -> None:
         """A step is over and brought its sessions this. `spared` as in `Batch`."""
@@ -112,11 +156,13 @@ class Sharing:
                 session = part.session
                 session.balance = min(MOST_SAVED, session.balance + self.max_slowdown)
             return
-        times = [part.num_drafts * self._row_time(part.session) for part in parts]
-        total, bare = (
-            sum(times),
-            self._bare([part.session for part in parts if part.session.key not in spared]),
-        )
+        weights = [part.num_drafts * self._weight(part.session) for part in parts]
+        writing = [part.session for part in parts if part.num_outputs]
+        num_drafts = sum(part.num_drafts for part in parts)
+        reads = sum(part.num_drafts * self._row_reads(part.session) for part in parts)
+        total = self._longer(writing, num_drafts, reads)
+        times = [total * weight / sum(weights) for weight in weights]
+        bare = self._bare([part.session for part in parts if part.session.key not in spared])
         for part, own in zip(parts, times, strict=True):
             session, num_won = part.session, part.num_won
             if part.num_outputs and (session.promised or num_won):
@@ -127,34 +173,53 @@ class Sharing:
 
     def _bare(self, sessions: Sequence[VerifySession]) -> float:
         """Seconds of a step of nothing but their tips."""
-        reads = sum(len(session.lease.slots) for session in sessions) if self.cost.per_read else 0
-        return self.cost.predict(len(sessions), reads)
+        return self.cost.predict(len(sessions), self._reads(sessions))
 
-    def _row_time(self, session: VerifySession) -> float:
-        """Seconds by which one more row of it makes a step longer."""
-        return self.cost.more(1, len(session.lease.slots) / self.rows_per_read)
+    def _reads(self, sessions: Sequence[VerifySession]) -> float:
+        """KV slots that their tips read."""
+        return float(sum(len(session.lease.slots) for session in sessions)) if self.cost.per_read else 0.0
 
-    def _offers(self, session: VerifySession, bare: float, num_sessions: int) -> tuple[list[Offer], int]:
-        """Its nodes that are worth their cost to all: as likely as it says itself, and as it was right so
-        far; and how many were worth it if it were alone. One without fill asks for all of them: what is left
-        out costs it a round trip, and not a step."""
+    def _row_reads(self, session: VerifySession) -> float:
+        """KV slots that one more row of it reads."""
+        return len(session.lease.slots) / self.rows_per_read
+
+    def _weight(self, session: VerifySession) -> float:
+        """Of an offer of it."""
+        return max(self.cost.more(1, self._row_reads(session)), LEAST_WEIGHT)
+
+    def _longer(self, decoding: Sequence[VerifySession], num_rows: int, reads: float) -> float:
+        """Seconds by which so many more rows make a step of their tips longer."""
+        rows, before = len(decoding), self._reads(decoding)
+        longer = self.cost.predict(rows + num_rows, before + reads) - self.cost.predict(rows, before)
+        return max(0.0, longer)
+
+    def _added(self, offers: Sequence[Offer], decoding: Sequence[VerifySession]) -> float:
+        """Seconds that these add to a step of the tips of `decoding`."""
+        return self._longer(decoding, len(offers), sum(offer.reads for offer in offers))
+
+    def _price(self, offers: Sequence[Offer], decoding: Sequence[VerifySession]) -> float:
+        """What they add, for each second of their weights."""
+        if not offers:
+            return 0.0
+        return self._added(offers, decoding) / sum(offer.weight for offer in offers)
+
+    def _offers(self, session: VerifySession, most: int) -> list[Offer]:
+        """Its likeliest nodes, `most` at most: each as likely as it says itself, and as it was right so
+        far."""
         nodes, key = session.step_nodes(), session.key
-        if not nodes:
-            return [], 0
+        reads, weight = self._row_reads(session), self._weight(session)
         if not session.request.fill:
-            return [Offer(0.0, node.id, key, session, node) for node in nodes], len(nodes)
+            return [Offer(0.0, node.id, key, session, node, 0.0, reads, weight) for node in nodes[:most]]
         doubt = -math.log(min(max(session.kept.ratio, LEAST_TRUST), 1.0))
-        row_time, worth = self._row_time(session), session.tree.worth
-        most_unlikely = _most_unlikely(num_sessions * row_time, bare)
-        alone = _most_unlikely(row_time, self._bare([session]))
-        dear = math.log(row_time / self.cost.per_row) if self.cost.per_read and self.cost.per_row else 0.0
-        unlikely = [doubt - worth(node) for node in nodes]
-        offers = [
-            Offer(each + dear, node.id, key, session, node)
-            for node, each in zip(nodes, unlikely, strict=True)
-            if each <= most_unlikely
+        dear = 0.0
+        if self.cost.per_read and self.cost.per_row:
+            dear = math.log(self.cost.more(1, reads) / self.cost.per_row)
+        worth = session.tree.worth
+        likeliest = sorted((doubt - worth(node), node.id, node) for node in nodes)[:most]
+        return [
+            Offer(unlikely + dear, node_id, key, session, node, math.exp(-unlikely), reads, weight)
+            for unlikely, node_id, node in likeliest
         ]
-        return offers, sum(1 for each in unlikely if each <= alone)
 
 
 class _Payers:
@@ -186,13 +251,6 @@ class _Payers:
                 self._poorest, self._least_limit = key, limit
             elif limit < self._second_limit:
                 self._second, self._second_limit = key, limit
-
-
-def _most_unlikely(cost: float, bare: float) -> float:
-    """Nats beyond which a row that costs all together `cost` seconds of `bare` may save its own too
-    little."""
-    share = min(DEAREST, cost / bare) if bare else 0.0
-    return -math.log(share) if share else math.inf
 
 
 def _in_turns(offers: Sequence[Offer], room: int) -> Sequence[Offer]:

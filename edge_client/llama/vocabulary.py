@@ -26,9 +26,15 @@ class LlamaVocabulary:
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids of all end-of-generation tokens, increasing."""
-        is_end = self._library.llama_vocab_is_eog
-        return tuple(token for token in range(self.size) if is_end(self._vocab, token))
+        """Ids of the file's own end tokens, of a text and of a turn, increasing.
+
+        llama.cpp counts more tokens as ends, by their spelling: "</s>" and the paddings and separators of
+        code models, which a target writes as text. They end a text only where a file names no end at all.
+        """
+        library = self._library
+        own = {library.llama_vocab_eos(self._vocab), library.llama_vocab_eot(self._vocab)}
+        ends = sorted(token for token in own if token >= 0)
+        return tuple(ends or (t for t in range(self.size) if library.llama_vocab_is_eog(self._vocab, t)))
 
     @cached_property
     def begin_ids(self) -> tuple[int, ...]:

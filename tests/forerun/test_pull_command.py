@@ -50,6 +50,16 @@ def test_a_model_is_fetched_once(models: Path, capsys: pytest.CaptureFixture[str
     assert f"has the SHA-256 {SHA256}, not 000" in capsys.readouterr().err
 
 
+def test_a_file_address_is_refused_with_the_path_to_give(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a draft.gguf"
+    path.write_bytes(MODEL)
+    assert pull(models, path.as_uri()) == 2
+    assert capsys.readouterr().err.strip().endswith(f": {path}")
+    assert pull(models, str(path)) == 0
+
+
 def test_programs_get_json(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pull(models, NAME, "--json") == 0
     told = json.loads(capsys.readouterr().out)

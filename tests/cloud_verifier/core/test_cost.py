@@ -54,6 +54,27 @@ def test_a_change_of_speed_is_followed() -> None:
     assert cost.predict(8, 1000) == pytest.approx(0.100, rel=0.01)
 
 
+FLOAT32 = {1: 0.122, 2: 0.260, 4: 0.234, 9: 0.270, 17: 0.287, 33: 0.460, 72: 0.608}
+"""Seconds of steps by rows: a model of 0.5 billion parameters on two threads of a processor, in float32."""
+
+
+def test_the_curve_of_a_processor_is_found_as_no_line_finds_it() -> None:
+    cost, draw = StepCost(), random.Random(1)
+    for _ in range(300):
+        rows = draw.choice(list(FLOAT32))
+        cost.sample(rows, 0, FLOAT32[rows] * draw.uniform(0.95, 1.05))
+    for rows, seconds in FLOAT32.items():
+        assert cost.predict(rows, 0) == pytest.approx(seconds, rel=0.15)
+    assert cost.predict(9, 0) - cost.predict(2, 0) < cost.predict(2, 0) - cost.predict(1, 0)
+
+
+def test_one_slow_step_makes_its_width_little_dearer() -> None:
+    cost = shown(StepCost(), 200)
+    before = cost.predict(9, 0) / cost.predict(8, 0)
+    cost.sample(9, 0, 1.0)
+    assert cost.predict(9, 0) / cost.predict(8, 0) < 1.5 * before
+
+
 SAMPLE = st.tuples(st.integers(0, 500), st.integers(0, 10**6), st.floats(0, 5))
 
 
@@ -66,8 +87,8 @@ def test_nothing_is_ever_negative_or_dearer_with_less(
         cost.sample(*sample)
     assert min(cost.fixed, cost.per_row, cost.per_read) >= 0
     assert math.isfinite(cost.predict(rows, reads))
-    assert cost.predict(rows, reads) <= cost.predict(rows + 1, reads + 1)
-    assert cost.more(rows, reads) == pytest.approx(cost.predict(rows, reads) - cost.fixed)
+    assert 0 <= cost.predict(rows, reads) <= cost.predict(rows, reads + 1)  # a wider step may be faster
+    assert 0 <= cost.more(rows, reads) <= cost.more(rows + 1, reads + 1)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,44 @@ def test_a_row_that_is_almost_certain_is_tried_however_dear_it_seems() -> None:
     assert drafts(sharing, session(1, 0.8, 0.15)) == {1: 1}
 
 
+def on_a_processor() -> Sharing:
+    """It has seen steps of a processor: the second row takes as long as the first, the next seven nothing."""
+    sharing = Sharing(0.02)
+    for rows in (1, 2, 4, 9, 17) * 60:
+        sharing.cost.sample(rows, 0, {1: 0.122, 2: 0.260, 4: 0.234, 9: 0.270, 17: 0.287}[rows])
+    return sharing
+
+
+@pytest.mark.parametrize(
+    ("chances", "num_rows"),
+    [
+        ([0.6], 0),
+        ([0.8], 0),  # 1.8 tokens in 260 ms are fewer a second than one in 122 ms
+        ([0.6, 0.1], 0),
+        ([0.9, 0.6], 2),
+        ([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2], 8),  # the line asks for 0.1 or so of each
+        ([0.2] * 8, 8),
+        ([0.1] * 8, 0),
+    ],
+)
+def test_behind_a_dear_second_row_there_are_cheap_ones(chances: list[float], num_rows: int) -> None:
+    assert drafts(on_a_processor(), session(1, *chances)) == {1: num_rows}
+
+
+def test_what_is_left_of_dear_rows_must_still_pay() -> None:
+    poor = session(2, balance=0.0)  # it bears no row of the others, so they get none
+    assert drafts(on_a_processor(), session(1, *[0.9] * 8), poor) == {1: 0, 2: 0}
+
+
+def test_rows_share_what_they_add_whatever_the_table() -> None:
+    sharing = on_a_processor()
+    loud, quiet = session(1, balance=1.0), session(2, balance=1.0)
+    sharing.settle([brought(loud, 7, 2), brought(quiet, 0, 0)])
+    added = sharing.cost.predict(9, 0) / sharing.cost.predict(2, 0) - 1
+    assert loud.balance == pytest.approx(1.0 + 2 + 0.02)
+    assert quiet.balance == pytest.approx(1.0 + 0.02 - added)
+
+
 def test_the_more_sessions_wait_the_likelier_a_row_must_be() -> None:
     crowd = [session(key, 0.5, 0.2, 0.1, balance=MOST_SAVED) for key in range(1, 5)]
     # four sessions each lose PER_ROW of a step of BASE + 3 * PER_ROW: 0.12 tokens
@@ -156,11 +194,11 @@ def test_a_verifier_whose_steps_take_no_time_takes_every_row() -> None:
 SESSION = st.tuples(st.lists(st.floats(1e-4, 1.0), max_size=6), st.floats(-0.5, MOST_SAVED))
 
 
-@given(st.lists(SESSION, min_size=1, max_size=6), st.integers(1, 8), st.integers(6, 30))
+@given(st.lists(SESSION, min_size=1, max_size=6), st.integers(1, 8), st.integers(6, 30), st.booleans())
 def test_no_step_costs_anybody_more_than_it_has(
-    crowd: list[tuple[list[float], float]], share: int, max_rows: int
+    crowd: list[tuple[list[float], float]], share: int, max_rows: int, uneven: bool
 ) -> None:
-    sharing = taught()
+    sharing = on_a_processor() if uneven else taught()
     sessions = [
         session(key, *chances, balance=balance) for key, (chances, balance) in enumerate(crowd, start=1)
     ]
@@ -168,7 +206,8 @@ def test_no_step_costs_anybody_more_than_it_has(
     total = sum(given_rows.values())
     assert total + len(sessions) <= max_rows
     bare = sharing.cost.predict(len(sessions), 0)
+    added = max(0.0, sharing.cost.predict(len(sessions) + total, 0) - bare)
     for each in sessions:
         assert given_rows[each.key] < share
-        lost = sharing.cost.per_row * (total - given_rows[each.key]) / bare
+        lost = added * (1 - given_rows[each.key] / total) / bare if total else 0.0
         assert lost <= max(each.balance, 0.0) + 1e-9

@@ -66,8 +66,13 @@ def test_a_piece_longer_than_the_first_buffer_comes_whole(
     assert runtime.piece(END) == b"<|end_of_text|>"
 
 
-def test_end_tokens_are_known(runtime: LlamaRuntime) -> None:
-    assert END in runtime.eos_ids
+def test_end_tokens_are_those_that_the_file_names(runtime: LlamaRuntime, model: Path, tmp_path: Path) -> None:
+    assert runtime.eos_ids == (END,)
+    spelt = tmp_path / "spelt.gguf"  # one of its texts is spelt as an end token of other models
+    spelt.write_bytes(model.read_bytes().replace(b"<filler10>", b"<|eom_id|>"))
+    with load(spelt) as loaded:
+        assert loaded.tokenize("<|eom_id|>", True) == [270]
+        assert loaded.eos_ids == (END,)
 
 
 @pytest.mark.parametrize("token", [-1, NUM_VOCAB])
