@@ -538,7 +538,8 @@ class EdgeSession:
         """
         view = self.view
         left = (view.last_position - self.tree.tip_position) * view.turn.smoothed
-        if view.catch_up_time <= max(SETTLED, MOST_READ * left) or not self.policy.fill:
+        in_time = view.catch_up_time <= max(SETTLED, MOST_READ * left)
+        if in_time or not self.policy.fill or self.policy.name == "off":
             self._hindrance = None
             return True
         if self._hindrance is None:

@@ -4,8 +4,9 @@ What a session may count on, however many there are:
 
 - **Its share.** Where the rows asked for exceed a turn, each session gets as many as every other that still
   wants some; what cannot be divided goes to the first in line, and who was given most goes to its end.
-- **Not to wait for another's prompt.** A batch takes `BATCH_TIME` at most, by measured time. While another
-  session drafts, reading gets a third of the time, and all the time in which nobody asks for rows.
+- **Not to wait for another's prompt.** While another session has a text, a batch of a prompt takes
+  `BATCH_TIME` at most, by measured time. Reading gets a third of the time, and all the time in which nobody
+  asks for rows.
 - **Its own failure only.** A batch that llama.cpp did not take is undone, and each of its sessions tries
   alone in the next turns: first with its branches dropped, then with its KV empty, then it fails.
 
@@ -36,6 +37,10 @@ Outcome = Sequence[Expansion] | ForerunError
 
 BATCH_TIME = 0.1
 """Seconds that a batch of a prompt may take: for so long nothing else can be done with the model."""
+
+ALONE = 32
+"""Tokens of a prompt in a batch of the only session, if more than `BATCH_TIME` allows: few more at a time are
+read faster, and a session that comes meanwhile waits for some tenths of a second."""
 
 OTHERS_TIME = 2.0
 """Seconds of others' draft steps that a second of reading lets pass before the next piece."""
@@ -224,7 +229,14 @@ class DraftGroup:
     def _must_read(self, member: Member) -> bool:
         """Whether a member's text is to be evaluated before its rows can be."""
         beside_rows = self._runtime.n_batch - self._runtime.max_rows
-        return member.session.num_missing > min(self._piece, beside_rows)
+        return member.session.num_missing > min(self._most_read, beside_rows)
+
+    @property
+    def _most_read(self) -> int:
+        """Tokens of a prompt in one batch, for as many sessions as have a text now."""
+        if sum(member.is_drafting for member in self.members) > 1:
+            return self._piece
+        return min(max(self._piece, ALONE), self._runtime.n_batch)
 
     @property
     def _drafters(self) -> list[Member]:
@@ -245,7 +257,7 @@ class DraftGroup:
         asks_again = bool(plan.tokens) or self._clock() < self._answered_at + ASKS_AGAIN
         if self._owes_time and asks_again:
             return 0
-        return min(self._runtime.n_batch - len(plan.tokens), self._piece)
+        return min(self._runtime.n_batch - len(plan.tokens), self._most_read)
 
     def _plan_rows(self, member: Member, share: int, plan: BatchPlan, rides: list[Ride]) -> None:
         """A member's rows, if the batch and the sequences have room for them."""
