@@ -20,6 +20,10 @@ class Call(Protocol):
         """What the connection has proven of the caller; empty without TLS."""
         ...
 
+    def peer(self) -> str:
+        """The other end of the connection, as gRPC writes it. Empty if that is not the caller's own."""
+        ...
+
     def time_remaining(self) -> float | None:
         """Seconds until the caller waits no longer; None for never, or if the carrier does not tell."""
         ...

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from cloud_verifier.connections import peer_of
+from cloud_verifier.line import Pace
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.rpc.options import SMALL_MESSAGE_BYTES
 from common.rpc.status import to_status
@@ -30,6 +33,7 @@ Deserialize = Callable[[bytes], Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 Read = Callable[[AsyncIterator[Any]], Awaitable[Any]]
 Place = Callable[[], contextlib.AbstractContextManager[None]]
+Turn = Callable[[Any], Awaitable[None]]
 
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -68,6 +72,42 @@ QUESTION = Method()
 
 NO_METHODS: Mapping[str, Method] = {}
 
+QUESTION_RATE, QUESTION_BURST = 50.0, 100
+"""Questions of one connection a second, and at once after a pause. An edge asks one in minutes, a
+balancer one in seconds."""
+
+LONGEST_WAIT = 5.0
+"""Seconds that a question waits for its turn, at most. The calls of one connection are bounded, so a client
+that asks faster soon has to wait itself."""
+
+MAX_PACES = 8192
+"""Connections whose pace is remembered, those that asked last."""
+
+
+class Questions:
+    """Paces the questions of each connection. Questions are all calls but sessions, and sessions that are
+    refused by their caller's own fault. Callers on a unix socket have no address, and no pace."""
+
+    def __init__(self) -> None:
+        self._paces = OrderedDict[str, Pace]()  # by the connection's other end
+
+    async def turn(self, context: Any) -> None:
+        """Wait until this call may be answered."""
+        peer, now = context.peer(), asyncio.get_running_loop().time()
+        if peer_of(peer) is None:
+            return
+        if (pace := self._paces.get(peer)) is None:
+            pace = self._paces[peer] = Pace(now, QUESTION_RATE, QUESTION_BURST)
+        self._paces.move_to_end(peer)
+        if len(self._paces) > MAX_PACES:
+            self._paces.popitem(last=False)
+        if wait := pace.take(now):
+            await asyncio.sleep(min(wait, LONGEST_WAIT))
+
+
+async def at_once(context: Any) -> None:
+    """The turn of a call that waits for none."""
+
 
 class Guard(grpc.aio.ServerInterceptor):
     """Bytes that are no message end a call with INVALID_ARGUMENT, a defect of ours with INTERNAL, one that
@@ -79,8 +119,11 @@ class Guard(grpc.aio.ServerInterceptor):
     the bytes of a message, too.
     """
 
-    def __init__(self, methods: Mapping[str, Method] = NO_METHODS) -> None:
+    def __init__(
+        self, methods: Mapping[str, Method] = NO_METHODS, questions: Questions | None = None
+    ) -> None:
         self._methods = methods
+        self._questions = questions or Questions()
         self._num_lasting = 0
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
@@ -88,19 +131,24 @@ class Guard(grpc.aio.ServerInterceptor):
         it gets the first: so it is we who wait."""
         handler = await continuation(details)
         if handler is None:
-            return None
+            return grpc.stream_stream_rpc_method_handler(self._unknown)
         name = next(kind for kind in KINDS if getattr(handler, kind) is not None)
         method, streams = getattr(handler, name), f"stream_{name.rpartition('_')[2]}"
         read = _all_of if handler.request_streaming else _first_of
         known = self._methods.get(details.method, QUESTION)
         lasts = handler.response_streaming and not known.bounds_itself
         guard: Any = guarded_generator if inspect.isasyncgenfunction(method) else guarded
-        whole = guard(method, read, self._place if lasts else contextlib.nullcontext, known.first)
+        turn = at_once if known.bounds_itself else self._questions.turn
+        whole = guard(method, read, self._place if lasts else contextlib.nullcontext, known.first, turn)
         coding = {
             "request_deserializer": _raised(handler.request_deserializer, known.check),
             "response_serializer": _unless_bytes(handler.response_serializer),
         }
         return handler._replace(request_streaming=True, **{name: None, streams: whole}, **coding)
+
+    async def _unknown(self, requests: object, context: Any) -> None:
+        await self._questions.turn(context)
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
@@ -156,12 +204,14 @@ def guarded(
     read: Read = _all_of,
     place: Place = contextlib.nullcontext,
     first: Callable[[Any], object] | None = None,
+    turn: Turn = at_once,
 ) -> Any:
     """A method of one answer, or of answers that it writes itself."""
 
     async def call(requests: Any, context: Any) -> Any:
         try:
             async with _told(context):
+                await turn(context)
                 if first is not None:
                     first(context)
                 with place():
@@ -177,12 +227,14 @@ def guarded_generator(
     read: Read = _all_of,
     place: Place = contextlib.nullcontext,
     first: Callable[[Any], object] | None = None,
+    turn: Turn = at_once,
 ) -> Any:
     """A method whose answers are a stream."""
 
     async def call(requests: Any, context: Any) -> AsyncGenerator[Any, None]:
         try:
             async with _told(context):
+                await turn(context)
                 if first is not None:
                     first(context)
                 with place():

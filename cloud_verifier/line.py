@@ -30,6 +30,9 @@ MESSAGE_RATE, MESSAGE_BURST = 500.0, 1500
 """Messages of one stream a second, and at once after a pause. An edge sends one for a draft step or a commit,
 so a hundred a second are many."""
 
+TENANT_RATE = 1000.0
+"""Messages a second of all those streams of one tenant that send faster than they may, together."""
+
 SPARE_FILLERS = 64
 """Beyond twice what the cadence asks for: timers drift, and links bunch."""
 
@@ -82,15 +85,36 @@ class PrivacySettings:
 
 
 class Pace:
-    """How fast the messages of one stream are taken. What comes faster waits, in the end at its sender."""
+    """How fast messages are taken. What comes faster waits, in the end at its sender.
 
-    def __init__(self, now: float) -> None:
-        self._free_at = now - MESSAGE_BURST / MESSAGE_RATE  # seconds; when the next one may be taken
+    `flooding` is shared by the streams of one tenant. It holds those whose messages waited and that made no
+    pause since, and these share `TENANT_RATE`. A stream that keeps to its own rate waits for no other.
+    """
+
+    def __init__(
+        self,
+        now: float,
+        rate: float = MESSAGE_RATE,
+        burst: float = MESSAGE_BURST,
+        flooding: set[Pace] | None = None,
+    ) -> None:
+        self._rate, self._burst = rate, burst
+        self._free_at = now - burst / rate  # seconds; when the next one may be taken
+        self._flooding = set[Pace]() if flooding is None else flooding
 
     def take(self, now: float) -> float:
         """Seconds to wait before the next message is taken; a message comes `now`."""
-        self._free_at = max(self._free_at, now - MESSAGE_BURST / MESSAGE_RATE) + 1.0 / MESSAGE_RATE
+        rate = min(self._rate, TENANT_RATE / len(self._flooding)) if self in self._flooding else self._rate
+        self._free_at = max(self._free_at, now - self._burst / self._rate) + 1.0 / rate
+        if self._free_at > now:
+            self._flooding.add(self)
+        elif self._free_at <= now - self._burst / self._rate / 2:
+            self._flooding.discard(self)
         return max(0.0, self._free_at - now)
+
+    def end(self) -> None:
+        """No more messages come."""
+        self._flooding.discard(self)
 
 
 class Line:
@@ -99,17 +123,21 @@ class Line:
     The reader calls `received` for each frame and `asked` for the `Open` among its messages, the writer
     `leaving` until that is empty; `end` is then what ended the stream. Who waits by other means calls `put`
     and `ready`. `hurry` is for a verifier that goes. `turn` tells how long the verifier's turns are, in
-    seconds; `clock`, the time, by default the running loop's.
+    seconds; `clock`, the time, by default the running loop's. `flooding` is `Pace`'s.
     """
 
     def __init__(
-        self, settings: PrivacySettings, turn: Callable[[], float], clock: Callable[[], float] | None = None
+        self,
+        settings: PrivacySettings,
+        turn: Callable[[], float],
+        clock: Callable[[], float] | None = None,
+        flooding: set[Pace] | None = None,
     ) -> None:
         self.end: End | None = None
         self._settings = settings
         self._turn = turn
         self._clock = clock or asyncio.get_running_loop().time
-        self.pace = Pace(self._clock())
+        self.pace = Pace(self._clock(), flooding=flooding)
         self._open: Open | None = None
         self._joiner = Joiner(pb.SessionRequest, MAX_JOINED_REQUEST_BYTES)
         self._sender = Sender(pb.SessionResponse, DOWN_BYTES)

@@ -69,6 +69,10 @@ class RayCall:
         """Empty: the proxy's port knows no TLS."""
         return {}
 
+    def peer(self) -> str:
+        """Empty: the connection is the proxy's."""
+        return ""
+
     def time_remaining(self) -> float | None:
         """None: the proxy keeps an edge's deadline to itself, and cancels the call when it has passed."""
         return None

@@ -10,8 +10,9 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from cloud_verifier.connections import Connections
 from cloud_verifier.core.target import TargetInfo
-from cloud_verifier.guard import Guard, Method
+from cloud_verifier.guard import Guard, Method, Questions
 from cloud_verifier.heart import FLUSH_TIME, NO_FILES, Heart
 from cloud_verifier.identity import EVERYBODY, Identity
 from cloud_verifier.line import PrivacySettings
@@ -47,7 +48,10 @@ class Server:
     ) -> None:
         self._worker = worker
         self._tls = None if tls is None else LiveTls(tls)
-        self._service = VerifierService(worker, info, table, identity, privacy, files.get(DENIED))
+        self._connections, self._questions = Connections(), Questions()
+        self._service = VerifierService(
+            worker, info, table, identity, privacy, files.get(DENIED), self._connections, self._questions
+        )
         self._heart = Heart(worker, self._service, self._tls, files)
         self.upkeep = self._heart.upkeep
         self._address = address
@@ -64,21 +68,25 @@ class Server:
             DESCRIBE: Method(first=self._service.check_caller),
         }
         server = self._server = grpc.aio.server(
-            options=server_options(message_bytes=session_bytes(most)), interceptors=(Guard(methods),)
+            options=server_options(message_bytes=session_bytes(most)),
+            interceptors=(Guard(methods, self._questions),),
         )
         pb_grpc.add_VerifierServiceServicer_to_server(self._service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         credentials = None if self._tls is None else self._tls.credentials()
-        self.port = listen(server, self._address, "HOST:PORT", credentials)
+        self.port = self._connections.port = listen(server, self._address, "HOST:PORT", credentials)
         await server.start()
         await self._heart.__aenter__()
+        self._watch = asyncio.create_task(self._connections.run())
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None, "entered before"
+        self._watch.cancel()
+        await asyncio.gather(self._watch, return_exceptions=True)
         await self._server.stop(grace=self._time_left())
         await self._heart.__aexit__()
 

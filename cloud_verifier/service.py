@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from functools import cached_property
 from typing import NamedTuple
 
 from cloud_verifier.call import Call
+from cloud_verifier.connections import Connections, Peer, peer_of
 from cloud_verifier.core.admission import check_count, longest_session
 from cloud_verifier.core.effects import End
 from cloud_verifier.core.target import Chat, TargetInfo
 from cloud_verifier.denied import NOBODY as NOBODY_DENIED
 from cloud_verifier.denied import Denied
+from cloud_verifier.guard import Questions
 from cloud_verifier.identity import NOBODY, Identity, Who
-from cloud_verifier.line import Line, PrivacySettings
+from cloud_verifier.line import Line, Pace, PrivacySettings
 from cloud_verifier.outbox import Outbox
 from cloud_verifier.rich_status import with_retry_info
 from cloud_verifier.worker import Worker
@@ -49,6 +52,13 @@ MOST_TABLES = 8
 """Token tables on their way at once. One has some 2 MB, and who asks need not read; honest edges ask when
 their own is another, for the first difference."""
 
+MOST_TABLES_OF_ONE = 4
+"""And for one address. Others find places."""
+
+TABLE_TIME = 10.0
+"""Seconds that a token table has to leave. If it takes longer, and another edge finds no place, its
+connection is closed."""
+
 NO_CHAT = Chat("")
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
@@ -63,9 +73,17 @@ class Here(NamedTuple):
     line: Line
 
 
+class Leaving(NamedTuple):
+    """A token table on its way."""
+
+    peer: Peer | None
+    began: float  # seconds, on the loop's clock
+
+
 class VerifierService(pb_grpc.VerifierServiceServicer):
     """Session streams and `Describe` of one worker. `identity` says whose a call is; `privacy`, what the
-    verifier insists on; `denied`, who is let in no more."""
+    verifier insists on; `denied`, who is let in no more. `connections` are those of its port,
+    `questions` paces what they ask."""
 
     def __init__(
         self,
@@ -75,12 +93,18 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         identity: Identity,
         privacy: PrivacySettings = PrivacySettings(),  # noqa: B008 - frozen
         denied: LiveFiles[Denied] | None = None,
+        connections: Connections | None = None,
+        questions: Questions | None = None,
     ) -> None:
+        self._connections = connections or Connections()
+        self._questions = questions or Questions()
         self._privacy = privacy
         self._denied = denied
         self._known_denied = NOBODY_DENIED  # to those who are here
         self._here: dict[int, Here] = {}  # by stream
-        self._num_tables = 0  # on their way
+        self._tables: dict[int, Leaving] = {}  # by their numbers
+        self._next_table = 0
+        self._floods: dict[str, set[Pace]] = {}  # by tenant: as `Pace` has it
         self._worker = worker
         self._info = info
         self._table = table
@@ -125,11 +149,14 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
     ) -> AsyncGenerator[pb.SessionResponse, None]:
         who, refused = self._caller(context)
         key, outbox = self._worker.connect(who.tenant, context.time_remaining())
-        line = Line(self._privacy, self._worker.turn_time)
+        line = Line(
+            self._privacy, self._worker.turn_time, flooding=self._floods.setdefault(who.tenant, set())
+        )
         self._here[key] = Here(who, line)
         reader: asyncio.Task[None] | None = None
         if refused is None:
-            reader = asyncio.create_task(self._read(key, requests, outbox, line))
+            peer = peer_of(context.peer())
+            reader = asyncio.create_task(self._read(key, requests, outbox, line, peer))
         else:  # not a message of it is read
             self._worker.violate(key, refused)
         try:
@@ -142,7 +169,12 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                 reader.cancel()
             del self._here[key]
             self._worker.disconnect(key)
+            line.pace.end()
+            if not any(each.who.tenant == who.tenant for each in self._here.values()):
+                self._floods.pop(who.tenant, None)
         if line.end is not None and line.end.error is not None:
+            if not isinstance(line.end.error, CapacityError | UnavailableError):
+                await self._questions.turn(context)
             await context.abort(*self._status(line.end.error))
 
     def hurry(self) -> None:
@@ -156,14 +188,23 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
 
     def _take_table_place(self, context: Call) -> None:
         """Until the call is over: all of it has left, or nobody is there any more. Raises `CapacityError`."""
-        if self._num_tables >= MOST_TABLES:
+        peer, now = peer_of(context.peer()), asyncio.get_running_loop().time()
+        source = None if peer is None else peer.source
+        of_one = [each for each in self._tables.values() if each.peer and each.peer.source == source]
+        if len(of_one) >= MOST_TABLES_OF_ONE or len(self._tables) >= MOST_TABLES:
+            asked = of_one if len(of_one) >= MOST_TABLES_OF_ONE else [*self._tables.values()]
+            late = {each.peer for each in asked if each.peer and now >= each.began + TABLE_TIME}
+            if late:
+                self._connections.cut(late)
+            whose = " of this address" if asked is of_one else ""
             raise CapacityError(
-                f"{MOST_TABLES} edges are being told the token table; ask again", None, RETRY_AFTER
+                f"{len(asked)} edges{whose} are being told the token table; ask again", None, RETRY_AFTER
             )
-        self._num_tables += 1
+        self._next_table = number = self._next_table + 1
+        self._tables[number] = Leaving(peer, now)
 
         def over(_: object) -> None:
-            self._num_tables -= 1
+            del self._tables[number]
 
         context.add_done_callback(over)
 
@@ -213,15 +254,23 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         return with_retry_info(to_status(error, detail), retry_after)
 
     async def _read(
-        self, key: int, requests: AsyncIterator[pb.SessionRequest], outbox: Outbox, line: Line
+        self,
+        key: int,
+        requests: AsyncIterator[pb.SessionRequest],
+        outbox: Outbox,
+        line: Line,
+        peer: Peer | None,
     ) -> None:
         """Hand the worker what comes. Its end is a disconnect: a goodbye would have been `Close`."""
         opened = False
         try:
             self._worker.charge_stream(key)
-            async for frame in requests:
-                opened = await self._take_frame(key, frame, opened, line)
-                del frame  # nothing keeps it while the next one is waited for
+            with contextlib.ExitStack() as stack:
+                async for frame in requests:
+                    was_open, opened = opened, await self._take_frame(key, frame, opened, line)
+                    del frame  # nothing keeps it while the next one is waited for
+                    if opened and not was_open:
+                        stack.enter_context(self._connections.in_use(peer))
         except ForerunError as error:
             self._worker.violate(key, error)
         except Exception:  # outermost frame of this task: the edge must learn of a defect, and not which

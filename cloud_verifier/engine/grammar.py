@@ -31,6 +31,9 @@ MaskOf = Callable[[int, str, IntArray], Mask | None]
 MAX_CHECKED = 64
 """Matchers of texts that were checked and have had no mask yet."""
 
+READ_TIME = 2.0
+"""Seconds of a processor to read a session's committed tokens. Usual grammars take microseconds a token."""
+
 
 @runtime_checkable
 class ChecksGrammars(Protocol):
@@ -89,16 +92,19 @@ class TargetGrammars:
             logger.warning("no grammars: %s", error)
 
     def check(self, request: Open) -> None:
-        """Raise `UserError` for a grammar that is refused or a target that can follow none, and `PeerError`
-        for committed tokens that break it, which no verifier wrote. From any thread."""
+        """Raise `UserError` for a grammar that is refused or reads too slowly, and for a target that can
+        follow none. Raise `PeerError` for committed tokens that break it, which no verifier wrote. From any
+        thread."""
         grammar, written = request.sampling.grammar, np.array(request.committed, np.int32)
-        matcher = self._made().matcher(grammar)
-        if matcher.allowed(written) is None:
+        grammars = self._made()
+        matcher = grammars.matcher(grammar)
+        if matcher.allowed(written, READ_TIME) is None:
             raise PeerError("the committed tokens break the session's grammar, so they are not its text")
         with self._lock:
             self._checked[grammar, written.tobytes()] = matcher
-            if len(self._checked) > MAX_CHECKED:
-                self._checked.popitem(last=False)
+        while len(self._checked) > MAX_CHECKED or grammars.are_too_large:
+            if not self._forget_one():
+                break
 
     def mask(self, session: int, grammar: str, generated: IntArray) -> Mask | None:
         """A `MaskOf`, for the engine's thread. Raises `UserError` for a grammar that was not checked."""
@@ -119,6 +125,15 @@ class TargetGrammars:
         """Seconds that masks have taken since the last call, by session. For the engine's thread."""
         times, self._times = self._times, {}
         return tuple(times.items())
+
+    def _forget_one(self) -> bool:
+        """A text that was checked before others, or one whose mask was asked for longest ago."""
+        with self._lock:
+            if len(self._checked) > 1:
+                _, forgotten = self._checked.popitem(last=False)
+                del forgotten
+                return True
+        return self._masks is not None and self._masks.forget_one()
 
     def _made(self) -> Grammars:
         with self._lock:

@@ -36,6 +36,10 @@ NOT_LET_IN = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 """And these, which quote nothing: an operator has to see why a whole fleet is turned away."""
 
 
+REFUSALS_RATE, REFUSALS_BURST = 5.0, 50
+"""Lines of log about refused streams: so many a second, and at once after a pause."""
+
+
 @dataclass(slots=True)
 class Stream:
     """One stream, as its driver knows it."""
@@ -97,6 +101,8 @@ class Monitor:
         self._clock = clock
         self._ended: dict[str, TenantTotals] = {}  # of the sessions that are over, by name
         self._last_step: StepReport | None = None
+        self._refusals_full_at = clock()  # seconds; when a whole burst of lines may be written again
+        self._num_untold = 0  # refused streams without a line, since the last line
 
     # Streams ----------------------------------------------------------------------------------------------
 
@@ -155,7 +161,7 @@ class Monitor:
             self._close(stream, error.code.value, stream.session.tally, self._clock(), **fields)
             return
         stream.over = True
-        self._log(stream, "stream refused", reason=error.code.value, **fields)
+        self._refused(stream, reason=error.code.value, **fields)
 
     def disconnected(self, key: int) -> None:
         """It is gone for whatever reason."""
@@ -216,6 +222,19 @@ class Monitor:
             name = self.series_of(stream.tenant)
             self._ended.setdefault(name, TenantTotals()).add(stream.num_prompt_tokens, tally)
         stream.account = {"reason": reason, **fields, **_account(tally, now)}
+
+    def _refused(self, stream: Stream, **fields: object) -> None:
+        """A line, unless there were many. The next line then says how many had none."""
+        now = self._clock()
+        full_at = max(self._refusals_full_at, now) + 1.0 / REFUSALS_RATE
+        if full_at > now + REFUSALS_BURST / REFUSALS_RATE:
+            self._num_untold += 1
+            return
+        self._refusals_full_at = full_at
+        if self._num_untold:
+            fields["untold"] = self._num_untold
+            self._num_untold = 0
+        self._log(stream, "stream refused", **fields)
 
     def _log(self, stream: Stream, event: str, **fields: object) -> None:
         if not logger.isEnabledFor(logging.INFO):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
+import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import LocalError
+from common.errors import LocalError, UserError
 from common.grammar.library import new_matcher
 from common.grammar.strings import unforced
 from common.grammar.tokens import Tokens
@@ -22,7 +25,16 @@ Mask = NDArray[np.bool_]
 Path = NDArray[np.int32]
 
 MAX_GRAMMARS = 64
-"""Compiled grammars that are kept; one takes some hundred kB, and to compile one anew milliseconds."""
+"""Compiled grammars that are kept for other texts; to compile one anew takes milliseconds."""
+
+MAX_BYTES = 512 * 2**20
+"""Of all compiled grammars that texts use or that are kept, as they were measured when they were tried."""
+
+LEXER_BYTES = 5 * 2**20
+"""Of the states that a grammar's lexer may come to have while texts are read (`library.limits`)."""
+
+MAX_ANEW = 4
+"""Times that one text's grammar is compiled anew because its lexer had too many states."""
 
 MAX_MATCHERS = 256
 """Texts that are kept; one that was forgotten is read again from its beginning, some microseconds a token."""
@@ -30,8 +42,28 @@ MAX_MATCHERS = 256
 MAX_CHUNK = 16
 """Tokens that a matcher reads at once. llguidance holds Python's lock meanwhile."""
 
+LEXER_ERROR = "lexer error"
+"""In llguidance's words when a lexer would have too many states. From then on all copies take the lexer's
+missing states for the end of what fits. Other limits depend on the path alone."""
+
 NO_TOKENS: Path = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
+
+
+class Compiled:
+    """A grammar, before the first token. Its copies share the states of one lexer. Safe in several threads.
+
+    It is spoilt once a text has brought its lexer to too many states: masks of all copies are wrong then.
+    """
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.is_spoilt = False
+        self._matcher = matcher
+        self._lock = threading.Lock()
+
+    def copy(self) -> LLMatcher:
+        with self._lock:
+            return self._matcher.deep_copy()
 
 
 class Grammars:
@@ -40,12 +72,18 @@ class Grammars:
     A grammar that is not known is tried in another process before it is compiled here.
     """
 
-    def __init__(self, tokens: Tokens, capacity: int = MAX_GRAMMARS) -> None:
+    def __init__(self, tokens: Tokens, capacity: int = MAX_GRAMMARS, max_bytes: int = MAX_BYTES) -> None:
         self.tokens = tokens
-        self._capacity = capacity
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._lock = threading.Lock()
+        self._capacity, self._max_bytes = capacity, max_bytes
+        self._kept: OrderedDict[str, Compiled] = OrderedDict()
+        self._num_bytes = 0  # of all that are in use or kept
+        self._lock = threading.RLock()  # the end of a grammar in use may come while a thread has it
         self._trials = Trials(tokens)
+
+    @property
+    def are_too_large(self) -> bool:
+        """Whether texts should be forgotten, with their grammars."""
+        return self._num_bytes > self._max_bytes
 
     def warm(self) -> None:
         """Start the process for trials. Raises `LocalError`."""
@@ -54,23 +92,40 @@ class Grammars:
     def matcher(self, grammar: str) -> Matcher:
         """For one text. Raises `UserError` for a grammar that is refused, in llguidance's words, or that
         costs too much; `LocalError` if it cannot be tried."""
-        self.beginning(grammar)
-        return Matcher(self, grammar)
+        return Matcher(self, grammar, self.compiled(grammar))
 
-    def beginning(self, grammar: str) -> LLMatcher:
-        """A fresh copy of the compiled grammar, before the first token. Raises as `matcher`."""
+    def compiled(self, grammar: str) -> Compiled:
+        """Raises as `matcher`."""
         with self._lock:
             found = self._kept.get(grammar)
             if found is not None:
                 self._kept.move_to_end(grammar)
-                return found.deep_copy()
-        self._trials.check(grammar)
-        made = new_matcher(unforced(grammar), self.tokens.tokenizer)  # another thread may make it, too
+                return found
+        made = self.anew(grammar)  # another thread may make it, too
         with self._lock:
             self._kept[grammar] = made
-            while len(self._kept) > self._capacity:
+            while len(self._kept) > self._capacity or (self.are_too_large and len(self._kept) > 1):
                 self._kept.popitem(last=False)
-            return made.deep_copy()
+        return made
+
+    def anew(self, grammar: str) -> Compiled:
+        """One that no other text uses. Raises as `matcher`."""
+        size = self._trials.check(grammar) + LEXER_BYTES
+        made = Compiled(new_matcher(unforced(grammar), self.tokens.tokenizer))
+        with self._lock:
+            self._num_bytes += size
+        weakref.finalize(made, self._freed, size).atexit = False
+        return made
+
+    def forget(self, grammar: str, compiled: Compiled) -> None:
+        """No other text is to use this one."""
+        with self._lock:
+            if self._kept.get(grammar) is compiled:
+                del self._kept[grammar]
+
+    def _freed(self, size: int) -> None:
+        with self._lock:
+            self._num_bytes -= size
 
 
 class Matcher:
@@ -78,12 +133,16 @@ class Matcher:
 
     Rules that make the mask a function of the path alone, beyond llguidance's own: behind an end token come
     only end tokens; where no token fits, because the vocabulary cannot write what must come or because the
-    grammar has become too complex (`library.limits`), the text can only end.
+    grammar has become too complex (`library.limits`), the text can only end. Texts with one grammar
+    share its lexer. If it gets too many states the grammar is compiled anew, and this path alone decides.
     """
 
-    def __init__(self, grammars: Grammars, grammar: str) -> None:
+    def __init__(self, grammars: Grammars, grammar: str, compiled: Compiled) -> None:
         self._grammars = grammars
         self._grammar = grammar
+        self._compiled = compiled
+        self._num_anew = 0
+        self._stop_at = math.inf  # seconds of this thread's processor time
         self._tokens = grammars.tokens
         self._live: LLMatcher | None = None
         self._at = NO_TOKENS  # what `_live` has consumed
@@ -93,9 +152,11 @@ class Matcher:
     def grammar(self) -> str:
         return self._grammar
 
-    def allowed(self, path: Path) -> Mask | None:
+    def allowed(self, path: Path, patience: float = math.inf) -> Mask | None:
         """bool [width]: tokens that may follow the generated tokens `path` int [G], at least one. None if the
-        path itself breaks the grammar. Nobody writes into it."""
+        path itself breaks the grammar. Nobody writes into it. Raises `UserError` if the path cannot be
+        read in `patience` seconds of a processor."""
+        self._stop_at = time.thread_time() + patience
         path = np.asarray(path, np.int32)
         if ((path < 0) | (path >= self._tokens.width)).any():
             return None
@@ -112,39 +173,71 @@ class Matcher:
 
     def _after(self, path: Path) -> Mask | None:
         """`allowed` of a path without end tokens."""
-        live, num_missing = self._move(path)
-        if num_missing > 1 or (num_missing and not live.is_error()):
-            return None
-        packed = b"" if live.is_error() else live.compute_bitmask()
+        if self._compiled.is_spoilt:
+            self._renew()
+        live, num_missing, packed = self._read(path)
+        if self._compiled.is_spoilt and self._renew():
+            live, num_missing, packed = self._read(path)
         if live.is_error():
             self._live = None  # it would never leave this state
+        elif self._compiled.is_spoilt:
+            return self._tokens.ends
+        if num_missing > 1 or (num_missing and not live.is_error()):
+            return None
+        if live.is_error():
             return self._tokens.ends
         bits = np.frombuffer(packed, np.uint8)
         mask = np.unpackbits(bits, count=self._tokens.width, bitorder="little").view(np.bool_)
         return mask if mask.any() else self._tokens.ends
 
+    def _read(self, path: Path) -> tuple[LLMatcher, int, bytes]:
+        """As `_move`, and the mask's bits."""
+        live, num_missing = self._move(path)
+        packed = b"" if num_missing or live.is_error() else live.compute_bitmask()
+        if live.is_error() and LEXER_ERROR in live.get_error():
+            self._compiled.is_spoilt = True
+        return live, num_missing, packed
+
+    def _renew(self) -> bool:
+        """Go on with a lexer that has read nothing else and is nobody else's. False if that was done too
+        often."""
+        if self._num_anew >= MAX_ANEW:
+            return False
+        self._num_anew += 1
+        self._grammars.forget(self._grammar, self._compiled)
+        self._live, self._at = None, NO_TOKENS
+        self._compiled = self._grammars.anew(self._grammar)
+        return True
+
     def _move(self, path: Path) -> tuple[LLMatcher, int]:
         """The live matcher, moved along the path, and how many tokens of that it has not consumed: the first
         of them breaks the grammar or, if the matcher then has an error, was too much for it. One that cannot
-        go back (some grammars count tokens) is made anew."""
+        go back (some grammars count tokens) is copied anew. Raises `UserError`, see `allowed`."""
         live, known = self._live, common_length(self._at, path)
         if live is not None and len(self._at) > known and not live.rollback(len(self._at) - known):
             live = None
         if live is None:
-            live, known = self._grammars.beginning(self._grammar), 0
+            live, known = self._compiled.copy(), 0
+        self._live, self._at = None, NO_TOKENS
         missing, count = path[known:].tolist(), 0
         while count < len(missing):
+            if time.thread_time() > self._stop_at:
+                raise UserError(
+                    f"the grammar takes too long to read the {len(path)} tokens that are written already; "
+                    "make it simpler"
+                )
             chunk = missing[count : count + MAX_CHUNK]
             taken = live.try_consume_tokens(chunk)
             count += taken
             if taken < len(chunk):
                 break
-        self._live, self._at = (None, NO_TOKENS) if live.is_error() else (live, path[: known + count].copy())
+        if not live.is_error():
+            self._live, self._at = live, path[: known + count].copy()
         return live, len(missing) - count
 
 
 class Masks:
-    """The matchers of many texts by their keys. For one thread."""
+    """The matchers of many texts by their keys. For one thread, but for `forget_one`."""
 
     def __init__(self, grammars: Grammars, capacity: int = MAX_MATCHERS) -> None:
         if capacity < 1:
@@ -152,21 +245,36 @@ class Masks:
         self._grammars = grammars
         self._capacity = capacity
         self._matchers: OrderedDict[int, Matcher] = OrderedDict()
+        self._lock = threading.Lock()
 
     def adopt(self, key: int, matcher: Matcher) -> None:
         """The text with this key is followed by a matcher that was moved already."""
-        self._matchers.setdefault(key, matcher)
+        with self._lock:
+            self._matchers.setdefault(key, matcher)
 
     def allowed(self, key: int, grammar: str, path: Path) -> Mask | None:
         """As `Matcher.allowed`, of the text with this key. Raises `UserError` for a grammar that is
         refused."""
         matcher = self._matchers.get(key)
         if matcher is None or matcher.grammar != grammar:
-            matcher = self._matchers[key] = self._grammars.matcher(grammar)
-        self._matchers.move_to_end(key)
-        while len(self._matchers) > self._capacity:
-            self._matchers.popitem(last=False)
+            matcher = self._grammars.matcher(grammar)
+        with self._lock:
+            self._matchers[key] = matcher
+            self._matchers.move_to_end(key)
+        while len(self._matchers) > self._capacity or self._grammars.are_too_large:
+            if not self.forget_one():
+                break
         return matcher.allowed(path)
+
+    def forget_one(self) -> bool:
+        """The text whose mask was asked for longest ago, but not the last one. Whether there was any. From
+        any thread."""
+        with self._lock:
+            if len(self._matchers) < 2:
+                return False
+            _, forgotten = self._matchers.popitem(last=False)
+        del forgotten  # outside of the lock: much may end with it
+        return True
 
 
 def common_length(one: Path, other: Path) -> int:

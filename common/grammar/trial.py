@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import CapacityError, LocalError, UserError
 from common.grammar.tokens import Tokens
@@ -45,12 +45,19 @@ ENDED = {
 }
 
 
+class Result(NamedTuple):
+    """Of one trial."""
+
+    why: str = ""  # the grammar is refused; empty if it fits
+    size: int = 0  # bytes that it takes, if it fits
+
+
 class Trials:
     """The trials of one vocabulary's grammars. Any thread may ask."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
-        self._known = OrderedDict[bytes, str]()  # by the grammar's hash: why it is refused; empty if it fits
+        self._known = OrderedDict[bytes, Result]()  # by the grammar's hash
         self._lock = threading.Lock()
         self._idle = queue.LifoQueue[_Process | None]()
         for _ in range(MAX_PROCESSES):
@@ -64,26 +71,26 @@ class Trials:
         finally:
             self._idle.put(process)
 
-    def check(self, grammar: str) -> None:
-        """Return if the grammar may be compiled here. Raises `UserError` if it is refused or costs too much,
-        `LocalError` if no process can be started. The first time of a grammar takes some milliseconds, and
-        up to 2 s if it costs too much."""
+    def check(self, grammar: str) -> int:
+        """The bytes that a grammar takes which may be compiled here. Raises `UserError` if it is refused or
+        costs too much, `LocalError` if no process can be started. The first time of a grammar takes some
+        milliseconds, and up to 2 s if it costs too much."""
         name = hashlib.sha256(grammar.encode()).digest()
         with self._lock:
-            why = self._known.get(name)
-            if why is not None:
+            result = self._known.get(name)
+            if result is not None:
                 self._known.move_to_end(name)
-        if why is None:
-            why = self._tried(grammar)
+        if result is None:
+            result = self._tried(grammar)
             with self._lock:
-                self._known[name] = why
+                self._known[name] = result
                 if len(self._known) > MAX_KNOWN:
                     self._known.popitem(last=False)
-        if why:
-            raise UserError(why)
+        if result.why:
+            raise UserError(result.why)
+        return result.size
 
-    def _tried(self, grammar: str) -> str:
-        """Why it is refused; empty if it fits."""
+    def _tried(self, grammar: str) -> Result:
         process = self._idle.get()
         try:
             if process is None or not process.is_alive:
@@ -92,14 +99,15 @@ class Trials:
         finally:
             self._idle.put(process)
         match found:
-            case {"fits": _}:
-                return ""
+            case {"fits": str(size)}:
+                return Result(size=int(size))
             case {"refused": str(words)}:
-                return words
+                return Result(words)
             case {"ended": str(what)} if what in ENDED:
-                return f"the grammar is refused: {ENDED[what]}; make it smaller or simpler"
+                return Result(f"the grammar is refused: {ENDED[what]}; make it smaller or simpler")
             case _:
-                return "the grammar is refused: it has ended the process that compiles it; make it simpler"
+                words = "the grammar is refused: it has ended the process that compiles it; make it simpler"
+                return Result(words)
 
 
 class _Process:

@@ -3,7 +3,8 @@
     python -m common.grammar.trial_child
 
 The first line of JSON on standard input describes the vocabulary, each further line brings a `grammar`. For
-each grammar one line goes out: `fits`, `refused` with llguidance's words, or `ended` with what it used up.
+each grammar one line goes out: `fits` with the bytes that it takes, `refused` with llguidance's words, or
+`ended` with what it used up.
 Every grammar is compiled in a fork that has `MEMORY` more than this process and `TIME` of a processor. A
 compile that llguidance does not bound ends with its fork.
 """
@@ -103,14 +104,23 @@ def _compile(grammar: str, tokens: Tokens, out: int) -> None:
     try:
         signal.setitimer(signal.ITIMER_PROF, TIME)  # which ends the process
         _bound()
+        before = _resident()
         try:
-            new_matcher(unforced(grammar), tokens.tokenizer).compute_bitmask()
-            found = {"fits": ""}
+            made = new_matcher(unforced(grammar), tokens.tokenizer)
+            made.compute_bitmask()
+            found = {"fits": str(max(0, _resident() - before))}
         except UserError as error:
             found = {"refused": str(error)[:1000]}
         os.write(out, json.dumps(found).encode())
     finally:
         os._exit(0)
+
+
+def _resident() -> int:
+    """Bytes of this process that are in memory; 0 where that cannot be read."""
+    with contextlib.suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read(200).split()[1]) * mmap.PAGESIZE
+    return 0
 
 
 def _bound() -> None:

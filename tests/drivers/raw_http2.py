@@ -27,14 +27,16 @@ class Frame:
 
 
 class RawPeer:
-    """A connection to a verifier in plain text. An async context manager."""
+    """A connection to a verifier in plain text, from the address `source`. An async context manager."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
+        self._port, self._source = port, source
         self.num_data_bytes = 0  # received in DATA frames
 
     async def __aenter__(self) -> Self:
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self.reader, self.writer = await asyncio.open_connection(
+            "127.0.0.1", self._port, local_addr=(self._source, 0)
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -96,6 +96,9 @@ async def _one() -> AsyncIterator[bytes]:
 class GoneContext:
     """Of a call whose client has gone: gRPC can send nothing on it."""
 
+    def peer(self) -> str:
+        return "ipv4:192.0.2.1:5000"
+
     async def abort(self, *status: object) -> None:
         raise grpc.aio.InternalError("Failed to send the status")
 

@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import gc
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from common.errors import UnavailableError
 from common.messages import Open
 from common.sampling import SamplingParams
-from tests.drivers.raw_http2 import PING, PREFACE, SETTINGS, Frame, RawPeer
+from tests.drivers.raw_http2 import DATA, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, Frame, RawPeer
 
 pytestmark = pytest.mark.grpc
+linux = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="connections are seen on Linux only")
 
 SAMPLING = SamplingParams(max_tokens=30, ignore_eos=True)
 
@@ -69,7 +72,7 @@ async def test_an_edge_that_never_reads_is_held_and_then_cut(monkeypatch: pytest
 
 async def test_one_that_reads_slowly_gets_its_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
     from cloud_verifier import outbox
-    from tests.drivers.raw_http2 import DATA, WINDOW_UPDATE
+    from tests.drivers.raw_http2 import WINDOW_UPDATE
     from tests.drivers.tiny import running
 
     monkeypatch.setattr(outbox, "FULL", 50 * outbox.TOKEN_BYTES)
@@ -297,12 +300,167 @@ async def test_who_does_not_read_the_token_table_holds_no_more_than_a_few() -> N
                         peer.call(stream, b"/forerun.v1.VerifierService/Describe")
                         peer.message(stream, question)
                     await asyncio.sleep(0.05)
-            with pytest.raises(CapacityError, match="8 edges are being told the token table; ask again"):
+            with pytest.raises(CapacityError, match="being told the token table; ask again"):
                 await channel.describe(include_vocabulary=True)
             assert (await channel.describe()).model == "tiny"
         async with asyncio.timeout(30):
             while await _is_full(channel):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+
+@linux
+async def test_who_does_not_read_the_token_table_is_cut_when_another_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from cloud_verifier import service
+    from common.pb import verifier_pb2 as pb
+    from edge_client.channel import VerifierChannel
+    from tests.drivers.tiny import running
+
+    assert service.TABLE_TIME == 10.0
+    monkeypatch.setattr(service, "TABLE_TIME", 0.0)
+    question = pb.DescribeRequest(include_vocabulary=True).SerializeToString()
+    async with (
+        running() as system,
+        VerifierChannel(system.address) as channel,
+        RawPeer(system.server.port) as peer,
+    ):
+        peer.greet(window=4)
+        for stream in range(1, 2 * service.MOST_TABLES, 2):
+            peer.call(stream, b"/forerun.v1.VerifierService/Describe")
+            peer.message(stream, question)
+        async with asyncio.timeout(30):
+            while await _is_full(channel):  # noqa: ASYNC110 - gRPC sees the end of a connection later
+                await asyncio.sleep(0.01)
+            await peer.until_closed()
+
+
+async def test_one_address_does_not_hold_all_places_for_token_tables() -> None:
+    from cloud_verifier.service import MOST_TABLES_OF_ONE
+    from common.pb import verifier_pb2 as pb
+    from edge_client.channel import VerifierChannel
+    from tests.drivers.tiny import TABLE, running
+
+    question = pb.DescribeRequest(include_vocabulary=True).SerializeToString()
+    async with (
+        running() as system,
+        VerifierChannel(system.address) as channel,
+        RawPeer(system.server.port, "127.0.0.2") as peer,
+    ):
+        peer.greet(window=4)
+        refused = 0
+        async with asyncio.timeout(30):
+            for stream in range(1, 2 * (2 * MOST_TABLES_OF_ONE), 2):
+                peer.call(stream, b"/forerun.v1.VerifierService/Describe")
+                peer.message(stream, question)
+            while refused < MOST_TABLES_OF_ONE:
+                frame = await peer.frame()
+                assert frame is not None
+                refused += frame.kind == HEADERS and bool(frame.flags & END_STREAM)
+        assert (await channel.describe(include_vocabulary=True)).vocabulary == TABLE
+
+
+@linux
+async def test_idle_connections_of_one_address_leave_room_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """gRPC itself knows no shares: who came first held all places for ten minutes."""
+    from common.rpc import options
+    from tests.drivers.tiny import EOS, running
+    from tests.worlds.models import target_alone
+
+    monkeypatch.setattr(options, "MAX_CONNECTIONS", 60)
+    # the process's other files count towards the quick look only, and so make it no later
+    async with running() as system, contextlib.AsyncExitStack() as stack:
+        standing = await stack.enter_async_context(RawPeer(system.server.port, "127.0.0.2"))
+        standing.greet(window=40)
+        standing.call(1)
+        standing.message(1, opening(max_tokens=500))
+        peers = list[RawPeer]()
+        async with asyncio.timeout(60):
+            while not system.worker.scheduler.sessions:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            for _ in range(59):
+                peer = await stack.enter_async_context(RawPeer(system.server.port, "127.0.0.2"))
+                peer.greet()
+                peers.append(peer)
+            text: tuple[int, ...] = ()
+            while not text:
+                with contextlib.suppress(UnavailableError):
+                    text = await honest(system)
+            assert text == target_alone((1, 2, 3), SAMPLING, EOS)
+            await peers[0].until_closed()
+            standing.send(Frame(PING, 0, 0, b"12345678"))
+            while (frame := await standing.frame()) is not None and frame.kind != PING:
+                pass
+            assert frame is not None, "a connection with a session stands"
+
+
+def test_of_connections_those_are_closed_whose_address_has_most() -> None:
+    from cloud_verifier.connections import Found, peer_of, surplus
+
+    def some(host: str, number: int) -> list[Found]:
+        found = list[Found]()
+        for port in range(number):
+            peer = peer_of(f"{host}:{port}")
+            assert peer is not None
+            found.append(Found(port, port, peer))
+        return found
+
+    one, two, three = some("ipv4:192.0.2.1", 10), some("ipv6:%5B2001:db8::1%5D", 4), some("ipv4:192.0.2.2", 1)
+    by_source = {each[0].peer.source: each for each in (one, two, three)}
+    assert surplus(by_source, (), 6) == one[:3:-1], "its last in the list first, down to the others' number"
+    closing = surplus(by_source, (), 12)
+    kept = [each for each in (*one, *two, *three) if each not in closing]
+    assert kept == [one[0], two[0], three[0]], "one of each"
+    used = [each.peer for each in one]
+    assert {each.peer.source for each in surplus(by_source, used, 6)} <= {"2001:db8::/64", "192.0.2.2"}
+
+
+def test_the_other_end_of_a_connection_is_read_as_grpc_writes_it() -> None:
+    from cloud_verifier.connections import peer_of
+
+    found = [
+        peer_of(text)
+        for text in (
+            "ipv4:192.0.2.1:5000",
+            "ipv6:%5B::ffff:192.0.2.1%5D:5000",
+            "ipv6:%5B2001:db8::1%5D:7",
+            "ipv6:%5Bfe80::1%252%5D:7",
+        )
+    ]
+    assert None not in found
+    assert found[0] == found[1]
+    assert [each.source for each in found if each] == [
+        "192.0.2.1",
+        "192.0.2.1",
+        "2001:db8::/64",
+        "fe80::/64",
+    ]
+    assert [peer_of(text) for text in ("", "unix:", "unix:/run/x", "unix-abstract:x")] == [None] * 4
+
+
+async def test_who_asks_without_pause_waits_and_others_do_not() -> None:
+    from cloud_verifier.guard import QUESTION_BURST
+    from tests.drivers.tiny import EOS, running
+    from tests.worlds.models import target_alone
+
+    async with running() as system, RawPeer(system.server.port) as peer:
+        peer.greet()
+        asked = answered = 0
+        kinds = itertools.cycle((b"/grpc.health.v1.Health/Check", b"/nothing.Here/Nothing"))
+        began = asyncio.get_running_loop().time()
+        async with asyncio.timeout(60):
+            for stream in range(1, 2 * (QUESTION_BURST + 25), 2):
+                peer.call(stream, next(kinds))
+                peer.message(stream, b"")
+                asked += 1
+            assert await honest(system) == target_alone((1, 2, 3), SAMPLING, EOS)
+            while answered < asked:
+                frame = await peer.frame()
+                assert frame is not None
+                answered += frame.kind == HEADERS and bool(frame.flags & END_STREAM)
+        assert asyncio.get_running_loop().time() - began >= 0.9 * 25 / 50, "50 a second after a burst"
 
 
 async def _is_full(channel: Any) -> bool:

@@ -60,6 +60,16 @@ def test_committed_tokens_must_fit_the_grammar() -> None:
         grammars.check(asking("start: /(ab)+/", v.AB, v.B))
 
 
+def test_committed_tokens_that_take_too_long_to_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cloud_verifier.engine import grammar
+
+    monkeypatch.setattr(grammar, "READ_TIME", -1.0)
+    grammars = TargetGrammars(tokens)
+    grammars.check(asking("start: /(ab)+/"))
+    with pytest.raises(UserError, match="takes too long"):
+        grammars.check(asking("start: /(ab)+/", v.AB))
+
+
 def test_tokens_are_made_when_they_are_first_asked_for_and_once() -> None:
     made = list[int]()
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.telemetry.monitor import NOBODY, OTHERS, shortened
+from cloud_verifier.telemetry.monitor import (
+    NOBODY,
+    OTHERS,
+    REFUSALS_BURST,
+    REFUSALS_RATE,
+    Monitor,
+    shortened,
+)
 from common.acceptance import Acceptance, AcceptanceRule
 from common.errors import PeerError, UserError
 from common.messages import Close, Propose
@@ -78,6 +85,26 @@ def test_why_is_told_of_this_verifier_and_not_of_what_a_client_sent(lines: pytes
     assert "all 1 sessions" in refused[0]["why"]
     assert "why" not in refused[1]
     assert "99" not in str(refused[1])
+
+
+def test_of_many_refused_streams_some_have_a_line_and_the_others_are_counted(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    monitor = Monitor(clock=lambda: now)
+
+    def refuse(number: int) -> None:
+        for _ in range(number):
+            monitor.connected(1, "")
+            monitor.failed(1, UserError("not this one"))
+            monitor.disconnected(1)
+
+    refuse(REFUSALS_BURST + 30)
+    assert len(told(lines)) == REFUSALS_BURST
+    now = 1.0
+    refuse(100)
+    later = [fields.get("untold") for _, fields in told(lines)[REFUSALS_BURST:]]
+    assert later == [30, *[None] * (int(REFUSALS_RATE) - 1)]
 
 
 def test_an_end_is_told_once(lines: pytest.LogCaptureFixture) -> None:

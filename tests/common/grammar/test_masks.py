@@ -122,6 +122,54 @@ def test_where_the_grammar_becomes_too_complex_the_text_can_only_end() -> None:
     assert found(matcher) == [v.A, v.AB]
 
 
+MANY_STATES = r"start: /(a|b)*a(a|b){20}/"
+"""Its lexer has 2^20 states, and some texts of a few thousand letters bring it to its limit."""
+
+
+def letters(seed: int, number: int) -> Path:
+    return np.random.default_rng(seed).choice(np.array([v.A, v.B], np.int32), number)
+
+
+def test_a_text_that_needs_too_many_states_ends_no_other_with_the_same_grammar() -> None:
+    some = grammars()
+    before, others = some.matcher(MANY_STATES), letters(2, 500)
+    alone = grammars().matcher(MANY_STATES)
+    expected = [found(alone, *others[:length]) for length in (400, 500)]
+    assert found(before, *others[:400]) == expected[0]
+    assert found(some.matcher(MANY_STATES), *letters(1, 12_000)) == [v.END, v.TURN], "it can only end"
+    for matcher in (before, some.matcher(MANY_STATES)):
+        assert [found(matcher, *others[:length]) for length in (400, 500)] == expected
+
+
+def test_drafts_that_need_many_states_do_not_end_their_own_text() -> None:
+    matcher, text = grammars().matcher(MANY_STATES), letters(2, 500)
+    expected = found(matcher, *text)
+    for seed in range(3, 5):
+        matcher.allowed(np.concatenate([text, letters(seed, 6000)]))
+    assert found(matcher, *text) == expected
+
+
+def test_a_path_that_is_read_too_slowly_is_refused() -> None:
+    matcher = grammars().matcher("start: /a*/")
+    with pytest.raises(UserError, match="too long"):
+        matcher.allowed(ids(*[v.A] * 100), patience=-1.0)
+    assert v.A in (found(matcher, v.A) or ()), "another path may be read"
+
+
+def test_grammars_beyond_their_bytes_are_forgotten_and_made_again() -> None:
+    from common.grammar import Grammars, Masks, Tokens
+    from common.grammar.masks import LEXER_BYTES
+
+    some = Grammars(Tokens(v.PIECES, v.SPECIAL, v.EOS, v.WIDTH), max_bytes=3 * LEXER_BYTES)
+    masks = Masks(some)
+    for _ in range(2):
+        for key in range(8):
+            mask = masks.allowed(key, f"start: /a{{1,{key + 1}}}/", ids(v.A))
+            assert mask is not None
+            assert mask[v.A] == (key > 0)
+            assert not some.are_too_large
+
+
 @pytest.mark.parametrize(
     "grammar",
     [

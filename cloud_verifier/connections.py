@@ -1,0 +1,194 @@
+"""The connections of a verifier's port. When there are too many, idle ones are closed.
+
+gRPC limits the number of connections, and it knows no shares: one address could hold all places with
+connections that it never uses. This module reads the process's own sockets, which Linux lists under /proc.
+Another system has no such list, and there no connection is closed. Callers on a unix socket have no address
+and are left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import re
+import resource
+import socket
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from common.rpc import options
+
+logger = logging.getLogger(__name__)
+
+LISTED = Path("/proc/self/fd")
+"""Where Linux lists the open files of a process."""
+
+LOOK_EVERY = 0.5
+"""Seconds. A look lists the open files, some 0.1 ms; only a verifier that is nearly full looks at each."""
+
+FULL, ROOM = 0.9, 0.6
+"""Of the most connections: where idle ones begin to be closed, and how many are left."""
+
+IPV6_NETWORK = 64
+"""Bits of an IPv6 address that count: whoever has one such network has all of its addresses."""
+
+Host = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+GRPC_PEER = re.compile(r"ipv[46]:\[?(?P<host>[0-9a-f.:]+)(?:%[^\]]*)?\]?:(?P<port>[0-9]+)", re.IGNORECASE)
+"""The other end of a connection, as gRPC writes it."""
+
+
+class Peer(NamedTuple):
+    """The other end of a connection."""
+
+    host: Host
+    port: int
+
+    @property
+    def source(self) -> str:
+        """Who may be behind it: an IPv4 address, or a network of IPv6."""
+        if isinstance(self.host, ipaddress.IPv4Address):
+            return str(self.host)
+        return str(ipaddress.ip_network((self.host, IPV6_NETWORK), strict=False))
+
+
+def peer_of(text: str) -> Peer | None:
+    """What gRPC calls `ipv4:192.0.2.1:5000`. None for a connection without an address."""
+    found = GRPC_PEER.fullmatch(unquote(text))
+    return None if found is None else _peer(found["host"], int(found["port"]))
+
+
+def _peer(host: str, port: int) -> Peer:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return Peer(mapped or address, port)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One connection of the port. `inode` names its socket as long as it is open."""
+
+    file: int
+    inode: int
+    peer: Peer
+
+
+@dataclass
+class Connections:
+    """Those of one port. `port` is set once the verifier listens."""
+
+    port: int = 0
+    num_closed: int = 0
+    _sessions: Counter[Peer] = field(default_factory=Counter)
+    _order: dict[int, int] = field(
+        default_factory=dict
+    )  # by inode: in which look a connection was first seen
+    _num_looks: int = 0
+
+    @contextmanager
+    def in_use(self, peer: Peer | None) -> Iterator[None]:
+        """A session runs on this connection. Such a connection is not closed."""
+        if peer is None:
+            yield
+            return
+        self._sessions[peer] += 1
+        try:
+            yield
+        finally:
+            self._sessions[peer] -= 1
+            if not self._sessions[peer]:
+                del self._sessions[peer]
+
+    async def run(self) -> None:
+        """Look from time to time, until cancelled."""
+        while _files():
+            await asyncio.sleep(LOOK_EVERY)
+            try:
+                await asyncio.to_thread(self.relieve, frozenset(self._sessions))
+            except Exception:  # outermost frame of this task: without it nobody would look again
+                logger.exception("! the connections could not be looked at")
+
+    def relieve(self, used: Collection[Peer]) -> None:
+        """Close idle connections if there are too many: of the source that has most, the oldest first."""
+        num_files, most_files = len(_files()), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if most_files == resource.RLIM_INFINITY:
+            most_files = 2 * options.MAX_CONNECTIONS
+        if num_files < FULL * min(options.MAX_CONNECTIONS, most_files):
+            return
+        found = self._found()
+        self._num_looks += 1
+        self._order = {each.inode: self._order.get(each.inode, self._num_looks) for each in found}
+        most = min(options.MAX_CONNECTIONS, most_files - (num_files - len(found)))
+        if len(found) < FULL * most:
+            return
+        by_source: dict[str, list[Found]] = {}
+        for each in sorted(found, key=lambda each: (self._order[each.inode], each.inode), reverse=True):
+            by_source.setdefault(each.peer.source, []).append(each)
+        closing_now = surplus(by_source, used, len(found) - int(ROOM * most))
+        num = sum(self._close(each) for each in closing_now)
+        self.num_closed += num
+        fields = {"connections": len(found), "closed": num, "addresses": len(by_source)}
+        logger.warning("! too many connections: idle ones are closed", extra={"fields": fields})
+
+    def cut(self, peers: Collection[Peer]) -> None:
+        """Close the connections to these."""
+        for each in self._found():
+            if each.peer in peers:
+                self.num_closed += self._close(each)
+
+    def _found(self) -> list[Found]:
+        """All connections of the port."""
+        return [found for file in _files() if (found := self._looked_at(file)) is not None]
+
+    def _looked_at(self, file: int) -> Found | None:
+        """None for a file that is no connection of the port."""
+        with suppress(OSError, ValueError), closing(socket.socket(fileno=os.dup(file))) as copy:
+            if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == self.port:
+                host, port, *_ = copy.getpeername()
+                return Found(file, os.fstat(copy.fileno()).st_ino, _peer(host, port))
+        return None
+
+    def _close(self, found: Found) -> bool:
+        """End it in both directions, as its other end could. gRPC sees that and closes its file."""
+        with suppress(OSError), closing(socket.socket(fileno=os.dup(found.file))) as copy:
+            if os.fstat(copy.fileno()).st_ino == found.inode:  # the number may be another's by now
+                copy.shutdown(socket.SHUT_RDWR)
+                return True
+        return False
+
+
+def surplus(by_source: dict[str, list[Found]], used: Collection[Peer], number: int) -> list[Found]:
+    """So many connections that are not `used`, if there are as many. Each is the last one in the list of the
+    source that has most."""
+    chosen = list[Found]()
+    sizes = {source: len(each) for source, each in by_source.items()}
+    idle = {source: [each for each in them if each.peer not in used] for source, them in by_source.items()}
+    by_size: dict[int, list[str]] = {}
+    for source, size in sizes.items():
+        by_size.setdefault(size, []).append(source)
+    size = max(by_size, default=0)
+    while size and len(chosen) < number:
+        sources = by_size.get(size)
+        if not sources:
+            size -= 1
+            continue
+        source = sources.pop()
+        if idle[source]:
+            chosen.append(idle[source].pop())
+            by_size.setdefault(size - 1, []).append(source)
+    return chosen
+
+
+def _files() -> list[int]:
+    """The open files of this process. None where a system does not list them."""
+    try:
+        return [int(name) for name in os.listdir(LISTED)]
+    except OSError:
+        return []
