@@ -9,6 +9,7 @@ import math
 from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from common.errors import LocalError
 
@@ -163,7 +164,9 @@ class WidthTimes:
     a width that looked expensive once is tried again.
     """
 
-    EXACT = 8  # widths up to here are kept apart; wider ones share a correction with the nearest power of two
+    EXACT: ClassVar = (
+        8  # widths up to here are kept apart; wider ones share a correction with the nearest power of two
+    )
     OWN_STEPS = 2.0  # a width's own correction weighs half after so many steps of that width
     ASSUMED = 0.01  # steps that an assumed shape counts for
     MEASURED = 4.0  # steps that a measured one counts for

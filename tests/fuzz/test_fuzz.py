@@ -80,7 +80,7 @@ def test_a_frame_of_another_size_breaks_a_law() -> None:
 
 
 def test_conversations_in_parts_come_to_their_ends() -> None:
-    assert run("framed-machine", 3, 60).answers["LENGTH"] > 5
+    assert run("framed-machine", 3, 150).answers["LENGTH"] > 5  # Hypothesis draws by what else is imported
 
 
 @pytest.mark.parametrize("name", ["tree", "sync"])

@@ -10,16 +10,17 @@ from statistics import fmean
 import pytest
 
 from benchmarks import front
-from benchmarks.adaptation import random_world
 from benchmarks.front import FAMILIES, STYLES, main, measure
 from benchmarks.wins import run_of
+from simulator.drafts import BetaDraft
+from simulator.link import LinkSpec
 from simulator.pool import Pool
 from simulator.schemes import CLAIRVOYANT, SERVER_STREAMING, policy_maker, run_scheme
 from simulator.world import World
 
 
 def small_world() -> World:
-    return replace(random_world(0), tokens=40)
+    return World(LinkSpec(rtt=0.02, jitter=0.004), draft=BetaDraft(mean=0.8), tokens=40)
 
 
 def test_a_point_is_the_mean_of_its_seeds() -> None:
