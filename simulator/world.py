@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 
 from cloud_verifier.core.config import SchedulerConfig
@@ -44,13 +45,13 @@ class DeviceSpec:
         """Seconds. A device that is out of power lets a step take until the next one may begin."""
         time = self.draft_time + self.draft_time_per_node * (rows - 1)
         if self.draft_times:
-            time = WidthTimes(dict(self.draft_times)).predict(rows)
+            time = _table(self.draft_times).predict(rows)
         rate = self.max_draft_steps_per_second
         return max(time, 1.0 / rate) if rate else time
 
     def read_time(self, num_tokens: int) -> float:
         """Seconds that reading so many committed tokens adds to a draft step."""
-        return WidthTimes(dict(self.read_times)).predict(num_tokens) if self.read_times else 0.0
+        return _table(self.read_times).predict(num_tokens) if self.read_times else 0.0
 
     def time_to_read(self, prompt_tokens: int) -> float:
         """Seconds that reading a prompt takes."""
@@ -172,6 +173,12 @@ class World:
         if self.arrivals is None:
             return (Arrival(0.0, self.prompt_tokens, self.tokens),) * self.clients
         return self.arrivals.plan(self.seed, self.prompt_tokens, self.tokens)
+
+
+@lru_cache(maxsize=64)
+def _table(points: tuple[tuple[int, float], ...]) -> WidthTimes:
+    """The table through these points, to be read only: a world asks it at every draft step."""
+    return WidthTimes(dict(points))
 
 
 def _not_negative(what: str, value: object, *names: str) -> None:
