@@ -50,6 +50,7 @@ class Growth:
         )
         self.calibration = Calibration(config.prior or SHIPPED.at(config.sampling.temperature))
         self.expansions: dict[int, Expansion] = {}  # of live nodes, by id
+        self._overtaken: dict[int, int] = {}  # the token that followed each node that is being drafted still
         self._policy = policy
         drafts = policy.fill and policy.name != "off"  # the classic scheme, and none, stay what they are
         self._drawing: Drawing | None = None
@@ -94,26 +95,43 @@ class Growth:
         return list(rows.values())
 
     def branch(self, expansions: Sequence[Expansion]) -> None:
-        """Grow from what a draft step said, where its nodes still live."""
+        """Grow from what a draft step said of live nodes; learn from what it said of nodes that have become
+        text meanwhile."""
         live = self.tree.live
         for expansion in expansions:
-            node = live.get(expansion.id)
+            node, followed_by = live.get(expansion.id), self._overtaken.get(expansion.id)
+            if node is not None:
+                node.evaluated, node.busy = True, False
+            if not math.isfinite(sum(expansion.scores)):
+                continue  # a draft that overflows knows nothing here
             if node is not None:
                 self._branch(node, expansion)
+            elif followed_by is not None:
+                self._learn(expansion, followed_by)
+        self._overtaken.clear()
 
     def _branch(self, node: Node, expansion: Expansion) -> None:
-        node.evaluated, node.busy = True, False
-        if not math.isfinite(sum(expansion.scores)):
-            return  # a draft that overflows knows nothing here
         if self._drawing is not None:
             expansion = self._drawing.draw(expansion)
-            logprobs: Sequence[float] = expansion.scores
-        else:
-            logprobs = promised(self.calibration.confidence, expansion.scores)
         self.expansions[node.id] = expansion
-        candidates = Candidates(expansion.tokens, logprobs)
+        candidates = Candidates(expansion.tokens, self._promised(expansion))
         for child in self._policy.branch(self.view, node, candidates):
             self.tree.grow(node, child.token, child.logprob)
+
+    def _promised(self, expansion: Expansion) -> Sequence[float]:
+        """The chance (nats) of each candidate."""
+        drawn = self._drawing is not None
+        found = expansion.scores if drawn else promised(self.calibration.confidence, expansion.scores)
+        if len(found):
+            self.view.survival.add(math.exp(found[0]))
+        return found
+
+    def _learn(self, expansion: Expansion, followed_by: int) -> None:
+        """From a node that came too late: the text went on with `followed_by`."""
+        if self._drawing is None:
+            self._promised(expansion)
+            chosen = expansion.tokens.index(followed_by) if followed_by in expansion.tokens else None
+            self.calibration.observe(expansion.scores, chosen)
 
     def guess(self, *, beside_draft: bool) -> None:
         """Grow what the text would say if it repeated itself; only what is sure, beside a draft model."""
@@ -140,6 +158,8 @@ class Growth:
                 self._recall.append(token)
             offered = any(tree.live[child].wire_id for child in tree.tip.children.values())
             view.num_unread += not (tree.tip.evaluated or tree.tip.busy)
+            if tree.tip.busy:
+                self._overtaken[tree.tip.id] = token
             died = tree.advance(token)
             accepted = tree.tip.wire_id > 0
             view.num_sent -= accepted

@@ -26,13 +26,6 @@ from edge_client.core.policies.foresight import Outlook
 from edge_client.core.policies.governor import LOOK_AGAIN, Governed, Governor
 from edge_client.core.policies.traffic import TrafficBudget
 
-SURVIVAL, SURVIVAL_WEIGHT = 0.7, 4
-"""The mean promise of a best candidate before any was seen, and how many drafted nodes that counts for."""
-
-SURVIVAL_MEMORY = 100
-"""Drafted nodes of which it is the mean: it changes with the text, but over a round trip of twenty turns its
-twentieth power is asked for, which magnifies what a shorter mean varies by chance."""
-
 EARLY = 0.25
 """Turns by which what comes for a turn of the verifier leaves before it must: the turn may begin sooner than
 foreseen, and the draft step that is waited for may end later."""
@@ -75,18 +68,11 @@ class AdaptivePolicy(Governed):
         self.settings = settings or AdaptiveSettings()
         super().__init__(Governor(self.settings.max_steps_per_second))
         self._cut = math.log(self.settings.cut)
-        self._survival = SURVIVAL  # chance that a path's next token is its best candidate, as promised
-        self._num_promises = SURVIVAL_WEIGHT  # that this is a mean of
         self._outlook = Outlook()
         self._sent_at = 0.0  # seconds, the newest nodes
         self._traffic = TrafficBudget(self.settings.send, self.settings.max_sent_per_token)
 
     def branch(self, view: GrowthView, node: Node, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        if not len(candidates):
-            return ()
-        promise = math.exp(candidates[0].logprob)
-        self._num_promises = min(self._num_promises + 1, SURVIVAL_MEMORY)
-        self._survival += (promise - self._survival) / self._num_promises
         least = self._cut - view.tree.worth(node)
         return [c for c in candidates[: self.settings.max_children] if c.logprob >= least]
 
@@ -96,24 +82,29 @@ class AdaptivePolicy(Governed):
         possible = expandable(view)
         if not possible:
             return ()
-        step = view.pace.rows.predict(1)
-        chosen, promise = self._choose(view, possible, step, view.now + view.catch_up_time + step)
+        chosen, promise = self._choose(view, possible, view.catch_up_time)
         if view.num_unread:
             # Reading is paid once. Whether drafting pays is asked as if the draft had read the text already.
-            promise = max(promise, self._choose(view, possible, step, view.now + step)[1])
+            promise = max(promise, self._choose(view, possible, 0.0)[1])
             chosen = chosen or [max(possible, key=PATH_LOGPROB)]
-        if not self.governor.allows(view, promise, step):
+        if not self.governor.allows(view, promise, view.pace.rows.predict(1)):
             chosen = [max(possible, key=PATH_LOGPROB)] if self.governor.should_look(view) else []
         if chosen:
             self.governor.began(view)
         return chosen
 
-    def _choose(
-        self, view: GrowthView, possible: Sequence[Node], step: float, sent_at: float
-    ) -> tuple[list[Node], float]:
-        """What to draft in a step whose results leave at `sent_at`, and what that promises, in tokens."""
-        frontier = self._frontier(view, possible, step, sent_at)
-        return as_wide_as_it_pays(view, frontier, self.settings.max_width)
+    def _choose(self, view: GrowthView, possible: Sequence[Node], reading: float) -> tuple[list[Node], float]:
+        """What to draft in a step that begins after `reading` seconds, and what that promises, in tokens."""
+        begins_at, step = view.now + reading, view.pace.rows.predict(1)
+        self._outlook.update(view)
+
+        def promised(nodes: Sequence[Node], seconds: float) -> float:
+            """A wide step ends later, and further ones as wide catch up with the text more slowly."""
+            return sum(promise for promise, _ in self._promises(view, nodes, seconds, begins_at + seconds))
+
+        frontier = self._promises(view, possible, step, begins_at + step)
+        frontier.sort(key=_promise, reverse=True)
+        return as_wide_as_it_pays(view, frontier, self.settings.max_width, promised)
 
     def send(self, view: GrowthView) -> Sequence[Node]:
         nodes = unsent(view)
@@ -146,7 +137,7 @@ class AdaptivePolicy(Governed):
     def _worth_sending(self, view: GrowthView, nodes: Sequence[Node]) -> list[Node]:
         """Of unsent nodes those that, with what is worth sending below them, save more than they cost, and
         hang on nothing that is left out."""
-        price = self._traffic.price * self._survival  # a weaker draft's tokens all save less
+        price = self._traffic.price * view.survival.mean  # a weaker draft's tokens all save less
         gains = dict[int, float]()  # by node, of it and what is worth sending below it
         for node in reversed(nodes):  # children before parents
             gain = gains.get(node.id, 0.0) + self._saved(view, node) - price
@@ -182,14 +173,14 @@ class AdaptivePolicy(Governed):
         """What evaluating one more node costs the verifier, in turns."""
         return min(0.5, view.step_time.per_row / max(view.turn.smoothed, 1e-6))
 
-    def _frontier(
-        self, view: GrowthView, possible: Sequence[Node], step: float, sent_at: float
+    def _promises(
+        self, view: GrowthView, nodes: Sequence[Node], step: float, sent_at: float
     ) -> list[tuple[float, Node]]:
-        """What promises something, most first: the tokens that it may save, and the node."""
-        self._outlook.update(view)
-        survival = math.log(min(max(self._survival, 1e-3), 0.99))
+        """The tokens that each of `nodes` may save, and the node, where that is something: if what is drafted
+        below it leaves at `sent_at`, and further draft steps take `step` seconds."""
+        survival = math.log(min(max(view.survival.mean, 1e-3), 0.99))
         found = list[tuple[float, Node]]()
-        for node in possible:
+        for node in nodes:
             worth = view.tree.worth(node)
             if worth < self._cut:
                 continue
@@ -198,7 +189,6 @@ class AdaptivePolicy(Governed):
                 worth += _left_open(view.tree, node)
             if worth >= self._cut:
                 found.append((math.exp(worth), node))
-        found.sort(key=_promise, reverse=True)
         return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol, overload
@@ -48,6 +48,27 @@ class Candidates(Sequence[Candidate]):
         return Candidate(self._tokens[place], self._logprobs[place])
 
 
+SURVIVAL, SURVIVAL_WEIGHT = 0.7, 4
+"""The mean promise of a best candidate before any was seen, and how many drafted nodes that counts for."""
+
+SURVIVAL_MEMORY = 100
+"""Drafted nodes of which it is the mean: it changes with the text, but over a round trip of twenty turns its
+twentieth power is asked for, which magnifies what a shorter mean varies by chance."""
+
+
+class Survival:
+    """The chance that a path's next token is its best candidate, as the draft promises: a fading mean."""
+
+    def __init__(self) -> None:
+        self.mean = SURVIVAL
+        self._weight = SURVIVAL_WEIGHT
+
+    def add(self, promise: float) -> None:
+        """Of another drafted node."""
+        self._weight = min(self._weight + 1, SURVIVAL_MEMORY)
+        self.mean += (promise - self.mean) / self._weight
+
+
 @dataclass(slots=True)
 class GrowthView:
     """What the session shows its policy. Read only."""
@@ -59,6 +80,7 @@ class GrowthView:
     pace: DraftPace = field(default_factory=DraftPace)  # of the draft model, over all its texts
     step_time: StepTimeEstimator = field(default_factory=StepTimeEstimator)  # of a target step, by nodes
     acceptance: RatioEstimator = field(default_factory=lambda: RatioEstimator(prior=0.7))  # see `EdgeSession`
+    survival: Survival = field(default_factory=Survival)
     turn: IntervalEstimator = field(default_factory=lambda: IntervalEstimator(0.030))  # a step and its queue
     now: float = 0.0  # seconds, of the input that is being answered
     news_at: float | None = None  # when the stream's newest Commit came: it tells of half a round trip before
@@ -136,24 +158,35 @@ def expandable(view: GrowthView) -> list[Node]:
 
 
 def as_wide_as_it_pays(
-    view: GrowthView, frontier: Sequence[tuple[float, Node]], most: int
+    view: GrowthView,
+    frontier: Sequence[tuple[float, Node]],
+    most: int,
+    promised: Callable[[Sequence[Node], float], float] | None = None,
 ) -> tuple[list[Node], float]:
     """The best first nodes of `frontier` for one draft step, and the sum of their promises.
 
     `frontier` holds promises (any unit) with their nodes, best first. The number, `most` at the most, is the
-    one that promises most per second of the step: behind dear widths there may be cheaper ones.
+    one that promises most per second of the step: behind dear widths there may be cheaper ones. `promised`
+    says what nodes promise, at most what `frontier` says, if a step of them takes so many seconds.
     """
     rows = dict[int, None]()  # nodes that the step evaluates
-    total, best, best_rate, best_total = 0.0, 0, 0.0, 0.0
+    nodes, chosen = list[Node](), list[Node]()
+    total, best_rate, best_total = 0.0, 0.0, 0.0
     sunk = view.catch_up_time + 1e-9  # is spent whatever the width
-    for count, (promise, node) in enumerate(frontier[:most], start=1):
+    for promise, node in frontier[:most]:
         rows[node.id] = None
         rows |= dict.fromkeys(above.id for above in missing_above(view.tree, node))
+        nodes.append(node)
         total += promise
-        rate = total / (sunk + view.pace.rows.predict(len(rows)))
-        if rate > best_rate:
-            best, best_rate, best_total = count, rate, total
-    return [node for _, node in frontier[:best]], best_total
+        step = view.pace.rows.predict(len(rows))
+        least = best_rate * (sunk + step)  # to be the best so far
+        if total > least and promised is not None and len(rows) > 1:
+            found = promised(nodes, step)
+        else:
+            found = total
+        if found > least:
+            chosen, best_rate, best_total = list(nodes), found / (sunk + step), found
+    return chosen, best_total
 
 
 def missing_above(tree: SpeculationTree, node: Node) -> list[Node]:

@@ -20,6 +20,7 @@ from edge_client.core.policies import (
     Mode,
     make_policy,
 )
+from edge_client.core.policies.base import Survival
 from edge_client.core.policies.foresight import JITTER_KNOWN, Foresight, Outlook
 from edge_client.core.policies.governor import LOOK_AGAIN, LOOK_STEPS, SETTLED, STEPS_SAVED, Governor
 from edge_client.core.policies.traffic import DEAREST, FIRST_PRICE, LENT, TrafficBudget
@@ -233,6 +234,7 @@ def test_levels_are_weighed_case_by_case() -> None:
 def feed(policy: AdaptivePolicy, view: GrowthView, nodes: list[Node], chances: tuple[float, ...]) -> None:
     for node in nodes:
         node.evaluated = True
+        view.survival.add(chances[0])
         candidates = Candidates(tuple(range(1, len(chances) + 1)), [math.log(p) for p in chances])
         for child in policy.branch(view, node, candidates):
             view.tree.grow(node, child.token, child.logprob)
@@ -264,24 +266,39 @@ def test_it_is_as_wide_as_a_wider_step_pays_for(per_node: float, width: int) -> 
     assert len(policy.expand(view)) == width
 
 
+def test_it_is_no_wider_than_ends_in_time() -> None:
+    """Four rows promise more a second, but what they bring leaves after the verifier has gone on."""
+    view = make_view(rtt=0.0, turn=0.1, step=0.010)
+    for _ in range(40):
+        view.pace.rows.sample(4, 0.020)
+    policy = AdaptivePolicy()
+    feed(policy, view, [view.tree.tip], (0.3, 0.25, 0.2, 0.15))
+    assert len(policy.expand(view)) > 1
+    late = make_view(rtt=0.0, turn=0.1, step=0.010)
+    late.pace = view.pace
+    feed(policy := AdaptivePolicy(), late, [late.tree.tip], (0.3, 0.25, 0.2, 0.15))
+    late.now += 0.089
+    assert len(policy.expand(late)) == 1
+
+
 def test_a_path_that_is_too_unlikely_is_no_child() -> None:
     view, policy = make_view(), AdaptivePolicy(AdaptiveSettings(cut=0.05))
     kept = policy.branch(view, view.tree.tip, [Candidate(1, math.log(0.5)), Candidate(2, math.log(0.04))])
     assert [child.token for child in kept] == [1]
-    assert policy.branch(view, view.tree.tip, []) == ()
+    assert not policy.branch(view, view.tree.tip, [])
 
 
 def test_what_is_usual_is_a_mean_over_all_so_far_and_then_over_a_hundred() -> None:
     """Far behind, the first promise that is not usual must not end all drafting."""
-    view, policy = make_view(), AdaptivePolicy()
+    survival = Survival()
     for _ in range(16):
-        policy.branch(view, view.tree.tip, [Candidate(1, math.log(0.95))])
-    assert policy._survival == pytest.approx((4 * 0.7 + 16 * 0.95) / 20)
+        survival.add(0.95)
+    assert survival.mean == pytest.approx((4 * 0.7 + 16 * 0.95) / 20)
     for _ in range(500):
-        policy.branch(view, view.tree.tip, [Candidate(1, math.log(0.95))])
-    assert policy._survival == pytest.approx(0.95, abs=0.002)
-    policy.branch(view, view.tree.tip, [Candidate(1, math.log(0.05))])
-    assert policy._survival == pytest.approx(0.94, abs=0.002)
+        survival.add(0.95)
+    assert survival.mean == pytest.approx(0.95, abs=0.002)
+    survival.add(0.05)
+    assert survival.mean == pytest.approx(0.94, abs=0.002)
 
 
 def test_nothing_is_drafted_beyond_the_credit_or_its_own_bound() -> None:

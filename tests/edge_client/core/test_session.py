@@ -478,6 +478,18 @@ def test_a_first_step_after_a_rest_is_no_sample_of_the_pace() -> None:
     assert not session.view.is_paced
 
 
+def test_a_draft_that_comes_too_late_still_tells_how_good_the_draft_is() -> None:
+    """Far from the verifier each look ends after the text went on. If it told nothing, the device would rest
+    for ever."""
+    session = opened(chain())
+    begun, usual = session.tree.tip.id, session.view.survival.mean
+    session.on_message(Commit(2, (5, 6, 7), server_made=7), 1.1)
+    session.on_drafted([Expansion(begun, (4, 5, 6), (0.0, -9.0, -9.5))], 1.2)
+    assert session.view.survival.mean > usual  # it was sure of itself
+    assert session.calibration.num_observed == 1  # and wrong
+    assert session.calibration.confidence.sharpness < make().calibration.confidence.sharpness
+
+
 def test_a_pace_is_kept_from_text_to_text() -> None:
     pace = DraftPace()
     first = EdgeSession(CONFIG, chain(), pace=pace)
