@@ -16,6 +16,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def _add_tables(actions: Any) -> None:
         ("verify-step", "the packed step beside plain transformers, by rows and type", _verify_step),
         ("choices", "what choices take on the host, by sampling and sessions", _choices),
         ("long-prompts", "first token, pace and mode after long prompts; a text beside one", _long_prompts),
+        ("outlook", "what doctor expects beside what texts show", _outlook),
         ("memory", "memory and start times of verifier and edge", _memory),
     ):
         parser = actions.add_parser(name, help=words)
@@ -165,6 +167,15 @@ def _long_prompts(options: argparse.Namespace, pair: Pair) -> tables.Rows:
         {"draft": draft, **row}
         for draft in options.drafts
         for row in asyncio.run(tables.long_prompts(pair, draft, steps, _plain(options), sizes))
+    ]
+
+
+def _outlook(options: argparse.Namespace, pair: Pair) -> tables.Rows:
+    settings = replace(_plain(options), num_texts=options.texts)
+    return [
+        {"draft": draft, **row}
+        for draft in options.drafts
+        for row in asyncio.run(tables.outlook(pair, draft, options.target_step, settings))
     ]
 
 

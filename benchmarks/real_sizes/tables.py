@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -23,12 +24,17 @@ from benchmarks.api_overhead import Daemon
 from benchmarks.draft_step import StepBench, TimedRuntime
 from benchmarks.real_sizes.end_to_end import Cell, OracleRig, Settings
 from benchmarks.real_sizes.pair import Pair, Text
-from benchmarks.real_sizes.texts import Prompt, long_prompt, open_model, short_prompts, texts_of
+from benchmarks.real_sizes.texts import Prompt, keep, long_prompt, open_model, short_prompts, texts_of
 from cloud_verifier.core.target import StepItem
 from common.figures import pace, rounded
 from common.grammar import Tokens, json_schema_grammar
 from common.sampling import SamplingParams
 from edge_client.llama.settings import LlamaSettings
+from forerun.doctor import child as doctor
+from forerun.doctor.draft import ask_child
+from forerun.doctor.examine import Given, measured
+from forerun.doctor.link import check_link
+from forerun.doctor.outlook import look_ahead, world_of
 from forerun.rig import START_TIMEOUT, Child
 
 Rows = list[dict[str, Any]]
@@ -262,6 +268,44 @@ def _on_core(index: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+# What doctor expects ----------------------------------------------------------------------------------------
+
+
+async def outlook(pair: Pair, draft: str, step_ms: float, settings: Settings) -> Rows:
+    """How many times as fast as streaming `forerun doctor` expects drafting to be, and how many it is."""
+    with open_model(str(pair.draft("bf16"))) as model:
+        own = Prompt("doctor", doctor.PROMPT, tuple(model.tokenize(doctor.PROMPT, True)))
+        prompts = short_prompts(model, settings.num_texts)
+    keep(pair, replace(texts_of(pair, [own], 0.0, doctor.Asked().tokens)[0], seed=SamplingParams().seed))
+    texts = texts_of(pair, prompts, 0.0, settings.num_tokens)
+    async with OracleRig(pair, Cell(step_ms, 0.0, draft), settings, ("off", "adaptive")) as rig:
+        address = str(rig.link.address)
+        asked = doctor.Asked(str(pair.draft(draft)), threads=1, address=address)
+        link = await asyncio.to_thread(check_link, address, None)
+        with _on_core(0):
+            told = await asyncio.to_thread(ask_child, asked)
+        found = measured(told, link, Given())
+        paces = {}
+        for policy in ("off", "adaptive"):
+            rig.use(policy)
+            runs = [
+                await rig.complete(prompt.text, policy, asdict(text.sampling))
+                for prompt, text in zip(prompts, texts, strict=True)
+            ]
+            paces[policy] = pace(runs)
+    expected, seen = look_ahead(world_of(found)).speedup, paces["off"] / paces["adaptive"]
+    return [
+        {
+            "step_ms": step_ms,
+            "right": found.acceptance,
+            "expected": rounded(expected),
+            "doctors_own_texts": rounded(found.seen or 0.0),
+            "seen": rounded(seen),
+            "expected_over_seen": rounded(expected / seen),
+        }
+    ]
 
 
 # Memory and starts ------------------------------------------------------------------------------------------

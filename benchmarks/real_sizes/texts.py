@@ -87,9 +87,13 @@ def texts_of(pair: Pair, prompts: Sequence[Prompt], temperature: float, count: i
         longest = max(len(each.prompt) for each in missing) + count
         with open_model(str(pair.draft("bf16")), cells=longest + 64) as model:
             for each in missing:
-                text = write_text(model, each.prompt, temperature, each.seed, count)
-                write_whole(_path(pair, each), json.dumps(asdict(text)) + "\n")
+                keep(pair, write_text(model, each.prompt, temperature, each.seed, count))
     return [read_text(_path(pair, each)) for each in asked]
+
+
+def keep(pair: Pair, text: Text) -> None:
+    """Beside the pair, where verifiers find it."""
+    write_whole(_path(pair, text), json.dumps(asdict(text)) + "\n")
 
 
 def _path(pair: Pair, text: Text) -> Path:

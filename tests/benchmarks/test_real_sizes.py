@@ -176,3 +176,18 @@ def test_every_table_is_measured(
     for row in rows:
         assert columns <= row.keys()
         assert all(row[key] > 0 for key in columns if key.endswith(("_ms", "_s", "_mb", "ms_per_step")))
+
+
+@pytest.mark.torch
+@pytest.mark.llama
+@pytest.mark.grpc
+def test_what_doctor_expects_stands_beside_what_texts_show(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.real_sizes.__main__ import main
+
+    small = ["--shape", "tiny", "--folder", str(folder), "--tokens", "12", "--texts", "2", "--json"]
+    assert main(["outlook", *small, "--drafts", "q8_0", "--target-step", "20"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert 0.0 < row["right"] <= 1.0
+    assert row["expected_over_seen"] == pytest.approx(row["expected"] / row["seen"], rel=0.01)
