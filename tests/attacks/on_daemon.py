@@ -201,6 +201,20 @@ async def clock_ahead(stage: DaemonStage, over: Over) -> None:
 
 async def slow_heads(stage: DaemonStage, over: Over) -> None:
     """More connections than the daemon may have files, each with half a request's head and no token."""
+    await _slow_requests(stage, b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ", 20.0)
+
+
+async def slow_bodies(stage: DaemonStage, over: Over) -> None:
+    """As many by a program that has the token; each keeps the end of its body to itself."""
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {stage.address}\r\nContent-Length: 900\r\n"
+        f"Authorization: Bearer {stage.token}\r\n\r\n"
+    )
+    await _slow_requests(stage, head.encode() + b'{"prompt": "', 40.0)
+
+
+async def _slow_requests(stage: DaemonStage, part: bytes, longest: float) -> None:
+    """Others are answered meanwhile, and the connections are cut within `longest` seconds."""
     before = log_bytes(stage.daemon)
     host, _, port = stage.address.rpartition(":")
     peers = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
@@ -209,7 +223,7 @@ async def slow_heads(stage: DaemonStage, over: Over) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(3):
                 peer = await asyncio.open_connection(host, int(port))
-            peer[1].write(b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+            peer[1].write(part)
             peers.append(peer)
 
     began = time.monotonic()
@@ -217,7 +231,7 @@ async def slow_heads(stage: DaemonStage, over: Over) -> None:
         for _ in range(22):
             await asyncio.gather(*(half() for _ in range(50)))
         await _until_healthy(stage, began + 25.0)
-        await asyncio.sleep(max(0.0, began + 20.0 - time.monotonic()))
+        await asyncio.sleep(max(0.0, began + longest - time.monotonic()))
         cut = 0
         for reader, _ in peers:
             with contextlib.suppress(ConnectionError, TimeoutError):
@@ -226,7 +240,8 @@ async def slow_heads(stage: DaemonStage, over: Over) -> None:
                 cut += 1
                 continue
             cut += reader.at_eof()
-        expect(cut > 0.9 * len(peers), f"{len(peers) - cut} of {len(peers)} half requests stand after 20 s")
+        left = f"{len(peers) - cut} of {len(peers)} half requests stand after {longest:g} s"
+        expect(cut > 0.9 * len(peers), left)
     finally:
         for _, writer in peers:
             writer.transport.abort()

@@ -115,6 +115,7 @@ DAEMON_ATTACKS = (
     Attack("names that fail", DURABLE, on_daemon.names_that_fail, "each name is free again"),
     Attack("rights of files", DURABLE, on_daemon.rights_of_files, "token and texts are their owner's"),
     Attack("slow heads", DAEMON_FILES, on_daemon.slow_heads, "/healthz answers, half requests are cut"),
+    Attack("slow bodies", DAEMON_FILES, on_daemon.slow_bodies, "/healthz answers, half requests are cut"),
     Attack("many streams", CROWDED, on_daemon.many_streams, "200 of 200 whole", paced=False),
     Attack("clock ahead", STEPPED, on_daemon.clock_ahead, "streams that just ended are kept", beside=False),
     Attack("unfit verifiers", LIED_TO, on_daemon.unfit_verifiers, "no prompt is sent", beside=False),
