@@ -60,6 +60,8 @@ REFUSED = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 SLOW_SCHEMA = 'start: %json {"type":"integer","multipleOf":9999991}'
 AMBIGUOUS = "start: e\ne: e e e e | e e e | e e | /[a-z ]/ |"
 """75 bytes that take gigabytes to compile, and 48 with which every mask takes most of a second."""
+LARGE_SCHEMA = 'start: %json {{"type":"integer","multipleOf":{}}}'
+"""Numbers of 20,000 and more take 13 MiB each and a third of a second: less than what is refused."""
 
 
 async def told(
@@ -132,6 +134,21 @@ async def ambiguous_grammars(stage: VerifierStage, over: Over) -> None:
         while not over.is_set():
             opening = stage.opening(tokens=1000, grammar=AMBIGUOUS, ignore_eos=True)
             await asyncio.gather(*(told(channel, opening, patience=6.0, stays=True) for _ in range(8)))
+
+
+async def large_grammars(stage: VerifierStage, over: Over) -> None:
+    """60 texts, four at a time, each with a large grammar of its own: together they would take 1 GiB."""
+    few = asyncio.Semaphore(4)
+
+    async def one(number: int) -> Status:
+        opening = stage.opening(tokens=20, grammar=LARGE_SCHEMA.format(20_001 + number), ignore_eos=True)
+        async with few:
+            return await told(channel, opening, stays=True)
+
+    async with stage.channel() as channel:
+        found = await asyncio.gather(*map(one, range(60)))
+    written = sum(status.code is Code.OK for status in found)
+    expect(written > 40, f"{written} of 60 were written")  # else this shows nothing
 
 
 async def drain_beside_a_compile(stage: VerifierStage, over: Over) -> None:

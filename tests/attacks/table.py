@@ -72,6 +72,7 @@ STAGES: dict[str, Make] = {
 VERIFIER_ATTACKS = (
     Attack("ambiguous grammars", PLAIN, on_verifier.ambiguous_grammars, "no mask holds others up"),
     Attack("slow grammars", PLAIN, on_verifier.slow_grammars, "honest grammars are taken"),
+    Attack("large grammars", PLAIN, on_verifier.large_grammars, "their memory is bounded together"),
     Attack("empty proposals", PLAIN, on_verifier.empty_proposals, "many small messages cost their sender"),
     Attack("calls without identity", PLAIN, on_verifier.calls_without_identity, "the log grows by < 1 MiB"),
     Attack("resets", PLAIN, on_verifier.resets, "streams that are reset at once cost little"),
