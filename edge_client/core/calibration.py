@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from operator import mul
 
 from common.estimators import RatioEstimator
-from edge_client.core.confidence import FULL_LIST, LEAST_MISS, MOST_MISS, Confidence, Guess, Prior
+from edge_client.core.confidence import (
+    FULL_LIST,
+    KEPT_WEIGHT,
+    LEAST_MISS,
+    MOST_MISS,
+    Confidence,
+    Guess,
+    Prior,
+    Survival,
+)
 
 MIN_LOGPROB = -16.0  # nats; the least that one byte on the wire can say
 
@@ -119,6 +128,7 @@ class Calibration:
         self._sharpness = Followed(prior.confidence.sharpness, prior.sharpness)
         self._rest = Followed(prior.confidence.rest, prior.rest)
         self._miss = RatioEstimator(prior.confidence.miss, MISS_WEIGHT, HALF_LIFE)
+        self.survival = Survival(prior.survival, prior.survival_weight)
 
     def observe(self, scores: Sequence[float], chosen: int | None) -> None:
         """After a node with these `scores` (decreasing, finite, nats) the target chose candidate `chosen`, or
@@ -141,7 +151,13 @@ class Calibration:
         confidence = Confidence(
             self._sharpness.mean_after(sharpness), self._rest.mean_after(rest), self.confidence.miss
         )
-        return Prior(confidence, sharpness.after(self._sharpness.learnt), rest.after(self._rest.learnt))
+        return Prior(
+            confidence,
+            sharpness.after(self._sharpness.learnt),
+            rest.after(self._rest.learnt),
+            self.survival.mean,
+            min(self.survival.weight, KEPT_WEIGHT),
+        )
 
     def _follow(self, scores: Sequence[float], chosen: int | None, rest: float) -> None:
         gradient, information, share = slopes(self.confidence.sharpness, rest, scores, chosen)

@@ -73,6 +73,30 @@ class Guess:
         return replace(self, doubt=max(self.doubt * math.sqrt(left), least))
 
 
+SURVIVAL, SURVIVAL_WEIGHT = 0.7, 4
+"""The mean promise of a best candidate before any was seen, and how many drafted nodes that counts for."""
+
+KEPT_WEIGHT = 20
+"""Drafted nodes that the mean of earlier texts counts for, at most."""
+
+SURVIVAL_MEMORY = 100
+"""Drafted nodes of which it is the mean: it changes with the text, but over a round trip of twenty turns its
+twentieth power is asked for, which magnifies what a shorter mean varies by chance."""
+
+
+@dataclass(slots=True)
+class Survival:
+    """The chance that a path's next token is its best candidate, as the draft promises: a fading mean."""
+
+    mean: float = SURVIVAL
+    weight: float = SURVIVAL_WEIGHT  # drafted nodes
+
+    def add(self, promise: float) -> None:
+        """Of another drafted node."""
+        self.weight = min(self.weight + 1, SURVIVAL_MEMORY)
+        self.mean += (promise - self.mean) / self.weight
+
+
 @dataclass(frozen=True, slots=True)
 class Prior:
     """What is believed of a text before its first token. What is shipped stands in `priors.py`."""
@@ -80,3 +104,5 @@ class Prior:
     confidence: Confidence = Confidence()
     sharpness: Guess = Guess(spread=0.3, doubt=0.5)
     rest: Guess = Guess(spread=0.7, doubt=0.7)
+    survival: float = SURVIVAL
+    survival_weight: float = SURVIVAL_WEIGHT

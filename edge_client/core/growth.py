@@ -49,6 +49,7 @@ class Growth:
             self.tree, last_position, INITIAL_CREDIT, pace=pace or DraftPace(), num_unread=unread
         )
         self.calibration = Calibration(config.prior or SHIPPED.at(config.sampling.temperature))
+        self.view.survival = self.calibration.survival
         self.expansions: dict[int, Expansion] = {}  # of live nodes, by id
         self._overtaken: dict[int, int] = {}  # the token that followed each node that is being drafted still
         self._policy = policy

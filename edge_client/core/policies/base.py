@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, overload
 from common.errors import LocalError
 from common.estimators import IntervalEstimator, RatioEstimator, RttEstimator, StepTimeEstimator
 from common.tree import Node, SpeculationTree
+from edge_client.core.confidence import Survival
 from edge_client.core.pace import DraftPace
 
 PATH_LOGPROB = attrgetter("path_logprob")
@@ -48,27 +49,6 @@ class Candidates(Sequence[Candidate]):
         return Candidate(self._tokens[place], self._logprobs[place])
 
 
-SURVIVAL, SURVIVAL_WEIGHT = 0.7, 4
-"""The mean promise of a best candidate before any was seen, and how many drafted nodes that counts for."""
-
-SURVIVAL_MEMORY = 100
-"""Drafted nodes of which it is the mean: it changes with the text, but over a round trip of twenty turns its
-twentieth power is asked for, which magnifies what a shorter mean varies by chance."""
-
-
-class Survival:
-    """The chance that a path's next token is its best candidate, as the draft promises: a fading mean."""
-
-    def __init__(self) -> None:
-        self.mean = SURVIVAL
-        self._weight = SURVIVAL_WEIGHT
-
-    def add(self, promise: float) -> None:
-        """Of another drafted node."""
-        self._weight = min(self._weight + 1, SURVIVAL_MEMORY)
-        self.mean += (promise - self.mean) / self._weight
-
-
 @dataclass(slots=True)
 class GrowthView:
     """What the session shows its policy. Read only."""
@@ -80,7 +60,7 @@ class GrowthView:
     pace: DraftPace = field(default_factory=DraftPace)  # of the draft model, over all its texts
     step_time: StepTimeEstimator = field(default_factory=StepTimeEstimator)  # of a target step, by nodes
     acceptance: RatioEstimator = field(default_factory=lambda: RatioEstimator(prior=0.7))  # see `EdgeSession`
-    survival: Survival = field(default_factory=Survival)
+    survival: Survival = field(default_factory=Survival)  # of the draft's best candidates
     turn: IntervalEstimator = field(default_factory=lambda: IntervalEstimator(0.030))  # a step and its queue
     now: float = 0.0  # seconds, of the input that is being answered
     news_at: float | None = None  # when the stream's newest Commit came: it tells of half a round trip before

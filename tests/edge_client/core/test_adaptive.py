@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from common.messages import INITIAL_CREDIT
 from common.tree import Node, SpeculationTree
+from edge_client.core.confidence import Survival
 from edge_client.core.policies import (
     AdaptivePolicy,
     AdaptiveSettings,
@@ -20,7 +21,6 @@ from edge_client.core.policies import (
     Mode,
     make_policy,
 )
-from edge_client.core.policies.base import Survival
 from edge_client.core.policies.foresight import JITTER_KNOWN, Foresight, Outlook
 from edge_client.core.policies.governor import LOOK_AGAIN, LOOK_STEPS, SETTLED, STEPS_SAVED, Governor
 from edge_client.core.policies.traffic import DEAREST, FIRST_PRICE, LENT, TrafficBudget

@@ -61,6 +61,17 @@ def test_a_text_that_was_not_drafted_changes_no_table() -> None:
     assert TABLE.after(0.8, Calibration(TABLE.at(0.8))) == TABLE
 
 
+def test_how_sure_the_draft_usually_is_is_kept_from_text_to_text() -> None:
+    calibration = Calibration(TABLE.at(0.8))
+    for _ in range(200):
+        calibration.survival.add(0.95)
+    found = Calibration(TABLE.after(0.8, calibration).at(0.8)).survival
+    assert found.mean == pytest.approx(0.95, abs=0.01)
+    for _ in range(100):  # another kind of text
+        found.add(0.2)
+    assert found.mean < 0.35
+
+
 @pytest.mark.parametrize("filters", [{"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}])
 def test_texts_with_filters_and_without_teach_each_other_nothing(filters: dict[str, float]) -> None:
     cut = SamplingParams(temperature=0.8, **filters)  # type: ignore[arg-type]  # one of several types
