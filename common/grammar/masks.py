@@ -36,9 +36,6 @@ LEXER_BYTES = 5 * 2**20
 MAX_MATCHERS = 256
 """Texts that are kept; one that was forgotten is read again from its beginning, some microseconds a token."""
 
-MAX_CHUNK = 16
-"""Tokens that a matcher reads at once. llguidance holds Python's lock meanwhile."""
-
 LEXER_ERROR = "lexer error"
 """In llguidance's words when a lexer would have too many states, or make too many for one mask. From then on
 all copies take the lexer's missing states for the end of what fits. Other limits depend on the path alone."""
@@ -215,11 +212,10 @@ class Matcher:
                     f"the grammar takes too long to read the {len(path)} tokens that are written already; "
                     "make it simpler"
                 )
-            chunk = missing[count : count + MAX_CHUNK]
-            taken = live.try_consume_tokens(chunk)
-            count += taken
-            if taken < len(chunk):
+            # One by one: of several at once none is counted if one of them is too much.
+            if not live.try_consume_tokens(missing[count : count + 1]):
                 break
+            count += 1
         if not live.is_error():
             self._live, self._at = live, path[: known + count].copy()
         return live, len(missing) - count
