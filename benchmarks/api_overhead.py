@@ -1,10 +1,10 @@
 """What HTTP, server-sent events, session and gRPC add to a token, and what the daemon costs beside.
 
-Run `python -m benchmarks.api_overhead --json`. A verifier whose steps take a known time tells when each of
-them ended (`benchmarks.clocked_verifier`); a client streams one text from a daemon. A text's k-th event with
-text in it is of the k-th step that chose tokens, so per token the overhead is the event's arrival minus the
-end of its step, on the clock that all processes of a machine share. Then: fairness between concurrent texts,
-what the daemon takes while nobody asks, its memory, and its time from start to the first answer.
+Run `python -m benchmarks.api_overhead --json`. A verifier whose steps take a known time tells of each token
+when its step ended (`benchmarks.clocked_verifier`); a client streams one text from a daemon. Per token the
+overhead is the arrival of its event minus the end of its step, on the clock that all processes of a machine
+share. Then: fairness between concurrent texts, what the daemon takes while nobody asks, its memory, and its
+time from start to the first answer.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Daemon:
             return await http.json()
 
     async def text(self, body: dict[str, Any]) -> tuple[Reading, list[tuple[float, int]]]:
-        """One streamed completion, and for each event with text when it came and how many tokens it has."""
+        """One streamed completion, and for each event with tokens when it came and how many it has."""
         reading, arrivals = Reading("text"), list[tuple[float, int]]()
         asked = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
         async with HttpClient(self.address) as http:
@@ -89,8 +89,8 @@ class Daemon:
             async for chunk in http.chunks():
                 now = time.monotonic()
                 known = len(reading.events)
-                if reading.feed(chunk):
-                    arrivals += [(now, count) for count in map(_num_tokens, reading.events[known:]) if count]
+                reading.feed(chunk)
+                arrivals += [(now, count) for count in map(_num_tokens, reading.events[known:]) if count]
         return reading, arrivals
 
     def cpu(self) -> float:
@@ -120,21 +120,22 @@ async def overhead(daemon: Daemon, verifier: Child, texts: int, tokens: int) -> 
     found, prompt = dict[str, Any](), bundled()[0]
     for name, ours in (("server_only", {"speculate": False}), ("drafting", {})):
         late: dict[str, list[float]] = {"ended": [], "told": []}
-        skipped = 0
         for _ in range(texts):
-            await _step_times(verifier)
+            await _token_times(verifier)
             body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
             _, arrivals = await daemon.text({**body, "forerun": {"origins": True, **ours}})
-            times = await _step_times(verifier)
-            if any(not 0 <= len(each) - len(arrivals) <= 1 for each in times.values()):
-                skipped += 1  # a character over two steps: events and steps cannot be paired
-                continue
-            for since, each in times.items():
-                for (at, count), then in zip(arrivals, each, strict=False):
-                    late[since] += [at - then] * count
-        counts = {"tokens": len(late["ended"]), "texts_not_paired": skipped}
-        found[name] = {**counts, **{f"since_{since}": _shares(each) for since, each in late.items()}}
+            for since, times in (await _token_times(verifier)).items():
+                late[since] += paired(arrivals, times)
+        found[name] = {"tokens": len(late["ended"])}
+        found[name] |= {f"since_{since}": _shares(each) for since, each in late.items()}
     return found
+
+
+def paired(arrivals: Sequence[tuple[float, int]], times: Sequence[float]) -> list[float]:
+    """Seconds from each token's time to the arrival of its event. An event may hold the tokens of several
+    steps: the verifier sends what waits together as one message."""
+    came = [at for at, count in arrivals for _ in range(count)]
+    return [at - then for at, then in zip(came, times, strict=True)]
 
 
 def _shares(late: list[float]) -> dict[str, float | None]:
@@ -221,8 +222,8 @@ async def start_times(folder: Path, verifier: str, starts: int) -> dict[str, Any
     }
 
 
-async def _step_times(verifier: Child) -> dict[str, list[float]]:
-    """Of the steps since the last call."""
+async def _token_times(verifier: Child) -> dict[str, list[float]]:
+    """Of the tokens since the last call."""
     await verifier.write({})
     times: Any = await verifier.read(START_TIMEOUT)
     return dict(times)

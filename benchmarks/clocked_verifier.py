@@ -1,10 +1,11 @@
-"""A verifier whose steps take a known time, and which tells when each of them ended.
+"""A verifier whose steps take a known time, and which tells of each token when its step ended.
 
 A process for `benchmarks.api_overhead`: `python -m benchmarks.clocked_verifier --step 30`. When it starts it
 writes one greedy text with the demo target, and repeats that from then on, position by position, so that a
 step costs nothing but its time: a target on this processor would compete with its own event loop. `--live`
-runs the target itself. It says where it listens as a line of JSON; for every line of its standard input it
-prints when the steps since the last ended, and when their commits were on their way to their streams.
+runs the target itself. It says where it listens as a line of JSON. For every line of its standard input it
+prints two times of each token since the last line: when its step ended, and when its commit was handed out to
+be sent. Both are seconds of the machine's monotonic clock, which all its processes share (on Linux).
 """
 
 from __future__ import annotations
@@ -49,39 +50,36 @@ class RepeatingEngine:
         return StepResult(choices, tuple(np.ones(len(each), np.float32) for each in choices))
 
 
-class ClockedEngine:
-    """Notes when each step that chose tokens ended. Seconds of the machine's monotonic clock, which all its
-    processes share (on Linux)."""
-
-    def __init__(self, engine: TargetEngine) -> None:
-        self.ends: list[float] = []
-        self._engine = engine
-
-    @property
-    def info(self) -> TargetInfo:
-        return self._engine.info
-
-    def evaluate(self, plan: StepPlan) -> StepResult:
-        """See `TargetEngine.evaluate`."""
-        result = self._engine.evaluate(plan)
-        if plan.num_outputs:
-            self.ends.append(time.monotonic())
-        return result
-
-
 class ClockedScheduler(VerifyScheduler):
-    """Notes when each commit is handed out to be sent."""
+    """Notes of each token when its step ended, and when its commit was handed out."""
 
     def __init__(self, info: TargetInfo) -> None:
         super().__init__(info)
-        self.told: list[float] = []
+        self._ended_at = 0.0  # of the newest step
+        self._times: dict[str, list[float]] = {"ended": [], "told": []}
+
+    def on_step_done(
+        self, result: StepResult, now: float, ended_at: float | None = None, next_began: bool = False
+    ) -> None:
+        """See `VerifyScheduler.on_step_done`."""
+        self._ended_at = now if ended_at is None else ended_at
+        super().on_step_done(result, now, ended_at, next_began)
 
     def effects(self) -> list[Effect]:
-        """See `VerifyScheduler.effects`."""
+        """See `VerifyScheduler.effects`. The worker takes them after every step."""
         effects = super().effects()
         now = time.monotonic()
-        self.told += [now for each in effects if isinstance(each, Reply) and isinstance(each.message, Commit)]
+        for each in effects:
+            if isinstance(each, Reply) and isinstance(each.message, Commit):
+                count = len(each.message.tokens)
+                self._times["ended"] += [self._ended_at] * count
+                self._times["told"] += [now] * count
         return effects
+
+    def take_times(self) -> dict[str, list[float]]:
+        """Those of the tokens since the last call."""
+        times, self._times = self._times, {"ended": [], "told": []}
+        return times
 
 
 def written(engine: TargetEngine, prompt: tuple[int, ...]) -> list[int]:
@@ -110,19 +108,18 @@ async def serve(step: float, live: bool) -> None:
     target, table = load_engine(str(TARGET_DIR), NUM_SLOTS)
     prompt = tuple(target.model.tokenize(bundled()[0]))
     told = target if live else RepeatingEngine(target.info, written(target, prompt))
-    engine = ClockedEngine(FlooredEngine(told, step))
+    engine = FlooredEngine(told, step)
     scheduler = ClockedScheduler(engine.info)
     worker = Worker(engine, scheduler)
     async with Server(worker, engine.info, table, "127.0.0.1:0") as server:
         print(json.dumps({"listening": f"127.0.0.1:{server.port}"}), flush=True)
         while await asyncio.to_thread(sys.stdin.readline):
-            print(json.dumps({"ended": engine.ends, "told": scheduler.told}), flush=True)
-            engine.ends, scheduler.told = [], []
+            print(json.dumps(scheduler.take_times()), flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description="a verifier that tells when its steps end")
+    parser = argparse.ArgumentParser(description="a verifier that tells when the steps of its tokens end")
     parser.add_argument("--step", type=float, default=30.0, metavar="MS", help="at least (%(default)s)")
     parser.add_argument("--live", action="store_true", help="run the target in every step")
     given = parser.parse_args(arguments)

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import demo_models
+from benchmarks.reports import Row, carry_out
 from benchmarks.wide_area_plot import plot
 from benchmarks.wide_area_report import (
     COLOCATED,
@@ -38,12 +39,11 @@ from benchmarks.wide_area_report import (
     FIGURES,
     TITLES,
     Report,
-    Row,
     Setting,
     row_of,
     table,
 )
-from common.errors import ForerunError, UserError
+from common.errors import UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from forerun.edge import DEVICE
@@ -264,15 +264,7 @@ def _plot(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = make_parser().parse_args(arguments)
-    try:
-        options.run(options)
-    except ForerunError as error:
-        print(f"wide_area: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UserError) else 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return carry_out("wide_area", make_parser().parse_args(arguments))
 
 
 if __name__ == "__main__":

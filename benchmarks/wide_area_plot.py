@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.wide_area_report import DEVICE_ONLY, SPEEDUP, TITLES, Report, Row
+from benchmarks.reports import Row
+from benchmarks.wide_area_report import DEVICE_ONLY, SPEEDUP, TITLES, Report
 from common.errors import UserError
 from simulator.canvas import Sheet, drawing, handles, numbers, plain_numbers
 from simulator.palette import LABELS, Style, styles

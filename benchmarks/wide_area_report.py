@@ -1,17 +1,15 @@
-"""The file of `benchmarks.wide_area`: what is in it, how it is gone on with, and its tables."""
+"""The file of `benchmarks.wide_area`: what is in it, and its tables."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any
 
-from common.errors import UserError
+from benchmarks import reports
+from benchmarks.reports import Row
 from common.figures import Figures, as_json, figures, pace, rounded
 from forerun.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST, Measured
-from simulator.documents import read_text, write_error, write_whole
 
 COLOCATED, DEVICE_ONLY = "colocated", "device_only"
 
@@ -31,8 +29,6 @@ STEPS = ("draft_step_ms", "target_step_ms")
 FIGURES = (*(each.name for each in fields(Figures) if each.name != "identical"), *STEPS, SPEEDUP)
 """What a table may show."""
 
-Row = dict[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -50,43 +46,10 @@ class Setting:
         return f"floor {self.floor_ms:g} ms, temperature {self.temperature:g}, RTT {self.rtt_ms:g} ms"
 
 
-@dataclass(slots=True)
-class Report:
-    """What was measured. `settings` are the options that all rows have in common."""
+class Report(reports.Report[Setting]):
+    """What was measured, a row for each setting."""
 
-    settings: dict[str, Any]
-    machine: dict[str, Any] = field(default_factory=dict)
-    rows: dict[Setting, Row] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path) -> Report:
-        """Raises `UserError` for a file that is none."""
-        try:
-            found = json.loads(read_text("the report", path))
-            rows = {Setting.of(row): row for row in found["results"]}
-            return cls(found["settings"], found["machine"], rows)
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is not a report of this benchmark; give another file") from error
-
-    @classmethod
-    def resumed(cls, path: Path, settings: dict[str, Any], machine: dict[str, Any]) -> Report:
-        """The one that is there, to go on with, or a new one. Raises `UserError` if other options made it."""
-        if not path.exists():
-            return cls(settings, machine)
-        report = cls.read(path)
-        names = sorted({*settings, *report.settings})
-        other = [name for name in names if settings.get(name) != report.settings.get(name)]
-        if other:
-            raise UserError(f"{path} was measured with other options ({', '.join(other)}); give another file")
-        return report
-
-    def write(self, path: Path) -> None:
-        """All of it or nothing. Raises `UserError`, `CapacityError`."""
-        content = {"settings": self.settings, "machine": self.machine, "results": list(self.rows.values())}
-        try:
-            write_whole(path, json.dumps(content, indent=2) + "\n")
-        except OSError as error:
-            raise write_error(f"the report cannot be written to {path}", error) from error
+    key_of = staticmethod(Setting.of)
 
     def add(self, setting: Setting, row: Row, with_colocated: bool) -> None:
         """A row that was measured. Co-located speculation is the best synchronous block of the same floor and

@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,8 @@ from benchmarks.real_sizes import tables
 from benchmarks.real_sizes.end_to_end import Cell, Report, Settings, measure, table
 from benchmarks.real_sizes.pair import FORMATS, SHAPES, Pair
 from benchmarks.real_sizes.texts import LONG, agreement, certainty, open_model, short_prompts, texts_of
-from common.errors import ForerunError, UserError
+from benchmarks.reports import carry_out
+from common.errors import UserError
 from edge_client.core.policies import make_policy
 from forerun.progress import ProgressBar
 
@@ -129,7 +132,9 @@ def _end_to_end(options: argparse.Namespace) -> None:
         options.tokens,
         options.recall,
     )
-    report = Report(options.out, settings, options.shape)
+    common = {**asdict(settings), "policies": list(settings.policies), "shape": options.shape}
+    machine = {"machine": platform.machine(), "processors": os.cpu_count()}
+    report = Report.resumed(options.out, common, machine)
     with open_model(str(pair.draft("bf16"))) as model:
         prompts = short_prompts(model, options.texts)
     texts = {each: texts_of(pair, prompts, each, options.tokens) for each in options.temperatures}
@@ -145,7 +150,11 @@ def _end_to_end(options: argparse.Namespace) -> None:
                 def show(line: str, done: int = number) -> None:
                     bar.show(done, len(cells), line)
 
-                report.add(asyncio.run(measure(pair, cell, settings, words, texts[cell.temperature], show)))
+                report.rows[cell] = asyncio.run(
+                    measure(pair, cell, settings, words, texts[cell.temperature], show)
+                )
+                if options.out is not None:
+                    report.write(options.out)
             print(table(report.rows[cell]), end="\n\n", flush=True)
 
 
@@ -193,15 +202,7 @@ def _show(options: argparse.Namespace, rows: tables.Rows) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = make_parser().parse_args(arguments)
-    try:
-        options.run(options)
-    except ForerunError as error:
-        print(f"real_sizes: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UserError) else 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return carry_out("real_sizes", make_parser().parse_args(arguments))
 
 
 if __name__ == "__main__":

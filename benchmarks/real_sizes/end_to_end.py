@@ -7,20 +7,15 @@ machine, and only one of them works at a time.
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Self
 
+from benchmarks import reports
 from benchmarks.real_sizes.pair import Pair, Text
-from common.errors import UserError
 from common.figures import as_json, figures, pace, rounded
 from forerun.rig import START_TIMEOUT, Child, Rig, RigSettings
-from simulator.documents import read_text as read_file
-from simulator.documents import write_whole
 
 ORACLE = "benchmarks.real_sizes.oracle"
 ADAPTIVE = "adaptive"
@@ -35,6 +30,10 @@ class Cell:
     step_ms: float
     temperature: float
     draft: str
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Cell:
+        return cls(row["step_ms"], row["temperature"], row["draft"])
 
     def __str__(self) -> str:
         return f"target step {self.step_ms:g} ms, temperature {self.temperature:g}, draft {self.draft}"
@@ -157,35 +156,10 @@ def _figures(runs: Sequence[Run], texts: Sequence[Text]) -> dict[str, Any]:
 # The report -------------------------------------------------------------------------------------------------
 
 
-class Report:
-    """A JSON file that is written after every cell and gone on with. Raises `UserError` for one that other
-    options made."""
+class Report(reports.Report[Cell]):
+    """What was measured, a row for each cell."""
 
-    def __init__(self, path: Path | None, settings: Settings, shape: str) -> None:
-        self._path = path
-        self._settings = {**asdict(settings), "policies": list(settings.policies), "shape": shape}
-        self.rows: dict[Cell, dict[str, Any]] = {}
-        if path is None or not path.exists():
-            return
-        try:
-            found = json.loads(read_file("the report", path))
-            rows = [(_cell(row), row) for row in found["results"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is no report of this benchmark; give another file") from error
-        if found["settings"] != self._settings:
-            raise UserError(f"{path} was measured with other options; give another file or remove it")
-        self.rows.update(rows)
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.rows[_cell(row)] = row
-        if self._path is not None:
-            machine = {"machine": platform.machine(), "processors": os.cpu_count()}
-            content = {"settings": self._settings, "machine": machine, "results": list(self.rows.values())}
-            write_whole(self._path, json.dumps(content, indent=1) + "\n")
-
-
-def _cell(row: Mapping[str, Any]) -> Cell:
-    return Cell(row["step_ms"], row["temperature"], row["draft"])
+    key_of = staticmethod(Cell.of)
 
 
 def table(row: Mapping[str, Any]) -> str:
@@ -194,7 +168,7 @@ def table(row: Mapping[str, Any]) -> str:
 
 
 def _lines(row: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{_cell(row)}; {row['repeated']:.1%} of the tokens repeat"
+    yield f"{Cell.of(row)}; {row['repeated']:.1%} of the tokens repeat"
     yield "policy     ms/token  first  later  ttft ms  proposed  accepted  draft step ms  identical"
     for name, found in row["policies"].items():
         later = found["later_texts"] or {"ms_per_token": None}

@@ -27,7 +27,6 @@ from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.credit import Credit
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.ledger import Ledger, Running, StepDone
-from cloud_verifier.core.mask_time import MaskTime
 from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.quotas import Quotas, Turns
 from cloud_verifier.core.rationing import Rationing
@@ -40,6 +39,7 @@ from cloud_verifier.core.target import IntArray, StepPlan, StepResult, TargetInf
 from cloud_verifier.core.tenants import NgramTables, Tenants
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.estimators import IntervalEstimator
+from common.mask_time import MaskTime
 from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose, TokenLogprobs
 from common.recall import Recall
 

@@ -103,6 +103,7 @@ class VerifySession:
         self.deadline_at: float | None = None  # seconds; its caller waits no longer
         self.stalled_at: float | None = None  # seconds; what it was sent waits unread since then
         self.num_turns = 0  # steps that it was in
+        self.grammar = request.sampling.grammar
         self.dear_masks = self.masks_known = False  # see `MaskTime`
         self.rows_taken = 0.0  # draft rows of its own in a step, smoothed
         self.balance = 1.0  # tokens won by drafts, less those lost by others'; see `Sharing`

@@ -33,18 +33,12 @@ MAX_BYTES = 512 * 2**20
 LEXER_BYTES = 5 * 2**20
 """Of the states that a grammar's lexer may come to have while texts are read (`library.limits`)."""
 
-MAX_ANEW = 4
-"""Times that one text's grammar is compiled anew because its lexer had too many states."""
-
 MAX_MATCHERS = 256
 """Texts that are kept; one that was forgotten is read again from its beginning, some microseconds a token."""
 
-MAX_CHUNK = 16
-"""Tokens that a matcher reads at once. llguidance holds Python's lock meanwhile."""
-
 LEXER_ERROR = "lexer error"
-"""In llguidance's words when a lexer would have too many states. From then on all copies take the lexer's
-missing states for the end of what fits. Other limits depend on the path alone."""
+"""In llguidance's words when a lexer would have too many states, or make too many for one mask. From then on
+all copies take the lexer's missing states for the end of what fits. Other limits depend on the path alone."""
 
 NO_TOKENS: Path = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
@@ -133,15 +127,14 @@ class Matcher:
 
     Rules that make the mask a function of the path alone, beyond llguidance's own: behind an end token come
     only end tokens; where no token fits, because the vocabulary cannot write what must come or because the
-    grammar has become too complex (`library.limits`), the text can only end. Texts with one grammar
-    share its lexer. If it gets too many states the grammar is compiled anew, and this path alone decides.
+    grammar has become too complex (`library.limits`), the text can only end. Texts with one grammar share
+    its lexer. Whenever it has too many states the grammar is compiled anew, and this path alone decides.
     """
 
     def __init__(self, grammars: Grammars, grammar: str, compiled: Compiled) -> None:
         self._grammars = grammars
         self._grammar = grammar
         self._compiled = compiled
-        self._num_anew = 0
         self._stop_at = math.inf  # seconds of this thread's processor time
         self._tokens = grammars.tokens
         self._live: LLMatcher | None = None
@@ -173,15 +166,13 @@ class Matcher:
 
     def _after(self, path: Path) -> Mask | None:
         """`allowed` of a path without end tokens."""
-        if self._compiled.is_spoilt:
+        found = None if self._compiled.is_spoilt else self._read(path)
+        if found is None or self._compiled.is_spoilt:
             self._renew()
-        live, num_missing, packed = self._read(path)
-        if self._compiled.is_spoilt and self._renew():
-            live, num_missing, packed = self._read(path)
+            found = self._read(path)
+        live, num_missing, packed = found
         if live.is_error():
             self._live = None  # it would never leave this state
-        elif self._compiled.is_spoilt:
-            return self._tokens.ends
         if num_missing > 1 or (num_missing and not live.is_error()):
             return None
         if live.is_error():
@@ -198,16 +189,11 @@ class Matcher:
             self._compiled.is_spoilt = True
         return live, num_missing, packed
 
-    def _renew(self) -> bool:
-        """Go on with a lexer that has read nothing else and is nobody else's. False if that was done too
-        often."""
-        if self._num_anew >= MAX_ANEW:
-            return False
-        self._num_anew += 1
+    def _renew(self) -> None:
+        """Go on with a lexer that has read nothing else and is nobody else's."""
         self._grammars.forget(self._grammar, self._compiled)
         self._live, self._at = None, NO_TOKENS
         self._compiled = self._grammars.anew(self._grammar)
-        return True
 
     def _move(self, path: Path) -> tuple[LLMatcher, int]:
         """The live matcher, moved along the path, and how many tokens of that it has not consumed: the first
@@ -226,11 +212,10 @@ class Matcher:
                     f"the grammar takes too long to read the {len(path)} tokens that are written already; "
                     "make it simpler"
                 )
-            chunk = missing[count : count + MAX_CHUNK]
-            taken = live.try_consume_tokens(chunk)
-            count += taken
-            if taken < len(chunk):
+            # One by one: of several at once none is counted if one of them is too much.
+            if not live.try_consume_tokens(missing[count : count + 1]):
                 break
+            count += 1
         if not live.is_error():
             self._live, self._at = live, path[: known + count].copy()
         return live, len(missing) - count

@@ -43,17 +43,24 @@ class Expansion:
 class Reading:
     """Committed tokens that a draft step evaluated before its rows: the prompt, or what the verifier wrote.
 
-    `seconds` is the time of the batches that held such tokens, the rows in those batches included.
+    `seconds` is the time of the batches that held such tokens, the rows in those batches included. With
+    `has_dear_masks` the step was held back for what its masks take (`MaskTime`): it tells no pace.
     """
 
     num_tokens: int = 0
     seconds: float = 0.0
+    has_dear_masks: bool = False
 
     def __add__(self, other: Reading) -> Reading:
-        return Reading(self.num_tokens + other.num_tokens, self.seconds + other.seconds)
+        return Reading(
+            self.num_tokens + other.num_tokens,
+            self.seconds + other.seconds,
+            self.has_dear_masks or other.has_dear_masks,
+        )
 
 
 NOTHING_READ = Reading()
+DEAR_MASKS = Reading(has_dear_masks=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,13 @@ class DraftPace:
     def sample(self, rows: int, took: float, reading: Reading, rested: float) -> bool:
         """Book a draft step of `rows` rows that took `took` seconds, after `rested` seconds without one.
 
-        Returns whether the step tells the pace of rows alone: it read nothing and followed another closely.
+        Returns whether the step tells the pace of rows alone: it read nothing, had no dear masks and followed
+        another closely.
         """
         if reading.num_tokens:
             self.reads.sample(reading.num_tokens, max(0.0, reading.seconds - self.rows.predict(rows)))
             return False
-        if rested > AFTER_REST or not rows:
+        if reading.has_dear_masks or rested > AFTER_REST or not rows:
             return False
         self.rows.sample(rows, took)
         return True

@@ -413,8 +413,8 @@ class EdgeSession:
         if self.view.news_at is not None:  # the stream's first step read the prompt, too
             self.view.step_time.sample(evaluated, compute_time)
             self.view.turn.sample(queue_time + compute_time)
-        if steps == 1:
-            self.target_times.add(message.evaluated, compute_time)
+            if steps == 1:
+                self.target_times.add(message.evaluated, compute_time)
         stats.queue_time += queue_time * steps
         stats.compute_time += compute_time * steps
 

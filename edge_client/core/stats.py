@@ -30,17 +30,11 @@ class SessionStats:
 
 @dataclass(slots=True)
 class StepTimes:
-    """How long steps took, by their number of rows. The first stands apart: it waited for the prompt."""
+    """How long steps took, by their number of rows. Steps that read a prompt or a text have no place here."""
 
-    first: float | None = None  # seconds
     counts: dict[int, int] = field(default_factory=dict)
     totals: dict[int, float] = field(default_factory=dict)  # seconds
 
-    def add(self, rows: int, seconds: float) -> bool:
-        """Whether it tells of the rows alone."""
-        if self.first is None:
-            self.first = seconds
-            return False
+    def add(self, rows: int, seconds: float) -> None:
         self.counts[rows] = self.counts.get(rows, 0) + 1
         self.totals[rows] = self.totals.get(rows, 0.0) + seconds
-        return True

@@ -7,6 +7,8 @@ What a session may count on, however many there are:
 - **Not to wait for another's prompt.** While another session has a text, a batch of a prompt takes
   `BATCH_TIME` at most, by measured time. Reading gets a third of the time, and all the time in which nobody
   asks for rows.
+- **Not to wait for another's dear masks.** While several sessions have a text, those with dear masks share
+  5 % of the time, one row a turn (`MaskTime`).
 - **Its own failure only.** A batch that llama.cpp did not take is undone, and each of its sessions tries
   alone in the next turns: first with its branches dropped, then with its KV empty, then it fails.
 
@@ -23,7 +25,8 @@ from dataclasses import dataclass, field
 
 from common.errors import ForerunError, LocalError, UserError
 from common.estimators import WidthTimes
-from edge_client.core.drafter import NOTHING_READ, DraftRow, Expansion, Reading, Reroot
+from common.mask_time import MaskTime
+from edge_client.core.drafter import DEAR_MASKS, NOTHING_READ, DraftRow, Expansion, Reading, Reroot
 from edge_client.core.effects import StartDrafter
 from edge_client.llama.plan import BatchPlan, DraftNode, Surprise
 from edge_client.llama.ranking import Logits
@@ -79,6 +82,14 @@ class Member:
     released_at: int = 0  # turn; who was released first is forgotten first
     num_rows: int = 0  # draft rows evaluated for it so far
     reading: Reading = NOTHING_READ  # in the draft step under way
+    grammar: str = ""  # of its text
+    dear_masks: bool = False  # see `MaskTime`
+    masks_known: bool = False
+
+    @property
+    def tenant(self) -> str:
+        """Dear masks are shared out by members."""
+        return str(self.index)
 
     def forget(self) -> None:
         """No draft step is under way any more."""
@@ -119,7 +130,7 @@ class DraftGroup:
         self._runtime = runtime
         self._sequences = Sequences(runtime, size, runtime.n_seq_max)
         self.members = tuple(
-            Member(index, LlamaSession(runtime, self._sequences, index, num_candidates))
+            Member(index, LlamaSession(runtime, self._sequences, index, num_candidates, clock))
             for index in range(size)
         )
         self._line = list(self.members)  # who waited longest first
@@ -130,6 +141,7 @@ class DraftGroup:
         self._answered_at = 0.0  # when a draft step ended last
         self._num_releases = 0
         self._answers: list[Answer] = []
+        self._mask_time = MaskTime()
 
     # --- inputs -----------------------------------------------------------------------------------------
 
@@ -143,14 +155,22 @@ class DraftGroup:
         """Seconds for which `turn` has nothing to do unless there is an input; None: until there is one."""
         if not self.has_work:
             return None
-        held_back = not self._answers and not self._drafters and self._owes_time
-        return max(0.0, self._answered_at + ASKS_AGAIN - self._clock()) if held_back else 0.0
+        now = self._clock()
+        drafters, masks_at = self._let_in(now)
+        if self._answers or drafters:
+            return 0.0
+        waits = [] if masks_at is None else [masks_at]
+        if any(member.todo and self._must_read(member) for member in self.members):
+            waits.append(self._answered_at + ASKS_AGAIN if self._owes_time else now)
+        return max(0.0, min(waits) - now)
 
     def begin(self, index: int, start: StartDrafter) -> None:
         """A member's new text. What it fails of is answered to the first draft step asked for."""
         member, session = self.members[index], self.members[index].session
         member.forget()
         member.failure, member.is_drafting = None, True
+        member.grammar = start.sampling.grammar
+        self._mask_time.begin(member)
         try:
             session.begin(start.tokens, start.tip, start.sampling, start.plain)
         except ForerunError as error:
@@ -208,13 +228,15 @@ class DraftGroup:
 
     def _board(self, plan: BatchPlan) -> list[Ride]:
         """Fill the plan: draft rows first, then pieces of prompts."""
-        waiting = [member for member in self._line if member.todo]
-        suspects = [member for member in waiting if member.is_suspect]
-        waiting = suspects[:1] or waiting
-        readers = [member for member in waiting if self._must_read(member)]
+        drafters, _ = self._let_in(self._clock())
+        readers = [member for member in self._line if member.todo and self._must_read(member)]
+        suspects = [member for member in (*drafters, *readers) if member.is_suspect]
+        if suspects:
+            drafters = [member for member in drafters if member is suspects[0]]
+            readers = [member for member in readers if member is suspects[0]]
         rides: list[Ride] = []
-        drafters = [member for member in waiting if not self._must_read(member)]
-        rows = fair_shares([min(len(each.todo), each.limit) for each in drafters], self._runtime.max_rows)
+        most = [1 if self._is_held_back(each) else min(len(each.todo), each.limit) for each in drafters]
+        rows = fair_shares(most, self._runtime.max_rows)
         for member, share in zip(drafters, rows, strict=True):
             if share:
                 self._plan_rows(member, share, plan, rides)
@@ -234,14 +256,23 @@ class DraftGroup:
     @property
     def _most_read(self) -> int:
         """Tokens of a prompt in one batch, for as many sessions as have a text now."""
-        if sum(member.is_drafting for member in self.members) > 1:
+        if self._is_shared:
             return self._piece
         return min(max(self._piece, ALONE), self._runtime.n_batch)
 
     @property
-    def _drafters(self) -> list[Member]:
-        """Those who wait for rows and not for their text to be read."""
-        return [member for member in self.members if member.todo and not self._must_read(member)]
+    def _is_shared(self) -> bool:
+        """Whether several sessions have a text now."""
+        return sum(member.is_drafting for member in self.members) > 1
+
+    def _is_held_back(self, member: Member) -> bool:
+        """Whether its masks would hold others up."""
+        return member.dear_masks and self._is_shared
+
+    def _let_in(self, now: float) -> tuple[list[Member], float | None]:
+        """Those who wait for rows and whose masks need not wait; and until when those of the others do."""
+        drafters = [member for member in self._line if member.todo and not self._must_read(member)]
+        return self._mask_time.let_in(drafters, now) if self._is_shared else (drafters, None)
 
     @property
     def _owes_time(self) -> bool:
@@ -269,6 +300,8 @@ class DraftGroup:
             if not rides:  # not for want of what others of this turn took
                 self._strike(member, surprise)
             return
+        if self._is_held_back(member):
+            member.reading += DEAR_MASKS
         rides.append(Ride(member, start, len(plan.tokens)))
 
     def _evaluate(self, plan: BatchPlan, rides: list[Ride]) -> None:
@@ -287,13 +320,17 @@ class DraftGroup:
         if len(logits) != num_outputs:
             self._undo(plan, rides, Surprise("llama.cpp gave no logits"))
             return
-        first = 0
+        first, costs = 0, dict[int, float]()
         for ride in rides:
             nodes, outputs = plan.nodes[ride.start : ride.stop], plan.outputs[ride.start : ride.stop]
             ride.member.session.settle(nodes)
             ranked = [node for node, output in zip(nodes, outputs, strict=True) if node and output]
             self._serve(ride.member, logits[first : first + len(ranked)], ranked)
+            if ranked and ride.member.grammar and self._is_shared:
+                costs[ride.member.index] = ride.member.session.mask_time
             first += len(ranked)
+        now = self._clock()
+        self._mask_time.note(dict(enumerate(self.members)), costs, now, now - began)
 
     def _book(self, plan: BatchPlan, rides: list[Ride], took: float) -> None:
         """What a batch has taught of the pace, and who owes time to whom."""

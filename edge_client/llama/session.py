@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -30,9 +31,16 @@ class LlamaSession:
     """
 
     def __init__(
-        self, runtime: LlamaRuntime, sequences: Sequences, trunk: int, num_candidates: int = 5
+        self,
+        runtime: LlamaRuntime,
+        sequences: Sequences,
+        trunk: int,
+        num_candidates: int = 5,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.num_resyncs = 0
+        self.mask_time = 0.0  # seconds of the latest `rank` that made masks
+        self._clock = clock
         self._runtime = runtime
         self._ranker = Ranker(runtime.num_vocab, num_candidates)
         self._branches = Branches(runtime, sequences, trunk)
@@ -205,7 +213,9 @@ class LlamaSession:
 
         Below a node that breaks the grammar there is nothing: nothing that could be chosen.
         """
+        began = self._clock()
         broken = [] if self._matcher is None else self._mask(self._matcher, logits, nodes)
+        self.mask_time = self._clock() - began
         expansions = self._ranker.rank(logits, nodes, self._tokens, _below_tip)
         for node, expansion in zip(nodes, expansions, strict=True):
             node.expansion = expansion

@@ -45,7 +45,7 @@ RECORDED = Recorded(recorded_draft("made up", Recording(RecordingHeader("", "", 
 def times(fixed: float, per_row: float, rows: tuple[int, ...]) -> dict[str, Any]:
     """As `edge_client.core.stats.StepTimes` puts them into JSON."""
     counts = {str(each): 3 for each in rows}
-    return {"first": 9.0, "counts": counts, "totals": {str(n): 3 * (fixed + per_row * (n - 1)) for n in rows}}
+    return {"counts": counts, "totals": {str(n): 3 * (fixed + per_row * (n - 1)) for n in rows}}
 
 
 def runs_in(world: World) -> list[dict[str, Any]]:

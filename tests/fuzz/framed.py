@@ -26,6 +26,20 @@ def part(data: bytes) -> bytes:
     return pb.SessionRequest(part=pb.Part(data=data)).SerializeToString()
 
 
+def cut(data: bytes, size: int) -> list[bytes]:
+    """A message in parts of `size` bytes."""
+    wire = varint(len(data)) + data
+    return [part(wire[at : at + size]) for at in range(0, len(wire), size)]
+
+
+def private(opening: Event, level: int) -> Event:
+    """An `Open` that asks for this privacy."""
+    assert isinstance(opening, Send), "a stream begins with its Open"
+    request = pb.SessionRequest.FromString(opening.data)
+    request.open.privacy = level  # type: ignore[assignment]  # also unknown ones
+    return Send(request.SerializeToString())
+
+
 @st.composite
 def padded(draw: st.DrawFn, frame: bytes) -> bytes:
     """The frame with entries of padding, in front or behind."""
@@ -108,13 +122,10 @@ def mixed(draw: st.DrawFn, events: list[Event]) -> list[Event]:
 def honest_streams(draw: st.DrawFn) -> tuple[Event, ...]:
     """What an honest edge said, cut into parts."""
     first, *rest = draw(st.sampled_from(recorded(draw(st.sampled_from(sorted(SPECS))))))
-    assert isinstance(first, Send), "a stream begins with its Open"
-    request = pb.SessionRequest.FromString(first.data)
-    request.open.privacy = draw(LEVELS)  # type: ignore[assignment]  # also unknown ones
-    events: list[Event] = [Send(request.SerializeToString())]
+    events = [private(first, draw(LEVELS))]
     for event in rest:
-        cut = draw(in_parts([event.data], odd_ones=50)) if isinstance(event, Send) else None
-        events += [event] if cut is None else map(Send, cut)
+        frames = draw(in_parts([event.data], odd_ones=50)) if isinstance(event, Send) else None
+        events += [event] if frames is None else map(Send, frames)
     return (*draw(mixed(events)), *draw(ENDS))
 
 

@@ -16,6 +16,7 @@ from cloud_verifier.call import Call
 from cloud_verifier.identity import Identity, Who
 from common.errors import LocalError, UserError
 from common.messages import Finish, FinishReason, Opened
+from common.pb import verifier_pb2 as pb
 from common.privacy import Privacy
 from common.rpc.codec import encode_response
 from common.rpc.frames import pad
@@ -24,6 +25,7 @@ from tests.drivers.town import Town
 from tests.fuzz import soak, wire
 from tests.fuzz.cases import Case, Credential, Send
 from tests.fuzz.ear import Ear
+from tests.fuzz.framed import cut, private
 from tests.fuzz.laws import NEIGHBOUR, Broken, check_sentence, check_status
 from tests.fuzz.legs import LEGS, run
 from tests.fuzz.machine import HONEST, play
@@ -79,14 +81,20 @@ def test_a_frame_of_another_size_breaks_a_law() -> None:
         ear.hear(pad(encode_response(finish), 72).SerializeToString())
 
 
-def test_conversations_in_parts_come_to_their_ends() -> None:
-    assert run("framed-machine", 3, 150).answers["LENGTH"] > 5  # Hypothesis draws by what else is imported
-
-
 @pytest.mark.parametrize("name", ["tree", "sync"])
 def test_a_recorded_conversation_ends_well_if_nothing_is_done_to_it(name: str) -> None:
     (stream,) = recorded(name)
     assert play(Case((stream,))).finished[HONEST + 1] is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("size", [1, 7, 60, 500])
+@pytest.mark.parametrize("name", ["tree", "drawn", "sync"])
+def test_a_recorded_conversation_in_parts_comes_to_its_end(name: str, size: int) -> None:
+    ((first, *rest),) = recorded(name)
+    events = [private(first, pb.PRIVACY_STRICT)]
+    for event in rest:
+        events += map(Send, cut(event.data, size)) if isinstance(event, Send) else [event]
+    assert play(Case((tuple(events),))).finished[HONEST + 1] is FinishReason.LENGTH
 
 
 def test_a_lost_edge_is_recorded_stream_by_stream() -> None:

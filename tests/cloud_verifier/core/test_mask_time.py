@@ -9,9 +9,9 @@ import pytest
 
 from cloud_verifier.core.admission import Caller
 from cloud_verifier.core.config import SchedulerConfig
-from cloud_verifier.core.mask_time import SHARE
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
+from common.mask_time import SHARE
 from common.messages import Commit, Open
 from common.sampling import SamplingParams
 

@@ -149,6 +149,22 @@ def test_drafts_that_need_many_states_do_not_end_their_own_text() -> None:
     assert found(matcher, *text) == expected
 
 
+def test_a_text_that_is_resumed_goes_as_far_as_without() -> None:
+    """Masks of many tokens need many states, too, of which a text that is read again has none."""
+    from common.grammar import Grammars, Tokens
+
+    words = [bytes(word) for size in range(1, 9) for word in product(b"ab", repeat=size)]
+    end = len(words)
+    some = Grammars(Tokens([*words, None], (end,), (end,), end + 1))
+    text = np.random.default_rng(1).integers(0, 2, 300, np.int32)  # single letters
+    whole = some.matcher(MANY_STATES)
+    masks = [whole.allowed(text[:length]) for length in range(300)]
+    for start in range(0, 300, 60):
+        resumed = Grammars(some.tokens).matcher(MANY_STATES)
+        for length in range(start, 300):
+            np.testing.assert_array_equal(resumed.allowed(text[:length]), masks[length])
+
+
 def test_a_path_that_is_read_too_slowly_is_refused() -> None:
     matcher = grammars().matcher("start: /a*/")
     with pytest.raises(UserError, match="too long"):
@@ -180,8 +196,11 @@ def test_grammars_beyond_their_bytes_are_forgotten_and_made_again() -> None:
 def test_an_ambiguous_grammar_becomes_too_complex_before_its_masks_become_slow(grammar: str) -> None:
     """Rows of 2,000 items took a second each, some 80 tokens long."""
     matcher = shared().matcher(grammar)
-    lengths = (length for length in range(160) if found(matcher, *[v.A] * length) == [v.END, v.TURN])
-    assert 2 < next(lengths) < 160, "a little ambiguity is no harm"
+    ends = [v.END, v.TURN]
+    length = next(length for length in range(160) if found(matcher, *[v.A] * length) == ends)
+    assert length > 2, "a little ambiguity is no harm"
+    assert found(shared().matcher(grammar), *[v.A] * length) == ends, "so it is for a text that is resumed"
+    assert found(matcher, *[v.A] * length, v.END) == ends
 
 
 def test_a_grammar_that_is_refused_is_told_of_each_time() -> None:

@@ -37,7 +37,7 @@ from common.recall import NgramTable
 from common.sampling import SamplingParams
 from common.tree import Node
 from edge_client.core.config import Fallback, SessionConfig
-from edge_client.core.drafter import NOTHING_READ, DraftRow, Expansion, Reading, Reroot
+from edge_client.core.drafter import DEAR_MASKS, NOTHING_READ, DraftRow, Expansion, Reading, Reroot
 from edge_client.core.drawing import FIRST
 from edge_client.core.effects import (
     ChangeMode,
@@ -67,6 +67,7 @@ from edge_client.core.policies import (
 )
 from edge_client.core.policies.governor import Governor
 from edge_client.core.session import EdgeSession, State
+from edge_client.core.stats import StepTimes
 
 PROMPT = (7, 8)
 CONFIG = SessionConfig(PROMPT, SamplingParams(max_tokens=20), b"print", session_id="s")
@@ -465,6 +466,16 @@ def test_reading_is_no_part_of_a_draft_steps_pace() -> None:
     assert pace.reads.predict(500) == pytest.approx(29.0, rel=0.02)
     draft(session, (5,), 30.007)
     assert pace.rows.predict(1) == pytest.approx(0.007, rel=0.01)
+    assert session.draft_times.counts == {1: 1}
+
+
+def test_a_step_with_dear_masks_is_no_sample_of_the_pace() -> None:
+    session = opened(chain())
+    for at in (1.007, 1.014):
+        draft(session, (5,), at)
+    usual = session.view.pace.rows.predict(1)
+    draft(session, (5,), 1.414, DEAR_MASKS)
+    assert session.view.pace.rows.predict(1) == usual
 
 
 def test_a_first_step_after_a_rest_is_no_sample_of_the_pace() -> None:
@@ -549,6 +560,11 @@ def test_the_verifier_s_own_reading_is_no_part_of_a_turn() -> None:
     assert (session.view.turn.smoothed, session.view.step_time.predict(1)) == (turn, step)
     session.on_message(Commit(3, (5,), queue_us=5_000, compute_us=20_000, evaluated=1), 5.1)
     assert session.view.turn.smoothed == pytest.approx(0.025)
+    session.on_stream_lost(GONE, 6.0)
+    session.on_timer(7.0)
+    session.on_message(Opened(3, 32), 7.0)
+    session.on_message(Commit(4, (5,), compute_us=4_000_000, evaluated=1), 11.0)
+    assert session.target_times == StepTimes({1: 1}, {1: 0.02}), "a resumed text is read, too"
 
 
 def test_an_echo_gives_one_sample_from_the_newest_propose_it_names() -> None:

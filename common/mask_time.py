@@ -1,17 +1,17 @@
-"""What masks of grammars cost a step, and sessions that wait because theirs cost much.
+"""What masks of grammars cost a step, and texts that wait because theirs cost much.
 
-Masks are made while all sessions of a step wait. Usual ones take a tenth of a millisecond. A grammar can be
-written so that each takes twenty, and several sessions of that kind would make every step as long as all of
-theirs. So a session with dear masks joins a step alone of its kind, with its tip only, and all such sessions
-together take at most `SHARE` of the time. Their texts are the same, and come later.
+Masks are made while all texts of a step wait: of a target's step, or of a draft model's turn. Usual ones take
+a tenth of a millisecond. A grammar can be written so that each takes twenty, and several texts of that kind
+would make every step as long as all of theirs. So a text with dear masks joins a step alone of its kind, with
+one row only, and all such texts together take at most `SHARE` of the time. The texts are the same, and come
+later.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-
-from cloud_verifier.core.session import VerifySession
+from typing import Protocol, TypeVar
 
 CHEAP = 0.002
 """Seconds of masks in one step that a session always has for nothing."""
@@ -28,8 +28,28 @@ MAX_KNOWN = 256
 """Grammars whose masks are known to be cheap, and tenants whose masks are counted."""
 
 
+class Masked(Protocol):
+    """A session. `MaskTime` sets whether its masks are dear, and whether they are known."""
+
+    dear_masks: bool
+    masks_known: bool
+
+    @property
+    def grammar(self) -> str:
+        """Empty if it has none."""
+        ...
+
+    @property
+    def tenant(self) -> str:
+        """Dear masks are shared out by it."""
+        ...
+
+
+Session = TypeVar("Session", bound=Masked)
+
+
 class MaskTime:
-    """`begin` for a session that is admitted, `let_in` as a step is planned, `note` when it is over.
+    """`begin` for a session that begins, `let_in` as a step is planned, `note` when it is over.
 
     A session with a grammar that is not known counts as dear until its first masks have been made.
     """
@@ -39,12 +59,12 @@ class MaskTime:
         self._had = OrderedDict[str, float]()  # seconds of dear masks, by tenant
         self._next_at = 0.0  # seconds; when a session with dear masks may join a step again
 
-    def begin(self, session: VerifySession) -> None:
-        """The session is admitted."""
-        grammar = session.request.sampling.grammar
-        session.dear_masks = bool(grammar) and grammar not in self._cheap
+    def begin(self, session: Masked) -> None:
+        """No mask of the session has been made."""
+        session.masks_known = False
+        session.dear_masks = bool(session.grammar) and session.grammar not in self._cheap
 
-    def let_in(self, ready: list[VerifySession], now: float) -> tuple[list[VerifySession], float | None]:
+    def let_in(self, ready: list[Session], now: float) -> tuple[list[Session], float | None]:
         """Those of `ready` that may be in the next step, in the same order; and when one of the others may
         be. Of the sessions with dear masks one may, of the tenant that has had the least."""
         dear = [session for session in ready if session.dear_masks]
@@ -61,7 +81,7 @@ class MaskTime:
         return let, self._next_at if chosen is None else None
 
     def note(
-        self, sessions: Mapping[int, VerifySession], costs: Mapping[int, float], now: float, duration: float
+        self, sessions: Mapping[int, Masked], costs: Mapping[int, float], now: float, duration: float
     ) -> None:
         """A step of `duration` seconds is over. Masks of its `sessions` took `costs`, seconds by key."""
         over = sum(costs.values()) - FREE - FREE_PART * duration
@@ -73,10 +93,10 @@ class MaskTime:
                 over -= cost
                 self._charge(session, cost, now)
             elif cost <= CHEAP:
-                self._learn(session.request.sampling.grammar)
+                self._learn(session.grammar)
 
-    def _charge(self, session: VerifySession, cost: float, now: float) -> None:
-        self._cheap.pop(session.request.sampling.grammar, None)
+    def _charge(self, session: Masked, cost: float, now: float) -> None:
+        self._cheap.pop(session.grammar, None)
         self._next_at = max(self._next_at, now) + cost / SHARE
         self._had[session.tenant] = self._had.get(session.tenant, 0.0) + cost
         self._had.move_to_end(session.tenant)
