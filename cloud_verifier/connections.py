@@ -17,7 +17,7 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -149,7 +149,7 @@ class Connections:
 
     def _looked_at(self, file: int) -> Found | None:
         """None for a file that is no connection of the port."""
-        with suppress(OSError, ValueError), closing(socket.socket(fileno=os.dup(file))) as copy:
+        with suppress(OSError, ValueError), _copy(file) as copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == self.port:
                 host, port, *_ = copy.getpeername()
                 return Found(file, os.fstat(copy.fileno()).st_ino, _peer(host, port))
@@ -157,7 +157,7 @@ class Connections:
 
     def _close(self, found: Found) -> bool:
         """End it in both directions, as its other end could. gRPC sees that and closes its file."""
-        with suppress(OSError), closing(socket.socket(fileno=os.dup(found.file))) as copy:
+        with suppress(OSError), _copy(found.file) as copy:
             if os.fstat(copy.fileno()).st_ino == found.inode:  # the number may be another's by now
                 copy.shutdown(socket.SHUT_RDWR)
                 return True
@@ -184,6 +184,20 @@ def surplus(by_source: dict[str, list[Found]], used: Collection[Peer], number: i
             chosen.append(idle[source].pop())
             by_size.setdefault(size - 1, []).append(source)
     return chosen
+
+
+@contextmanager
+def _copy(file: int) -> Iterator[socket.socket]:
+    """A second number for the socket of an open file, closed afterwards. Raises `OSError` for a file that is
+    no socket."""
+    number = os.dup(file)
+    try:
+        copy = socket.socket(fileno=number)
+    except OSError:
+        os.close(number)
+        raise
+    with copy:
+        yield copy
 
 
 def _files() -> list[int]:
