@@ -197,7 +197,11 @@ class Turns:
             lock.release()
             self._leave(tenant)
 
-        running = in_thread(check)
+        try:
+            running = in_thread(check)
+        except RuntimeError:  # no thread can be started
+            over(None)
+            raise
         running.add_done_callback(over)  # if the caller goes, its turn still lasts as long as its thread
         await asyncio.shield(running)
 

@@ -110,6 +110,19 @@ def test_tokens_that_cannot_be_read_refuse_grammars_and_nothing_else() -> None:
         grammars.check(asking("start: /a/"))
 
 
+def test_a_trial_that_cannot_be_started_is_a_warning_before_a_session_asks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from common.grammar import Grammars
+
+    def refuse(_: object) -> None:
+        raise LocalError("no process can be started to compile grammars")
+
+    monkeypatch.setattr(Grammars, "warm", refuse)
+    TargetGrammars(tokens).prepare()
+    assert "no process can be started" in caplog.text
+
+
 class Plain:
     """An engine that knows of no grammars."""
 

@@ -95,6 +95,20 @@ async def test_checks_of_one_tenant_take_turns_and_those_of_another_do_not_wait(
     assert begun == ["one", "other", *["one"] * (MAX_WAITING - 1)]
 
 
+async def test_a_check_without_a_thread_ends_its_tenants_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from common.grammar.trial import Turns
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    turns = Turns()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            await turns.run("one", lambda: None)
+    await asyncio.wait_for(turns.run("one", lambda: None), 20)
+
+
 def test_a_process_that_goes_does_not_wait_for_a_check() -> None:
     from common.grammar.trial import in_thread
 
