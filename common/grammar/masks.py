@@ -91,7 +91,7 @@ class Grammars:
 
     def matcher(self, grammar: str) -> Matcher:
         """For one text. Raises `UserError` for a grammar that is refused, in llguidance's words, or that
-        costs too much; `LocalError` if it cannot be tried."""
+        costs too much; `CapacityError` and `LocalError` if it cannot be tried (`Trials.check`)."""
         return Matcher(self, grammar, self.compiled(grammar))
 
     def compiled(self, grammar: str) -> Compiled:
