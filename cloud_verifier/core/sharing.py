@@ -161,13 +161,13 @@ class Sharing:
         num_drafts = sum(part.num_drafts for part in parts)
         reads = sum(part.num_drafts * self._row_reads(part.session) for part in parts)
         total = self._longer(writing, num_drafts, reads)
-        times = [total * weight / sum(weights) for weight in weights]
+        price = total / sum(weights)  # for a second of weight
         bare = self._bare([part.session for part in parts if part.session.key not in spared])
-        for part, own in zip(parts, times, strict=True):
+        for part, weight in zip(parts, weights, strict=True):
             session, num_won = part.session, part.num_won
             if part.num_outputs and (session.promised or num_won):
                 session.kept.add(num_won, session.promised)
-            lost = (total - own) / bare if bare else 0.0
+            lost = (total - price * weight) / bare if bare else 0.0
             lost *= 1.0 - spared.get(session.key, 0.0)
             session.balance = min(MOST_SAVED, session.balance + num_won + self.max_slowdown - lost)
 
