@@ -106,8 +106,8 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     option(
         "--dtype",
         default="auto",
-        help="auto, float32, bfloat16 or float16 (%(default)s: as stored; on a CPU that computes in bfloat16 "
-        "so from 100 million parameters on, else float32)",
+        help="auto, float32, bfloat16 or float16 (%(default)s: as stored; on a CPU float32, unless it "
+        "computes in bfloat16 and a bfloat16 model has 100 million parameters)",
     )
     option(
         "--quantize",

@@ -1,9 +1,9 @@
 """What masks of grammars cost a step, and sessions that wait because theirs cost much.
 
-Masks are made while all sessions of a step wait. Usual ones take a tenth of a millisecond. A grammar can be
-written so that each takes twenty, and several sessions of that kind would make every step as long as all of
-theirs. So a session with dear masks joins a step alone of its kind, with its tip only, and all such sessions
-together take at most `SHARE` of the time. Their texts are the same, and come later.
+Masks are made while all sessions of a step wait. Usual masks take a tenth of a millisecond. A grammar can be
+written so that each mask takes 20 ms, and the masks of all such sessions would add up in every step. So a
+step has one session with dear masks at most, with its tip only. All such sessions together take at most
+`SHARE` of the time. Their texts stay the same, and come later.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Mapping
 from cloud_verifier.core.session import VerifySession
 
 CHEAP = 0.002
-"""Seconds of masks in one step that a session always has for nothing."""
+"""Seconds in one step up to which a session's masks are never dear."""
 
 FREE, FREE_PART = 0.005, 0.25
-"""Seconds of masks that a step has for nothing, and the part of its duration. Below it nobody waits."""
+"""No masks are dear while those of a step take less than so many seconds and this part of its duration."""
 
 SHARE = 0.05
-"""Of the time, for sessions with dear masks. Of steps that take s seconds, those with such masks of c seconds
-are the share s * SHARE / c. So the 95th percentile of steps stays below 3 s: where c is above 2 s, they are
-one step of forty at most."""
+"""Share of the time for sessions with dear masks. Of steps that take s seconds, those with such masks of c
+seconds are the share s * SHARE / c. So the 95th percentile of steps stays below 3 s: where c is above 2 s,
+they are one step of forty at most."""
 
 MAX_KNOWN = 256
 """Grammars whose masks are known to be cheap, and tenants whose masks are counted."""
@@ -45,8 +45,8 @@ class MaskTime:
         session.dear_masks = bool(grammar) and grammar not in self._cheap
 
     def let_in(self, ready: list[VerifySession], now: float) -> tuple[list[VerifySession], float | None]:
-        """Those of `ready` that may be in the next step, in the same order; and when one of the others may
-        be. Of the sessions with dear masks one may, of the tenant that has had the least."""
+        """The sessions of `ready` that may be in the next step, in the same order; and when one of the others
+        may be. Of the sessions with dear masks one may: of the tenant whose masks have taken least."""
         dear = [session for session in ready if session.dear_masks]
         for session in dear:
             if not session.masks_known:  # another session may have shown it meanwhile

@@ -28,10 +28,10 @@ MAX_GRAMMARS = 64
 """Compiled grammars that are kept for other texts; to compile one anew takes milliseconds."""
 
 MAX_BYTES = 512 * 2**20
-"""Of all compiled grammars that texts use or that are kept, as they were measured when they were tried."""
+"""Bytes of all compiled grammars that texts use or that are kept, as their trials measured them."""
 
 LEXER_BYTES = 5 * 2**20
-"""Of the states that a grammar's lexer may come to have while texts are read (`library.limits`)."""
+"""Bytes by which a grammar's lexer may grow while texts are read (`library.limits`)."""
 
 MAX_ANEW = 4
 """Times that one text's grammar is compiled anew because its lexer had too many states."""

@@ -46,7 +46,7 @@ ENDED = {
 
 
 class Result(NamedTuple):
-    """Of one trial."""
+    """The result of one trial."""
 
     why: str = ""  # the grammar is refused; empty if it fits
     size: int = 0  # bytes that it takes, if it fits
