@@ -87,9 +87,7 @@ class Connections:
     port: int = 0
     num_closed: int = 0
     _sessions: Counter[Peer] = field(default_factory=Counter)
-    _order: dict[int, int] = field(
-        default_factory=dict
-    )  # by inode: in which look a connection was first seen
+    _order: dict[int, int] = field(default_factory=dict)  # by inode: the look that first saw a connection
     _num_looks: int = 0
 
     @contextmanager
