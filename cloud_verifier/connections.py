@@ -17,7 +17,7 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -34,10 +34,10 @@ LOOK_EVERY = 0.5
 """Seconds. A look lists the open files, some 0.1 ms; only a verifier that is nearly full looks at each."""
 
 FULL, ROOM = 0.9, 0.6
-"""Of the most connections: where idle ones begin to be closed, and how many are left."""
+"""Shares of the most connections there may be: idle ones are closed from `FULL` on, down to `ROOM`."""
 
 IPV6_NETWORK = 64
-"""Bits of an IPv6 address that count: whoever has one such network has all of its addresses."""
+"""Bits of an IPv6 address that name a network. One host may have all addresses of its network."""
 
 Host = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -53,14 +53,14 @@ class Peer(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Who may be behind it: an IPv4 address, or a network of IPv6."""
+        """What its connections are counted by: an IPv4 address, or an IPv6 network."""
         if isinstance(self.host, ipaddress.IPv4Address):
             return str(self.host)
         return str(ipaddress.ip_network((self.host, IPV6_NETWORK), strict=False))
 
 
 def peer_of(text: str) -> Peer | None:
-    """What gRPC calls `ipv4:192.0.2.1:5000`. None for a connection without an address."""
+    """Read gRPC's name of a peer, such as `ipv4:192.0.2.1:5000`. None for a peer without an address."""
     found = GRPC_PEER.fullmatch(unquote(text))
     return None if found is None else _peer(found["host"], int(found["port"]))
 
@@ -82,19 +82,17 @@ class Found:
 
 @dataclass
 class Connections:
-    """Those of one port. `port` is set once the verifier listens."""
+    """The connections of one port. `port` is set once the verifier listens."""
 
     port: int = 0
     num_closed: int = 0
     _sessions: Counter[Peer] = field(default_factory=Counter)
-    _order: dict[int, int] = field(
-        default_factory=dict
-    )  # by inode: in which look a connection was first seen
+    _order: dict[int, int] = field(default_factory=dict)  # by inode: the look that first saw a connection
     _num_looks: int = 0
 
     @contextmanager
     def in_use(self, peer: Peer | None) -> Iterator[None]:
-        """A session runs on this connection. Such a connection is not closed."""
+        """Count a session on this connection. `relieve` closes no connection with a session."""
         if peer is None:
             yield
             return
@@ -107,7 +105,7 @@ class Connections:
                 del self._sessions[peer]
 
     async def run(self) -> None:
-        """Look from time to time, until cancelled."""
+        """Call `relieve` every `LOOK_EVERY` seconds, until cancelled."""
         while _files():
             await asyncio.sleep(LOOK_EVERY)
             try:
@@ -138,7 +136,7 @@ class Connections:
         logger.warning("! too many connections: idle ones are closed", extra={"fields": fields})
 
     def cut(self, peers: Collection[Peer]) -> None:
-        """Close the connections to these."""
+        """Close the connections to these peers, also those with sessions."""
         for each in self._found():
             if each.peer in peers:
                 self.num_closed += self._close(each)
@@ -149,7 +147,7 @@ class Connections:
 
     def _looked_at(self, file: int) -> Found | None:
         """None for a file that is no connection of the port."""
-        with suppress(OSError, ValueError), closing(socket.socket(fileno=os.dup(file))) as copy:
+        with suppress(OSError, ValueError), _copy(file) as copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == self.port:
                 host, port, *_ = copy.getpeername()
                 return Found(file, os.fstat(copy.fileno()).st_ino, _peer(host, port))
@@ -157,7 +155,7 @@ class Connections:
 
     def _close(self, found: Found) -> bool:
         """End it in both directions, as its other end could. gRPC sees that and closes its file."""
-        with suppress(OSError), closing(socket.socket(fileno=os.dup(found.file))) as copy:
+        with suppress(OSError), _copy(found.file) as copy:
             if os.fstat(copy.fileno()).st_ino == found.inode:  # the number may be another's by now
                 copy.shutdown(socket.SHUT_RDWR)
                 return True
@@ -165,8 +163,8 @@ class Connections:
 
 
 def surplus(by_source: dict[str, list[Found]], used: Collection[Peer], number: int) -> list[Found]:
-    """So many connections that are not `used`, if there are as many. Each is the last one in the list of the
-    source that has most."""
+    """Choose `number` connections that are not `used`, or as many as there are. Each is the last in the list
+    of the source that then has most."""
     chosen = list[Found]()
     sizes = {source: len(each) for source, each in by_source.items()}
     idle = {source: [each for each in them if each.peer not in used] for source, them in by_source.items()}
@@ -186,8 +184,22 @@ def surplus(by_source: dict[str, list[Found]], used: Collection[Peer], number: i
     return chosen
 
 
+@contextmanager
+def _copy(file: int) -> Iterator[socket.socket]:
+    """A second number for the socket of an open file, closed afterwards. Raises `OSError` for a file that is
+    no socket."""
+    number = os.dup(file)
+    try:
+        copy = socket.socket(fileno=number)
+    except OSError:
+        os.close(number)
+        raise
+    with copy:
+        yield copy
+
+
 def _files() -> list[int]:
-    """The open files of this process. None where a system does not list them."""
+    """The numbers of this process's open files; empty where a system does not list them."""
     try:
         return [int(name) for name in os.listdir(LISTED)]
     except OSError:

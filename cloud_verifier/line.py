@@ -31,7 +31,7 @@ MESSAGE_RATE, MESSAGE_BURST = 500.0, 1500
 so a hundred a second are many."""
 
 TENANT_RATE = 1000.0
-"""Messages a second of all those streams of one tenant that send faster than they may, together."""
+"""Messages a second that all flooding streams of one tenant share (`Pace`)."""
 
 SPARE_FILLERS = 64
 """Beyond twice what the cadence asks for: timers drift, and links bunch."""
@@ -85,10 +85,11 @@ class PrivacySettings:
 
 
 class Pace:
-    """How fast messages are taken. What comes faster waits, in the end at its sender.
+    """How fast a stream's messages are taken. A message that comes too soon waits, and so do those behind it.
 
-    `flooding` is shared by the streams of one tenant. It holds those whose messages waited and that made no
-    pause since, and these share `TENANT_RATE`. A stream that keeps to its own rate waits for no other.
+    `flooding` is shared by the streams of one tenant. It holds the streams whose messages waited and that
+    have made no pause since. They share `TENANT_RATE`. A stream that keeps to its own rate waits for no
+    other.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ MOST_TABLES = 8
 their own is another, for the first difference."""
 
 MOST_TABLES_OF_ONE = 4
-"""And for one address. Others find places."""
+"""Token tables on their way to one address at once, so that other addresses find places."""
 
 TABLE_TIME = 10.0
 """Seconds that a token table has to leave. If it takes longer, and another edge finds no place, its

@@ -21,7 +21,7 @@ from cloud_verifier.outbox import Outbox
 from cloud_verifier.telemetry.monitor import Monitor
 from cloud_verifier.telemetry.snapshot import Snapshot, take
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
-from common.grammar.trial import Turns
+from common.grammar.trial import Turns, in_thread
 from common.messages import Close, Finish, Open, Propose
 from common.rpc.version import version
 
@@ -166,7 +166,7 @@ class Worker:
     async def run(self) -> None:
         """Until cancelled. Raises what broke it, if anything does."""
         self._engine_thread.start()
-        preparing = asyncio.create_task(asyncio.to_thread(prepare_grammars, self._engine))
+        in_thread(lambda: prepare_grammars(self._engine))
         try:
             while True:
                 self._check_timer()
@@ -178,7 +178,6 @@ class Worker:
                 if self._broken is not None:
                     raise self._broken
         finally:
-            preparing.cancel()
             self._engine_thread.stop()
 
     def _go_on(self) -> bool:

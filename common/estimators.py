@@ -164,9 +164,7 @@ class WidthTimes:
     a width that looked expensive once is tried again.
     """
 
-    EXACT: ClassVar = (
-        8  # widths up to here are kept apart; wider ones share a correction with the nearest power of two
-    )
+    EXACT: ClassVar = 8  # widest that has a correction of its own; others share the nearest power of two's
     OWN_STEPS = 2.0  # a width's own correction weighs half after so many steps of that width
     ASSUMED = 0.01  # steps that an assumed shape counts for
     MEASURED = 4.0  # steps that a measured one counts for

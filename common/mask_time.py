@@ -1,10 +1,9 @@
 """What masks of grammars cost a step, and texts that wait because theirs cost much.
 
 Masks are made while all texts of a step wait: of a target's step, or of a draft model's turn. Usual ones take
-a tenth of a millisecond. A grammar can be written so that each takes twenty, and several texts of that kind
-would make every step as long as all of theirs. So a text with dear masks joins a step alone of its kind, with
-one row only, and all such texts together take at most `SHARE` of the time. The texts are the same, and come
-later.
+a tenth of a millisecond. A grammar can be written so that each mask takes 20 ms, and the masks of all such
+texts would add up in every step. So a step has one text with dear masks at most, with one row only. All such
+texts together take at most `SHARE` of the time. They stay the same, and come later.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
 CHEAP = 0.002
-"""Seconds of masks in one step that a session always has for nothing."""
+"""Seconds in one step up to which a session's masks are never dear."""
 
 FREE, FREE_PART = 0.005, 0.25
-"""Seconds of masks that a step has for nothing, and the part of its duration. Below it nobody waits."""
+"""No masks are dear while those of a step take less than so many seconds and this part of its duration."""
 
 SHARE = 0.05
-"""Of the time, for sessions with dear masks. Of steps that take s seconds, those with such masks of c seconds
-are the share s * SHARE / c. So the 95th percentile of steps stays below 3 s: where c is above 2 s, they are
-one step of forty at most."""
+"""Share of the time for sessions with dear masks. Of steps that take s seconds, those with such masks of c
+seconds are the share s * SHARE / c. So the 95th percentile of steps stays below 3 s: where c is above 2 s,
+they are one step of forty at most."""
 
 MAX_KNOWN = 256
 """Grammars whose masks are known to be cheap, and tenants whose masks are counted."""
@@ -65,8 +64,8 @@ class MaskTime:
         session.dear_masks = bool(session.grammar) and session.grammar not in self._cheap
 
     def let_in(self, ready: list[Session], now: float) -> tuple[list[Session], float | None]:
-        """Those of `ready` that may be in the next step, in the same order; and when one of the others may
-        be. Of the sessions with dear masks one may, of the tenant that has had the least."""
+        """The sessions of `ready` that may be in the next step, in the same order; and when one of the others
+        may be. Of the sessions with dear masks one may: of the tenant whose masks have taken least."""
         dear = [session for session in ready if session.dear_masks]
         for session in dear:
             if not session.masks_known:  # another session may have shown it meanwhile

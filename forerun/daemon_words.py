@@ -40,7 +40,7 @@ def flat(value: Any) -> str:
 
 
 def _verifier(told: Json) -> str:
-    """Why it is so is told of one that cannot be used; of another what was wrong before is over."""
+    """A line about one verifier, with a reason if it cannot be used."""
     health = str(told.get("health") or told.get("state") or "?")
     since = told.get("for_s")
     parts = [health if since is None else f"{health} for {duration(since)}"]

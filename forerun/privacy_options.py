@@ -38,8 +38,8 @@ def add_edge_privacy(parser: argparse.ArgumentParser) -> None:
         "--privacy",
         default=Privacy.PADDED.title,
         choices=LEVELS,
-        help="privacy of message sizes and times; the verifier may insist on less being "
-        "told (%(default)s; docs/privacy.md)",
+        help="privacy of message sizes and times; the verifier may insist on a stricter level "
+        "(%(default)s; docs/privacy.md)",
     )
 
 

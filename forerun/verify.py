@@ -106,8 +106,8 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     option(
         "--dtype",
         default="auto",
-        help="auto, float32, bfloat16 or float16 (%(default)s: as stored; on a CPU that computes in bfloat16 "
-        "so from 100 million parameters on, else float32)",
+        help="auto, float32, bfloat16 or float16 (%(default)s: as stored; on a CPU float32, unless it "
+        "computes in bfloat16 and a bfloat16 model has 100 million parameters)",
     )
     option(
         "--quantize",
@@ -321,15 +321,16 @@ def worker_of(options: argparse.Namespace, engine: TargetEngine, watch: Watch | 
 def served_name(options: argparse.Namespace) -> str:
     """What edges are told the model is called: `--name`, a folder's own name, or the hub id. A path of this
     machine is nobody's business."""
-    model = str(options.model)
-    return str(options.name or (Path(model).resolve().name if Path(model).is_dir() else model))
+    folder = Path(options.model).expanduser()
+    return str(options.name or (folder.resolve().name if folder.is_dir() else options.model))
 
 
 def warn_of_plain_text(options: argparse.Namespace) -> None:
-    """Say it if prompts and texts cross a network that anybody may read."""
+    """Warn if prompts and texts cross a network without encryption."""
     from cloud_verifier.admin import is_loopback
 
-    if options.tls_cert is None and not is_loopback(options.listen.rpartition(":")[0]):
+    host = options.listen.rpartition(":")[0]
+    if options.tls_cert is None and not options.listen.startswith("unix:") and not is_loopback(host):
         logger.warning(
             "%s serves prompts and texts in plain text to every machine that reaches it; give --tls-cert and "
             "--tls-key, or listen on 127.0.0.1",

@@ -122,11 +122,11 @@ class Turns:
     """When callers that found no room should come again: each at a moment of its own, so that those refused
     together do not come back together."""
 
-    last_at: float = -math.inf  # seconds; the latest turn that was told
+    last_at: float = -math.inf  # seconds; the latest turn that a caller was given
 
     def next(self, now: float, interval: float) -> float:
-        """Seconds until the next turn, where a place comes free every `interval` seconds. The turns of
-        `MOST_AHEAD` seconds are told before any two may lie close together."""
+        """Seconds until the next turn, where a place comes free every `interval` seconds. Turns lie apart.
+        When they reach more than `MOST_AHEAD` seconds ahead, they begin anew."""
         first = now + min(max(interval, LEAST_TURN), MOST_AHEAD)
         after = self.last_at + min(interval, MOST_SPACING)
         self.last_at = after if first <= after <= first + MOST_AHEAD else first

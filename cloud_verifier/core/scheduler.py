@@ -392,10 +392,11 @@ class VerifyScheduler:
         to find who broke it. For a caller that waits no longer nothing is evaluated, and nothing that is
         beyond its tenant's rate."""
         everybody = [session for session in self.sessions.values() if session.ready_by(now)]
-        everybody, masks_at = self.mask_time.let_in(everybody, now)
-        self._alarms.set(MASK_KEY, masks_at)
-        ready, more_at = self.rationing.let_in(everybody, now)
+        everybody, more_at = self.rationing.let_in(everybody, now)
         self._alarms.set(QUOTA_KEY, more_at)
+        # After the quotas: one session with dear masks is chosen, and it must be able to run.
+        ready, masks_at = self.mask_time.let_in(everybody, now)
+        self._alarms.set(MASK_KEY, masks_at)
         if self.room.secure(ready, self.sessions.values()):
             ready = [session for session in ready if not session.preempted]
         while self._suspects:

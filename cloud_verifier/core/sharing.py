@@ -108,10 +108,10 @@ class Sharing:
         bare: float,
         room: int,
     ) -> tuple[list[Offer], float]:
-        """Of `offers` those that all can bear, `room` at most, and the seconds that they add to the step.
+        """The `offers` that all sessions can bear, `room` at most, and the seconds that they add to the step.
 
-        What rows add together is shared by them. Where some are left out the others may be dearer: so it is
-        asked again, of fewer offers each time.
+        The offers share the time that they add together. If some are left out, the others may become dearer,
+        so they are judged again. Each round has fewer offers.
         """
         while offers:
             price = self._price(offers, decoding)
@@ -161,13 +161,13 @@ class Sharing:
         num_drafts = sum(part.num_drafts for part in parts)
         reads = sum(part.num_drafts * self._row_reads(part.session) for part in parts)
         total = self._longer(writing, num_drafts, reads)
-        times = [total * weight / sum(weights) for weight in weights]
+        price = total / sum(weights)  # for a second of weight
         bare = self._bare([part.session for part in parts if part.session.key not in spared])
-        for part, own in zip(parts, times, strict=True):
+        for part, weight in zip(parts, weights, strict=True):
             session, num_won = part.session, part.num_won
             if part.num_outputs and (session.promised or num_won):
                 session.kept.add(num_won, session.promised)
-            lost = (total - own) / bare if bare else 0.0
+            lost = (total - price * weight) / bare if bare else 0.0
             lost *= 1.0 - spared.get(session.key, 0.0)
             session.balance = min(MOST_SAVED, session.balance + num_won + self.max_slowdown - lost)
 
@@ -184,7 +184,7 @@ class Sharing:
         return len(session.lease.slots) / self.rows_per_read
 
     def _weight(self, session: VerifySession) -> float:
-        """Of an offer of it."""
+        """Seconds that a row of it takes by the line, above 0 (`Offer.weight`)."""
         return max(self.cost.more(1, self._row_reads(session)), LEAST_WEIGHT)
 
     def _longer(self, decoding: Sequence[VerifySession], num_rows: int, reads: float) -> float:
@@ -198,7 +198,7 @@ class Sharing:
         return self._longer(decoding, len(offers), sum(offer.reads for offer in offers))
 
     def _price(self, offers: Sequence[Offer], decoding: Sequence[VerifySession]) -> float:
-        """What they add, for each second of their weights."""
+        """Seconds that these add to the step, for each second of their weights."""
         if not offers:
             return 0.0
         return self._added(offers, decoding) / sum(offer.weight for offer in offers)

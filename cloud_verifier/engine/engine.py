@@ -112,6 +112,7 @@ class TorchEngine:
     def evaluate(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises `LocalError` for a plan that breaks a rule of `StepItem`, and `CapacityError`
         if the device has no memory for it."""
+        self._grammars.take_times()  # of a step that failed: its sessions may be gone
         with out_of_memory_told(plan):
             step = pack(plan, self._limits)
             if has_rules(plan) and len(step.outputs):

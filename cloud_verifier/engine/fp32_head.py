@@ -69,9 +69,7 @@ class _Fp32Head:
     def _product(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """`functional.linear` with float32 sums."""
         wide_bias = None if bias is None else bias.float()
-        if (
-            weight.dtype == torch.float32
-        ):  # the probe widens it for a while (`widening.py`); keep no reference
+        if weight.dtype == torch.float32:  # the probe widens it for a while (`widening.py`): keep no copy
             return functional.linear(hidden.float(), weight, wide_bias)
         if hidden.is_cuda:
             flat = hidden.reshape(-1, hidden.shape[-1])

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.core.target import IntArray
-from common.errors import PeerError, UserError
+from common.errors import ForerunError, PeerError, UserError
 from common.grammar import Grammars, Masks, Matcher, Tokens
 from common.messages import Open
 
@@ -85,11 +85,12 @@ class TargetGrammars:
 
     def prepare(self) -> None:
         """Read the target's tokens, which takes a second or two for a large vocabulary. From any thread; a
-        session that comes meanwhile waits for it. One that cannot be read refuses each grammar later."""
+        session that comes meanwhile waits for it. If this fails, the log says so, and each session with a
+        grammar is told why."""
         try:
             self._made()
-        except UserError as error:
-            logger.warning("no grammars: %s", error)
+        except ForerunError as error:
+            logger.warning("! no grammars: %s", error)
 
     def check(self, request: Open) -> None:
         """Raise `UserError` for a grammar that is refused or reads too slowly, and for a target that can

@@ -22,7 +22,7 @@ CPU_SLOTS = 16384
 """What `auto` means on a CPU, whose memory others use, too; fewer where the memory holds fewer."""
 
 SHARE = 0.9
-"""Of the free memory that KV may take. The rest is for fragments and for the libraries' own buffers."""
+"""Share of the free memory that KV may take. The rest is for fragments and for the libraries' own buffers."""
 
 GRAPHS = 512 << 20
 """Bytes of CUDA graphs beside the tensors that they hold: some 50 graphs of 1,300 kernels each."""

@@ -12,8 +12,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
+from ssl import SSLError
 from typing import Any, TypeVar, cast
 from urllib.error import HTTPError
 from urllib.parse import quote
@@ -372,11 +374,13 @@ def _on_the_hub(source: str) -> str:
             return source
     except HTTPError:  # what this means for the model is for transformers to say
         return source
-    except OSError as error:
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, SSLError):  # an answer: transformers has its own list of authorities
+            return source
         try:
             return snapshot_download(source, local_files_only=True)
         except (OSError, ValueError):
-            reason = getattr(error, "reason", error)
             raise UserError(
                 f"cannot load the target model '{source}': there is no such folder, and the Hugging Face hub "
                 f"cannot be reached ({getattr(reason, 'strerror', None) or reason}). {_WHAT_TO_GIVE}"

@@ -28,10 +28,10 @@ MAX_GRAMMARS = 64
 """Compiled grammars that are kept for other texts; to compile one anew takes milliseconds."""
 
 MAX_BYTES = 512 * 2**20
-"""Of all compiled grammars that texts use or that are kept, as they were measured when they were tried."""
+"""Bytes of all compiled grammars that texts use or that are kept, as their trials measured them."""
 
 LEXER_BYTES = 5 * 2**20
-"""Of the states that a grammar's lexer may come to have while texts are read (`library.limits`)."""
+"""Bytes by which a grammar's lexer may grow while texts are read (`library.limits`)."""
 
 MAX_MATCHERS = 256
 """Texts that are kept; one that was forgotten is read again from its beginning, some microseconds a token."""
@@ -85,7 +85,7 @@ class Grammars:
 
     def matcher(self, grammar: str) -> Matcher:
         """For one text. Raises `UserError` for a grammar that is refused, in llguidance's words, or that
-        costs too much; `LocalError` if it cannot be tried."""
+        costs too much; `CapacityError` and `LocalError` if it cannot be tried (`Trials.check`)."""
         return Matcher(self, grammar, self.compiled(grammar))
 
     def compiled(self, grammar: str) -> Compiled:

@@ -29,7 +29,7 @@ MAX_PROCESSES = 2
 """Trials at once. A tenant's take one after the other (`Turns`), so one tenant leaves room for another's."""
 
 PATIENCE = 10.0
-"""Seconds for an answer. The child itself ends a compile after 2; a small device that is busy needs some."""
+"""Seconds for an answer. The child itself ends a compile after 8."""
 
 START_PATIENCE = 30.0
 """Seconds for a process to begin."""
@@ -46,7 +46,7 @@ ENDED = {
 
 
 class Result(NamedTuple):
-    """Of one trial."""
+    """The result of one trial."""
 
     why: str = ""  # the grammar is refused; empty if it fits
     size: int = 0  # bytes that it takes, if it fits
@@ -73,8 +73,8 @@ class Trials:
 
     def check(self, grammar: str) -> int:
         """The bytes that a grammar takes which may be compiled here. Raises `UserError` if it is refused or
-        costs too much, `LocalError` if no process can be started. The first time of a grammar takes some
-        milliseconds, and up to 2 s if it costs too much."""
+        costs too much, `CapacityError` if this machine is too busy to tell, and `LocalError` if no process
+        can be started. The first time of a grammar takes some milliseconds."""
         name = hashlib.sha256(grammar.encode()).digest()
         with self._lock:
             result = self._known.get(name)
@@ -105,9 +105,8 @@ class Trials:
                 return Result(words)
             case {"ended": str(what)} if what in ENDED:
                 return Result(f"the grammar is refused: {ENDED[what]}; make it smaller or simpler")
-            case _:
-                words = "the grammar is refused: it has ended the process that compiles it; make it simpler"
-                return Result(words)
+            case _:  # the clock, or the process is gone: that says nothing about the grammar
+                raise CapacityError("this machine is too busy to compile the grammar; try later")
 
 
 class _Process:
@@ -197,7 +196,11 @@ class Turns:
             lock.release()
             self._leave(tenant)
 
-        running = in_thread(check)
+        try:
+            running = in_thread(check)
+        except RuntimeError:  # no thread can be started
+            over(None)
+            raise
         running.add_done_callback(over)  # if the caller goes, its turn still lasts as long as its thread
         await asyncio.shield(running)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -415,6 +416,17 @@ def test_of_connections_those_are_closed_whose_address_has_most() -> None:
     assert kept == [one[0], two[0], three[0]], "one of each"
     used = [each.peer for each in one]
     assert {each.peer.source for each in surplus(by_source, used, 6)} <= {"2001:db8::/64", "192.0.2.2"}
+
+
+def test_a_look_at_the_connections_leaves_no_file_open() -> None:
+    from cloud_verifier.connections import Connections, _files
+
+    connections = Connections(port=1)
+    before = len(_files())
+    with open(os.devnull):
+        for _ in range(3):
+            connections.cut(())
+    assert len(_files()) == before
 
 
 def test_the_other_end_of_a_connection_is_read_as_grpc_writes_it() -> None:

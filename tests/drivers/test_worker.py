@@ -90,6 +90,27 @@ async def test_what_grammars_need_is_made_before_one_comes() -> None:
     await asyncio.gather(heartbeat, return_exceptions=True)
 
 
+def test_a_process_that_goes_does_not_wait_for_what_grammars_need() -> None:
+    go_on = threading.Event()
+
+    class Busy(Slow):
+        def prepare_grammars(self) -> None:
+            super().prepare_grammars()
+            go_on.wait(10)
+
+    async def main() -> None:
+        engine = Busy(TargetInfo("tiny", VOCAB, 512, 400, EOS, VOCABULARY.fingerprint))
+        heartbeat = asyncio.create_task(Worker(engine, VerifyScheduler(engine.info)).run())
+        assert await asyncio.to_thread(engine.prepared.wait, 20)
+        heartbeat.cancel()
+        await asyncio.gather(heartbeat, return_exceptions=True)
+
+    began = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - began < 5
+    go_on.set()
+
+
 async def ended(worker: Worker, prompt: tuple[int, ...]) -> tuple[list[int], ForerunError | None]:
     """The text of a session, and the error that ended it, if one did."""
     key, queue = worker.connect()

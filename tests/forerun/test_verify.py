@@ -34,11 +34,13 @@ def options(*words: str) -> argparse.Namespace:
     return parser.parse_args(["--model", *words])
 
 
-def test_edges_are_not_told_where_the_model_lies(tmp_path: Path) -> None:
+def test_edges_are_not_told_where_the_model_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "secret" / "Qwen2.5-7B"
     folder.mkdir(parents=True)
     assert served_name(options(str(folder))) == "Qwen2.5-7B"
     assert served_name(options(f"{folder}/")) == "Qwen2.5-7B"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert served_name(options("~/secret/Qwen2.5-7B")) == "Qwen2.5-7B"
     assert served_name(options("Qwen/Qwen2.5-7B")) == "Qwen/Qwen2.5-7B"
     assert served_name(options(str(folder), "--name", "large")) == "large"
 
@@ -51,6 +53,7 @@ def test_edges_are_not_told_where_the_model_lies(tmp_path: Path) -> None:
         (["m", "--listen", "0.0.0.0:0"], True),
         (["m", "--listen", "192.0.2.1:5"], True),
         (["m", "--listen", "[::1]:5"], False),
+        (["m", "--listen", "unix:/run/verifier.sock"], False),
         (["m", "--listen", "0.0.0.0:0", "--tls-cert", "c", "--tls-key", "k"], False),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from cloud_verifier.core.admission import Caller
 from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.core.quotas import Quota, Quotas
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
 from common.mask_time import SHARE
@@ -112,6 +113,17 @@ def test_a_tenant_with_one_dear_session_is_served_as_much_as_one_with_many() -> 
     machine.run(30.0)
     many = sum(len(machine.told[key]) for key in range(2, 11))
     assert len(machine.told[11]) >= 0.7 * many
+
+
+def test_a_tenant_beyond_its_rate_keeps_no_other_from_its_turn() -> None:
+    machine = Machine({2: 0.02, 3: 0.02})
+    slow = Quotas(tenants={"slow": Quota(positions_per_second=0.5, burst=8)})
+    machine.scheduler.rationing.change(slow, 0.0)
+    machine.open(2, "dear", tenant="slow")
+    machine.open(3, "dear 3", tenant="other")
+    machine.run(20.0)
+    assert len(machine.told[2]) < 20
+    assert len(machine.told[3]) >= 30
 
 
 def test_a_session_that_ended_in_the_step_is_charged_too() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from cloud_verifier.core.target import StepPlan
+from cloud_verifier.core.target import StepItem, StepPlan
 from cloud_verifier.engine.grammar import TargetGrammars, check_grammar, prepare_grammars
 from common.errors import LocalError, PeerError, UserError
 from common.messages import Open
@@ -110,6 +110,19 @@ def test_tokens_that_cannot_be_read_refuse_grammars_and_nothing_else() -> None:
         grammars.check(asking("start: /a/"))
 
 
+def test_a_trial_that_cannot_be_started_is_a_warning_before_a_session_asks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from common.grammar import Grammars
+
+    def refuse(_: object) -> None:
+        raise LocalError("no process can be started to compile grammars")
+
+    monkeypatch.setattr(Grammars, "warm", refuse)
+    TargetGrammars(tokens).prepare()
+    assert "no process can be started" in caplog.text
+
+
 class Plain:
     """An engine that knows of no grammars."""
 
@@ -191,6 +204,23 @@ def test_every_row_of_a_tree_has_the_mask_of_its_own_path(demo: TargetModel) -> 
         assert token in mask
     with pytest.raises(LocalError, match="nobody to tell its masks"):
         choice_rows(item)
+
+
+@pytest.mark.torch
+def test_a_step_tells_no_mask_times_of_one_that_failed_before_it(demo: TargetModel) -> None:
+    from cloud_verifier.engine.engine import TorchEngine
+    from tests.cloud_verifier.engine.tiny import Session, Slots, ints
+
+    engine, slots = TorchEngine(demo, 64), Slots(64)
+
+    def item(session: int, grammar: str) -> StepItem:
+        made = Session(session, slots, SamplingParams(grammar=grammar)).item([5], [-1], [0])
+        return replace(made, prompt=ints([5]), generated=ints([]))
+
+    with pytest.raises(UserError, match="unclosed group"):
+        engine.evaluate(StepPlan((item(1, "start: /a/"), item(2, "start: /(/"))))
+    result = engine.evaluate(StepPlan((item(3, "start: /a/"),)))
+    assert [session for session, _ in result.mask_times] == [3]
 
 
 @pytest.mark.torch

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+from http.client import BadStatusLine
 from pathlib import Path
+from ssl import SSLCertVerificationError
 from types import SimpleNamespace
+from urllib.error import URLError
 
 import pytest
 
@@ -267,3 +270,28 @@ def test_a_name_that_is_no_folder_fails_at_once_where_the_hub_cannot_be_reached(
     with pytest.raises(UserError, match="no such folder, and the Hugging Face hub cannot be reached"):
         load_target("demo_modles/target")
     assert not [each for each in caplog.records if "Retrying" in each.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("answer", "loads"),
+    [(URLError(SSLCertVerificationError("unknown authority")), True), (BadStatusLine("200?"), False)],
+)
+def test_what_answers_in_place_of_the_hub_is_no_traceback(
+    answer: Exception, loads: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """transformers trusts other certificates than Python's own client, so it is asked."""
+    from huggingface_hub import constants
+
+    from cloud_verifier.engine import transformers_adapter
+
+    def refuse(*_: object, **__: object) -> None:
+        raise answer
+
+    monkeypatch.setattr(transformers_adapter, "urlopen", refuse)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    if loads:
+        assert transformers_adapter._on_the_hub("some/model") == "some/model"
+        return
+    with pytest.raises(UserError, match="cannot be reached"):
+        transformers_adapter._on_the_hub("some/model")

@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -70,6 +72,36 @@ def test_a_trial_whose_process_was_killed_is_another_ones_matter(trials: Trials)
     trials.check("start: /b/")
 
 
+def test_a_trial_that_a_busy_machine_does_not_end_refuses_no_grammar(trials: Trials) -> None:
+    """Nor is it remembered."""
+
+    class Busy:
+        is_alive = True
+
+        def ask(self, message: object, patience: float) -> dict[str, str]:
+            return {"ended": "clock"}
+
+    idle = [trials._idle.get() for _ in range(trials._idle.qsize())]
+    trials._idle.put(cast("Any", Busy()))
+    with pytest.raises(CapacityError, match="too busy"):
+        trials.check("start: /c/")
+    trials._idle.get()
+    for each in idle:
+        trials._idle.put(each)
+    trials.check("start: /c/")
+
+
+def test_a_compile_that_hardly_runs_is_ended_by_the_clock() -> None:
+    code = (
+        "from common.grammar import Tokens, trial_child as child\n"
+        "from tests.common.grammar import vocabulary as v\n"
+        "tokens = Tokens(v.PIECES, v.SPECIAL, v.EOS, v.WIDTH); tokens.tokenizer; child.PATIENCE = 0.0;"
+        "print(child._tried('start: /a/', tokens))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{'ended': 'clock'}"
+
+
 async def test_checks_of_one_tenant_take_turns_and_those_of_another_do_not_wait() -> None:
     from common.grammar.trial import MAX_WAITING, Turns
 
@@ -93,6 +125,20 @@ async def test_checks_of_one_tenant_take_turns_and_those_of_another_do_not_wait(
     go_on.set()
     await asyncio.gather(*one[1:])
     assert begun == ["one", "other", *["one"] * (MAX_WAITING - 1)]
+
+
+async def test_a_check_without_a_thread_ends_its_tenants_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from common.grammar.trial import Turns
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    turns = Turns()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            await turns.run("one", lambda: None)
+    await asyncio.wait_for(turns.run("one", lambda: None), 20)
 
 
 def test_a_process_that_goes_does_not_wait_for_a_check() -> None:
