@@ -152,12 +152,12 @@ class TextStreams:
         except asyncio.CancelledError:
             if entry is not None:
                 entry.abandon()
-            elif self._stopping:
+            if self._stopping and not _is_kept(entry):
                 replay.add(frame(replay.num_events + 1, stopping().body))
             raise
         finally:
             beat.cancel()
-            if entry is None or not self._stopping:  # else its readers' connections are cut
+            if not (self._stopping and _is_kept(entry)):  # else its readers' connections are cut
                 replay.finish()
 
     async def _in_time(self, telling: Telling, place: Place | None, resumed: bool) -> AsyncGenerator[Part]:
@@ -183,6 +183,11 @@ class TextStreams:
         if place is not None:  # a task that is cancelled before its first step has no `finally`
             task.add_done_callback(lambda _: place.release())
         return task
+
+
+def _is_kept(entry: Entry | None) -> bool:
+    """Whether the stream is on disk, so that it goes on with the daemon's next start."""
+    return entry is not None and not entry.failure
 
 
 def _add(replay: Replay, entry: Entry | None, event: bytes, new: Begun) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import LocalError, UserError
 from edge_client.core.pace import DraftPace
 from edge_client.llama.runtime import LlamaRuntime
 from edge_client.llama.trial import release
@@ -164,14 +164,15 @@ def _name_of(runtime: LlamaRuntime) -> str:
 
 
 def _tables(found: object) -> PaceTables | None:
-    """As kept; None for what is none."""
+    """The tables in `found`; None if it holds none that can be used."""
+    if not isinstance(found, dict):
+        return None
     try:
-        assert isinstance(found, dict)
         rows, batches = (
             {int(size): float(took) for size, took in found[name].items()} for name in ("rows", "batches")
         )
         tables = PaceTables(rows, batches)
         tables.teach(DraftPace())
-    except (AssertionError, KeyError, ValueError, AttributeError, TypeError):
+    except (KeyError, ValueError, AttributeError, TypeError, ArithmeticError, LocalError):
         return None
     return tables
