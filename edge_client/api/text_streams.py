@@ -23,9 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 class TextStreams:
-    """Writes texts as event streams. Named ones go on without a reader, and are kept `keep` seconds after
-    their end; with a journal they outlive the daemon. None takes longer than `limit` seconds. `wall` tells
-    the seconds since 1970, `clock` monotonic ones."""
+    """Writes texts as event streams.
+
+    A named stream goes on without a reader and is kept `keep` seconds after its end. With a journal it
+    outlives the daemon. No text takes longer than `limit` seconds. `wall` tells the seconds since 1970,
+    `clock` monotonic ones.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class TextStreams:
         return _until_gone(replay, self._start(self._write(replay, telling, None, place), place))
 
     def named(self, name: str, telling: Telling) -> AsyncIterator[bytes]:
-        """A text that goes on whoever reads it. Raises `ApiError` while one of this name is written,
+        """A text that goes on without its readers. Raises `ApiError` while a stream of this name is written,
         `CapacityError` if the queue is full."""
         with contextlib.ExitStack() as undo:
             place = self._device.admission.place(telling.client)
@@ -65,7 +68,7 @@ class TextStreams:
         return stream.replay.read(0)
 
     def go_on(self) -> int:
-        """Take up what the journal holds of the daemon's last run; how many texts go on."""
+        """Take up the streams of the daemon's last run from the journal. Returns how many texts go on."""
         found = 0
         for recorded in self._journal.recorded() if self._journal is not None else ():
             try:
@@ -78,8 +81,8 @@ class TextStreams:
         return found
 
     def stop(self) -> None:
-        """End every text now, each with an error as its last event. A stream that is kept on disk gets no
-        such event: it goes on with the daemon's next start."""
+        """End every text now, with an error as its last event. A stream that is kept on disk gets no such
+        event: it goes on with the daemon's next start."""
         self._stopping = True
         for task in self._tasks:
             task.cancel()
