@@ -30,6 +30,10 @@ class Code(Enum):
     INTERNAL = "INTERNAL"
 
 
+NOT_LET_IN = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
+"""Codes of a caller whose token or certificate is missing, not taken, or not enough."""
+
+
 class ForerunError(Exception):
     """Base of all; `code` is the status it travels as, the message is a sentence for a person."""
 

@@ -72,11 +72,12 @@ class Edge:
         privacy: Privacy = Privacy.PADDED,
         pace: DraftPace | None = None,
     ) -> None:
-        """`model`: it drafts if it is a `LlamaRuntime`, else it only knows the tokens. `priors`: how right
-        the draft is believed to be before its first text; None: as shipped. `insecure` allows plain text to
-        another machine. `privacy` of the wire, at least. `pace` of the draft, if
-        it was measured. Raises `UserError` for an address that is none, or
-        not allowed."""
+        """`model` drafts if it is a `LlamaRuntime`; else it only knows the tokens. `priors`: how right the
+        draft is believed to be before its first text; None: as shipped. `insecure` allows plain text to
+        another machine. `privacy`: of the wire, at least. `pace`: of the draft, if it was measured.
+
+        Raises `UserError` for an address that is none, or not allowed.
+        """
         self.model = model
         self.vocabulary = Vocabulary(model.token_table())
         self._llama = LlamaDrafter(model) if isinstance(model, LlamaRuntime) else None

@@ -125,7 +125,7 @@ class _Part:
         self.path, self._about = parts_of(path)
         self._whole, self._name, self._sha256, self._world = path, name, sha256.lower(), world
         self._total = 0
-        self.num_misfits = 0  # answers that did not continue what was here, which had to be fetched anew
+        self.num_misfits = 0  # answers that did not continue the file, so that it had to be fetched anew
         self._file: BinaryIO
 
     def __enter__(self) -> _Part:
@@ -179,8 +179,8 @@ class _Part:
             write_json(self._about, {"identity": source.identity, "size": source.size})
 
     def add(self, block: bytes) -> None:
-        """The next bytes. Raises `UserError` at once if they begin no GGUF file, `CapacityError` if the disk
-        is nearly full and the server did not say how much comes. Then what came is removed."""
+        """Write the next bytes. Raises `UserError` at once if they do not begin a GGUF file, `CapacityError`
+        if the disk is nearly full and the server did not tell the size. Both empty the file."""
         if not self._total and self._world.free_space(self.path.parent) < SPARE + len(block):
             self.clear()
             raise CapacityError(

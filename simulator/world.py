@@ -18,8 +18,12 @@ from simulator.link import LinkSpec
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """How long a draft step of `rows` nodes takes: fixed + per_node * (rows - 1), or what a table says, where
-    its power allows. The first one waits until the prompt is read, and each reads what the verifier wrote."""
+    """How long a device's draft steps take.
+
+    A step of `rows` nodes takes fixed + per_node * (rows - 1), or what a table says, and longer where the
+    power does not suffice. The first step waits until the prompt is read. Each step reads what the verifier
+    wrote meanwhile.
+    """
 
     draft_time: float = 0.005
     draft_time_per_node: float = 0.0003  # for each node beyond the first

@@ -16,7 +16,7 @@ from cloud_verifier.core.session import VerifySession
 from cloud_verifier.telemetry.instruments import Instruments, Wire
 from cloud_verifier.telemetry.trust import NOTHING_TRUSTED, Trust
 from common.acceptance import AcceptanceRule
-from common.errors import CapacityError, Code, ForerunError, LocalError, UnavailableError
+from common.errors import NOT_LET_IN, CapacityError, ForerunError, LocalError, UnavailableError
 from common.messages import FinishReason, Open
 from common.rpc.admin import MAX_NAME_CHARS
 from common.rpc.status import fault_word
@@ -30,11 +30,7 @@ LOST = "LOST"
 """Why a session ended whose stream broke off, as `Counters.num_finished` has it."""
 
 TOLD = (CapacityError, UnavailableError, LocalError)
-"""Errors whose sentence is logged: it is about this verifier. The others may quote what a client has sent."""
-
-NOT_LET_IN = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
-"""And these, which quote nothing: an operator has to see why a whole fleet is turned away."""
-
+"""Errors whose sentence is logged, beside those of `NOT_LET_IN`: it quotes nothing that a client has sent."""
 
 REFUSALS_RATE, REFUSALS_BURST = 5.0, 50
 """Lines of log about refused streams: so many a second, and at once after a pause."""

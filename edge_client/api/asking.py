@@ -44,7 +44,7 @@ ADVISABLE = {name: (name,) for name in ("temperature", "top_k", "top_p", "min_p"
 """Sampling values that a target's makers may advise, and the request's fields that name them."""
 
 MAX_TOOLS = 1024
-"""Of one request, which are all left out; OpenAI's API allows 128."""
+"""Tools that a request may list without their being used; OpenAI's API allows 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ def read_asked(fields: Fields) -> Asked:
 
 
 def _read_without_effect(fields: Fields) -> None:
-    """Fields that change no text: labels of requests that nobody stores here, and tools that the model is not
-    to use. Prompts are cached by their tokens, with a key or without."""
+    """Read fields that change no text: labels, which are not stored here, and tools that the request forbids
+    the model to use. Prompts are cached by their tokens, whatever the key."""
     fields.flag("store")
     fields.object("metadata")
     fields.text("prompt_cache_key")

@@ -1,8 +1,8 @@
-"""Connections of the local API: how many there may be, and how long one may take over a request.
+"""Connections of the local API: how many there may be, and how long a request may take to arrive.
 
-Whoever reaches the port opens connections before a token is asked for. So a connection has a time for its
-request's head and another for its body, and there are fewer connections than file descriptors. Where all
-places are taken, a newcomer gets the place of the connection that has waited longest without a whole request.
+A program needs no token to open a connection. So a request's head has a time limit, its body another, and
+there are fewer connections than file descriptors. When all places are taken, a newcomer gets the place of the
+connection that has waited longest for its peer: for a whole request, or for its response to be read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SELDOM = 60.0
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process have as many descriptors as its user may, within reason."""
+    """Raise this process's limit on descriptors to its user's, or to `MOST_DESCRIPTORS`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -54,7 +54,7 @@ def raise_descriptor_limit() -> None:
 
 
 def most_connections() -> int:
-    """As many as leave half of the descriptors to verifiers, files and processes."""
+    """Places for connections: half of the descriptors stay free for verifiers, files and processes."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, max(1, soft // 2))
 
@@ -73,14 +73,14 @@ class Connections:
     def __init__(self, most: int) -> None:
         self._most = most
         self._open = set[Connection]()
-        self._waiting = OrderedDict[Connection, None]()  # without a whole request; the longest first
+        self._waiting = OrderedDict[Connection, None]()  # for their peers; the longest first
 
     def admit(self, connection: Connection) -> bool:
-        """Whether there is a place, if need be that of another that is cut."""
+        """Give it a place, if need be that of a connection that waits for its peer. False: there is none."""
         if len(self._open) >= self._most:
             if not self._waiting:
                 return False
-            logger.warning("! %d connections are open; those without a request make way", self._most)
+            logger.warning("! %d connections are open; those that wait for their peers make way", self._most)
             oldest = next(iter(self._waiting))
             self.left(oldest)
             oldest.cut()
@@ -89,28 +89,28 @@ class Connections:
         return True
 
     def waits(self, connection: Connection) -> None:
-        """It is silent, or sends a request, from now on."""
+        """From now on it waits for its peer: for a whole request, or for its response to be read."""
         if connection in self._open:
             self._waiting[connection] = None
             self._waiting.move_to_end(connection)
 
     def serves(self, connection: Connection) -> None:
-        """Its request is whole."""
+        """Its request is whole, and its peer reads the response."""
         self._waiting.pop(connection, None)
 
     def left(self, connection: Connection) -> None:
-        """It is closed."""
+        """Its place is free."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
 
     def cut_unmade(self) -> None:
-        """Cut those that are not made yet, of which uvicorn does not know."""
+        """Cut connections that have no transport yet: uvicorn does not know of them."""
         for each in [each for each in self._open if not each.is_made]:
             each.cut()
 
 
 class Part(Enum):
-    """What of a request a connection is at."""
+    """How far a connection's request has come."""
 
     HEAD = "head"
     BODY = "body"
@@ -119,7 +119,8 @@ class Part(Enum):
 
 
 class Connection(H11Protocol):
-    """uvicorn's, with a time for each part of a request. uvicorn itself bounds the time between requests."""
+    """uvicorn's connection, with a time limit for each part of a request. uvicorn itself bounds the time
+    between requests."""
 
     def __init__(
         self,
@@ -161,6 +162,16 @@ class Connection(H11Protocol):
         super().on_response_complete()
         self._look(Part.HEAD if self.conn.trailing_data[0] else Part.REST)
 
+    def pause_writing(self) -> None:
+        """The peer reads more slowly than the response comes."""
+        super().pause_writing()
+        self._all.waits(self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._part is Part.WHOLE:
+            self._all.serves(self)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_timer()
         self._all.left(self)
@@ -174,7 +185,8 @@ class Connection(H11Protocol):
         self._part = part
         self._forget_timer()
         if part is Part.WHOLE:
-            self._all.serves(self)
+            if not self.flow.write_paused:
+                self._all.serves(self)
             return
         self._all.waits(self)
         times = {Part.HEAD: self._patience.head, Part.BODY: self._patience.body}
@@ -188,10 +200,10 @@ class Connection(H11Protocol):
 
 
 class ListeningServer(uvicorn.Server):
-    """uvicorn's, which leaves signals to the daemon and accepts connections one by one.
+    """uvicorn's server. It leaves signals to the daemon and accepts connections one by one.
 
-    asyncio's own server knows no bound on connections. Without descriptors it writes a log line for each
-    entry of its backlog, again and again.
+    asyncio's own server does not bound connections. When descriptors run out, it repeats a log line for each
+    entry of its backlog.
     """
 
     def __init__(self, config: Config, patience: Patience, most: int) -> None:
@@ -264,15 +276,15 @@ class ListeningServer(uvicorn.Server):
                 self._connections.left(connection)
 
     def _closed(self, door: asyncio.Task[None]) -> None:
-        """Without a door the daemon is of no use."""
+        """End the server if it cannot accept connections any more."""
         if not door.cancelled() and (error := door.exception()) is not None:
             logger.error("! no connection is accepted any more", exc_info=error)
             self.should_exit = True
 
 
 class Seldom(logging.Filter):
-    """Lets each warning of a logger through once in `SELDOM` seconds: connections that need no token can
-    cause any number of them."""
+    """Lets each warning of a logger through once in `SELDOM` seconds. A program without a token can cause any
+    number of them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Contents of a chat as text and nothing else: what a message says never becomes a control token.
+"""Contents of a chat are text and nothing else: what a message says never becomes a control token.
 
-A template writes control tokens as texts, such as <|im_end|>, so a rendered chat is read with those texts as
-tokens. A message with such a text in it could end its own turn and begin another one's. So each such text in
-what a client sends is broken by a mark before the template sees it. Afterwards only whole texts are control
-tokens, and the marks are taken out of the rest. A chat without such texts is read as ever, token for token.
+A template writes control tokens as texts, such as <|im_end|>. The rendered chat is then read with those texts
+as tokens, so a message that holds such a text could end its own turn and begin another. To prevent that, each
+such text from a client is broken by a mark before the template sees it. In the rendered chat only whole texts
+become control tokens, and the marks are removed from the rest. A chat without such texts is read unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 
 
 class Contents:
-    """Over the tokens of one model."""
+    """Hides and reads contents by the control tokens of one model."""
 
     def __init__(self, words: Words) -> None:
         self._words = words
@@ -30,23 +30,26 @@ class Contents:
         self._begins = re.compile(f"(?={self._whole.pattern})") if self._whole is not None else None
 
     def hide(self, values: Any) -> tuple[Any, str]:
-        """The same lists, objects and strings with the control tokens' texts in them broken, and by which
-        mark. The mark is empty if there are no such texts. Raises `ApiError` if no mark is left."""
+        """Break the texts of control tokens in lists, objects and strings. Returns the broken values and the
+        mark that breaks them, which is empty if there are no such texts.
+
+        Raises `ApiError` if no mark is left, or for values that are nested too deeply.
+        """
         try:
             if self._whole is None or not any(map(self._whole.search, _strings(values))):
                 return values, ""
             said = json.dumps(values, ensure_ascii=False)
+            mark = next((each for each in MARKS if each not in said), "")
+            if not mark:
+                raise wrong(
+                    "messages", "the messages use all noncharacters from U+FDD0 on; leave one of them out"
+                )
+            return self._broken(values, mark), mark
         except RecursionError as error:
             raise wrong("chat_template_kwargs", "chat_template_kwargs is nested too deeply") from error
-        mark = next((each for each in MARKS if each not in said), "")
-        if not mark:
-            raise wrong(
-                "messages", "the messages use all noncharacters from U+FDD0 on; leave one of them out"
-            )
-        return self._broken(values, mark), mark
 
     def tokenize(self, text: str, mark: str) -> list[int]:
-        """Token ids of what a template wrote of values that `mark` hides."""
+        """Token ids of the `text` that a template made of values broken by `mark`."""
         if not mark or self._whole is None:
             return self._words.tokenize(text, True)
         tokens = list[int]()
@@ -64,7 +67,7 @@ class Contents:
             case list():
                 return [self._broken(each, mark) for each in value]
             case dict():
-                return {name: self._broken(each, mark) for name, each in value.items()}
+                return {self._broken(name, mark): self._broken(each, mark) for name, each in value.items()}
             case _:
                 return value
 
@@ -77,5 +80,6 @@ def _strings(value: Any) -> Iterable[str]:
             for each in value:
                 yield from _strings(each)
         case dict():
-            for each in value.values():
+            for name, each in value.items():
+                yield name
                 yield from _strings(each)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from common.errors import CapacityError, Code, ForerunError, PeerError, UnavailableError, UserError
+from common.errors import (
+    NOT_LET_IN,
+    CapacityError,
+    Code,
+    ForerunError,
+    PeerError,
+    UnavailableError,
+    UserError,
+)
 
 RETRY_AFTER = 1
 """Seconds told where nobody knows better."""
@@ -91,17 +99,13 @@ def stopping() -> ApiError:
     return ApiError(503, words, kind="server_error", code=STOPPING, retry_after=RETRY_AFTER)
 
 
-NOT_LET_IN = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
-"""By the verifier: this device's token or certificate is its owner's to renew, and not the client's fault.
-A 401 would send people to look at the token of this API."""
-
-
 def api_error(error: Exception) -> ApiError:
     """How an error of ours is told. A defect's own words stay in the log."""
     match error:
         case ApiError():
             return error
         case UserError() if error.code in NOT_LET_IN:
+            # By the verifier, to which a client brings no token. A 401 would make people look at this API's.
             return ApiError(502, str(error), kind="server_error", code=error.code.value.lower())
         case UserError() if error.code is Code.OUT_OF_RANGE:  # tokens' ids were compared before
             return ApiError(400, f"{CONTEXT_LENGTH} is exceeded: {error}", code=TOO_LONG)

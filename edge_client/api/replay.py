@@ -1,8 +1,8 @@
-"""A response that outlives its connection: what was sent can be read again, from any byte, for a while.
+"""A response that outlives its connection: for a while it can be read again, from any byte.
 
-The shape is llama-server's: whoever names a stream (`X-Conversation-Id`) may lose it and come back with the
-number of bytes read (`GET /v1/stream?conv_id=...&from=N`), or with the number of the last event
-(`Last-Event-ID`).
+The interface is llama-server's. A client that names its stream (`X-Conversation-Id`) may lose the connection
+and come back, with the number of bytes read (`GET /v1/stream?conv_id=...&from=N`) or with the number of the
+last event (`Last-Event-ID`).
 """
 
 from __future__ import annotations
@@ -71,9 +71,11 @@ class Replay:
             raise _lost(start, "byte")
 
     async def read(self, start: int) -> AsyncIterator[bytes]:
-        """All bytes from `start` on, those to come too. `check` it first. A reader that falls behind what
-        is kept gets an error as its last event. That event has no number, so `Last-Event-ID` stays the last
-        one read."""
+        """All bytes from `start` on, including those to come. `check` it first.
+
+        A reader that falls behind what is kept gets an error as its last event. That event has no number, so
+        `Last-Event-ID` stays the number of the last event that was read.
+        """
         while True:
             if not self._has(start):
                 yield b"data: %s\n\n" % json.dumps(_lost(start, "byte").body).encode()
@@ -131,9 +133,11 @@ class Stream:
 
 
 class StreamStore:
-    """Named streams, kept `keep` seconds after their end. `wall` tells the seconds since 1970, for people;
-    `clock` tells monotonic ones, which no correction of the time moves. `forget` is called with the name of
-    each stream that is kept no longer."""
+    """Named streams, kept `keep` seconds after their end.
+
+    `wall` tells the seconds since 1970, for people. `clock` tells monotonic seconds, which do not jump when
+    the time is corrected. `forget` is called with the name of each stream that is no longer kept.
+    """
 
     MOST = 256  # at once; the oldest that have ended go first
 

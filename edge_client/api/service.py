@@ -44,7 +44,7 @@ UNKNOWN_ROOM = 4096
 
 UNTOLD_POSITIONS = 16_384 - 64
 """Prompt and text together, by default, where a verifier does not tell what it admits. Such a verifier is
-older than the field `max_session_positions` and has 16,384 KV slots by default, nodes of a step included."""
+older than the field `max_session_positions`. It has 16,384 KV slots by default, nodes of a step included."""
 
 ROLES = ("system", "developer", "user", "assistant")
 
@@ -75,7 +75,7 @@ class TextService:
     # Models -----------------------------------------------------------------------------------------------
 
     def models(self) -> dict[str, Writer]:
-        """What can be asked for, by its name: first the pair, and last the name that always means it."""
+        """The models by name: the pair comes first, and `DEFAULT`, which means the same, comes last."""
         found = self.device.verifiers.best()
         models = self._models_of(target_name(found.model) if found is not None else "")
         return models | {DEFAULT: next(iter(models.values()))}
@@ -87,8 +87,10 @@ class TextService:
         return {f"{target}@{draft}": Writer.SPLIT, target: Writer.TARGET, draft: Writer.DRAFT}
 
     def writer(self, name: str) -> tuple[str, Writer]:
-        """The model of this name; the default for an empty one. Raises `ApiError` for another. Names from
-        before the first verifier answered stay good, and a target's name as the verifier gave it."""
+        """The model of this name, or the default for an empty name. Raises `ApiError` for an unknown name.
+
+        Names from before a verifier has answered stay good, and so does the target's name with its folders.
+        """
         models = self.models()
         if name in ("", DEFAULT, "forerun"):
             return next(iter(models.items()))
@@ -139,7 +141,7 @@ class TextService:
         return self._telling(TextShape(), prompt, asked, logprobs, DEFAULT_TEXT_TOKENS), asked
 
     async def chat_prompt(self, messages: list[dict[str, Any]], settings: dict[str, Any]) -> tuple[int, ...]:
-        """A chat's token ids, by the target's own template. What a client sends becomes no control token."""
+        """A chat's token ids by the target's own template. No content of a client becomes a control token."""
         (messages, settings), mark = await asyncio.to_thread(self._contents.hide, [messages, settings])
         text = await self.render(messages, settings)
         self._bound(len(text), "messages")
@@ -154,13 +156,15 @@ class TextService:
         return await asyncio.to_thread(template.render, messages, settings)
 
     async def _hear(self) -> None:
-        """Of a daemon that has just begun: the target's name, template, end tokens and room come with its
-        first word, and a text is another one without them."""
+        """Wait until a verifier has answered, for `FIRST_WORD` seconds at most.
+
+        Before that the target's name, template, end tokens and room are not known, and the text would differ.
+        """
         if self.device.verifiers.best() is None:
             await self.device.verifiers.heard(FIRST_WORD)
 
     def _check_verifiers(self, asked: Asked) -> None:
-        """Raise the `ForerunError` by which no verifier can write this text, unless the draft may do so."""
+        """Raise the reason why no verifier can write this text, unless the draft may write it instead."""
         _, writer = self.writer(asked.model)
         if writer is Writer.DRAFT or self.device.orders is Orders.REMOTE_OFF:
             return
@@ -171,7 +175,7 @@ class TextService:
             raise why
 
     async def tokenize(self, text: str, param: str, special: bool = True) -> tuple[int, ...]:
-        """Token ids of a text; with `special`, texts of control tokens become those tokens."""
+        """Token ids of a text. With `special`, texts of control tokens become those tokens."""
         self._bound(len(text), param)
         return await _in_thread(self.device.words.tokenize, text, special)
 
@@ -191,7 +195,7 @@ class TextService:
         return max(len(each or b"") for each in self.device.vocabulary.table)
 
     def _bound(self, num_chars: int, param: str) -> None:
-        """Refuse a text that cannot fit, before it is read: that would take seconds."""
+        """Raise `ApiError` for a text that cannot fit. Tokenizing it first would take seconds."""
         longest = self.device.max_positions
         if longest and num_chars > longest * self._longest_piece:
             raise _too_long(param, longest, f"{num_chars} characters, which are more tokens than that")
@@ -202,12 +206,12 @@ class TextService:
             raise _too_long(param, longest, f"{num_tokens} tokens")
 
     def _begun(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """A text as the target was trained to read it; token ids that a client sends stay as they are."""
+        """Put the target's begin tokens before `tokens`, unless they are there."""
         begin = self.device.words.begin_ids
         return tokens if tokens[: len(begin)] == begin else begin + tokens
 
     async def _read_prompt(self, fields: Fields) -> tuple[int, ...]:
-        """A string or a list of token ids; a list with one of these counts as that."""
+        """Read a string or a list of token ids. A list that holds only one of these counts as that one."""
         prompt = fields.any("prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
@@ -240,7 +244,7 @@ class TextService:
         self._check_token_ids(asked.sampling)
         extras, defaults = asked.extras, self.defaults
         identity = shape.prefix + secrets.token_hex(12)
-        limit = self._limit(len(prompt), asked.max_tokens, default_tokens)
+        limit = self._limit(len(prompt), asked.max_tokens, default_tokens, writer)
         advised = {} if writer is Writer.DRAFT else self.sampling_defaults()
         advised = {name: value for name, value in advised.items() if name in asked.left_out}
         request = TextRequest(
@@ -262,18 +266,19 @@ class TextService:
         return Telling(heading, shape, request, asked.client, words, asked.include_usage, extras.origins)
 
     def sampling_defaults(self) -> dict[str, Any]:
-        """Values that hold for requests to the target that name none, by their names."""
+        """The target's advised sampling values, by name. They hold where a request names no value."""
         found = self.device.verifiers.best()
         return found.sampling_defaults.advised if found is not None and self.defaults.sampling else {}
 
     def _check_grammar(self, grammar: str) -> None:
-        """An older verifier would leave it out without a word."""
+        """Raise `ApiError` if the verifier knows no grammars: it would ignore this one."""
         found = self.device.verifiers.best()
         if grammar and found is not None and not found.grammars:
             raise wrong("response_format", f"the verifier of {found.model} holds no text to a grammar")
 
     def _check_token_ids(self, sampling: SamplingParams) -> None:
-        """The verifier would refuse them, too, but cannot name the request's field."""
+        """Raise `ApiError` for ids that the target does not have. The verifier would refuse them too, but
+        cannot name the request's field."""
         found = self.device.verifiers.best()
         size = found.vocab_size if found is not None else self.device.words.num_vocab
         biased = tuple(token for token, _ in sampling.logit_bias)
@@ -281,13 +286,13 @@ class TextService:
             if (outside := max(tokens, default=0)) >= size:
                 raise wrong(name, f"{name} holds token id {outside}; the target has ids 0 to {size - 1}")
 
-    def _limit(self, num_prompt: int, asked: int | None, default: int | None) -> int:
-        """Tokens that the text may have. Raises `ApiError` if not all that was asked for fits."""
+    def _limit(self, num_prompt: int, asked: int | None, default: int | None, writer: Writer) -> int:
+        """Tokens that the text may have. Raises `ApiError` if the request asks for more than fits."""
         longest = self.device.max_positions
         room = (longest or max(UNKNOWN_ROOM, num_prompt + 1)) - num_prompt
         if room < 1 or (asked is not None and asked > room and longest):
             raise too_many_tokens("messages" if default is None else "prompt", longest, num_prompt, asked)
-        found = self.device.verifiers.best()
+        found = self.device.verifiers.best() if writer is not Writer.DRAFT else None
         quota = found.max_text_tokens if found is not None else None
         if asked is not None and asked > (quota or asked):
             raise wrong("max_tokens", f"max_tokens is {asked}; the verifier's quota allows {quota} at most")
@@ -303,7 +308,7 @@ class TextService:
 
 
 async def _in_thread(tokenize: Callable[[str, Any], list[int]], text: str, how: Any) -> tuple[int, ...]:
-    """Tokens of a text, read beside the event loop: a long one takes seconds."""
+    """Tokenize in a thread: a long text takes seconds."""
     try:
         return tuple(await asyncio.to_thread(tokenize, text, how))
     except UnicodeEncodeError as error:  # of a template's own; a client's is refused with its body

@@ -23,9 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 class TextStreams:
-    """Writes texts as event streams. Named ones go on without a reader, and are kept `keep` seconds after
-    their end; with a journal they outlive the daemon. None takes longer than `limit` seconds. `wall` tells
-    the seconds since 1970, `clock` monotonic ones."""
+    """Writes texts as event streams.
+
+    A named stream goes on without a reader and is kept `keep` seconds after its end. With a journal it
+    outlives the daemon. No text takes longer than `limit` seconds. `wall` tells the seconds since 1970,
+    `clock` monotonic ones.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class TextStreams:
         return _until_gone(replay, self._start(self._write(replay, telling, None, place), place))
 
     def named(self, name: str, telling: Telling) -> AsyncIterator[bytes]:
-        """A text that goes on whoever reads it. Raises `ApiError` while one of this name is written,
+        """A text that goes on without its readers. Raises `ApiError` while a stream of this name is written,
         `CapacityError` if the queue is full."""
         with contextlib.ExitStack() as undo:
             place = self._device.admission.place(telling.client)
@@ -65,7 +68,7 @@ class TextStreams:
         return stream.replay.read(0)
 
     def go_on(self) -> int:
-        """Take up what the journal holds of the daemon's last run; how many texts go on."""
+        """Take up the streams of the daemon's last run from the journal. Returns how many texts go on."""
         found = 0
         for recorded in self._journal.recorded() if self._journal is not None else ():
             try:
@@ -78,8 +81,8 @@ class TextStreams:
         return found
 
     def stop(self) -> None:
-        """End every text now, each with an error as its last event. A stream that is kept on disk gets no
-        such event: it goes on with the daemon's next start."""
+        """End every text now, with an error as its last event. A stream that is kept on disk gets no such
+        event: it goes on with the daemon's next start."""
         self._stopping = True
         for task in self._tasks:
             task.cancel()
@@ -152,12 +155,12 @@ class TextStreams:
         except asyncio.CancelledError:
             if entry is not None:
                 entry.abandon()
-            elif self._stopping:
+            if self._stopping and not _is_kept(entry):
                 replay.add(frame(replay.num_events + 1, stopping().body))
             raise
         finally:
             beat.cancel()
-            if entry is None or not self._stopping:  # else its readers' connections are cut
+            if not (self._stopping and _is_kept(entry)):  # else its readers' connections are cut
                 replay.finish()
 
     async def _in_time(self, telling: Telling, place: Place | None, resumed: bool) -> AsyncGenerator[Part]:
@@ -183,6 +186,11 @@ class TextStreams:
         if place is not None:  # a task that is cancelled before its first step has no `finally`
             task.add_done_callback(lambda _: place.release())
         return task
+
+
+def _is_kept(entry: Entry | None) -> bool:
+    """Whether the stream is on disk, so that it goes on with the daemon's next start."""
+    return entry is not None and not entry.failure
 
 
 def _add(replay: Replay, entry: Entry | None, event: bytes, new: Begun) -> None:

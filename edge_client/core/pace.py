@@ -1,4 +1,4 @@
-"""How long this device's draft model takes, for rows and for reading. Kept from text to text."""
+"""How long this device's draft model takes, by rows and for reading. It is kept from text to text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READS: Mapping[int, float] = {1: 0.0010, 2: 0.0015}
 """Seconds that reading so many committed tokens adds, before anything is measured."""
 
 AFTER_REST = 0.25
-"""Seconds without a draft step after which the next one finds cold caches and a slow clock."""
+"""Seconds without a draft step. The next step then finds cold caches and a slow clock."""
 
 
 class DraftPace:

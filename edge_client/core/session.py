@@ -377,7 +377,7 @@ class EdgeSession:
         self._told = message, now
 
     def _answered(self, now: float) -> list[Effect]:
-        """The verifier is there: if the user was told otherwise, tell who writes now."""
+        """The verifier writes again. If the user was told that it does not, tell the present mode."""
         if self._offline.is_told:
             self._standing = self._own_standing
         return self._offline.answered(now, self._standing)

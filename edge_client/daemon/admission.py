@@ -12,9 +12,9 @@ FIRST_GUESS = 5.0
 
 
 class Place:
-    """One text's place. `async with` waits for its seat and gives it back; `release` does so without a text.
+    """One text's place. `async with` waits for its seat and gives it back. `release` gives it back unused.
 
-    A place is taken before a response begins, so that a full queue is told by the response's status.
+    A place is taken before a response begins, so the response's status can say that the queue is full.
     """
 
     def __init__(self, admission: Admission, client: str, turn: asyncio.Future[None]) -> None:
@@ -84,7 +84,7 @@ class Admission:
         return Place(self, client, turn)
 
     def release(self, client: str, turn: asyncio.Future[None], took: float | None) -> None:
-        """A place is given back. `took` seconds passed on its seat; None if no text was written there."""
+        """Take a place back. Its seat was used for `took` seconds; None if no text was written there."""
         if took is not None:
             self._usual_time += (took - self._usual_time) / 8
         if turn.done() and not turn.cancelled():

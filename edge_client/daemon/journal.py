@@ -1,8 +1,8 @@
-"""Named streams on disk, so that they outlive the daemon: what was asked, and every event before it is sent.
+"""Named streams on disk, so that they outlive the daemon: the request, and every event before it is sent.
 
-A file a stream, for its owner alone (it holds the prompt and the text), removed when the stream is forgotten.
-Lines are written and handed to the kernel before the client sees the event: what a client has read survives
-the daemon's death, though not the machine's.
+Each stream has a file of its own, which only its owner may read: it holds the prompt and the text. The file
+is removed when the stream is forgotten. A line is handed to the kernel before the client sees its event. So
+what a client has read survives the daemon's death, but not the machine's.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Recorded:
 class Entry:
     """One stream's file, open for writing.
 
-    A write that fails, or takes only part of a line, removes the file: a text that went on behind a gap
-    would be told twice after a restart. `failure` then says why. Writes do nothing from there on.
+    A write that fails, or that takes only part of a line, removes the file. Otherwise a restart would send
+    the text behind the gap a second time. `failure` then says why, and later writes do nothing.
     """
 
     def __init__(self, path: Path, flags: int) -> None:
@@ -57,7 +57,7 @@ class Entry:
             self._give_up(error.strerror or str(error))
 
     def add(self, frame: bytes, tokens: Sequence[int] = (), origins: Sequence[Origin] = ()) -> None:
-        """An event that is about to be sent, and the tokens that it brings."""
+        """Write an event that is about to be sent, and the tokens that it brings."""
         line: dict[str, Any] = {"f": frame.decode("utf-8")}
         if tokens:
             line |= {"t": list(tokens), "o": [origin.value for origin in origins]}
@@ -88,7 +88,7 @@ class Entry:
             self._give_up(error.strerror or str(error))
 
     def _give_up(self, why: str) -> None:
-        """Remove what is there. An empty file is dropped at the next start, should it not go away."""
+        """Empty the file and remove it. If it cannot be removed, the next start drops the empty file."""
         self.failure = why
         file, self._file = self._file, None
         logger.warning("! a stream cannot be kept on disk: %s", why)

@@ -39,14 +39,14 @@ logger = logging.getLogger(__name__)
 Outcome = Sequence[Expansion] | ForerunError
 
 BATCH_TIME = 0.1
-"""Seconds that a batch of a prompt may take: for so long nothing else can be done with the model."""
+"""Seconds that a batch of a prompt may take. The model can do nothing else meanwhile."""
 
 ALONE = 32
-"""Tokens of a prompt in a batch of the only session, if more than `BATCH_TIME` allows: few more at a time are
-read faster, and a session that comes meanwhile waits for some tenths of a second."""
+"""Tokens of a prompt in a batch of the only session, even if `BATCH_TIME` allows fewer. Larger batches read
+faster, and a session that comes meanwhile waits for some tenths of a second."""
 
 OTHERS_TIME = 2.0
-"""Seconds of others' draft steps that a second of reading lets pass before the next piece."""
+"""Seconds of other sessions' draft steps that come after each second of reading a prompt."""
 
 ASKS_AGAIN = 0.005
 """Seconds within which a session that drafts asks for its next step, if it wants one."""
@@ -333,7 +333,7 @@ class DraftGroup:
         self._mask_time.note(dict(enumerate(self.members)), costs, now, now - began)
 
     def _book(self, plan: BatchPlan, rides: list[Ride], took: float) -> None:
-        """What a batch has taught of the pace, and who owes time to whom."""
+        """Book how long a batch took, and how much time its reading owes to sessions that draft."""
         self.batch_times.sample(len(plan.tokens), took)
         num_rows = sum(plan.outputs)
         if num_rows == len(plan.tokens):

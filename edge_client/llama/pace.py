@@ -1,4 +1,4 @@
-"""How long a loaded draft model takes by rows and by tokens read: measured once, and kept in a file."""
+"""Measures how long a loaded draft model takes by rows and by tokens read, and keeps the result in a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import LocalError, UserError
 from edge_client.core.pace import DraftPace
 from edge_client.llama.runtime import LlamaRuntime
 from edge_client.llama.trial import release
@@ -59,7 +59,8 @@ class PaceTables:
 def measure_pace(
     runtime: LlamaRuntime, budget: float = BUDGET, clock: Callable[[], float] = time.perf_counter
 ) -> PaceTables:
-    """Time steps of a context that nobody uses yet, twice each while `budget` seconds last. Leaves it empty.
+    """Time steps in a context that no session uses yet, twice each until `budget` seconds have passed. The
+    context is empty afterwards.
 
     Raises `UserError` if llama.cpp cannot evaluate them.
     """
@@ -130,7 +131,7 @@ class KeptPaces:
         return tables
 
     def _kept(self) -> dict[str, object]:
-        """What cannot be read is nothing: the worst that follows is another measurement."""
+        """The kept tables by name. An unreadable file counts as empty, and costs another measurement."""
         if self._path is None:
             return {}
         try:
@@ -153,7 +154,7 @@ class KeptPaces:
 
 
 def _name_of(runtime: LlamaRuntime) -> str:
-    """All that the times depend on and that can be known."""
+    """A name of everything known that the times depend on."""
     settings, file = runtime.settings, os.stat(runtime.path)
     parts = (
         runtime.path, file.st_size, file.st_mtime_ns, settings.threads, settings.threads_batch,
@@ -164,14 +165,15 @@ def _name_of(runtime: LlamaRuntime) -> str:
 
 
 def _tables(found: object) -> PaceTables | None:
-    """As kept; None for what is none."""
+    """The tables in `found`; None if it holds none that can be used."""
+    if not isinstance(found, dict):
+        return None
     try:
-        assert isinstance(found, dict)
         rows, batches = (
             {int(size): float(took) for size, took in found[name].items()} for name in ("rows", "batches")
         )
         tables = PaceTables(rows, batches)
         tables.teach(DraftPace())
-    except (AssertionError, KeyError, ValueError, AttributeError, TypeError):
+    except (KeyError, ValueError, AttributeError, TypeError, ArithmeticError, LocalError):
         return None
     return tables

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from common.errors import Code, ForerunError, UnavailableError
+from common.errors import NOT_LET_IN, Code, ForerunError, UnavailableError
 from common.estimators import RttEstimator
 from common.rpc.describe import Description
 from common.vocabulary import Vocabulary, explain_mismatch
@@ -27,10 +27,6 @@ RECENT = 8
 TABLE_AGAIN = 600.0
 """Seconds until a verifier with other tokens is asked for all of them once more: they are megabytes, and one
 that says others each time is no reason to fetch them each time."""
-
-NOT_LET_IN = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
-"""A verifier that does not let this device in may fit all the same. A session ends with its own words; the
-next session may have a token that was renewed meanwhile."""
 
 OTHERS = "its tokens are others than the draft's, and others again than it said some minutes ago"
 
@@ -118,6 +114,7 @@ class Member:
         except UnavailableError as error:
             await self._fail(error)
         except ForerunError as error:  # it answers, and nothing that can be used
+            # One that does not let this device in may fit: the next session may have a renewed token.
             self.failures, self._fits = 0, None if error.code in NOT_LET_IN else False
             self._last_error, self.code = str(error), error.code
             self._set(Health.UNFIT, str(error))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from common.errors import Code, ForerunError, PeerError, UnavailableError, UserError
+from common.errors import NOT_LET_IN, Code, ForerunError, PeerError, UnavailableError, UserError
 from common.rpc.describe import Description
 from common.vocabulary import Vocabulary
 from edge_client.core.pacing import SOON, pause
@@ -137,7 +137,7 @@ class Verifiers:
         sentences = "; ".join(f"{each.address}: {each.why}" for each in members)
         if not members or not self._all_unfit():
             return UnavailableError(f"no verifier can be used now: {sentences}")
-        if members[0].code in (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED):
+        if members[0].code in NOT_LET_IN:
             return UserError(sentences, members[0].code)
         return PeerError(f"no verifier fits this device: {sentences}")
 

@@ -179,6 +179,8 @@ async def test_a_quota_bounds_texts_that_name_no_length() -> None:
         verifier.description = replace(verifier.description, max_text_tokens=told.max_text_tokens)
         body = await found.chat(ignore_eos=True, max_tokens=None)
         over = await found.post_chat(max_tokens=31)
+        drafted = await found.chat(model="tiny-draft", ignore_eos=True, max_tokens=31)
+    assert drafted["usage"]["completion_tokens"] == 31, "no verifier writes it"
     assert body["usage"]["completion_tokens"] == 30
     assert (over.status_code, over.json()["error"]["param"]) == (400, "max_tokens")
 

@@ -137,6 +137,28 @@ async def test_few_descriptors_are_not_used_up_and_newcomers_are_served() -> Non
     assert len(log.splitlines()) < 10, log.decode()
 
 
+async def test_connections_that_do_not_read_their_responses_make_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token is needed to ask again and again and to read nothing."""
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/healthz":
+            await app(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(512):
+            await send({"type": "http.response.body", "body": bytes(1 << 16), "more_body": True})
+
+    monkeypatch.setattr("edge_client.api.listening.most_connections", lambda: 3)
+    async with Listening(large, "127.0.0.1:0") as listening, asyncio.timeout(10):
+        deaf = [await connected(listening.address) for _ in range(3)]
+        for _, writer in deaf:
+            writer.write(b"GET /large HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        while b"200 OK" not in await answer(listening.address, WHOLE):
+            pass
+        for _, writer in deaf:
+            writer.transport.abort()
+
+
 def test_connections_get_half_of_the_descriptors_at_most() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -70,6 +72,21 @@ def test_settings_of_a_template_are_contents_too() -> None:
     hidden, mark = Contents(Characters()).hide(values)
     assert hidden["documents"][0]["text"] == f"x<{mark}|im_end|>"
     assert (hidden["think"], hidden["depth"]) == (True, 3)
+
+
+def test_names_within_settings_are_contents_too() -> None:
+    """A template may write an object as JSON."""
+    hidden, mark = Contents(Characters()).hide({"documents": [{"x<s>": 1}]})
+    assert hidden == {"documents": [{f"x<{mark}s>": 1}]}
+
+
+@pytest.mark.parametrize("depth", [100, 300, 500, 700, 900, 990, 2000])
+def test_deep_values_are_hidden_or_refused(depth: int) -> None:
+    values: Any = "<s>"
+    for _ in range(depth):
+        values = [values]
+    with contextlib.suppress(ApiError):
+        assert Contents(Characters()).hide(values)[1]
 
 
 def test_a_message_of_all_marks_is_refused() -> None:

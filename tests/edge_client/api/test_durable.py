@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,29 @@ async def test_a_full_disk_ends_no_text_and_a_stream_is_not_gone_on_with_from_a_
     async with daemon(tmp_path) as found:
         answer = await found.client.get("/v1/stream", params={"conv_id": "talk"})
     assert answer.status_code == 404
+
+
+async def test_who_reads_a_stream_that_is_not_kept_is_told_when_the_daemon_stops(tmp_path: Path) -> None:
+    async with daemon(tmp_path) as found:
+        with room(0):
+            await begin(found, 20)
+        stream = found.api.streams.store.get("talk")
+        assert stream is not None
+        found.api.stop()
+        seen = b"".join([chunk async for chunk in stream.replay.read(0)])
+    assert json.loads(seen.split(b"data: ")[-1])["error"]["code"] == "daemon_stopping"
+
+
+async def test_a_stream_that_is_kept_gets_no_error_when_the_daemon_stops(tmp_path: Path) -> None:
+    async with daemon(tmp_path) as found:
+        await begin(found, 20)
+        stream = found.api.streams.store.get("talk")
+        assert stream is not None
+        assert stream.task is not None
+        found.api.stop()
+        await asyncio.wait([stream.task])
+        assert b"daemon_stopping" not in b"".join(stream.replay._from(0))
+        assert not stream.replay.done, "its readers come back to the next daemon"
 
 
 @pytest.mark.parametrize("most", [0, 4000])

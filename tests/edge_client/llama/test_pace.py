@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -94,13 +94,17 @@ def test_tables_are_kept_for_the_same_model_and_settings(
         assert others_decodes() > 0
 
 
-@pytest.mark.parametrize("found", ["", "[]", '{"x": 1}', "NAMED"])
-def test_a_damaged_record_is_measured_anew(runtime: LlamaRuntime, tmp_path: Path, found: str) -> None:
+ONLY_ONE = {"rows": {"1": 0.01}, "batches": {"1": 0.01}}
+TOO_LARGE = {"rows": {"1": 10**400}, "batches": {"2": 0.01}}
+
+
+@pytest.mark.parametrize("found", ["", "[]", '{"x": 1}', {"rows": {"1": -1}}, ONLY_ONE, TOO_LARGE])
+def test_a_damaged_record_is_measured_anew(runtime: LlamaRuntime, tmp_path: Path, found: Any) -> None:
     from edge_client.llama.pace import KeptPaces
 
     path = tmp_path / "pace.json"
     KeptPaces(path).ensure(runtime)
-    if found == "NAMED":
-        found = json.dumps({name: {"rows": {"1": -1}} for name in json.loads(path.read_text())})
+    if isinstance(found, dict):
+        found = json.dumps(dict.fromkeys(json.loads(path.read_text()), found))
     path.write_text(found)
     assert KeptPaces(path).ensure(runtime).rows[1] > 0
