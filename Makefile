@@ -48,7 +48,7 @@ soak: setup ## 20,000 random worlds, 100,000 hostile clients, 4,000 damaged mode
 	$(BIN)/python -m tests.fuzz.model_files --cases 4000
 	$(BIN)/python -m tests.attacks
 
-attacks: setup ## replay known attacks against a verifier and a daemon (6 minutes; Linux)
+attacks: setup ## replay known attacks against a verifier and a daemon (8 minutes; Linux)
 	$(BIN)/python -m tests.attacks $(ARGS)
 
 check: static test ## all that a change must pass: format, lint, types, tests

@@ -6,7 +6,7 @@
         --policies off chain adaptive --texts 3
 
 The pair has Qwen2.5-0.5B's shape: 494 million random, seeded weights and a vocabulary of 151,936 rows. It is
-kept in a folder (2.3 GB with its drafts in three formats). `--shape tiny` makes one of 1 MB.
+kept in a folder (3.3 GB with its drafts). `--shape tiny` makes one of 1 MB.
 """
 
 from __future__ import annotations
