@@ -85,9 +85,8 @@ MAX_PACES = 8192
 
 
 class Questions:
-    """Paces the questions of each connection. Questions are all calls but sessions, sessions that are refused
-    by their caller's own fault, and calls that their caller leaves. Callers on a unix socket have no address,
-    and no pace."""
+    """Paces the questions of each connection. Questions are all calls but sessions, and sessions that are
+    refused by their caller's own fault. Callers on a unix socket have no address, and no pace."""
 
     def __init__(self) -> None:
         self._paces = OrderedDict[str, Pace]()  # by the connection's other end
@@ -125,6 +124,7 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> None:
         self._methods = methods
         self._questions = questions or Questions()
+        self._left = Questions()  # calls that their clients leave have the same pace, and delay no question
         self._num_lasting = 0
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
@@ -141,7 +141,7 @@ class Guard(grpc.aio.ServerInterceptor):
         guard: Any = guarded_generator if inspect.isasyncgenfunction(method) else guarded
         turn = at_once if known.bounds_itself else self._questions.turn
         place = self._place if lasts else contextlib.nullcontext
-        whole = guard(method, read, place, known.first, turn, self._questions.turn)
+        whole = guard(method, read, place, known.first, turn, self._left.turn)
         coding = {
             "request_deserializer": _raised(handler.request_deserializer, known.check),
             "response_serializer": _unless_bytes(handler.response_serializer),
