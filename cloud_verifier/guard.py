@@ -124,6 +124,7 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> None:
         self._methods = methods
         self._questions = questions or Questions()
+        self._left = Questions()  # calls that their clients leave have the same pace, and delay no question
         self._num_lasting = 0
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
@@ -131,7 +132,7 @@ class Guard(grpc.aio.ServerInterceptor):
         it gets the first: so it is we who wait."""
         handler = await continuation(details)
         if handler is None:
-            return grpc.stream_stream_rpc_method_handler(self._unknown)
+            handler = grpc.stream_unary_rpc_method_handler(_unknown)
         name = next(kind for kind in KINDS if getattr(handler, kind) is not None)
         method, streams = getattr(handler, name), f"stream_{name.rpartition('_')[2]}"
         read = _all_of if handler.request_streaming else _first_of
@@ -139,16 +140,13 @@ class Guard(grpc.aio.ServerInterceptor):
         lasts = handler.response_streaming and not known.bounds_itself
         guard: Any = guarded_generator if inspect.isasyncgenfunction(method) else guarded
         turn = at_once if known.bounds_itself else self._questions.turn
-        whole = guard(method, read, self._place if lasts else contextlib.nullcontext, known.first, turn)
+        place = self._place if lasts else contextlib.nullcontext
+        whole = guard(method, read, place, known.first, turn, self._left.turn)
         coding = {
             "request_deserializer": _raised(handler.request_deserializer, known.check),
             "response_serializer": _unless_bytes(handler.response_serializer),
         }
         return handler._replace(request_streaming=True, **{name: None, streams: whole}, **coding)
-
-    async def _unknown(self, requests: object, context: Any) -> None:
-        await self._questions.turn(context)
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
@@ -162,6 +160,10 @@ class Guard(grpc.aio.ServerInterceptor):
             yield
         finally:
             self._num_lasting -= 1
+
+
+async def _unknown(requests: object, context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
 
 def _raised(deserialize: Deserialize, check: Callable[[bytes], None]) -> Deserialize:
@@ -205,8 +207,14 @@ def guarded(
     place: Place = contextlib.nullcontext,
     first: Callable[[Any], object] | None = None,
     turn: Turn = at_once,
+    left: Turn = at_once,
 ) -> Any:
-    """A method of one answer, or of answers that it writes itself."""
+    """A method of one answer, or of answers that it writes itself.
+
+    `left` is the turn of a call that its client has left. Until then gRPC counts the call among the
+    `MAX_STREAMS` of its connection, and refuses more by itself. Without it a client that opens calls and
+    resets them at once (CVE-2023-44487) takes all of the event loop's time.
+    """
 
     async def call(requests: Any, context: Any) -> Any:
         try:
@@ -218,6 +226,10 @@ def guarded(
                     return await method(await read(requests), context)
         except grpc.aio.AbortError as error:
             raise _without_frames(error) from None
+        except asyncio.CancelledError as error:
+            _without_frames(error)  # they hold what the call has brought
+            await left(context)
+            raise
 
     return call
 
@@ -228,8 +240,9 @@ def guarded_generator(
     place: Place = contextlib.nullcontext,
     first: Callable[[Any], object] | None = None,
     turn: Turn = at_once,
+    left: Turn = at_once,
 ) -> Any:
-    """A method whose answers are a stream."""
+    """A method whose answers are a stream. `left` is that of `guarded`."""
 
     async def call(requests: Any, context: Any) -> AsyncGenerator[Any, None]:
         try:
@@ -243,11 +256,15 @@ def guarded_generator(
                             yield response
         except grpc.aio.AbortError as error:
             raise _without_frames(error) from None
+        except asyncio.CancelledError as error:
+            _without_frames(error)  # they hold what the call has brought
+            await left(context)
+            raise
 
     return call
 
 
-def _without_frames(error: grpc.aio.AbortError) -> grpc.aio.AbortError:
+def _without_frames(error: BaseException) -> BaseException:
     """Cut the error from the frames of the method. gRPC's state of the call keeps the error, and those frames
     keep the call and all that it brought: a cycle."""
     error.__context__ = None

@@ -148,14 +148,15 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         self, requests: AsyncIterator[pb.SessionRequest], context: Call
     ) -> AsyncGenerator[pb.SessionResponse, None]:
         who, refused = self._caller(context)
-        key, outbox = self._worker.connect(who.tenant, context.time_remaining())
+        connection = context.peer()
+        key, outbox = self._worker.connect(who.tenant, context.time_remaining(), connection)
         line = Line(
             self._privacy, self._worker.turn_time, flooding=self._floods.setdefault(who.tenant, set())
         )
         self._here[key] = Here(who, line)
         reader: asyncio.Task[None] | None = None
         if refused is None:
-            peer = peer_of(context.peer())
+            peer = peer_of(connection)
             reader = asyncio.create_task(self._read(key, requests, outbox, line, peer))
         else:  # not a message of it is read
             self._worker.violate(key, refused)

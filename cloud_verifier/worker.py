@@ -64,15 +64,17 @@ class Worker:
 
     # Streams ----------------------------------------------------------------------------------------------
 
-    def connect(self, tenant: str = "", time_left: float | None = None) -> tuple[int, Outbox]:
+    def connect(
+        self, tenant: str = "", time_left: float | None = None, connection: str = ""
+    ) -> tuple[int, Outbox]:
         """A key for a new stream of `tenant`, and what is to be sent on it, which ends with an `End`. After
-        `time_left` seconds its caller waits no longer; None for never."""
+        `time_left` seconds its caller waits no longer; None for never. `connection` names what brought it."""
         now = self._clock()
         key = self._next_key
         outbox = Outbox(lambda full: self._stalled(key, full))
         self._next_key += 1
         self._outboxes[key] = outbox
-        self._callers[key] = Caller(tenant, None if time_left is None else now + time_left)
+        self._callers[key] = Caller(tenant, None if time_left is None else now + time_left, connection)
         self._gone.clear()
         self.monitor.connected(key, tenant)
         self.scheduler.on_connect(key, now)
@@ -85,14 +87,15 @@ class Worker:
 
     async def check(self, key: int, request: Open) -> None:
         """Raise `UserError` or `PeerError` for a session whose grammar cannot be followed; before `receive`.
-        In a thread of its own, one at a time of each tenant: to compile one may take a while, and nobody else
-        should wait for it. Nothing is compiled for a session that would be refused anyway. `Opened` tells how
-        long the check took."""
+        In a thread of its own, one at a time of each tenant, whose connections take turns: to compile one may
+        take a while, and nobody else should wait for it. Nothing is compiled for a session that would be
+        refused anyway. `Opened` tells how long the check took."""
         self._asked_at[key] = self._clock()
         if request.sampling.grammar:
             caller = self._callers.get(key, ANYBODY)
             self.scheduler.check(request, self._clock(), caller)
-            await self._checks.run(caller.tenant, lambda: check_grammar(self._engine, request))
+            tenant, connection = caller.tenant, caller.connection
+            await self._checks.run(tenant, connection, lambda: check_grammar(self._engine, request))
 
     def receive(self, key: int, message: Open | Propose | Close) -> None:
         now = self._clock()

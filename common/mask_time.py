@@ -23,6 +23,11 @@ SHARE = 0.05
 seconds are the share s * SHARE / c. So the 95th percentile of steps stays below 3 s: where c is above 2 s,
 they are one step of forty at most."""
 
+TRY_EVERY = 2.0
+"""Seconds after dear first masks of a session at which another one may have its first. So a session with a
+new grammar does not wait for what the masks of others owe, which may be half a minute. With steps of 30 ms it
+is one step of 67."""
+
 MAX_KNOWN = 256
 """Grammars whose masks are known to be cheap, and tenants whose masks are counted."""
 
@@ -50,13 +55,15 @@ Session = TypeVar("Session", bound=Masked)
 class MaskTime:
     """`begin` for a session that begins, `let_in` as a step is planned, `note` when it is over.
 
-    A session with a grammar that is not known counts as dear until its first masks have been made.
+    A session with a grammar that is not known counts as dear until its first masks have been made. For these
+    it waits `TRY_EVERY` at most behind each other session of that kind.
     """
 
     def __init__(self) -> None:
         self._cheap = OrderedDict[str, None]()  # grammars
         self._had = OrderedDict[str, float]()  # seconds of dear masks, by tenant
         self._next_at = 0.0  # seconds; when a session with dear masks may join a step again
+        self._try_at = 0.0  # seconds; when one whose masks are not known may in any case
 
     def begin(self, session: Masked) -> None:
         """No mask of the session has been made."""
@@ -73,11 +80,13 @@ class MaskTime:
         dear = [session for session in dear if session.dear_masks]
         if not dear:
             return ready, None
-        chosen = None
-        if self._next_at <= now:
+        chosen, next_at = None, self._next_at
+        if next_at > now and (new := [session for session in dear if not session.masks_known]):
+            dear, next_at = new, min(next_at, self._try_at)
+        if next_at <= now:
             chosen = min(dear, key=lambda session: self._had.get(session.tenant, 0.0))
         let = [session for session in ready if not session.dear_masks or session is chosen]
-        return let, self._next_at if chosen is None else None
+        return let, next_at if chosen is None else None
 
     def note(
         self, sessions: Mapping[int, Masked], costs: Mapping[int, float], now: float, duration: float
@@ -86,11 +95,14 @@ class MaskTime:
         over = sum(costs.values()) - FREE - FREE_PART * duration
         for key, cost in sorted(costs.items(), key=lambda item: -item[1]):
             session = sessions[key]
-            dear = session.dear_masks and session.masks_known
+            known = session.masks_known
+            dear = session.dear_masks and known
             session.masks_known, session.dear_masks = True, cost > CHEAP and (dear or over > 0)
             if session.dear_masks:
                 over -= cost
                 self._charge(session, cost, now)
+                if not known:
+                    self._try_at = now + TRY_EVERY
             elif cost <= CHEAP:
                 self._learn(session.grammar)
 

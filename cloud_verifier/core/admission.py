@@ -19,6 +19,7 @@ class Caller:
 
     tenant: str = ""  # whose limits and whose cache; all that are not told apart are one
     deadline_at: float | None = None  # seconds; nobody waits for an answer after this
+    connection: str = ""  # what it came on; those of one tenant take turns where one has to wait
 
 
 ANYBODY = Caller()

@@ -294,7 +294,8 @@ class VerifyScheduler:
                 self._end_all(now)
             elif key in self._unopened:
                 del self._unopened[key]
-                message = f"no Open came within {self.config.open_timeout:g} s"
+                seconds = f"{self.config.open_timeout:g} s"
+                message = f"no Open came within {seconds}, or its grammar waited that long for others"
                 self._refuse(key, PeerError(message, Code.DEADLINE_EXCEEDED), now)
             elif key in self.sessions:
                 self._look_after(self.sessions[key], now)

@@ -170,44 +170,45 @@ MAX_WAITING = 256
 
 
 class Turns:
-    """Runs checks in threads: one of each tenant at a time, for one event loop.
+    """Runs checks in threads, for one event loop. One of each tenant runs at a time, and within a tenant its
+    connections take turns: a grammar waits for one of each other connection, not for all that came before.
 
     The threads are daemons: a process that is told to go does not wait for them.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, int] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._waiting: dict[tuple[str, ...], int] = {}
+        self._locks: dict[tuple[str, ...], asyncio.Lock] = {}  # of tenants, and of their connections
 
-    async def run(self, tenant: str, check: Callable[[], None]) -> None:
-        """Run `check` when the tenant's earlier ones are over. Raises what it raises, and `CapacityError` if
-        too many of the tenant's wait."""
-        if self._waiting.get(tenant, 0) >= MAX_WAITING:
+    async def run(self, tenant: str, connection: str, check: Callable[[], None]) -> None:
+        """Run `check` when it is its turn. Raises what it raises, and `CapacityError` if too many of the
+        tenant's wait."""
+        keys = (tenant, connection), (tenant,)
+        if self._waiting.get(keys[1], 0) >= MAX_WAITING:
             raise CapacityError(f"{MAX_WAITING} grammars of this tenant wait to be compiled; try later")
-        lock = self._locks.setdefault(tenant, asyncio.Lock())
-        self._waiting[tenant] = self._waiting.get(tenant, 0) + 1
-        try:
-            await lock.acquire()
-        except BaseException:
-            self._leave(tenant)
-            raise
+        held = list[asyncio.Lock]()
 
-        def over(_: object) -> None:
-            lock.release()
-            self._leave(tenant)
+        def over(_: object = None) -> None:
+            for lock in held:
+                lock.release()
+            for key in keys:
+                self._waiting[key] -= 1
+                if not self._waiting[key]:
+                    del self._waiting[key], self._locks[key]
 
+        locks = [self._locks.setdefault(key, asyncio.Lock()) for key in keys]
+        for key in keys:
+            self._waiting[key] = self._waiting.get(key, 0) + 1
         try:
+            for lock in locks:
+                await lock.acquire()
+                held.append(lock)
             running = in_thread(check)
-        except RuntimeError:  # no thread can be started
-            over(None)
+        except BaseException:
+            over()
             raise
         running.add_done_callback(over)  # if the caller goes, its turn still lasts as long as its thread
         await asyncio.shield(running)
-
-    def _leave(self, tenant: str) -> None:
-        self._waiting[tenant] -= 1
-        if not self._waiting[tenant]:
-            del self._waiting[tenant], self._locks[tenant]
 
 
 def in_thread(work: Callable[[], None]) -> asyncio.Future[None]:

@@ -15,7 +15,17 @@ import pytest
 from common.errors import UnavailableError
 from common.messages import Open
 from common.sampling import SamplingParams
-from tests.drivers.raw_http2 import DATA, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, Frame, RawPeer
+from tests.drivers.raw_http2 import (
+    DATA,
+    END_STREAM,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    Frame,
+    RawPeer,
+)
 
 pytestmark = pytest.mark.grpc
 linux = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="connections are seen on Linux only")
@@ -473,6 +483,36 @@ async def test_who_asks_without_pause_waits_and_others_do_not() -> None:
                 assert frame is not None
                 answered += frame.kind == HEADERS and bool(frame.flags & END_STREAM)
         assert asyncio.get_running_loop().time() - began >= 0.9 * 25 / 50, "50 a second after a burst"
+
+
+async def test_of_a_client_that_resets_its_calls_grpc_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CVE-2023-44487: each call costs its client 100 bytes, and the event loop 0.3 ms."""
+    from cloud_verifier import guard
+    from common.rpc import options
+    from tests.drivers.tiny import EOS, running
+    from tests.worlds.models import target_alone
+
+    monkeypatch.setattr(guard, "QUESTION_RATE", 1.0)
+    monkeypatch.setattr(guard, "QUESTION_BURST", 10)
+    monkeypatch.setattr(guard, "LONGEST_WAIT", 600.0)
+    monkeypatch.setattr(options, "MAX_STREAMS", 20)
+    reset = (8).to_bytes(4, "big")
+    async with running() as system, RawPeer(system.server.port) as peer:
+        peer.greet()
+        monitor, began = system.worker.monitor, asyncio.get_running_loop().time()
+        for stream in range(1, 2 * 100, 2):
+            known = monitor.num_streams
+            peer.call(stream)
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+                if monitor.num_streams > known:
+                    break
+            peer.send(Frame(RST_STREAM, 0, stream, reset))
+        waited = asyncio.get_running_loop().time() - began
+        assert 10 + 20 <= monitor.num_streams <= 50 + waited, "the burst, those that wait, some on their way"
+        assert await honest(system) == target_alone((1, 2, 3), SAMPLING, EOS)
+        leaving = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - leaving < 5, "a verifier that goes waits for none of them"
 
 
 async def _is_full(channel: Any) -> bool:

@@ -12,7 +12,7 @@ from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.quotas import Quota, Quotas
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.target import StepPlan, StepResult, TargetInfo
-from common.mask_time import SHARE
+from common.mask_time import SHARE, TRY_EVERY
 from common.messages import Commit, Open
 from common.sampling import SamplingParams
 
@@ -92,6 +92,25 @@ def test_masks_that_become_dear_later_delay_one_step() -> None:
     machine.costs.update(dict.fromkeys(range(2, 10), 0.02))
     machine.run(20.0)
     assert sum(gap > 3 * STEP for gap in machine.gaps(PLAIN)) <= 1
+
+
+def test_a_new_grammar_does_not_wait_for_what_other_masks_owe() -> None:
+    machine = Machine({})
+    machine.open(PLAIN)
+    for key in range(2, 10):
+        machine.open(key, "a trap")
+    machine.run(2.0)
+    machine.costs.update(dict.fromkeys(range(2, 10), 0.2))
+    machine.run(4.0)
+    began = machine.now
+    machine.open(10, "an honest one")
+    machine.open(11, "dear as well")
+    machine.costs[11] = 0.2
+    machine.open(12, "another honest one")
+    machine.run(8.0)
+    assert machine.told[10][0] < began + 4 * STEP, "nobody before it"
+    assert machine.told[12][0] < began + 0.2 + TRY_EVERY + 8 * STEP, "one before it"
+    assert len(machine.told[11]) == 1, "it waits for the others and for itself: 1.8 s of masks"
 
 
 def test_cheap_masks_wait_for_nobody() -> None:

@@ -111,12 +111,12 @@ async def test_checks_of_one_tenant_take_turns_and_those_of_another_do_not_wait(
         begun.append(name)
         assert go_on.wait(30)
 
-    one = [asyncio.create_task(turns.run("one", lambda: check("one"))) for _ in range(MAX_WAITING)]
+    one = [asyncio.create_task(turns.run("one", "", lambda: check("one"))) for _ in range(MAX_WAITING)]
     while not begun:  # noqa: ASYNC110 - a thread begins
         await asyncio.sleep(0.001)
     with pytest.raises(CapacityError):
-        await turns.run("one", lambda: None)
-    await turns.run("other", lambda: begun.append("other"))
+        await turns.run("one", "", lambda: None)
+    await turns.run("other", "", lambda: begun.append("other"))
     assert begun == ["one", "other"]
     one[0].cancel()  # its caller hung up, and its thread is still at it
     with pytest.raises(asyncio.CancelledError):
@@ -127,18 +127,33 @@ async def test_checks_of_one_tenant_take_turns_and_those_of_another_do_not_wait(
     assert begun == ["one", "other", *["one"] * (MAX_WAITING - 1)]
 
 
-async def test_a_check_without_a_thread_ends_its_tenants_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_of_one_tenant_take_turns() -> None:
     from common.grammar.trial import Turns
 
-    def refuse(_: object) -> None:
+    turns, begun = Turns(), list[str]()
+    one = [asyncio.create_task(turns.run("t", "1", lambda: begun.append("1"))) for _ in range(5)]
+    await asyncio.sleep(0)
+    other = [asyncio.create_task(turns.run("t", "2", lambda: begun.append("2"))) for _ in range(2)]
+    await asyncio.sleep(0)
+    one[1].cancel()
+    await asyncio.gather(*one, *other, return_exceptions=True)
+    assert "".join(begun) == "121211"
+    assert not turns._locks, "nothing is kept of those that are gone"
+
+
+async def test_a_thread_that_cannot_begin_holds_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from common.grammar import trial
+
+    def fail(work: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    turns = Turns()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+    turns, done = trial.Turns(), list[int]()
+    with monkeypatch.context() as patched:
+        patched.setattr(trial, "in_thread", fail)
         with pytest.raises(RuntimeError):
-            await turns.run("one", lambda: None)
-    await asyncio.wait_for(turns.run("one", lambda: None), 20)
+            await turns.run("t", "", lambda: None)
+    await turns.run("t", "", lambda: done.append(1))
+    assert done == [1]
 
 
 def test_a_process_that_goes_does_not_wait_for_a_check() -> None:
