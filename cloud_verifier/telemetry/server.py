@@ -12,7 +12,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -34,8 +34,11 @@ CONNECTION_TIME = 20.0
 """Seconds from a connection's first byte to its end, however its client trickles or reads."""
 
 MAX_CLIENTS = 8
-"""Connections at once; more are closed unread. One or two Prometheus servers scrape a verifier."""
+"""Connections at once. One or two Prometheus servers scrape a verifier. A newcomer takes the place of the
+oldest one whose request has not come whole; if there is none, it is closed unread."""
 
+GIVEN_UP = 1.0
+"""Seconds until a connection that was cut has given its place back."""
 
 POLL = 0.1
 """Seconds until the listening thread notices that it should end."""
@@ -115,6 +118,11 @@ def _listen(host: str, port: int, app: WSGIApplication) -> _HttpServer:
     return server
 
 
+def _cut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 class _Handler(WSGIRequestHandler):
     """Writes no log, and waits for nobody for long."""
 
@@ -127,14 +135,19 @@ class _Handler(WSGIRequestHandler):
         self._cutter.daemon = True
         self._cutter.start()
 
+    def parse_request(self) -> bool:
+        """Its request is whole if this is true."""
+        whole = super().parse_request()
+        cast("_HttpServer", self.server).serves(self.connection)
+        return whole
+
     def finish(self) -> None:
         """End it."""
         self._cutter.cancel()
         super().finish()
 
     def _cut(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            self.connection.shutdown(socket.SHUT_RDWR)
+        _cut(self.connection)
 
     def log_message(self, format: str, *args: Any) -> None:
         """A scrape every few seconds is no news."""
@@ -148,6 +161,8 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
     def __init__(self, family: int, address: Any) -> None:
         self.address_family = family
         self._places = threading.BoundedSemaphore(MAX_CLIENTS)
+        self._reading = dict[socket.socket, None]()  # whose request has not come whole, the oldest first
+        self._lock = threading.Lock()
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -156,21 +171,44 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
         self.setup_environ()
 
+    def serves(self, connection: socket.socket) -> None:
+        """Its request is whole."""
+        with self._lock:
+            self._reading.pop(connection, None)
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        if not self._has_place():
             self.shutdown_request(request)
             return
+        with self._lock:
+            self._reading[request] = None
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread could be started, so none will give the place back
-            self._places.release()
+            self._leave(request)
             raise
+
+    def _has_place(self) -> bool:
+        """Take a place, if need be that of the oldest connection without a whole request."""
+        if self._places.acquire(blocking=False):
+            return True
+        with self._lock:
+            oldest = next(iter(self._reading), None)
+            if oldest is None:
+                return False
+            del self._reading[oldest]
+        _cut(oldest)
+        return self._places.acquire(timeout=GIVEN_UP)
+
+    def _leave(self, request: Any) -> None:
+        self.serves(request)
+        self._places.release()
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._leave(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away in the middle, or stayed silent: nothing to be done."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from http.client import HTTPConnection
 
@@ -112,11 +113,35 @@ async def test_clients_that_say_nothing_keep_nobody_waiting() -> None:
     assert status == 200
 
 
-async def test_more_clients_than_there_is_room_for_are_closed_unread() -> None:
+async def test_a_newcomer_takes_the_place_of_the_oldest_that_says_nothing() -> None:
     async with serving() as found:
-        with silent(found.port, server.MAX_CLIENTS):
-            (late,) = await asyncio.to_thread(_first_bytes, found.port)
-    assert late == b""
+        with silent(found.port, server.MAX_CLIENTS) as clients:
+            status, _, _ = await get(found.port)
+            assert await asyncio.to_thread(clients[0].recv, 1) == b""
+            clients[1].settimeout(0.05)
+            with pytest.raises(TimeoutError):
+                clients[1].recv(1)
+    assert status == 200
+
+
+async def test_beside_whole_requests_a_newcomer_is_closed_unread() -> None:
+    """The event loop is busy, so the page is made for nobody."""
+    answers = list[int]()
+    async with serving() as found:
+        asked = [
+            threading.Thread(target=lambda: answers.append(request(found.port, "/metrics")[0]))
+            for _ in range(server.MAX_CLIENTS)
+        ]
+        for each in asked:
+            each.start()
+        http = found._http
+        assert http is not None
+        while http._reading or http._places._value:
+            time.sleep(0.01)  # noqa: ASYNC251 - until all have asked
+        assert _first_bytes(found.port) == [b""]
+        for each in asked:
+            await asyncio.to_thread(each.join)
+    assert answers == [200] * server.MAX_CLIENTS
 
 
 def _first_bytes(port: int) -> list[bytes]:
