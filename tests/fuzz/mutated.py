@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 
 from cloud_verifier.core.config import SchedulerConfig
+from cloud_verifier.core.target import StepPlan
 from common.acceptance import make_acceptance
 from common.messages import Close, Open, Propose
 from common.pb import verifier_pb2 as pb
@@ -61,7 +62,7 @@ class Recorder(World):
             request.open.fingerprint = VOCABULARY.fingerprint
         self.streams_heard.setdefault(stream, []).append(Send(request.SerializeToString()))
 
-    def note_step(self) -> None:
+    def note_step(self, plan: StepPlan) -> None:
         for heard in list(self.streams_heard.values())[-1:]:
             heard.append(Step())
 

@@ -52,7 +52,7 @@ class Host:
         world = self._world
         call()
         for effect in self.scheduler.effects():
-            world.trace.append(f"{world.now:.6f} verifier {effect}")
+            world.note_effect("verifier", effect)
             match effect:
                 case server_effects.Reply():
                     world.down(effect.session, effect.message)
@@ -69,7 +69,7 @@ class Host:
         """The engine begins a step; it has the result already if it began before the verifier heard of the
         end of the one before."""
         world = self._world
-        world.note_step()
+        world.note_step(plan)
         self._steps += 1
         fails = self._steps in world.spec.steps_failing
         result = result or self.engine.evaluate(plan)

@@ -14,7 +14,7 @@ from functools import partial
 from cloud_verifier.core import effects as server_effects
 from cloud_verifier.core.config import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.core.target import TargetInfo
+from cloud_verifier.core.target import StepPlan, TargetInfo
 from common.acceptance import COUPLED, Acceptance
 from common.chances import Chances
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
@@ -195,8 +195,12 @@ class World:
     def note_received(self, stream: int, message: Open | Propose | Close) -> None:
         """A verifier gets it now; for who keeps a record."""
 
-    def note_step(self) -> None:
+    def note_step(self, plan: StepPlan) -> None:
         """A verifier begins a step now."""
+
+    def note_effect(self, who: str, effect: edge_effects.Effect | server_effects.Effect) -> None:
+        """An edge or a verifier asks for this now."""
+        self.trace.append(f"{self.now:.6f} {who} {effect}")
 
     def _start(self, edge: Edge) -> None:
         self._input(edge, lambda: edge.session.start(self.now))
@@ -219,7 +223,7 @@ class World:
             self._input(edge, lambda: edge.session.on_timer(self.now))
 
     def _edge_effect(self, edge: Edge, effect: edge_effects.Effect) -> None:
-        self.trace.append(f"{self.now:.6f} edge {edge.index} {effect}")
+        self.note_effect(f"edge {edge.index}", effect)
         assert edge.end is None, f"{effect} after the end"
         match effect:
             case edge_effects.StartDrafter():
