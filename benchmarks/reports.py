@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ Key = TypeVar("Key")
 
 
 @dataclass(slots=True)
-class Report(Generic[Key]):
+class Report(ABC, Generic[Key]):
     """What was measured, row by row. `settings` are the options that all rows have in common."""
 
     settings: dict[str, Any]
@@ -26,9 +27,9 @@ class Report(Generic[Key]):
     rows: dict[Key, Row] = field(default_factory=dict)
 
     @staticmethod
+    @abstractmethod
     def key_of(row: Mapping[str, Any]) -> Key:
         """What a row is found by. Raises `KeyError` for a row of another benchmark."""
-        raise NotImplementedError
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -131,7 +131,7 @@ class _Handler(WSGIRequestHandler):
     def setup(self) -> None:
         """Begin the connection's time."""
         super().setup()
-        self._cutter = threading.Timer(CONNECTION_TIME, self._cut)
+        self._cutter = threading.Timer(CONNECTION_TIME, _cut, (self.connection,))
         self._cutter.daemon = True
         self._cutter.start()
 
@@ -145,9 +145,6 @@ class _Handler(WSGIRequestHandler):
         """End it."""
         self._cutter.cancel()
         super().finish()
-
-    def _cut(self) -> None:
-        _cut(self.connection)
 
     def log_message(self, format: str, *args: Any) -> None:
         """A scrape every few seconds is no news."""

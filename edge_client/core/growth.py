@@ -131,8 +131,7 @@ class Growth:
         """From a node that came too late: the text went on with `followed_by`."""
         if self._drawing is None:
             self._promised(expansion)
-            chosen = expansion.tokens.index(followed_by) if followed_by in expansion.tokens else None
-            self.calibration.observe(expansion.scores, chosen)
+            self._calibrate(expansion, followed_by)
 
     def guess(self, *, beside_draft: bool) -> None:
         """Grow what the text would say if it repeated itself; only what is sure, beside a draft model."""
@@ -180,5 +179,9 @@ class Growth:
         if said is not None and self._drawing is not None:
             self._drawing.observe(said, token)
         elif said is not None:
-            chosen = said.tokens.index(token) if token in said.tokens else None
-            self.calibration.observe(said.scores, chosen)
+            self._calibrate(said, token)
+
+    def _calibrate(self, said: Expansion, token: int) -> None:
+        """After a node of which the draft `said` this, the target chose `token`."""
+        chosen = said.tokens.index(token) if token in said.tokens else None
+        self.calibration.observe(said.scores, chosen)
