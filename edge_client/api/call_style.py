@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from common.errors import PeerError, UserError
-from edge_client.api.call_syntax import HERMES, PROBES, CallSyntax, Controls, find_syntax
+from edge_client.api.call_syntax import CONTENT, HERMES, IDS, NAMES, PROBES, CallSyntax, Controls, find_syntax
 from edge_client.texts.templates import ChatTemplate
 
 Json = dict[str, Any]
@@ -25,6 +25,8 @@ HERMES_WAY = """To call a function, write its name and its arguments in this for
 {"name": "the function's name", "arguments": {"an argument's name": "its value"}}
 </tool_call>"""
 
+SYSTEM, RESULT = "probed system", "probed result"
+
 
 @dataclass(frozen=True, slots=True)
 class CallStyle:
@@ -33,17 +35,32 @@ class CallStyle:
     syntax: CallSyntax
     is_own: bool  # the template has a notation of calls
     lists_tools: bool  # the template writes the tools
-    has_system: bool  # the template writes a system message
+    has_system: bool = True  # the template writes a system message, also in a chat that ends with a result
+    keeps_content: bool = True  # the template writes a message's content with its calls, before their results
 
     def shown(self, messages: Sequence[Json], tools: Sequence[Json]) -> list[Json]:
         """Return the messages for the template, with what it does not write by itself."""
-        shown = self._with_system([self._message(each) for each in messages])
+        shown = self._with_system(self._turns(messages))
         if not tools or (self.lists_tools and self.is_own):
             return shown
         lines = "\n".join(json.dumps(each["function"], ensure_ascii=False) for each in tools)
         return self._with_instructions(
             shown, LISTED.format(tools=lines) + (OWN_WAY if self.is_own else HERMES_WAY)
         )
+
+    def _turns(self, messages: Sequence[Json]) -> list[Json]:
+        """Return the messages as turns that the template takes."""
+        if self.is_own and self.syntax.between is None:
+            messages = _one_by_one(messages)
+        if not self.keeps_content:
+            messages = [part for each in messages for part in _apart(each)]
+        turns = list[Json]()
+        for each in map(self._message, messages):
+            if turns and not self.is_own and each["role"] == turns[-1]["role"] == "user":
+                turns[-1] = {"role": "user", "content": f"{turns[-1]['content']}\n{each['content']}"}
+            else:
+                turns.append(each)
+        return turns
 
     def _with_system(self, messages: list[Json]) -> list[Json]:
         """Return the messages with the system message in the user's, if the template refuses or drops it."""
@@ -86,6 +103,30 @@ class CallStyle:
         return self.syntax.arguments_as_text
 
 
+def _one_by_one(messages: Sequence[Json]) -> list[Json]:
+    """Return the messages with one call in each, and its result behind it."""
+    turns, waiting = list[list[Json]](), dict[str, list[Json]]()  # a call's results join its turn
+    for message in messages:
+        if message["role"] == "tool" and waiting:
+            identity = message.get("tool_call_id", "")
+            waiting.pop(identity if identity in waiting else next(iter(waiting))).append(message)
+            continue
+        first, *rest = message.get("tool_calls") or [None]
+        turns.append([{**message, "tool_calls": [first]} if rest else message])
+        turns += [[{"role": "assistant", "content": "", "tool_calls": [each]}] for each in rest]
+        calls = [first, *rest] if first else []
+        waiting = {call["id"]: turn for call, turn in zip(calls, turns[-1 - len(rest) :], strict=False)}
+    return [message for turn in turns for message in turn]
+
+
+def _apart(message: Json) -> list[Json]:
+    """Return a message with calls and content as two, of which the second has the calls."""
+    if not message.get("tool_calls") or not message["content"]:
+        return [message]
+    said = {name: value for name, value in message.items() if name != "tool_calls"}
+    return [said, {"role": "assistant", "content": "", "tool_calls": message["tool_calls"]}]
+
+
 def _plain(call: Json) -> Json:
     return {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
 
@@ -102,17 +143,29 @@ def _with_text(call: Json) -> Json:
 def call_style(template: ChatTemplate, controls: Controls) -> CallStyle:
     """Return how a target is shown tools. Renders its template some ten times."""
     syntax = find_syntax(template.render, controls)
-    user = {"role": "user", "content": "hello"}
-    return CallStyle(
-        syntax or HERMES,
-        syntax is not None,
-        _writes(template, PROBES[0]["function"]["name"], [user], {"tools": PROBES}),
-        _writes(template, "a system", [{"role": "system", "content": "a system"}, user], {}),
-    )
+    user: Json = {"role": "user", "content": "hello"}
+    lists_tools = PROBES[0]["function"]["name"] in _text(template, [user], {"tools": PROBES})
+    style = CallStyle(syntax or HERMES, syntax is not None, lists_tools)
+    call = {"id": IDS[0], "type": "function", "function": {"name": NAMES[0], "arguments": {}}}
+    called: Json = {"role": "assistant", "content": CONTENT, "tool_calls": [call]}
+    chat = [user, called, {"role": "tool", "content": RESULT, "tool_call_id": IDS[0]}]
+    apart = replace(style, keeps_content=False)
+    longer = [*chat, {"role": "assistant", "content": "done"}, user]
+    if not _keeps_content(template, style.shown(chat, [])):
+        style = apart if _keeps_content(template, apart.shown(longer, [])) else style
+    begun = [{"role": "system", "content": SYSTEM}, user]
+    chats = (style.shown(each, []) for each in (begun, [*begun, *chat[1:]]))
+    return replace(style, has_system=all(SYSTEM in _text(template, each) for each in chats))
 
 
-def _writes(template: ChatTemplate, text: str, messages: Sequence[Json], settings: Mapping[str, Any]) -> bool:
+def _keeps_content(template: ChatTemplate, messages: Sequence[Json]) -> bool:
+    text = _text(template, messages)
+    return -1 < text.find(CONTENT) < text.find(RESULT)
+
+
+def _text(template: ChatTemplate, messages: Sequence[Json], settings: Mapping[str, Any] | None = None) -> str:
+    """Return a chat as the template writes it; empty if it refuses or fails."""
     try:
-        return text in template.render(messages, settings)
+        return template.render(messages, settings)
     except (PeerError, UserError):
-        return False
+        return ""

@@ -51,9 +51,6 @@ RULES = {"auto": CallRule.AUTO, "any": CallRule.REQUIRED, "tool": CallRule.REQUI
 
 THINKING = ("enabled", "disabled", "adaptive", "between_tools")
 
-THINKS = {"enable_thinking": True, "thinking": True}
-"""Switches of chat templates, as `make_chat` sets them."""
-
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """Values of `effort`, and the nearest ones that chat templates know."""
 
@@ -316,7 +313,7 @@ def _make_chat(fields: Fields, output: Fields, messages: list[Json], tools: Tool
     if kind == "disabled":
         return make_chat(fields, messages, tools, "none")
     chat = make_chat(fields, messages, tools, effort)
-    return replace(chat, settings={**THINKS, **chat.settings})
+    return replace(chat, settings={"enable_thinking": True, **chat.settings})
 
 
 def _read_schema(fields: Fields, name: str) -> Json | None:

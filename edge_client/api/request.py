@@ -125,7 +125,7 @@ def make_chat(fields: Fields, messages: list[dict[str, Any]], tools: Tools, effo
         raise fields.wrong("chat_template_kwargs", "must be an object, and without `messages` and `tools`")
     if effort := effort or fields.text("reasoning_effort", longest=32):
         thinks = effort not in NO_THINKING
-        own: dict[str, Any] = {"enable_thinking": thinks, "thinking": thinks}  # the latter: DeepSeek, Granite
+        own: dict[str, Any] = {"enable_thinking": thinks}
         if thinks:
             own["reasoning_effort"] = effort
         settings = own | settings

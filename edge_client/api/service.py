@@ -185,8 +185,9 @@ class TextEndpoints:
             style = await asyncio.to_thread(self._style, template)
             messages = style.shown(messages, tools)
         family = family_of(template.source)
-        messages = family.messages(template.source, messages)
-        return await asyncio.to_thread(template.render, messages, family.settings(settings))
+        settings = family.settings(template.source, settings)
+        messages = family.messages(template.source, messages, settings)
+        return await asyncio.to_thread(template.render, messages, settings)
 
     def _style(self, template: ChatTemplate) -> CallStyle:
         """Return how the target is shown tools, in the first case after some renderings."""

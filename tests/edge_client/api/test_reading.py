@@ -104,7 +104,7 @@ def test_a_call_as_a_template_writes_it_is_read(name: str) -> None:
 
     def rendered(listed: list[Json], is_prompt: bool) -> str:
         settings = {"tools": tools, "add_generation_prompt": is_prompt}
-        return template.render(own.messages(source, style.shown(listed, tools)), settings)
+        return template.render(own.messages(source, style.shown(listed, tools), settings), settings)
 
     written = rendered(messages, is_prompt=False)
     form = own.template(source) if style.is_own else _with_hermes(own.template(source))

@@ -55,6 +55,7 @@ ROME: Call = ("get_weather", {"city": "Rome", "days": 3})
 THINK = "<think></think>"
 HERMES, CODER, GLM = (f"{mark}{THINK}" for mark in ("<tool_call>", "<tool_call><function=", "<arg_key>"))
 LLAMA, MISTRAL, MISTRAL_NEW = "<|start_header_id|>", "[TOOL_CALLS]", "[TOOL_CALLS][ARGS]"
+DSML = f"｜DSML｜{THINK}"
 GEMMA_4, HARMONY, DEEPSEEK = "<|tool_call>call:", "<|channel|>", f"<｜tool▁call▁begin｜>{THINK}"
 
 SAMPLES = {
@@ -167,5 +168,18 @@ SAMPLES = {
         "I look.",
         calls=[PARIS],
         prefix="</think>",
+    ),
+    "deepseek v4": Sample(
+        DSML,
+        'Hm.</think>I look.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Rome</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        "</｜DSML｜tool_calls>",
+        "I look.",
+        "Hm.",
+        [PARIS, ROME],
+        prefix="<think>",
     ),
 }

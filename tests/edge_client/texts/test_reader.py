@@ -20,7 +20,18 @@ from edge_client.texts.json_scanner import JsonScanner
 from edge_client.texts.message import ArgumentsAdded, CallBegun, ContentAdded, Message, MessageForm
 from edge_client.texts.reader import MessageReader
 from edge_client.texts.response_template import bounded, load_template, read_template
-from tests.edge_client.texts.messages import HERMES, LLAMA, MISTRAL, SAMPLES, TOOLS, Json, Sample
+from tests.edge_client.texts.messages import (
+    GLM,
+    HARMONY,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NEW,
+    SAMPLES,
+    TOOLS,
+    Json,
+    Sample,
+)
 
 PLAIN_START = {"start_anchor": "@"}
 
@@ -361,28 +372,41 @@ def test_ids_of_calls_are_short_and_alike_for_mistral() -> None:
         },
         {"role": "tool", "content": "", "tool_call_id": "call_0123456789_0_0"},
     ]
-    first, second = family_of(MISTRAL).messages(MISTRAL, messages)
+    first, second = family_of(MISTRAL).messages(MISTRAL, messages, {})
     ids = [each["id"] for each in first["tool_calls"]]
     assert ids == [short_id("call_0123456789_0_0"), "abcdefghi"]
     assert second["tool_call_id"] == ids[0]
     assert len(ids[0]) == 9
     assert ids[0].isalnum()
-    assert family_of(HERMES).messages(HERMES, messages) == messages
+    assert family_of(HERMES).messages(HERMES, messages, {}) == messages
 
 
-def test_gpt_oss_gets_its_thoughts_and_its_effort() -> None:
-    family = family_of("<|channel|>")
-    thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
-    assert family.messages("", [thought])[0]["thinking"] == "hm"
-    assert family.settings({"enable_thinking": False})["reasoning_effort"] == "low"
-    assert family.settings({"reasoning_effort": "xhigh"})["reasoning_effort"] == "high"
+def test_gpt_oss_gets_thoughts_and_content_of_a_call_as_one() -> None:
+    """Its template takes only one of both with a call, and shows thoughts only with calls."""
+    said: Json = {"role": "assistant", "content": "I look.", "reasoning_content": "hm"}
+    called: Json = {**said, "tool_calls": [{"id": "a"}]}
+    found = family_of(HARMONY).messages("", [said, called], {})
+    assert found == [said, {**called, "content": "", "thinking": "hm\n\nI look."}]
 
 
-def test_deepseeks_templates_get_null_where_they_ask_for_it() -> None:
-    call: Json = {"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}
-    family = family_of("<｜Assistant｜>")
-    assert family.messages("{% if message['content'] is not none %}", [call])[0]["content"] is None
-    assert family.messages("{{ message['content'] }}", [call])[0]["content"] == ""
+@pytest.mark.parametrize(
+    ("source", "asked", "effort"),
+    [
+        (HARMONY, {"enable_thinking": False}, "low"),
+        (HARMONY, {"enable_thinking": True}, "medium"),
+        (HARMONY, {"reasoning_effort": "xhigh"}, "high"),
+        (HARMONY, {"reasoning_effort": ["odd"]}, ["odd"]),
+        (MISTRAL_NEW, {"enable_thinking": False}, "none"),
+        (MISTRAL_NEW, {"reasoning_effort": "low"}, "high"),
+        (GLM, {"enable_thinking": False}, None),
+        (GLM, {"enable_thinking": True, "reasoning_effort": "low"}, "high"),
+    ],
+)
+def test_a_template_gets_the_next_effort_that_it_knows(source: str, asked: Json, effort: Any) -> None:
+    switches = "reasoning_effort" + " enable_thinking" * (source is GLM)
+    assert family_of(source).settings(switches, asked).get("reasoning_effort") == effort
+    both = {"thinking": asked["enable_thinking"]} if "enable_thinking" in asked else {}
+    assert family_of(source).settings("", asked) == asked | both
 
 
 def test_content_comes_at_once() -> None:

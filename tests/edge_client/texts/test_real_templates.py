@@ -1,22 +1,32 @@
-"""Calls that real chat templates write are read back. `make test` fetches the templates."""
+"""Messages pass through real chat templates unharmed, both ways. `make test` fetches the templates."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.api.request import Tool
-from edge_client.texts.families import family_of
+from common.vocabulary import Vocabulary
+from common.wire.describe import Description
+from edge_client.api.fields import Fields
+from edge_client.api.openai import ChatCompletion
+from edge_client.api.request import ChatPrompt, Tool
+from edge_client.api.service import Defaults, TextEndpoints
 from edge_client.texts.message import MessageForm
 from edge_client.texts.response_template import load_template
-from edge_client.texts.templates import ChatTemplate
-from tests.edge_client.api.call_templates import REAL, REAL_FOLDER
+from edge_client.texts.service import TextService, TextSettings
+from tests.edge_client.api.call_templates import REAL, REAL_FOLDER, Family, family
 from tests.edge_client.api.test_calls import accept_written, hold_calls, tools_of
-from tests.edge_client.texts.messages import PARIS, TOOLS, Json
+from tests.edge_client.texts.messages import Json
 from tests.edge_client.texts.test_reader import calls_of, read
 
 pytestmark = [
@@ -25,42 +35,191 @@ pytestmark = [
     pytest.mark.skipif(not REAL_FOLDER.is_dir(), reason="needs real chat templates: make test fetches them"),
 ]
 
-FAMILIES = {
-    "qwen2_5": "Hermes, Qwen 2.5, Qwen 3",
-    "qwen3": "Hermes, Qwen 2.5, Qwen 3",
-    "qwen3_instruct_2507": "Hermes, Qwen 2.5, Qwen 3",
-    "qwen3_5_nothink": "Qwen 3.5, Qwen 3 Coder",
-    "qwen3_5_think": "Qwen 3.5, Qwen 3 Coder",
-    "llama3_1": "Llama 3",
-    "llama3_2": "Llama 3",
-    "gemma4": "Gemma 4",
-    "gemma4_v5": "Gemma 4",
-    "gptoss": "gpt-oss",
-    "glm4moe": "GLM 4.5",
-    "deepseekv3": "DeepSeek V3, R1",
+ENDS = re.compile(
+    r"(?:<\|(?:im_end|eot_id|return|call|end)\|>|</s>|<turn\|>|<\|tool_response>"
+    r"|<end_of_turn>|<｜end▁of▁sentence｜>)\s*\Z"
+)
+"""The mark that ends a message. Models write it as an end token, which no reader gets."""
+
+THOUGHT, CONTENT, SYSTEM = "They want both.\n\nSo two calls.", "I look now.", "Be brief."
+CALLS = [
+    ("get_weather", {"city": 'Paris "é" {x}', "days": 3, "exact": True, "at": {"zip": [1, 2]}}),
+    ("get_weather", {"city": "Rome"}),
+]
+RESULTS = ["18 degrees", "noon"]
+WEATHER: Json = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "the weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "exact": {"type": "boolean"},
+                "at": {"type": "object", "properties": {"zip": {"type": "string"}}},
+            },
+        },
+    },
 }
+USER: Json = {"role": "user", "content": "hello there"}
+CALLED: Json = {
+    "role": "assistant",
+    "content": CONTENT,
+    "reasoning_content": THOUGHT,
+    "tool_calls": [
+        {"id": f"call_{at}", "type": "function", "function": {"name": called, "arguments": json.dumps(given)}}
+        for at, (called, given) in enumerate(CALLS)
+    ],
+}
+ANSWERED: list[Json] = [
+    {"role": "tool", "tool_call_id": f"call_{at}", "content": text} for at, text in enumerate(RESULTS)
+]
+THINKS: Json = {"enable_thinking": True}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_call_of_a_real_template_is_read_back(name: str) -> None:
-    source = (REAL_FOLDER / f"{name}.jinja").read_text("utf-8")
-    family = family_of(source)
-    assert family.name == FAMILIES[name]
-    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
-    function: Json = {"name": PARIS[0], "arguments": PARIS[1]}
-    if name == "deepseekv3":
-        function["arguments"] = '{"city": "Paris"}'  # its template joins texts
-    call: Json = {"id": "abcdefghi", "type": "function", "function": function}
-    user: Json = {"role": "user", "content": "hello"}
-    asked = family.messages(source, [user, {"role": "assistant", "content": "", "tool_calls": [call]}])
-    prompt = template.render([user], {"tools": TOOLS})
-    whole = template.render(asked, {"tools": TOOLS, "add_generation_prompt": False})
-    begun = "".join(
-        a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, whole, strict=False))
+class Spelled:
+    """`Words` of bytes and of one family's control tokens."""
+
+    begin_ids: tuple[int, ...] = ()
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self.control_texts = tuple(family.controls.ids)
+        self.num_vocab, self.eos_ids = len(family.pieces), (family.eos,)
+
+    def tokenize(self, text: str, parse_special: bool) -> list[int]:
+        return self._family.read(text) if parse_special else list(text.encode())
+
+    def piece(self, token: int) -> bytes:
+        return self._family.pieces[token]
+
+
+class Described:
+    """A `VerifierChoice` that has described its target and is not asked for more."""
+
+    def __init__(self, description: Description) -> None:
+        self.description = description
+
+    def best(self) -> Description:
+        return self.description
+
+    def refusal(self) -> None:
+        return None
+
+    async def heard(self, patience: float) -> None:
+        raise AssertionError("the target is known")
+
+    def route(self, key: str) -> Any:
+        raise AssertionError("no text is written")
+
+
+class Target:
+    """A target with a real template, as a daemon knows it."""
+
+    def __init__(self, name: str) -> None:
+        self.real = REAL[name]
+        self.family = family(f"real {name}")
+        self.words = Spelled(self.family)
+        table = Vocabulary(self.family.pieces)
+        told = Description(
+            name,
+            self.words.num_vocab,
+            2**20,
+            table.fingerprint,
+            chat_template=self.family.template.source,
+            bos_token="<s>",
+            eos_token="</s>",
+        )
+        texts = TextService(self.words, table, Described(told), None, TextSettings())
+        self.endpoints = TextEndpoints(texts, Defaults())
+
+    def prompt(
+        self, messages: Sequence[Json], tools: Sequence[Json] = (WEATHER,), **fields: Any
+    ) -> tuple[str, MessageForm]:
+        """Return the prompt of an OpenAI request as the target gets it, and how the answer is read."""
+        asked = ChatCompletion.read(Fields({"messages": list(messages), "tools": list(tools), **fields}))
+        assert isinstance(asked.prompt, ChatPrompt)
+        tokens, form = asyncio.run(self.endpoints.prompt(asked.prompt, "messages"))
+        return b"".join(map(self.words.piece, tokens)).decode(), form
+
+
+@pytest.fixture(scope="module", params=REAL)
+def target(request: pytest.FixtureRequest) -> Target:
+    return Target(request.param)
+
+
+def begins(form: MessageForm) -> str:
+    """Tell what the first text after a prompt is."""
+    found = read(form, "Hm.")
+    assert (found.text + found.thought, found.calls) == ("Hm.", [])
+    return "thought" if found.thought else "content"
+
+
+# Messages ---------------------------------------------------------------------------------------------------
+
+
+def test_a_message_of_a_real_template_is_read_back(target: Target) -> None:
+    """Reasoning, content and two calls come back, wherever the text is cut."""
+    real = target.real
+    prompt, form = target.prompt([USER], chat_template_kwargs=THINKS)
+    said = {**CALLED, "tool_calls": CALLED["tool_calls"][: real.num_calls]}
+    if real.content in ("apart", "thought"):
+        said["content"] = None
+    whole, _ = target.prompt([USER, said], chat_template_kwargs={**THINKS, "add_generation_prompt": False})
+    pairs = zip(prompt, whole, strict=False)
+    begun = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    form = replace(form, prefix=load_template(form.template).prefix(begun))
+    text = ENDS.sub("", whole.removeprefix(begun))
+    for pieces in (list(text), [text], target.family.controls.split(text)):
+        found = read(form, *pieces)
+        assert found.thought == THOUGHT * real.thinks
+        assert found.text == CONTENT * (real.content == "beside")
+        assert calls_of(found) == CALLS[: real.num_calls]
+
+
+def test_a_history_reaches_a_real_template_whole(target: Target) -> None:
+    """It is in its order, with arguments that are no strings. Earlier calls are not read as new ones."""
+    real, system = target.real, {"role": "system", "content": SYSTEM}
+    answers = [["Paris", RESULTS[0]], ["Rome", RESULTS[1]]]
+    for content in (CONTENT, None):
+        told = [system, USER, {**CALLED, "content": content}, *ANSWERED]
+        prompt, form = target.prompt(told, chat_template_kwargs=THINKS)
+        assert (THOUGHT in prompt) == real.thinks
+        assert SYSTEM in prompt
+        said = [] if content is None or real.content == "lost" else [CONTENT]
+        for texts in (["Paris", "Rome"], *answers, RESULTS, [*said, "Paris"]):
+            places = [prompt.find(each, prompt.index(USER["content"])) for each in texts]
+            assert min(places) > -1
+            assert places == sorted(places)
+        assert '\\"city' not in prompt
+        begins(form)
+    answered: Json = {"role": "assistant", "content": "Sunny."}
+    longer = [system, USER, CALLED, *ANSWERED, answered, {"role": "user", "content": "thanks"}]
+    prompt, form = target.prompt(longer, chat_template_kwargs=THINKS)
+    assert all(each in prompt for each in (SYSTEM, "Paris", "Rome", *RESULTS, "Sunny.", "thanks"))
+    begins(form)
+
+
+def test_the_switches_of_thinking_reach_a_real_template(target: Target) -> None:
+    """Wherever the prompt opens a thought, the reader begins in it."""
+
+    def asked(**fields: Any) -> tuple[str, str]:
+        prompt, form = target.prompt([USER], (), **fields)
+        return prompt, begins(form)
+
+    silent, *others = (
+        asked(reasoning_effort="none"),
+        asked(reasoning_effort="minimal"),
+        asked(chat_template_kwargs={"enable_thinking": False}),
     )
-    own = family.template(source)
-    form = MessageForm(own, load_template(own).prefix(begun), TOOLS)
-    assert calls_of(read(form, *whole.removeprefix(begun))) == [PARIS]
+    assert others == [silent, silent]
+    assert silent[1] == ("thought" if target.real.opens == "always" else "content")
+    thinking = [asked(reasoning_effort=each) for each in ("medium", "high", "xhigh")]
+    for each in (*thinking, asked(chat_template_kwargs={"enable_thinking": True})):
+        assert (each != silent) == target.real.switches
+        assert each[1] == ("content" if target.real.opens == "never" else "thought")
 
 
 # Calls that the notation's grammar allows -------------------------------------------------------------------
@@ -76,7 +235,9 @@ def test_what_the_grammar_of_a_real_template_accepts_is_calls(
 
 @pytest.mark.grammar
 @given(
-    st.sampled_from(sorted(REAL.keys() - {"gptoss", "gemma3"})),
+    st.sampled_from(
+        sorted(name for name, real in REAL.items() if real.notation not in ("gpt-oss", "gemma3"))
+    ),
     tools_of(),
     st.randoms(use_true_random=False),
 )
