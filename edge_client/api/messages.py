@@ -27,6 +27,7 @@ from edge_client.api.request import (
     schema_grammar,
     with_format,
 )
+from edge_client.api.turn_order import BETWEEN, reminder
 from edge_client.texts.detokenizer import Words
 from edge_client.texts.message import (
     ArgumentsAdded,
@@ -39,9 +40,6 @@ from edge_client.texts.message import (
 )
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
-
-BETWEEN = "\n\n"
-"""Stands between the text blocks of one message."""
 
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 """Claude Code's first line of the system prompt. Its values differ between requests of one conversation
@@ -409,7 +407,7 @@ class _Conversation:
 
     def _system(self, text: str) -> None:
         if self.messages and self.messages[-1]["role"] != "system":
-            self._add("user", f"<system-reminder>\n{text}\n</system-reminder>")
+            self._add("user", reminder(text))
         else:
             self._add("system", text)
 
