@@ -148,6 +148,10 @@ class Messages(Dialect):
         text = f"prompt is too long: {error}" if error.code == TOO_LONG else str(error)
         return {"type": "error", "error": {"type": ERRORS.get(error.status, usual), "message": text}}
 
+    @classmethod
+    def broken(cls, error: ApiError) -> bytes:
+        return b"event: error\n" + super().broken(error)  # clients skip what has no name
+
     def framed(self, number: int, chunk: Json) -> bytes:
         return named_frame(number, chunk)
 
