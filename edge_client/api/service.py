@@ -112,11 +112,11 @@ class TextEndpoints:
 
     def writer(self, name: str) -> tuple[str, Writer]:
         """Return the model of this name, or the default for none. Raises `ApiError` for an unknown one."""
-        if is_default(name):
-            return next(iter(self.models().items()))
-        if (found := self.find(name)) is None:
+        if name not in SYNONYMS and (found := self.find(name)) is not None:
+            return found
+        if not is_default(name):
             raise unknown_model(name, (*self.models(), DEFAULT))
-        return found
+        return next(iter(self.models().items()))
 
     def find(self, name: str) -> tuple[str, Writer] | None:
         """Return the model of this name, which `PAIR/` may precede; None if it is none of this pair's.
@@ -414,7 +414,7 @@ def _listed(chat: ChatPrompt) -> list[dict[str, Any]]:
 
 
 def is_default(name: str) -> bool:
-    """Tell whether a model's name means the daemon's default model."""
+    """Tell whether a model's name means the daemon's default model, unless there is a model of this name."""
     return name in SYNONYMS or name.startswith(ANTHROPICS)
 
 
