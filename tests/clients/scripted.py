@@ -44,6 +44,8 @@ NUM_SLOTS = 2**18
 """Slots and positions: the prompts of coding agents have 100,000 bytes."""
 
 TEMPLATE = """\
+{%- for message in messages[1:] if message.role == 'system' %}{{ raise_exception('it must be first') }}
+{%- endfor %}
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}<|im_end|>
@@ -57,7 +59,7 @@ TEMPLATE = """\
 {%- endfor %}<|im_end|>
 {% endfor -%}
 <|im_start|>assistant{{ "\\n" }}"""
-"""A chat template in the manner of Qwen and Hermes."""
+"""A chat template in the manner of Qwen and Hermes. As Qwen 3.5's, it refuses a later system message."""
 
 
 class Bytes:
