@@ -83,7 +83,6 @@ class Messages(Dialect):
         self._index = 0  # of the open block, or of the next
         self._open = ""  # the open block's type, or its id if it is a call
         self._space = ""  # of a text block that has only this so far and has not begun
-        self._ended: ChoiceEnd | None = None
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
@@ -112,24 +111,19 @@ class Messages(Dialect):
         return chunks
 
     def choice_end(self, end: ChoiceEnd, choice: int) -> list[Json]:
-        self._ended = end
         return self._close()
 
-    def end(self, usage: Usage) -> list[Json]:
-        assert self._ended is not None, "the only text ends with the response"
-        reason, stopped_by = self._reason(self._ended, usage)
+    def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
+        reason, stopped_by = self._reason(end, usage)
         return [
             {
                 "type": "message_delta",
                 "delta": {"stop_reason": reason, "stop_sequence": stopped_by},
                 "usage": usage_json(usage),
-                "forerun": self._ended.ours,
+                "forerun": end.ours,
             },
             {"type": "message_stop"},
         ]
-
-    def failed(self, error: ApiError) -> list[Json]:
-        return [self.error(error)]
 
     def whole(self, choices: Sequence[tuple[Message, ChoiceEnd]], usage: Usage) -> Json:
         ((message, end),) = choices

@@ -139,8 +139,8 @@ class TextEndpoints:
     async def read(self, dialect: type[Dialect], body: dict[str, Any]) -> ResponseSpec:
         """Read a request's body. Raises `ApiError` or `ForerunError`."""
         asked, prompt, message = await self._read(dialect, body)
-        if isinstance(asked.prompt, ChatPrompt) and asked.prompt.tools.callable:
-            asked = await asyncio.to_thread(self._calling, asked, asked.prompt.tools, message)
+        if isinstance(asked.prompt, ChatPrompt) and (asked.prompt.tools.callable or asked.sampling.grammar):
+            asked = await asyncio.to_thread(self._held, asked, asked.prompt.tools, message)
         references = await self._references(asked) if asked.speculate else ()
         return self._response(dialect, asked, prompt, message, references)
 
@@ -200,8 +200,8 @@ class TextEndpoints:
         ids = {text: words.tokenize(text, True) for text in words.control_texts if len(text) > 1}
         return Controls({text: found[0] for text, found in ids.items() if len(found) == 1})
 
-    def _calling(self, asked: ParsedRequest, tools: Tools, message: MessageForm) -> ParsedRequest:
-        """Return the request with the grammar that its tools need. Raises `ApiError`."""
+    def _held(self, asked: ParsedRequest, tools: Tools, message: MessageForm) -> ParsedRequest:
+        """Return a chat's request with the grammar that its tools and format need. Raises `ApiError`."""
         template = chat_template(self.texts.verifiers.best(), self.defaults.template)
         thought = thought_of(message, template.source)
         make = CallGrammars(self._style(template).syntax, self._controls, tools.parallel, thought)

@@ -10,7 +10,6 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,6 +156,6 @@ async def scripted(script: Script, template: str = TEMPLATE) -> AsyncIterator[st
     worker.scheduler.check_integrity()
 
 
-def last_line(prompt: str) -> Any:
-    """Return the last line before the answer, which is the end of the newest message."""
-    return prompt.removesuffix(f"{END}\n{BEGIN}{ANSWER}").rpartition("\n")[2]
+def newest(prompt: str) -> str:
+    """Return the newest message, from its role on."""
+    return prompt.rpartition(END)[0].rpartition(BEGIN)[2]
