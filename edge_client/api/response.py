@@ -22,7 +22,13 @@ from edge_client.core.nouns import Fallback
 from edge_client.texts.answer import TextAnswer
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin, Words
 from edge_client.texts.events import AnswerEvent, Json, TextAdded, origins_of, to_json
-from edge_client.texts.message import ContentAdded, Message, MessageForm, MessagePart
+from edge_client.texts.message import (
+    ContentAdded,
+    Message,
+    MessageForm,
+    MessagePart,
+    arguments_object,
+)
 from edge_client.texts.queue import QueuePlace
 from edge_client.texts.reader import MessageReader
 from edge_client.texts.request import NOTHING, Begun, TextRequest, Writer
@@ -179,7 +185,9 @@ class _Choice:
         assert answer.finish is not None, "asked for at the end"
         if answer.finish is FinishReason.LENGTH:
             return Finish.LENGTH
-        return Finish.CALLS if self.message.calls else Finish.STOP
+        calls = self.message.calls
+        is_cut = answer.stopped_by is not None and calls and arguments_object(calls[-1].arguments) is None
+        return Finish.CALLS if calls and not is_cut else Finish.STOP
 
 
 async def parts(
