@@ -95,26 +95,26 @@ class Dialect(ABC):
     def read(fields: Fields) -> ParsedRequest:
         """Read a request's fields. Raises `ApiError` that names the field."""
 
-    @abstractmethod
     def first(self, usage: Usage) -> list[Json]:
-        """Return the chunks before any text."""
+        """Return the chunks before any text; none by default."""
+        return []
 
     @abstractmethod
     def added(self, parts: Sequence[MessagePart], ours: Json, choice: int) -> list[Json]:
         """Return the chunks of a message's next parts, of which there may be none, and of our own object
         unless it is empty."""
 
-    @abstractmethod
     def choice_end(self, end: ChoiceEnd, choice: int) -> list[Json]:
-        """Return the chunks at the end of one choice."""
+        """Return the chunks at the end of one choice; none by default."""
+        return []
 
     @abstractmethod
-    def end(self, usage: Usage) -> list[Json]:
-        """Return the chunks after all choices."""
+    def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
+        """Return the chunks after all choices, of which `end` is the first one's end."""
 
-    @abstractmethod
     def failed(self, error: ApiError) -> list[Json]:
-        """Return the last chunks of a stream that breaks off."""
+        """Return the last chunks of a stream that breaks off; the error's body by default."""
+        return [self.error(error)]
 
     @abstractmethod
     def whole(self, choices: Sequence[tuple[Message, ChoiceEnd]], usage: Usage) -> Json:

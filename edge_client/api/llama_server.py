@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_client.api.dialect import ChoiceEnd, Dialect, Finish, Heading, Json, Usage
-from edge_client.api.errors import ApiError
+from edge_client.api.dialect import ChoiceEnd, Dialect, Finish, Json, Usage
 from edge_client.api.fields import MAX_TEXT, Fields
 from edge_client.api.request import MOST, ONE_TEXT, ParsedRequest, read_asked
-from edge_client.texts.detokenizer import Words
 from edge_client.texts.infill import ExtraFile, Gap
 from edge_client.texts.message import ContentAdded, Message, MessagePart
 
@@ -30,10 +28,6 @@ class InfillCompletion(Dialect):
     """
 
     name, path, prefix, param = "infill", "/infill", "infill-", "input_prefix"
-
-    def __init__(self, heading: Heading, words: Words | None) -> None:
-        super().__init__(heading, words)
-        self._end: ChoiceEnd | None = None
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
@@ -59,9 +53,6 @@ class InfillCompletion(Dialect):
         }
         return read_asked(fields.having(**own, **ONE_TEXT), gap, form=form)
 
-    def first(self, usage: Usage) -> list[Json]:
-        return []
-
     def added(self, parts: Sequence[MessagePart], ours: Json, choice: int) -> list[Json]:
         text = "".join(part.text for part in parts if isinstance(part, ContentAdded))
         if not (text or ours) or self.heading.form["hidden"]:
@@ -69,16 +60,8 @@ class InfillCompletion(Dialect):
         found = {"index": choice, "content": text, "tokens": [], "stop": False}
         return [{**found, "forerun": ours} if ours else found]
 
-    def choice_end(self, end: ChoiceEnd, choice: int) -> list[Json]:
-        self._end = end
-        return []
-
-    def end(self, usage: Usage) -> list[Json]:
-        assert self._end is not None, "the choice ends first"
-        return [self._last("", self._end, usage)]
-
-    def failed(self, error: ApiError) -> list[Json]:
-        return [self.error(error)]
+    def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
+        return [self._last("", end, usage)]
 
     def whole(self, choices: Sequence[tuple[Message, ChoiceEnd]], usage: Usage) -> Json:
         ((message, end),) = choices

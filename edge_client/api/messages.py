@@ -27,6 +27,7 @@ from edge_client.api.request import (
     schema_grammar,
     with_format,
 )
+from edge_client.api.turn_order import BETWEEN, reminder
 from edge_client.texts.detokenizer import Words
 from edge_client.texts.message import (
     ArgumentsAdded,
@@ -39,9 +40,6 @@ from edge_client.texts.message import (
 )
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
-
-BETWEEN = "\n\n"
-"""Stands between the text blocks of one message."""
 
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 """Claude Code's first line of the system prompt. Its values differ between requests of one conversation
@@ -85,7 +83,6 @@ class Messages(Dialect):
         self._index = 0  # of the open block, or of the next
         self._open = ""  # the open block's type, or its id if it is a call
         self._space = ""  # of a text block that has only this so far and has not begun
-        self._ended: ChoiceEnd | None = None
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
@@ -114,24 +111,19 @@ class Messages(Dialect):
         return chunks
 
     def choice_end(self, end: ChoiceEnd, choice: int) -> list[Json]:
-        self._ended = end
         return self._close()
 
-    def end(self, usage: Usage) -> list[Json]:
-        assert self._ended is not None, "the only text ends with the response"
-        reason, stopped_by = self._reason(self._ended, usage)
+    def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
+        reason, stopped_by = self._reason(end, usage)
         return [
             {
                 "type": "message_delta",
                 "delta": {"stop_reason": reason, "stop_sequence": stopped_by},
                 "usage": usage_json(usage),
-                "forerun": self._ended.ours,
+                "forerun": end.ours,
             },
             {"type": "message_stop"},
         ]
-
-    def failed(self, error: ApiError) -> list[Json]:
-        return [self.error(error)]
 
     def whole(self, choices: Sequence[tuple[Message, ChoiceEnd]], usage: Usage) -> Json:
         ((message, end),) = choices
@@ -149,6 +141,10 @@ class Messages(Dialect):
         # Claude Code shortens its conversation after these words.
         text = f"prompt is too long: {error}" if error.code == TOO_LONG else str(error)
         return {"type": "error", "error": {"type": ERRORS.get(error.status, usual), "message": text}}
+
+    @classmethod
+    def broken(cls, error: ApiError) -> bytes:
+        return b"event: error\n" + super().broken(error)  # clients skip what has no name
 
     def framed(self, number: int, chunk: Json) -> bytes:
         return named_frame(number, chunk)
@@ -409,7 +405,7 @@ class _Conversation:
 
     def _system(self, text: str) -> None:
         if self.messages and self.messages[-1]["role"] != "system":
-            self._add("user", f"<system-reminder>\n{text}\n</system-reminder>")
+            self._add("user", reminder(text))
         else:
             self._add("system", text)
 

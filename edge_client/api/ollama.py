@@ -55,15 +55,11 @@ class _Ollama(Dialect):
         super().__init__(heading, words)
         self._call: ToolCall | None = None  # incomplete
         self._num_calls = 0  # complete
-        self._end: ChoiceEnd | None = None
 
     @classmethod
     def asks_nothing(cls, body: Json) -> bool:
         """Ollama loads the model, or unloads it after `keep_alive` seconds."""
         return body.get(cls.param) in (None, "", []) and not body.get("suffix")
-
-    def first(self, usage: Usage) -> list[Json]:
-        return []
 
     def added(self, parts: Sequence[MessagePart], ours: Json, choice: int) -> list[Json]:
         """Return an object for each part, and one for each call as soon as it is complete."""
@@ -74,15 +70,10 @@ class _Ollama(Dialect):
         return chunks
 
     def choice_end(self, end: ChoiceEnd, choice: int) -> list[Json]:
-        self._end = end
         return [self._object(said) for said in self._ended_call()]
 
-    def end(self, usage: Usage) -> list[Json]:
-        assert self._end is not None, "the choice ends first"
-        return [self._last(self._said(), self._end, usage)]
-
-    def failed(self, error: ApiError) -> list[Json]:
-        return [self.error(error)]
+    def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
+        return [self._last(self._said(), end, usage)]
 
     def whole(self, choices: Sequence[tuple[Message, ChoiceEnd]], usage: Usage) -> Json:
         if not choices:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, assert_never
 
 from edge_client.api.dialect import DONE, ChoiceEnd, Dialect, Heading, Json, Usage
-from edge_client.api.errors import ApiError, unsupported, wrong
+from edge_client.api.errors import unsupported, wrong
 from edge_client.api.fields import MAX_TEXT, Fields, is_too_deep
 from edge_client.api.request import (
     CallRule,
@@ -50,15 +50,10 @@ class _OpenAi(Dialect):
     kind: ClassVar[str]  # of chunks
     last = DONE
 
-    def end(self, usage: Usage) -> list[Json]:
-        return (
-            [{**self._object(self.kind, []), "usage": usage_json(usage)}]
-            if self.heading.form["usage"]
-            else []
-        )
-
-    def failed(self, error: ApiError) -> list[Json]:
-        return [error.body]
+    def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
+        if not self.heading.form["usage"]:
+            return []
+        return [{**self._object(self.kind, []), "usage": usage_json(usage)}]
 
     def choice_end(self, end: ChoiceEnd, choice: int) -> list[Json]:
         last = {**self._told(()), "finish_reason": end.finish.value}
@@ -190,9 +185,6 @@ class Completion(_OpenAi):
         fields.only("echo", (False,), "prepend the prompt to the answer in the client")
         logprobs = fields.whole("logprobs", 0, 0, MAX_LOGPROBS) if fields.has("logprobs") else None
         return read_asked(fields, prompt, logprobs)
-
-    def first(self, usage: Usage) -> list[Json]:
-        return []
 
     def added(self, parts: Sequence[MessagePart], ours: Json, choice: int) -> list[Json]:
         spans = _contents(parts)

@@ -66,7 +66,6 @@ class Responses(Dialect):
         self._held = list[TextSpan]()  # white space that may begin a message
         self._num_calls = 0
         self._ours: Json = {}  # our own object, for the next event
-        self._end: ChoiceEnd | None = None
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
@@ -104,21 +103,19 @@ class Responses(Dialect):
         return self._marked(chunks, ours)
 
     def choice_end(self, end: ChoiceEnd, choice: int) -> list[Json]:
-        self._end = end
         chunks = self._write_message(self._held) if self._held and not self._output and not self._item else []
         chunks += self._close("incomplete" if end.finish is Finish.LENGTH else "completed")
         return self._marked(chunks, {})
 
-    def end(self, usage: Usage) -> list[Json]:
-        assert self._end is not None, "called after the end of the choice"
-        is_cut = self._end.finish is Finish.LENGTH
+    def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
+        is_cut = end.finish is Finish.LENGTH
         status = "incomplete" if is_cut else "completed"
         response = self._response(
             status,
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
             usage=usage_json(usage),
         )
-        last = {"type": f"response.{status}", "response": {**response, "forerun": self._end.ours}}
+        last = {"type": f"response.{status}", "response": {**response, "forerun": end.ours}}
         return self._marked([last], {})
 
     def failed(self, error: ApiError) -> list[Json]:
@@ -129,7 +126,7 @@ class Responses(Dialect):
         (message, end), *_ = choices
         self.added(_parts(message), {}, 0)
         self.choice_end(end, 0)
-        (last,) = self.end(usage)
+        (last,) = self.end(end, usage)
         found: Json = last["response"]
         return found
 

@@ -326,7 +326,7 @@ def streamed(groups: Sequence[Sequence[MessagePart]], end: ChoiceEnd, usage: Usa
     chunks = dialect.first(Usage(prompt=usage.prompt))
     for group in groups:
         chunks += dialect.added(group, {}, 0)
-    return [*chunks, *dialect.choice_end(end, 0), *dialect.end(usage)]
+    return [*chunks, *dialect.choice_end(end, 0), *dialect.end(end, usage)]
 
 
 def assembled(chunks: Sequence[Json]) -> list[Json]:
@@ -408,7 +408,7 @@ def test_events_do_not_depend_on_where_parts_were_cut_or_a_daemon_restarted(
     first, second = formed(), formed()
     before = [*first.first(Usage(prompt=3)), *first.added(PARTS[:restart], {}, 0)]
     second.added(PARTS[:restart], {}, 0)  # was sent
-    after = [*second.added(PARTS[restart:], {}, 0), *second.choice_end(ENDED, 0), *second.end(usage)]
+    after = [*second.added(PARTS[restart:], {}, 0), *second.choice_end(ENDED, 0), *second.end(ENDED, usage)]
     assert before + after == expected
 
 

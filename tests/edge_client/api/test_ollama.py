@@ -62,7 +62,8 @@ def streamed(cuts: list[list[MessagePart]]) -> list[dict[str, Any]]:
     chunks = dialect.first(USAGE)
     for cut in cuts:
         chunks += dialect.added(cut, {}, 0)
-    return [*chunks, *dialect.choice_end(ended(Finish.CALLS), 0), *dialect.end(USAGE)]
+    end = ended(Finish.CALLS)
+    return [*chunks, *dialect.choice_end(end, 0), *dialect.end(end, USAGE)]
 
 
 def test_a_message_has_its_thought_and_whole_calls_with_objects_as_arguments() -> None:
@@ -107,8 +108,7 @@ def test_arguments_that_are_no_object_are_still_told() -> None:
 
 def test_the_last_object_counts_tokens_and_nanoseconds() -> None:
     dialect = OllamaGenerate(HEADING, None)
-    dialect.choice_end(ended(Finish.LENGTH), 0)
-    (last,) = dialect.end(USAGE)
+    (last,) = dialect.end(ended(Finish.LENGTH), USAGE)
     assert last["created_at"] == "2023-11-14T22:13:20Z"
     assert last["done_reason"] == "length"
     assert (last["prompt_eval_count"], last["eval_count"]) == (7, 4)

@@ -57,7 +57,8 @@ def events(parts: Sequence[MessagePart], finish: Finish = Finish.STOP, **fields:
     chunks = dialect.first(USAGE) + dialect.added((), {"mode": "ahead", "notes": []}, 0)
     for part in parts:
         chunks += dialect.added((part,), {}, 0)
-    chunks += dialect.choice_end(ChoiceEnd(finish, None, {"seed": 1}), 0) + dialect.end(USAGE)
+    end = ChoiceEnd(finish, None, {"seed": 1})
+    chunks += dialect.choice_end(end, 0) + dialect.end(end, USAGE)
     return [parsed(dialect.framed(number, chunk)) for number, chunk in enumerate(chunks, 1)]
 
 
@@ -253,7 +254,8 @@ def test_a_stream_goes_on_alike_however_its_beginning_was_cut(pieces: list[Any],
         dialect.first(USAGE)
         dialect.added(beginning, {}, 0)
         chunks = [chunk for part in rest for chunk in dialect.added((part,), {}, 0)]
-        chunks += dialect.choice_end(ChoiceEnd(Finish.STOP, None, {}), 0) + dialect.end(USAGE)
+        end = ChoiceEnd(Finish.STOP, None, {})
+        chunks += dialect.choice_end(end, 0) + dialect.end(end, USAGE)
         outputs.append(chunks)
     assert outputs[0] == outputs[1]
 
