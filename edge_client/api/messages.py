@@ -21,10 +21,10 @@ from edge_client.api.request import (
     ParsedRequest,
     Tool,
     Tools,
+    json_grammar,
     make_chat,
     read_asked,
     read_stops,
-    schema_grammar,
     with_format,
 )
 from edge_client.texts.detokenizer import Words
@@ -97,7 +97,7 @@ class Messages(Dialect):
         output.finish()
         param = "output_config.format"
         return replace(
-            with_format(asked, param, "" if schema is None else schema_grammar(param, schema)),
+            with_format(asked, param, "" if schema is None else json_grammar(param, schema)),
             form={**asked.form, "max_tokens": asked.max_tokens},
             stops=read_stops(fields, "stop_sequences"),
         )
@@ -279,10 +279,9 @@ def read_messages(fields: Fields, output: Fields) -> ChatPrompt:
 
     Raises `ApiError` that names the message, the block or the tool.
     """
-    given = fields.list("messages", MAX_MESSAGES)
-    if not given:
+    turns = list(fields.entries("messages", MAX_MESSAGES))
+    if not turns:
         raise wrong("messages", "messages must have at least one message")
-    turns = [fields.entry("messages", at, each) for at, each in enumerate(given)]
     tools, later = _read_tools(fields)
     chat = _Conversation(later)
     if system := _read_system(fields):
@@ -319,21 +318,18 @@ def _read_schema(fields: Fields, name: str) -> Json | None:
     if given is None:
         return None
     _read_kind(given, ("json_schema",))
-    schema = given.any("schema")
+    schema = given.schema("schema")
     given.finish()
-    if not isinstance(schema, dict):
-        raise given.wrong("schema", "must be a JSON schema, an object")
     return schema
 
 
 def _read_tools(fields: Fields) -> tuple[list[Tool], dict[str, Tool]]:
     """Read the tools that can be called from the beginning, and those that a message must load first."""
     tools, later = list[Tool](), dict[str, Tool]()
-    for at, each in enumerate(fields.list("tools", MAX_TOOLS)):
-        entry = fields.entry("tools", at, each)
+    for entry in fields.entries("tools", MAX_TOOLS):
         kind = entry.text("type", "custom")
         if kind != "custom":
-            fields.ignore(f"tools[{at}]", f"only Anthropic's servers know tools of type {kind}")
+            entry.ignore("type", f"only Anthropic's servers know tools of type {kind}")
             continue
         tool = read_function(entry, "input_schema")
         if entry.flag("defer_loading"):

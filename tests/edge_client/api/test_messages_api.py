@@ -21,7 +21,6 @@ from edge_client.texts.message import (
     ArgumentsAdded,
     CallBegun,
     ContentAdded,
-    Message,
     MessagePart,
     ReasoningAdded,
 )
@@ -242,7 +241,7 @@ class LettersReader:
 
 def read_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all texts be read by a `LettersReader`."""
-    monkeypatch.setattr(response._Choice, "of", lambda spec: response._Choice(LettersReader(), Message()))  # type: ignore[arg-type]
+    monkeypatch.setattr(response, "MessageReader", lambda form: LettersReader())
 
 
 @pytest.fixture
