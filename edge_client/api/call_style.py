@@ -1,4 +1,4 @@
-"""Shows tools and calls to a model whose chat template does not do so.
+"""Shows a model what its chat template does not write: tools, calls, and messages in some orders.
 
 A model with a notation of calls keeps it. Any other model gets that of Hermes: the tools are listed in the
 system message, and the calls and results of earlier turns are text.
@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from common.errors import PeerError, UserError
-from edge_client.api.call_syntax import HERMES, PROBES, CallSyntax, Controls, find_syntax
+from edge_client.api.call_syntax import HERMES, IDS, PROBES, CallSyntax, Controls, find_syntax
+from edge_client.api.turn_order import TurnOrder, find_order
 from edge_client.texts.templates import ChatTemplate
 
 Json = dict[str, Any]
@@ -28,16 +29,17 @@ HERMES_WAY = """To call a function, write its name and its arguments in this for
 
 @dataclass(frozen=True, slots=True)
 class CallStyle:
-    """Holds how one target is shown tools and calls."""
+    """Holds how one target is shown messages, tools and calls."""
 
     syntax: CallSyntax
     is_own: bool  # the template has a notation of calls
     lists_tools: bool  # the template writes the tools
     has_system: bool  # the template writes a system message
+    order: TurnOrder
 
     def shown(self, messages: Sequence[Json], tools: Sequence[Json]) -> list[Json]:
         """Return the messages for the template, with what it does not write by itself."""
-        shown = self._with_system([self._message(each) for each in messages])
+        shown = self._with_system(self.order.shown(map(self._message, messages)))
         if not tools or (self.lists_tools and self.is_own):
             return shown
         lines = "\n".join(json.dumps(each["function"], ensure_ascii=False) for each in tools)
@@ -100,14 +102,18 @@ def _with_text(call: Json) -> Json:
 
 @lru_cache(maxsize=8)
 def call_style(template: ChatTemplate, controls: Controls) -> CallStyle:
-    """Return how a target is shown tools. Renders its template some ten times."""
+    """Return how a target is shown messages and tools. Renders its template some fifteen times."""
     syntax = find_syntax(template.render, controls)
     user = {"role": "user", "content": "hello"}
+    arguments: Any = "{}" if syntax is not None and syntax.arguments_as_text else {}
+    function = {"name": PROBES[0]["function"]["name"], "arguments": arguments}
+    call = {"id": IDS[0], "type": "function", "function": function}
     return CallStyle(
         syntax or HERMES,
         syntax is not None,
         _writes(template, PROBES[0]["function"]["name"], [user], {"tools": PROBES}),
         _writes(template, "a system", [{"role": "system", "content": "a system"}, user], {}),
+        find_order(template.render, {"role": "assistant", "content": "", "tool_calls": [call]}),
     )
 
 

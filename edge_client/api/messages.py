@@ -27,6 +27,7 @@ from edge_client.api.request import (
     read_stops,
     with_format,
 )
+from edge_client.api.turn_order import BETWEEN, reminder
 from edge_client.texts.detokenizer import Words
 from edge_client.texts.message import (
     ArgumentsAdded,
@@ -39,9 +40,6 @@ from edge_client.texts.message import (
 )
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
-
-BETWEEN = "\n\n"
-"""Stands between the text blocks of one message."""
 
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 """Claude Code's first line of the system prompt. Its values differ between requests of one conversation
@@ -143,6 +141,10 @@ class Messages(Dialect):
         # Claude Code shortens its conversation after these words.
         text = f"prompt is too long: {error}" if error.code == TOO_LONG else str(error)
         return {"type": "error", "error": {"type": ERRORS.get(error.status, usual), "message": text}}
+
+    @classmethod
+    def broken(cls, error: ApiError) -> bytes:
+        return b"event: error\n" + super().broken(error)  # clients skip what has no name
 
     def framed(self, number: int, chunk: Json) -> bytes:
         return named_frame(number, chunk)
@@ -399,7 +401,7 @@ class _Conversation:
 
     def _system(self, text: str) -> None:
         if self.messages and self.messages[-1]["role"] != "system":
-            self._add("user", f"<system-reminder>\n{text}\n</system-reminder>")
+            self._add("user", reminder(text))
         else:
             self._add("system", text)
 

@@ -118,6 +118,18 @@ async def test_errors_are_the_sdks_own() -> None:
     assert body["error"]["type"] == "not_found_error"
 
 
+async def test_a_reader_that_falls_behind_what_is_kept_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK skips an event without a name, and the text would end early without a word."""
+    import anthropic as sdk
+
+    monkeypatch.setattr("edge_client.api.replay.ReplayStream._has", lambda self, start: start == 0)
+    async with client() as anthropic:
+        stream = await anthropic.messages.create(**TINY, stream=True)
+        with pytest.raises(sdk.APIStatusError, match="is not kept"):
+            async for _ in stream:
+                pass
+
+
 @pytest.mark.parametrize("kind", ["api_key", "auth_token"])
 async def test_the_token_may_be_a_key_or_a_bearers(kind: str) -> None:
     import anthropic as sdk
