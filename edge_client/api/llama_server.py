@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_client.api.dialect import ChoiceEnd, Dialect, Finish, Json, Usage
+from edge_client.api.dialect import ChoiceEnd, Dialect, Json, StopReason, Usage
 from edge_client.api.fields import MAX_TEXT, Fields
 from edge_client.api.request import MOST, ONE_TEXT, ParsedRequest, read_asked
 from edge_client.texts.infill import ExtraFile, Gap
@@ -17,7 +17,7 @@ from edge_client.texts.message import ContentAdded, Message, MessagePart
 MAX_EXTRA = 1024
 """Pieces of other files. Editors send some tens."""
 
-STOPS = {Finish.STOP: "eos", Finish.LENGTH: "limit", Finish.CALLS: "eos"}
+STOPS = {StopReason.STOP: "eos", StopReason.LENGTH: "limit", StopReason.CALLS: "eos"}
 
 
 class InfillCompletion(Dialect):

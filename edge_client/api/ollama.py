@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import assert_never
 
-from edge_client.api.dialect import ChoiceEnd, Dialect, Finish, Heading, Json, Usage
+from edge_client.api.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage
 from edge_client.api.errors import ApiError
 from edge_client.api.fields import MAX_TEXT, Fields
 from edge_client.api.openai import MAX_MESSAGES, read_chat
@@ -134,7 +134,7 @@ class _Ollama(Dialect):
         return {
             **self._object(said),
             "done": True,
-            "done_reason": "length" if end.finish is Finish.LENGTH else "stop",
+            "done_reason": "length" if end.finish is StopReason.LENGTH else "stop",
             "total_duration": _nanoseconds(waited + elapsed),
             "load_duration": _nanoseconds(waited),
             "prompt_eval_count": usage.prompt,

@@ -33,13 +33,13 @@ def read_items(fields: Fields, instructions: str) -> list[Json]:
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not 0 < len(given) <= MAX_ITEMS:
         raise fields.wrong("input", f"must be a string or a list of 1 to {MAX_ITEMS} items")
-    found = _Conversation([{"role": "system", "content": instructions}] if instructions else [])
+    found = _ItemReader([{"role": "system", "content": instructions}] if instructions else [])
     for at, each in enumerate(given):
         found.add(fields.entry("input", at, each))
     return found.messages
 
 
-class _Conversation:
+class _ItemReader:
     """Collects messages from items. An assistant's reasoning, text and calls in a row are one message."""
 
     def __init__(self, messages: list[Json]) -> None:

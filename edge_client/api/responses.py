@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_client.api.dialect import ChoiceEnd, Dialect, Finish, Heading, Json, Usage, named_frame
+from edge_client.api.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage, named_frame
 from edge_client.api.errors import TOO_LONG, ApiError, unsupported
 from edge_client.api.fields import MAX_TEXT, Fields
 from edge_client.api.openai import MAX_LOGPROBS, logprob_entries
@@ -104,11 +104,11 @@ class Responses(Dialect):
 
     def choice_end(self, end: ChoiceEnd, choice: int) -> list[Json]:
         chunks = self._write_message(self._held) if self._held and not self._output and not self._item else []
-        chunks += self._close("incomplete" if end.finish is Finish.LENGTH else "completed")
+        chunks += self._close("incomplete" if end.finish is StopReason.LENGTH else "completed")
         return self._marked(chunks, {})
 
     def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
-        is_cut = end.finish is Finish.LENGTH
+        is_cut = end.finish is StopReason.LENGTH
         status = "incomplete" if is_cut else "completed"
         response = self._response(
             status,
