@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from edge_client.api.fields import Fields
-from edge_client.api.messages import Messages
+from edge_client.api.messages import AnthropicMessages
 from edge_client.api.request import ChatPrompt
 from edge_client.api.security import Gate
 from edge_client.texts.service import Orders
@@ -118,7 +118,7 @@ async def test_requests_of_one_conversation_share_their_prompts_tokens() -> None
         prompts = list[tuple[int, ...]]()
         for value, messages, listed in (("f89", first, tools), ("c11", second, tools[::-1])):
             body = {"system": system(value), "messages": messages, "tools": listed}
-            spec = await found.api.pairs.first.read(Messages, body)
+            spec = await found.api.pairs.first.read(AnthropicMessages, body)
             prompts.append(spec.requests[0].prompt)
     assert len(prompts[0]) < len(prompts[1])
     assert prompts[1][: len(prompts[0])] == prompts[0]
@@ -142,7 +142,7 @@ async def test_prompts_of_every_familys_template_begin_with_the_one_before(name:
         told = list[str]()
         for count in (2, 4, 6):
             body = {"system": "You help.", "tools": tools, "messages": turns[:count]}
-            prompt = Messages.read(Fields(body)).prompt
+            prompt = AnthropicMessages.read(Fields(body)).prompt
             assert isinstance(prompt, ChatPrompt)
             begun = replace(prompt, settings={**prompt.settings, "add_generation_prompt": False})
             told.append(await found.api.pairs.first.render(begun))

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_client.api.dialect import ChoiceEnd, Finish, Heading, Usage
+from edge_client.api.dialect import ChoiceEnd, Heading, StopReason, Usage
 from edge_client.api.fields import Fields
 from edge_client.api.ollama import OllamaChat, OllamaGenerate
 from edge_client.api.request import ChatPrompt
@@ -34,7 +34,7 @@ WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
 
 
-def ended(finish: Finish = Finish.STOP) -> ChoiceEnd:
+def ended(finish: StopReason = StopReason.STOP) -> ChoiceEnd:
     return ChoiceEnd(finish, None, dict(OURS))
 
 
@@ -62,7 +62,7 @@ def streamed(cuts: list[list[MessagePart]]) -> list[dict[str, Any]]:
     chunks = dialect.first(USAGE)
     for cut in cuts:
         chunks += dialect.added(cut, {}, 0)
-    end = ended(Finish.CALLS)
+    end = ended(StopReason.CALLS)
     return [*chunks, *dialect.choice_end(end, 0), *dialect.end(end, USAGE)]
 
 
@@ -91,7 +91,7 @@ def test_chunks_do_not_depend_on_where_the_parts_were_cut() -> None:
 def test_the_whole_message_is_that_of_the_stream() -> None:
     message = Message()
     message.add(PARTS)
-    found = OllamaChat(HEADING, None).whole([(message, ended(Finish.CALLS))], USAGE)
+    found = OllamaChat(HEADING, None).whole([(message, ended(StopReason.CALLS))], USAGE)
     assert found["message"]["content"] == "I look"
     assert found["message"]["thinking"] == "hm"
     streamed_calls = [call for each in streamed([PARTS]) for call in each["message"].get("tool_calls", [])]
@@ -128,7 +128,7 @@ def test_a_result_has_the_id_of_its_call_which_clients_leave_out(
 
 def test_the_last_object_counts_tokens_and_nanoseconds() -> None:
     dialect = OllamaGenerate(HEADING, None)
-    (last,) = dialect.end(ended(Finish.LENGTH), USAGE)
+    (last,) = dialect.end(ended(StopReason.LENGTH), USAGE)
     assert last["created_at"] == "2023-11-14T22:13:20Z"
     assert last["done_reason"] == "length"
     assert (last["prompt_eval_count"], last["eval_count"]) == (7, 4)
