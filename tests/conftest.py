@@ -63,9 +63,7 @@ PYTHON_CLIENTS = Path(sys.prefix) / "clients" / ".forerun-installed"
 
 AGENTS = CLIENTS / "agents" / "node_modules" / ".bin"
 
-NODE_PACKAGES = tuple(
-    Path(__file__).parent / folder / "node_modules" for folder in ("edge_client/api/node", "clients/node")
-)
+NODE_PACKAGES = CLIENTS / "node" / "node_modules"
 
 HELM_PACKAGES = Path(__file__).parent / "deploy" / "helm" / "node_modules"
 
@@ -209,8 +207,8 @@ def why_not(mark: str) -> str:
         return f"needs the programs {' and '.join(programs)}; .ci/run installs them"
     if mark == "clients" and not PYTHON_CLIENTS.exists():
         return "needs the Python clients: make clients"
-    if mark == "node" and not all(each.is_dir() for each in NODE_PACKAGES):
-        return "needs the packages of Node: npm ci in the folders of NODE_PACKAGES, as `make test` does"
+    if mark == "node" and not NODE_PACKAGES.is_dir():
+        return "needs the packages of Node: npm ci --prefix tests/clients/node, as `make test` does"
     return ""
 
 

@@ -90,20 +90,20 @@ def _first(mark: str | list[str] | None) -> str:
 
 
 def request_grammar(tools: Tools, own: str, make: CallGrammars) -> str:
-    """Return the grammar of a request with these tools, of which `own` is the request's own grammar.
+    """Return the grammar of a chat with these tools, of which `own` is the request's own grammar.
 
     Raises `ApiError` for grammars that exclude each other, and for a tool whose schema cannot be enforced.
     """
     listed = tools.callable
     of_format = own.startswith("{") and "json_schema" in json.loads(own)["grammars"][0]
-    if listed and own and tools.rule is CallRule.REQUIRED:
-        param = "response_format" if of_format else "forerun"
-        raise wrong(param, "tool_choice demands a call, which follows its own grammar; set no other format")
-    if tools.rule is CallRule.REQUIRED:
+    if tools.rule is CallRule.REQUIRED:  # a format holds a content, of which there is none
+        if own and not of_format:
+            raise wrong("forerun", "tool_choice demands a call, which follows its own grammar; set no other")
         return _blaming_tool(make.required, listed)
-    if listed and of_format:
-        return _blaming_tool(lambda some: make.calls_or(some, own), listed)
-    if any(each.strict for each in listed) and not own:
+    if of_format:
+        return _blaming_tool(lambda some: make.calls_or(some, own), listed) if listed else make.content(own)
+    is_single = not tools.parallel and make.syntax.between is not None
+    if listed and not own and (is_single or any(each.strict for each in listed)):
         return _blaming_tool(make.lazy, listed)
     return own
 
@@ -145,16 +145,28 @@ class CallGrammars:
         """Return the grammar of calls, or of a content that a JSON schema's grammar describes. Raises
         `UserError` as `required`."""
         lark = _Lark(self.controls)
-        schema = json.loads(content)["grammars"][0]["json_schema"]
         if self.syntax.begin.startswith("{"):
             # Text and JSON that begin alike would be told apart too early.
             calls = " | ".join(_call_in_json(self.syntax, each) for each in _lenient(tools))
         else:
             calls = self._calls(lark, _lenient(tools))
-        return self._made(lark, f"{calls} | {inline_schema(schema)}")
+        return self._made(lark, f"{calls} | {self._content(lark, content)}")
+
+    def content(self, content: str) -> str:
+        """Return the grammar of a content that a JSON schema's grammar describes."""
+        if self.thought is None and not self.syntax.content_begin:
+            return content
+        lark = _Lark(self.controls)
+        return self._made(lark, self._content(lark, content))
+
+    def _content(self, lark: _Lark, content: str) -> str:
+        """Return the expression of a content."""
+        schema = json.loads(content)["grammars"][0]["json_schema"]
+        return f"{lark.literal(self.syntax.content_begin)} {inline_schema(schema)}"
 
     def lazy(self, tools: Sequence[Tool]) -> str:
-        """Return the grammar of any text in which the calls of strict tools follow their schemas.
+        """Return the grammar of any text in which the calls of strict tools follow their schemas, and of one
+        call unless several are allowed.
 
         Raises `UserError` as `required`.
         """
@@ -190,7 +202,10 @@ class CallGrammars:
     def _calls(self, lark: _Lark, tools: Sequence[Tool], begun: str = "") -> str:
         """Return the rule of calls whose beginning is written up to `begun`."""
         syntax = self.syntax
-        one = lark.rule(" | ".join(lark.rule(_call(lark, syntax, each)) for each in tools))
+        alike = dict[str, list[Tool]]()
+        for each in tools:
+            alike.setdefault(json.dumps(each.parameters), []).append(each)
+        one = lark.rule(" | ".join(lark.rule(_call(lark, syntax, some)) for some in alike.values()))
         begin = syntax.begin[syntax.begin.find(begun) + len(begun) :]
         # In a free text the next call's own mark begins it, so that other text may follow a call as well.
         several = self.parallel and syntax.between and not (begun and begun in syntax.between)
@@ -212,18 +227,20 @@ def _lenient(tools: Sequence[Tool]) -> list[Tool]:
     return [each if each.strict else replace(each, parameters=OPEN) for each in tools]
 
 
-def _call(lark: _Lark, syntax: CallSyntax, tool: Tool) -> str:
-    """Return the expression of one call without the marks around calls."""
-    schema = bare(tool.parameters)
+def _call(lark: _Lark, syntax: CallSyntax, alike: Sequence[Tool]) -> str:
+    """Return the expression of one call without the marks around calls. The tools differ in their names."""
+    schema, names = bare(alike[0].parameters), [each.name for each in alike]
     if syntax.named is not None:
         json_schema_grammar(schema)  # refuses what is no schema
-        return f"{quoted(tool.name)} {_NamedWriter(lark, syntax, syntax.named, schema).arguments()}"
-    is_quoted = (syntax.begin if syntax.name_first else syntax.middle).endswith('"')
-    name = json.dumps(tool.name, ensure_ascii=False)[1:-1] if is_quoted else tool.name
-    arguments = inline_schema(closed(schema))
-    if syntax.name_first:
-        return f"{lark.literal(syntax.middle, name)} {arguments}"
-    return f"{arguments} {lark.literal(syntax.middle)} {quoted(name)}"
+        return f"{_one_of(names)} {_NamedWriter(lark, syntax, syntax.named, schema).arguments()}"
+    if (syntax.begin if syntax.name_first else syntax.middle).endswith('"'):
+        names = [json.dumps(each, ensure_ascii=False)[1:-1] for each in names]
+    arguments, middle = inline_schema(closed(schema)), lark.literal(syntax.middle)
+    return " ".join((_one_of(names), middle, arguments)[:: 1 if syntax.name_first else -1])
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return f"({' | '.join(map(quoted, names))})"
 
 
 def _call_in_json(syntax: CallSyntax, tool: Tool) -> str:

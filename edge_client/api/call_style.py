@@ -1,4 +1,4 @@
-"""Shows tools and calls to a model whose chat template does not do so.
+"""Shows a model what its chat template does not write: tools, calls, and messages in some orders.
 
 A model with a notation of calls keeps it. Any other model gets that of Hermes: the tools are listed in the
 system message, and the calls and results of earlier turns are text.
@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from common.errors import PeerError, UserError
-from edge_client.api.call_syntax import CONTENT, HERMES, IDS, NAMES, PROBES, CallSyntax, Controls, find_syntax
+from edge_client.api.call_syntax import CONTENT, HERMES, IDS, PROBES, CallSyntax, Controls, find_syntax
+from edge_client.api.turn_order import TurnOrder, calls_apart, find_order, one_call_each
 from edge_client.texts.templates import ChatTemplate
 
 Json = dict[str, Any]
@@ -30,37 +31,29 @@ SYSTEM, RESULT = "probed system", "probed result"
 
 @dataclass(frozen=True, slots=True)
 class CallStyle:
-    """Holds how one target is shown tools and calls."""
+    """Holds how one target is shown messages, tools and calls."""
 
     syntax: CallSyntax
     is_own: bool  # the template has a notation of calls
     lists_tools: bool  # the template writes the tools
-    has_system: bool = True  # the template writes a system message, also in a chat that ends with a result
-    keeps_content: bool = True  # the template writes a message's content with its calls, before their results
+    order: TurnOrder
+    has_system: bool = True  # the template writes a system message, also before a result at the end
+    keeps_content: bool = True  # the template writes content beside calls, and before their results
 
     def shown(self, messages: Sequence[Json], tools: Sequence[Json]) -> list[Json]:
         """Return the messages for the template, with what it does not write by itself."""
-        shown = self._with_system(self._turns(messages))
+        written = [self._message(each) for each in messages]
+        if self.is_own and self.syntax.between is None:
+            written = one_call_each(written)
+        shown = self._with_system(self.order.shown(written))
+        if not self.keeps_content:
+            shown = calls_apart(shown)
         if not tools or (self.lists_tools and self.is_own):
             return shown
         lines = "\n".join(json.dumps(each["function"], ensure_ascii=False) for each in tools)
         return self._with_instructions(
             shown, LISTED.format(tools=lines) + (OWN_WAY if self.is_own else HERMES_WAY)
         )
-
-    def _turns(self, messages: Sequence[Json]) -> list[Json]:
-        """Return the messages as turns that the template takes."""
-        if self.is_own and self.syntax.between is None:
-            messages = _one_by_one(messages)
-        if not self.keeps_content:
-            messages = [part for each in messages for part in _apart(each)]
-        turns = list[Json]()
-        for each in map(self._message, messages):
-            if turns and not self.is_own and each["role"] == turns[-1]["role"] == "user":
-                turns[-1] = {"role": "user", "content": f"{turns[-1]['content']}\n{each['content']}"}
-            else:
-                turns.append(each)
-        return turns
 
     def _with_system(self, messages: list[Json]) -> list[Json]:
         """Return the messages with the system message in the user's, if the template refuses or drops it."""
@@ -86,9 +79,7 @@ class CallStyle:
         if not calls:
             return message
         if self.is_own:
-            return (
-                {**message, "tool_calls": [_with_text(each) for each in calls]} if self._as_text else message
-            )
+            return {**message, "tool_calls": [self._call(each) for each in calls]}
         written = [
             f"<tool_call>\n{json.dumps(_plain(each), ensure_ascii=False)}\n</tool_call>" for each in calls
         ]
@@ -98,60 +89,35 @@ class CallStyle:
             "content": content,
         }
 
-    @property
-    def _as_text(self) -> bool:
-        return self.syntax.arguments_as_text
-
-
-def _one_by_one(messages: Sequence[Json]) -> list[Json]:
-    """Return the messages with one call in each, and its result behind it."""
-    turns, waiting = list[list[Json]](), dict[str, list[Json]]()  # a call's results join its turn
-    for message in messages:
-        if message["role"] == "tool" and waiting:
-            identity = message.get("tool_call_id", "")
-            waiting.pop(identity if identity in waiting else next(iter(waiting))).append(message)
-            continue
-        first, *rest = message.get("tool_calls") or [None]
-        turns.append([{**message, "tool_calls": [first]} if rest else message])
-        turns += [[{"role": "assistant", "content": "", "tool_calls": [each]}] for each in rest]
-        calls = [first, *rest] if first else []
-        waiting = {call["id"]: turn for call, turn in zip(calls, turns[-1 - len(rest) :], strict=False)}
-    return [message for turn in turns for message in turn]
-
-
-def _apart(message: Json) -> list[Json]:
-    """Return a message with calls and content as two, of which the second has the calls."""
-    if not message.get("tool_calls") or not message["content"]:
-        return [message]
-    said = {name: value for name, value in message.items() if name != "tool_calls"}
-    return [said, {"role": "assistant", "content": "", "tool_calls": message["tool_calls"]}]
+    def _call(self, call: Json) -> Json:
+        """Return a call with its arguments in the form that the template takes."""
+        arguments = call["function"]["arguments"]
+        if self.syntax.arguments_as_text and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        if self.syntax.named is not None and not isinstance(arguments, dict):  # a text that is no JSON object
+            arguments = {"arguments": arguments}
+        return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 def _plain(call: Json) -> Json:
     return {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
 
 
-def _with_text(call: Json) -> Json:
-    """Return a call with its arguments as JSON text."""
-    arguments = call["function"]["arguments"]
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**call["function"], "arguments": arguments}}
-
-
 @lru_cache(maxsize=8)
 def call_style(template: ChatTemplate, controls: Controls) -> CallStyle:
-    """Return how a target is shown tools. Renders its template some ten times."""
+    """Return how a target is shown messages and tools. Renders its template some fifteen times."""
     syntax = find_syntax(template.render, controls)
     user: Json = {"role": "user", "content": "hello"}
     lists_tools = PROBES[0]["function"]["name"] in _text(template, [user], {"tools": PROBES})
-    style = CallStyle(syntax or HERMES, syntax is not None, lists_tools)
-    call = {"id": IDS[0], "type": "function", "function": {"name": NAMES[0], "arguments": {}}}
-    called: Json = {"role": "assistant", "content": CONTENT, "tool_calls": [call]}
-    chat = [user, called, {"role": "tool", "content": RESULT, "tool_call_id": IDS[0]}]
-    apart = replace(style, keeps_content=False)
-    longer = [*chat, {"role": "assistant", "content": "done"}, user]
+    arguments: Any = "{}" if syntax is not None and syntax.arguments_as_text else {}
+    function = {"name": PROBES[0]["function"]["name"], "arguments": arguments}
+    call = {"id": IDS[0], "type": "function", "function": function}
+    called: Json = {"role": "assistant", "content": "", "tool_calls": [call]}
+    style = CallStyle(syntax or HERMES, syntax is not None, lists_tools, find_order(template.render, called))
+    chat = [user, {**called, "content": CONTENT}, {"role": "tool", "content": RESULT, "tool_call_id": IDS[0]}]
     if not _keeps_content(template, style.shown(chat, [])):
+        apart = replace(style, keeps_content=False)
+        longer = [*chat, {"role": "assistant", "content": "done"}, user]
         style = apart if _keeps_content(template, apart.shown(longer, [])) else style
     begun = [{"role": "system", "content": SYSTEM}, user]
     chats = (style.shown(each, []) for each in (begun, [*begun, *chat[1:]]))

@@ -55,7 +55,8 @@ class CallSyntax:
     between: str | None  # between one call and the next; None: a message has one call
     named: NamedArguments | None = None  # None: the arguments are one JSON object
     name_first: bool = True
-    after_thought: str = ""  # between a thought's end and the call
+    after_thought: str = ""  # between a thought's end and the call or content
+    content_begin: str = ""  # before a content
     arguments_as_text: bool = False  # the template gets arguments as JSON text, not as an object
 
 
@@ -281,4 +282,5 @@ def _harmony(found: CallSyntax) -> CallSyntax:
         begin="<|channel|>commentary to=functions.",
         middle=" <|constrain|>json<|message|>",
         after_thought="<|start|>assistant",
+        content_begin="<|channel|>final<|message|>",
     )

@@ -25,12 +25,12 @@ DONE = b"data: [DONE]\n\n"
 """OpenAI's last event."""
 
 
-class Finish(Enum):
+class StopReason(Enum):
     """Names why a message ended."""
 
     STOP = "stop"  # the model's own end, or a stop string
     LENGTH = "length"
-    CALLS = "tool_calls"  # the model's own end, after at least one tool call
+    CALLS = "tool_calls"  # the model's own end after a tool call, or a stop string behind a whole one
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Usage:
 class ChoiceEnd:
     """Holds how one choice ended."""
 
-    finish: Finish
+    finish: StopReason
     stopped_by: str | None  # the stop string, if one ended it
     ours: Json  # our own object, for the endpoints that show it
 
@@ -95,26 +95,26 @@ class Dialect(ABC):
     def read(fields: Fields) -> ParsedRequest:
         """Read a request's fields. Raises `ApiError` that names the field."""
 
-    @abstractmethod
     def first(self, usage: Usage) -> list[Json]:
-        """Return the chunks before any text."""
+        """Return the chunks before any text; none by default."""
+        return []
 
     @abstractmethod
     def added(self, parts: Sequence[MessagePart], ours: Json, choice: int) -> list[Json]:
         """Return the chunks of a message's next parts, of which there may be none, and of our own object
         unless it is empty."""
 
-    @abstractmethod
     def choice_end(self, end: ChoiceEnd, choice: int) -> list[Json]:
-        """Return the chunks at the end of one choice."""
+        """Return the chunks at the end of one choice; none by default."""
+        return []
 
     @abstractmethod
-    def end(self, usage: Usage) -> list[Json]:
-        """Return the chunks after all choices."""
+    def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
+        """Return the chunks after all choices, of which `end` is the first one's end."""
 
-    @abstractmethod
     def failed(self, error: ApiError) -> list[Json]:
-        """Return the last chunks of a stream that breaks off."""
+        """Return the last chunks of a stream that breaks off; the error's body by default."""
+        return [self.error(error)]
 
     @abstractmethod
     def whole(self, choices: Sequence[tuple[Message, ChoiceEnd]], usage: Usage) -> Json:

@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_client.api.dialect import ChoiceEnd, Dialect, Finish, Heading, Json, Usage
-from edge_client.api.errors import ApiError
+from edge_client.api.dialect import ChoiceEnd, Dialect, Json, StopReason, Usage
 from edge_client.api.fields import MAX_TEXT, Fields
 from edge_client.api.request import MOST, ONE_TEXT, ParsedRequest, read_asked
-from edge_client.texts.detokenizer import Words
 from edge_client.texts.infill import ExtraFile, Gap
 from edge_client.texts.message import ContentAdded, Message, MessagePart
 
 MAX_EXTRA = 1024
 """Pieces of other files. Editors send some tens."""
 
-STOPS = {Finish.STOP: "eos", Finish.LENGTH: "limit", Finish.CALLS: "eos"}
+STOPS = {StopReason.STOP: "eos", StopReason.LENGTH: "limit", StopReason.CALLS: "eos"}
 
 
 class InfillCompletion(Dialect):
@@ -31,24 +29,19 @@ class InfillCompletion(Dialect):
 
     name, path, prefix, param = "infill", "/infill", "infill-", "input_prefix"
 
-    def __init__(self, heading: Heading, words: Words | None) -> None:
-        super().__init__(heading, words)
-        self._end: ChoiceEnd | None = None
-
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
         gap = Gap(
             fields.text("input_prefix", longest=MAX_TEXT),
             fields.text("input_suffix", longest=MAX_TEXT),
             fields.text("prompt", longest=MAX_TEXT),
-            [_read_extra(fields, at, each) for at, each in enumerate(fields.list("input_extra", MAX_EXTRA))],
+            [_read_extra(each) for each in fields.entries("input_extra", MAX_EXTRA)],
         )
         fields.only("n_probs", (0,), "use /v1/completions with logprobs")
         for name in ("grammar", "json_schema"):
             fields.only(name, ("", {}), "use /v1/completions")
         for name in ("samplers", "cache_prompt", "n_indent", "t_max_prompt_ms", "t_max_predict_ms"):
-            if fields.any(name) is not None:
-                fields.ignore(name, "the text does not depend on it here")
+            fields.ignore(name, "the text does not depend on it here")
         shown = [each for each in fields.list("response_fields", 256) if isinstance(each, str)]
         number = fields.whole("n_predict", -1, -2, MOST)
         form = {"shown": shown if fields.has("response_fields") else None, "hidden": number == 0}
@@ -59,9 +52,6 @@ class InfillCompletion(Dialect):
         }
         return read_asked(fields.having(**own, **ONE_TEXT), gap, form=form)
 
-    def first(self, usage: Usage) -> list[Json]:
-        return []
-
     def added(self, parts: Sequence[MessagePart], ours: Json, choice: int) -> list[Json]:
         text = "".join(part.text for part in parts if isinstance(part, ContentAdded))
         if not (text or ours) or self.heading.form["hidden"]:
@@ -69,16 +59,8 @@ class InfillCompletion(Dialect):
         found = {"index": choice, "content": text, "tokens": [], "stop": False}
         return [{**found, "forerun": ours} if ours else found]
 
-    def choice_end(self, end: ChoiceEnd, choice: int) -> list[Json]:
-        self._end = end
-        return []
-
-    def end(self, usage: Usage) -> list[Json]:
-        assert self._end is not None, "the choice ends first"
-        return [self._last("", self._end, usage)]
-
-    def failed(self, error: ApiError) -> list[Json]:
-        return [self.error(error)]
+    def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
+        return [self._last("", end, usage)]
 
     def whole(self, choices: Sequence[tuple[Message, ChoiceEnd]], usage: Usage) -> Json:
         ((message, end),) = choices
@@ -107,10 +89,9 @@ class InfillCompletion(Dialect):
         return found if shown is None else _selected(found, shown)
 
 
-def _read_extra(fields: Fields, at: int, value: object) -> ExtraFile:
-    each = fields.entry("input_extra", at, value)
-    found = ExtraFile(each.text("filename", longest=4096), each.text("text", longest=MAX_TEXT))
-    each.finish()
+def _read_extra(fields: Fields) -> ExtraFile:
+    found = ExtraFile(fields.text("filename", longest=4096), fields.text("text", longest=MAX_TEXT))
+    fields.finish()
     return found
 
 

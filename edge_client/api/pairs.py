@@ -6,7 +6,15 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from edge_client.api.service import DEFAULT, FIRST_WORD, LATEST, TextEndpoints, is_default, unknown_model
+from edge_client.api.service import (
+    DEFAULT,
+    FIRST_WORD,
+    LATEST,
+    SYNONYMS,
+    TextEndpoints,
+    is_default,
+    unknown_model,
+)
 from edge_client.texts.request import Writer
 from edge_client.texts.service import TextService
 
@@ -43,9 +51,11 @@ class Pairs:
     async def of(self, body: Mapping[str, Any]) -> TextEndpoints:
         """Return the pair of a request's `model`. Raises `ApiError` for an unknown model."""
         model = body.get("model", "")
-        if len(self._by_name) == 1 or not isinstance(model, str) or is_default(model):
+        if len(self._by_name) == 1 or not isinstance(model, str) or model in SYNONYMS:
             return self.first
-        if (found := self._find(model)) is None:
+        if (found := self._find(model)) is None and is_default(model):
+            return self.first
+        if found is None:
             await self._heard()
             found = self._find(model)
         if found is None:

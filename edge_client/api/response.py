@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 from starlette.responses import Response, StreamingResponse
 
@@ -16,13 +15,18 @@ from common.acceptance import Acceptance, AcceptanceRule
 from common.errors import ForerunError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
-from edge_client.api.dialect import SSE, ChoiceEnd, Dialect, Finish, Heading, Usage
+from edge_client.api.dialect import SSE, ChoiceEnd, Dialect, Heading, StopReason, Usage
 from edge_client.api.errors import ApiError, api_error
 from edge_client.core.nouns import Fallback
-from edge_client.texts.answer import TextAnswer
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin, Words
 from edge_client.texts.events import AnswerEvent, Json, TextAdded, origins_of, to_json
-from edge_client.texts.message import ContentAdded, Message, MessageForm, MessagePart
+from edge_client.texts.message import (
+    ContentAdded,
+    Message,
+    MessageForm,
+    MessagePart,
+    arguments_object,
+)
 from edge_client.texts.queue import QueuePlace
 from edge_client.texts.reader import MessageReader
 from edge_client.texts.request import NOTHING, Begun, TextRequest, Writer
@@ -125,7 +129,7 @@ PLAIN = (*LISTS, "references", "id", "logprobs", "revises", "policy", "recall")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ResponsePart:
     """Holds chunks of a response that belong together, and the tokens that came with them.
 
     The tokens are of one choice; their text may still be held back.
@@ -144,22 +148,24 @@ class _Choice:
     """Holds one text of a response while it is written."""
 
     reader: MessageReader
-    message: Message
+    message: Message = field(default_factory=Message)
     end: ChoiceEnd | None = None
     usage: Usage | None = None  # at its end
 
-    @classmethod
-    def of(cls, spec: ResponseSpec) -> _Choice:
-        return cls(MessageReader(spec.message), Message())
+    def feed(self, spans: Sequence[TextSpan]) -> Sequence[MessagePart]:
+        """Add text to the message and return the parts that are certain now."""
+        return self._add(self.reader.feed(spans))
 
-    def add(self, parts: Sequence[MessagePart]) -> Sequence[MessagePart]:
-        self.message.add(parts)
-        return parts
-
-    def ended(self, live: Live) -> ChoiceEnd:
-        """Note the end of the text, which has been read whole."""
+    def finish(self, live: Live) -> tuple[Sequence[MessagePart], ChoiceEnd]:
+        """End the text, which has been read whole. Return the message's rest and the end."""
+        rest = self._add(self.reader.finish())
         answer, figures = live.answer, live.answer.figures
-        self.end = ChoiceEnd(self._finish(answer), answer.stopped_by, summary(live))
+        assert answer.finish is not None, "the text has ended"
+        calls = self.message.calls
+        is_cut = answer.stopped_by is not None and calls and arguments_object(calls[-1].arguments) is None
+        finish = StopReason.CALLS if calls and not is_cut else StopReason.STOP
+        finish = StopReason.LENGTH if answer.finish is FinishReason.LENGTH else finish
+        self.end = ChoiceEnd(finish, answer.stopped_by, summary(live))
         self.usage = Usage(
             prompt=len(answer.request.prompt),
             cached=min(figures.cached, len(answer.request.prompt)),
@@ -168,18 +174,110 @@ class _Choice:
             accepted=figures.accepted,
             rejected=figures.wasted,
         )
-        return self.end
+        return rest, self.end
 
     def likelihood(self) -> float:
         """Return the mean log-probability of the content's tokens."""
         found = [span.logprobs.logprob for span in self.message.content if span.logprobs is not None]
         return sum(found) / len(found) if found else -math.inf
 
-    def _finish(self, answer: TextAnswer) -> Finish:
-        assert answer.finish is not None, "asked for at the end"
-        if answer.finish is FinishReason.LENGTH:
-            return Finish.LENGTH
-        return Finish.CALLS if self.message.calls else Finish.STOP
+    def _add(self, parts: Sequence[MessagePart]) -> Sequence[MessagePart]:
+        self.message.add(parts)
+        return parts
+
+
+class _Writing:
+    """Writes the texts of one response and forms their parts."""
+
+    def __init__(self, texts: TextService, spec: ResponseSpec, dialect: Dialect) -> None:
+        self._texts, self._spec, self._dialect = texts, spec, dialect
+        self.choices = [_Choice(MessageReader(spec.message)) for _ in spec.requests]
+
+    async def parts(self, places: Sequence[QueuePlace]) -> AsyncGenerator[ResponsePart]:
+        """Yield the parts of all texts as they are written. Raises the `ForerunError` that ends one."""
+        one = [self._one(at, places[at] if places else None) for at in range(len(self.choices))]
+        if len(one) == 1:
+            async with contextlib.aclosing(one[0]) as found:
+                async for part in found:
+                    yield part
+            return
+        queue = asyncio.Queue[ResponsePart | Exception | None]()
+
+        async def write(found: AsyncGenerator[ResponsePart]) -> None:
+            try:
+                async with contextlib.aclosing(found):
+                    async for part in found:
+                        queue.put_nowait(part)
+                queue.put_nowait(None)
+            except Exception as error:  # noqa: BLE001 - the reader of the queue raises it
+                queue.put_nowait(error)
+
+        tasks = [asyncio.create_task(write(each)) for each in one]
+        try:
+            num_left = len(tasks)
+            while num_left:
+                match await queue.get():
+                    case None:
+                        num_left -= 1
+                    case ResponsePart() as part:
+                        yield part
+                    case error:
+                        raise error
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _one(self, index: int, place: QueuePlace | None) -> AsyncGenerator[ResponsePart]:
+        """Yield the parts of one text. The part that ends the last text also ends the response."""
+        spec, dialect, choice = self._spec, self._dialect, self.choices[index]
+        async with self._texts.writing(spec.requests[index], spec.client, place) as live:
+            answer = live.answer
+            dialect.added(choice.feed(answer.begun), {}, index)  # sent by the earlier run
+            if index not in spec.ended:
+                yield ResponsePart(
+                    dialect.added((), {"mode": answer.account.mode, "notes": live.notes}, index)
+                )
+            told, last = len(answer.tokens), list[Json]()
+            async with contextlib.aclosing(answer.events()) as events:
+                async for event in events:
+                    added = choice.feed(event.spans) if isinstance(event, TextAdded) else ()
+                    chunks = dialect.added(added, _ours(spec, event, added), index)
+                    if isinstance(event, TextAdded) and event.ends:
+                        last += (
+                            chunks  # a resumed text holds them back again, unless their record has its end
+                        )
+                        continue
+                    new = answer.since(told)
+                    told += len(new.tokens)
+                    if chunks or new.tokens:
+                        yield ResponsePart(chunks, new, index)
+            rest, end = choice.finish(live)
+            last += dialect.added(rest, {}, index) + dialect.choice_end(end, index)
+            chunks = [] if index in spec.ended else last
+            ends = self.ends
+            is_last = len(ends) == len(self.choices)
+            if is_last:
+                chunks += dialect.end(ends[0], self.usage)
+            yield ResponsePart(chunks, answer.since(told), index, ends=True, is_last=is_last)
+
+    @property
+    def ends(self) -> list[ChoiceEnd]:
+        """The ends of the texts that have ended."""
+        return [each.end for each in self.choices if each.end is not None]
+
+    @property
+    def usage(self) -> Usage:
+        """The usage of all texts that have ended. Their prompt counts once."""
+        found = [each.usage for each in self.choices if each.usage is not None]
+        return Usage(
+            prompt=found[0].prompt,
+            cached=max(each.cached for each in found),
+            text=sum(each.text for each in found),
+            reasoning=sum(each.reasoning for each in found),
+            accepted=sum(each.accepted for each in found),
+            rejected=sum(each.rejected for each in found),
+        )
 
 
 async def parts(
@@ -188,148 +286,45 @@ async def parts(
     dialect: Dialect,
     places: Sequence[QueuePlace] = (),
     resumed: bool = False,
-) -> AsyncGenerator[Part]:
+) -> AsyncGenerator[ResponsePart]:
     """Yield a response in parts. The last one holds the end of all texts, or an error.
 
     `places` are the texts' places in the queue. A `resumed` response goes on after what an earlier run sent.
     """
     first = dialect.first(Usage(prompt=len(spec.requests[0].prompt)))
     if not resumed:
-        yield Part(first)
-    choices = [_Choice.of(spec) for _ in spec.requests]
+        yield ResponsePart(first)
     try:
-        async with contextlib.aclosing(_written(texts, spec, dialect, choices, places)) as found:
+        async with contextlib.aclosing(_Writing(texts, spec, dialect).parts(places)) as found:
             async for part in found:
                 yield part
     except Exception as error:  # outermost frame of a response: its reader must learn that it ended
         if not isinstance(error, ForerunError | ApiError):
             logger.exception("! a text failed")
-        yield Part(dialect.failed(api_error(error)), is_last=True, failed=True)
-
-
-async def _written(
-    texts: TextService,
-    spec: ResponseSpec,
-    dialect: Dialect,
-    choices: Sequence[_Choice],
-    places: Sequence[QueuePlace],
-) -> AsyncGenerator[Part]:
-    """Yield the parts of all texts as they are written. Raises what ends one of them."""
-    one = [
-        _one(texts, spec, dialect, choices, index, places[index] if places else None)
-        for index in range(len(choices))
-    ]
-    if len(one) == 1:
-        async with contextlib.aclosing(one[0]) as found:
-            async for part in found:
-                yield part
-        return
-    queue = asyncio.Queue[Part | Exception | None]()
-
-    async def write(found: AsyncGenerator[Part]) -> None:
-        try:
-            async with contextlib.aclosing(found):
-                async for part in found:
-                    queue.put_nowait(part)
-            queue.put_nowait(None)
-        except Exception as error:  # noqa: BLE001 - the reader of the queue raises it
-            queue.put_nowait(error)
-
-    tasks = [asyncio.create_task(write(each)) for each in one]
-    try:
-        num_left = len(tasks)
-        while num_left:
-            match await queue.get():
-                case None:
-                    num_left -= 1
-                case Part() as part:
-                    yield part
-                case error:
-                    raise error
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
-async def _one(
-    texts: TextService,
-    spec: ResponseSpec,
-    dialect: Dialect,
-    choices: Sequence[_Choice],
-    index: int,
-    place: QueuePlace | None,
-) -> AsyncGenerator[Part]:
-    """Yield the parts of one text. The part that ends the last text also ends the response."""
-    choice = choices[index]
-    async with texts.writing(spec.requests[index], spec.client, place) as live:
-        answer, reader = live.answer, choice.reader
-        dialect.added(choice.add(reader.feed(answer.begun)), {}, index)  # sent by the earlier run
-        if index not in spec.ended:
-            yield Part(dialect.added((), {"mode": answer.account.mode, "notes": live.notes}, index))
-        told, last = len(answer.tokens), list[Json]()
-        async with contextlib.aclosing(answer.events()) as events:
-            async for event in events:
-                added = choice.add(reader.feed(event.spans)) if isinstance(event, TextAdded) else ()
-                chunks = dialect.added(added, _ours(spec, event, added), index)
-                if isinstance(event, TextAdded) and event.ends:
-                    last += chunks  # a resumed text holds them back again, unless their record holds its end
-                    continue
-                new = answer.since(told)
-                told += len(new.tokens)
-                if chunks or new.tokens:
-                    yield Part(chunks, new, index)
-        rest = choice.add(reader.finish())
-        end = choice.ended(live)
-        last += dialect.added(rest, {}, index) + dialect.choice_end(end, index)
-        chunks = [] if index in spec.ended else last
-        is_last = all(each.end is not None for each in choices)
-        if is_last:
-            chunks += dialect.end(_total(choices))
-        yield Part(chunks, answer.since(told), index, ends=True, is_last=is_last)
+        yield ResponsePart(dialect.failed(api_error(error)), is_last=True, failed=True)
 
 
 async def whole(texts: TextService, spec: ResponseSpec) -> Json:
     """Return the response with the whole texts. Raises the `ForerunError` that ended one."""
-    choices = [_Choice.of(spec) for _ in spec.requests]
-    places = texts.admission.places(spec.client, len(choices))
-
-    async def write(index: int) -> None:
-        choice = choices[index]
-        async with texts.writing(spec.requests[index], spec.client, places[index]) as live:
-            async with contextlib.aclosing(live.answer.events()) as events:
-                async for event in events:
-                    if isinstance(event, TextAdded):
-                        choice.add(choice.reader.feed(event.spans))
-            choice.add(choice.reader.finish())
-            end = choice.ended(live)
-            if spec.origins or live.answer.account.device_tokens:
-                end.ours["origins"] = origins_of(choice.message.content)
-
+    places = texts.admission.places(spec.client, len(spec.requests))
+    writing = _Writing(texts, spec, spec.dialect(texts.words))
     try:
-        await _all([write(index) for index in range(len(choices))])
+        async with contextlib.aclosing(writing.parts(places)) as found:
+            async for _ in found:
+                pass  # the message is formed from its whole texts
     finally:
         for place in places:
             place.release()
-    usage = _total(choices)
+    choices = writing.choices
     if spec.n < len(choices):
         choices = sorted(choices, key=_Choice.likelihood, reverse=True)[: spec.n]
-    told = [(each.message, each.end) for each in choices if each.end is not None]
-    return spec.dialect(texts.words).whole(told, usage)
-
-
-async def _all(writing: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all to their ends. If one fails, end the others and raise its error."""
-    if len(writing) == 1:
-        await writing[0]
-        return
-    tasks = [asyncio.ensure_future(each) for each in writing]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+    told = list[tuple[Message, ChoiceEnd]]()
+    for choice in choices:
+        assert choice.end is not None, "written whole"
+        if spec.origins or choice.end.ours["device_tokens"]:
+            choice.end.ours["origins"] = origins_of(choice.message.content)
+        told.append((choice.message, choice.end))
+    return spec.dialect(texts.words).whole(told, writing.usage)
 
 
 def event_stream(body: AsyncIterator[bytes], media_type: str = SSE) -> Response:
@@ -368,16 +363,3 @@ def _ours(spec: ResponseSpec, event: AnswerEvent, added: Sequence[MessagePart]) 
         spans[at] = replace(span, num_tokens=span.num_tokens - num_known)
     is_told = spec.origins or any(span.origin is TokenOrigin.DEVICE for span in spans)
     return {"origins": origins_of(spans)} if is_told and spans else {}
-
-
-def _total(choices: Sequence[_Choice]) -> Usage:
-    """Return the usage of all choices. Their prompt counts once."""
-    found = [each.usage for each in choices if each.usage is not None]
-    return Usage(
-        prompt=found[0].prompt,
-        cached=max(each.cached for each in found),
-        text=sum(each.text for each in found),
-        reasoning=sum(each.reasoning for each in found),
-        accepted=sum(each.accepted for each in found),
-        rejected=sum(each.rejected for each in found),
-    )

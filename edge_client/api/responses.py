@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_client.api.dialect import ChoiceEnd, Dialect, Finish, Heading, Json, Usage, named_frame
+from edge_client.api.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage, named_frame
 from edge_client.api.errors import TOO_LONG, ApiError, unsupported
 from edge_client.api.fields import MAX_TEXT, Fields
 from edge_client.api.openai import MAX_LOGPROBS, logprob_entries
-from edge_client.api.request import MOST, ParsedRequest, make_chat, read_asked, schema_grammar, with_format
+from edge_client.api.request import MOST, ParsedRequest, json_grammar, make_chat, read_asked, with_format
 from edge_client.api.response_items import INPUT, ReadTools, read_items
 from edge_client.texts.detokenizer import TextSpan, Words
 from edge_client.texts.message import (
@@ -66,7 +66,6 @@ class Responses(Dialect):
         self._held = list[TextSpan]()  # white space that may begin a message
         self._num_calls = 0
         self._ours: Json = {}  # our own object, for the next event
-        self._end: ChoiceEnd | None = None
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
@@ -104,21 +103,19 @@ class Responses(Dialect):
         return self._marked(chunks, ours)
 
     def choice_end(self, end: ChoiceEnd, choice: int) -> list[Json]:
-        self._end = end
         chunks = self._write_message(self._held) if self._held and not self._output and not self._item else []
-        chunks += self._close("incomplete" if end.finish is Finish.LENGTH else "completed")
+        chunks += self._close("incomplete" if end.finish is StopReason.LENGTH else "completed")
         return self._marked(chunks, {})
 
-    def end(self, usage: Usage) -> list[Json]:
-        assert self._end is not None, "called after the end of the choice"
-        is_cut = self._end.finish is Finish.LENGTH
+    def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
+        is_cut = end.finish is StopReason.LENGTH
         status = "incomplete" if is_cut else "completed"
         response = self._response(
             status,
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
             usage=usage_json(usage),
         )
-        last = {"type": f"response.{status}", "response": {**response, "forerun": self._end.ours}}
+        last = {"type": f"response.{status}", "response": {**response, "forerun": end.ours}}
         return self._marked([last], {})
 
     def failed(self, error: ApiError) -> list[Json]:
@@ -129,7 +126,7 @@ class Responses(Dialect):
         (message, end), *_ = choices
         self.added(_parts(message), {}, 0)
         self.choice_end(end, 0)
-        (last,) = self.end(usage)
+        (last,) = self.end(end, usage)
         found: Json = last["response"]
         return found
 
@@ -362,15 +359,11 @@ def _read_format(fields: Fields) -> _Format:
     if kind == "text":
         return _Format("", {"type": kind})
     if kind == "json_object":
-        from common.grammar import json_object_grammar
-
-        return _Format(json_object_grammar(), {"type": kind})
-    schema = given.any("schema")
-    if not isinstance(schema, dict):
-        raise given.wrong("schema", "must be a JSON schema, an object")
+        return _Format(json_grammar("text.format"), {"type": kind})
+    schema = given.schema("schema")
     name, strict = given.text("name", longest=64), given.flag("strict", True)  # always strict
     told = {"type": kind, "name": name, "schema": schema, "strict": strict}
-    return _Format(schema_grammar("text.format", schema), told)
+    return _Format(json_grammar("text.format", schema), told)
 
 
 def _parts(message: Message) -> list[MessagePart]:

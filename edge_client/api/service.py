@@ -22,6 +22,7 @@ from edge_client.api.errors import CONTEXT_LENGTH, TOO_LONG, ApiError, too_many_
 from edge_client.api.fields import Fields, are_token_ids
 from edge_client.api.request import CallRule, ChatPrompt, ParsedRequest, Tool, Tools
 from edge_client.api.response import ResponseSpec
+from edge_client.api.turn_order import is_plain
 from edge_client.core.nouns import Fallback
 from edge_client.texts.families import HERMES_CALLS, family_of
 from edge_client.texts.infill import Gap, Infill
@@ -111,11 +112,11 @@ class TextEndpoints:
 
     def writer(self, name: str) -> tuple[str, Writer]:
         """Return the model of this name, or the default for none. Raises `ApiError` for an unknown one."""
-        if is_default(name):
-            return next(iter(self.models().items()))
-        if (found := self.find(name)) is None:
+        if name not in SYNONYMS and (found := self.find(name)) is not None:
+            return found
+        if not is_default(name):
             raise unknown_model(name, (*self.models(), DEFAULT))
-        return found
+        return next(iter(self.models().items()))
 
     def find(self, name: str) -> tuple[str, Writer] | None:
         """Return the model of this name, which `PAIR/` may precede; None if it is none of this pair's.
@@ -138,8 +139,8 @@ class TextEndpoints:
     async def read(self, dialect: type[Dialect], body: dict[str, Any]) -> ResponseSpec:
         """Read a request's body. Raises `ApiError` or `ForerunError`."""
         asked, prompt, message = await self._read(dialect, body)
-        if isinstance(asked.prompt, ChatPrompt) and asked.prompt.tools.callable:
-            asked = await asyncio.to_thread(self._calling, asked, asked.prompt.tools, message)
+        if isinstance(asked.prompt, ChatPrompt) and (asked.prompt.tools.callable or asked.sampling.grammar):
+            asked = await asyncio.to_thread(self._held, asked, asked.prompt.tools, message)
         references = await self._references(asked) if asked.speculate else ()
         return self._response(dialect, asked, prompt, message, references)
 
@@ -181,7 +182,7 @@ class TextEndpoints:
         tools = [] if chat.tools.rule is CallRule.NONE else _listed(chat)
         settings = {**chat.settings, "tools": tools} if tools else chat.settings
         messages = chat.messages
-        if tools or any(each["role"] == "tool" or "tool_calls" in each for each in messages):
+        if tools or not is_plain(messages):
             style = await asyncio.to_thread(self._style, template)
             messages = style.shown(messages, tools)
         family = family_of(template.source)
@@ -190,7 +191,7 @@ class TextEndpoints:
         return await asyncio.to_thread(template.render, messages, settings)
 
     def _style(self, template: ChatTemplate) -> CallStyle:
-        """Return how the target is shown tools, in the first case after some renderings."""
+        """Return how the target is shown messages and tools, in the first case after some renderings."""
         return call_style(template, self._controls)
 
     @cached_property
@@ -200,8 +201,8 @@ class TextEndpoints:
         ids = {text: words.tokenize(text, True) for text in words.control_texts if len(text) > 1}
         return Controls({text: found[0] for text, found in ids.items() if len(found) == 1})
 
-    def _calling(self, asked: ParsedRequest, tools: Tools, message: MessageForm) -> ParsedRequest:
-        """Return the request with the grammar that its tools need. Raises `ApiError`."""
+    def _held(self, asked: ParsedRequest, tools: Tools, message: MessageForm) -> ParsedRequest:
+        """Return a chat's request with the grammar that its tools and format need. Raises `ApiError`."""
         template = chat_template(self.texts.verifiers.best(), self.defaults.template)
         thought = thought_of(message, template.source)
         make = CallGrammars(self._style(template).syntax, self._controls, tools.parallel, thought)
@@ -414,7 +415,7 @@ def _listed(chat: ChatPrompt) -> list[dict[str, Any]]:
 
 
 def is_default(name: str) -> bool:
-    """Tell whether a model's name means the daemon's default model."""
+    """Tell whether a model's name means the daemon's default model, unless there is a model of this name."""
     return name in SYNONYMS or name.startswith(ANTHROPICS)
 
 

@@ -5,27 +5,29 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.clients.scripted import newest
+
 GREETING = "Hello, I am here. ¿Qué tal? 🙂"
 REPORT = "It is 21 degrees in Ulm."
 CITY = {"name": "Ulm", "inhabitants": 126949}
 ARGUMENTS = {"city": "Ulm"}
 
 
-def call(name: str, arguments: dict[str, Any]) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     """What a model in the manner of Qwen and Hermes writes to call a tool."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def answer(prompt: str) -> str:
     """Answer the newest message."""
-    newest = prompt.rpartition("<|im_start|>assistant")[0].rpartition("<|im_start|>")[2]
-    if newest.startswith("tool") and "21 degrees" in newest:
+    told = newest(prompt)
+    if told.startswith("tool") and "21 degrees" in told:
         return REPORT
-    if "weather in Ulm" in newest:
-        return call("weather", ARGUMENTS)
-    if "facts about Ulm" in newest:
+    if "weather in Ulm" in told:
+        return call("weather", **ARGUMENTS)
+    if "facts about Ulm" in told:
         forced = '"name": "City"' in prompt and '"type": "function"' in prompt
-        return call("City", CITY) if forced else json.dumps(CITY)
+        return call("City", **CITY) if forced else json.dumps(CITY)
     return GREETING
 
 

@@ -10,7 +10,6 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +44,8 @@ NUM_SLOTS = 2**18
 """Slots and positions: the prompts of coding agents have 100,000 bytes."""
 
 TEMPLATE = """\
+{%- for message in messages[1:] if message.role == 'system' %}{{ raise_exception('it must be first') }}
+{%- endfor %}
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}<|im_end|>
@@ -58,7 +59,7 @@ TEMPLATE = """\
 {%- endfor %}<|im_end|>
 {% endfor -%}
 <|im_start|>assistant{{ "\\n" }}"""
-"""A chat template in the manner of Qwen and Hermes."""
+"""A chat template in the manner of Qwen and Hermes. As Qwen 3.5's, it refuses a later system message."""
 
 
 class Bytes:
@@ -155,6 +156,6 @@ async def scripted(script: Script, template: str = TEMPLATE) -> AsyncIterator[st
     worker.scheduler.check_integrity()
 
 
-def last_line(prompt: str) -> Any:
-    """Return the last line before the answer, which is the end of the newest message."""
-    return prompt.removesuffix(f"{END}\n{BEGIN}{ANSWER}").rpartition("\n")[2]
+def newest(prompt: str) -> str:
+    """Return the newest message, from its role on."""
+    return prompt.rpartition(END)[0].rpartition(BEGIN)[2]

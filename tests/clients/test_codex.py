@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +10,12 @@ import httpx
 import pytest
 
 from edge_client.api import codex as catalog
-from forerun.commands.launch import AGENTS, Connection
-from tests.clients.scripted import MODEL, NUM_SLOTS, TEMPLATE, scripted
-from tests.conftest import program
+from tests.clients.answers import call
+from tests.clients.programs import WORD, launch, output_of
+from tests.clients.scripted import MODEL, NUM_SLOTS, TEMPLATE, newest, scripted
 from tests.edge_client.api.served import TOKEN
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc, pytest.mark.codex]
-
-PATIENCE = 120.0
-"""Seconds. Codex takes some of them to start."""
-
-WORD = "plover"
 
 CONFIGURATION = """
 model = "{model}"
@@ -42,42 +35,22 @@ THOUGHT = "<think>\n{{ message.reasoning_content }}\n</think>{{ '\n\n' }}"
 THINKING = TEMPLATE.replace(CONTENT, f"{{% if message.reasoning_content %}}{THOUGHT}{{% endif %}}{CONTENT}")
 """Shows the reasoning of earlier messages, which Codex sends back."""
 
-EXEC = ("exec", "--json", "--skip-git-repo-check", "--sandbox", "danger-full-access")
 
-
-def configure(home: Path, address: str, model: str = MODEL) -> None:
+def configure(home: Path, address: str) -> None:
     """Write what docs/clients/codex.md says."""
     token = home / "token"
     token.write_text(TOKEN, encoding="utf-8")
-    text = CONFIGURATION.format(model=model, address=address, token=token)
+    text = CONFIGURATION.format(model=MODEL, address=address, token=token)
     (home / "config.toml").write_text(text, encoding="utf-8")
 
 
-async def codex(home: Path, *arguments: str, **variables: str) -> list[dict[str, Any]]:
+async def codex(
+    home: Path, *words: str, options: tuple[str, ...] = (), **variables: str
+) -> list[dict[str, Any]]:
     """Run Codex until it has answered. Returns its events."""
-    path = program("codex")
-    assert path is not None, "the mark asks for it"
-    running = await asyncio.create_subprocess_exec(
-        *(path, *arguments),
-        cwd=home,
-        env={"PATH": os.environ["PATH"], "HOME": str(home), "CODEX_HOME": str(home), **variables},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        out, err = await asyncio.wait_for(running.communicate(), PATIENCE)
-    finally:
-        if running.returncode is None:
-            running.kill()
-            await running.wait()
-    assert out, err
+    asked = ("exec", "--json", "--skip-git-repo-check", "--sandbox", "danger-full-access", *words)
+    out = await output_of(home, "codex", *options, *asked, **{"CODEX_HOME": str(home), **variables})
     return [json.loads(line) for line in out.splitlines()]
-
-
-def call(name: str, **arguments: str) -> str:
-    """What a model in the manner of Qwen and Hermes writes to call a tool."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def said(events: list[dict[str, Any]]) -> list[str]:
@@ -94,15 +67,14 @@ async def test_a_command_is_run_and_its_output_read(tmp_path: Path) -> None:
         prompts[prompt] = None
         if "What else?" in prompt:
             return "Nothing else."
-        return (
-            f"It says {WORD}." if WORD in prompt else f"I read it. {call('exec_command', cmd='cat note.txt')}"
-        )
+        reads = call("exec_command", cmd="cat note.txt")
+        return f"It says {WORD}." if WORD in prompt else f"I read it. {reads}"
 
     async with scripted(script) as address:
         configure(tmp_path, address)
-        first = await codex(tmp_path, *EXEC, "What does note.txt say?")
+        first = await codex(tmp_path, "What does note.txt say?")
         (thread,) = [each["thread_id"] for each in first if each["type"] == "thread.started"]
-        more = await codex(tmp_path, *EXEC, "resume", thread, "What else?")
+        more = await codex(tmp_path, "resume", thread, "What else?")
     assert said(first) == ["I read it.", f"It says {WORD}."]
     assert said(more) == ["Nothing else."]
     assert first[-1]["type"] == more[-1]["type"] == "turn.completed"
@@ -114,74 +86,45 @@ async def test_a_command_is_run_and_its_output_read(tmp_path: Path) -> None:
     assert told[2].startswith(f"{told[1]}It says {WORD}.")
 
 
-async def test_a_file_is_written_with_the_options_of_launch(tmp_path: Path) -> None:
-    def script(prompt: str) -> str:
-        newest = prompt.rpartition("<|im_end|>")[0].rpartition("<|im_start|>")[2]
-        if newest.startswith("tool"):
-            return "Done."
-        return call("exec_command", cmd=f"printf {WORD} > copy.txt")
+async def test_reasoning_is_no_answer_and_comes_back(tmp_path: Path) -> None:
+    """With the options of `forerun launch codex`."""
+    prompts = dict[str, None]()
+    thought = "<think>\nI ponder.\n</think>\n\nI look."
 
-    async with scripted(script) as address:
-        start = AGENTS["codex"].start(Connection(f"http://{address}", MODEL, NUM_SLOTS))
-        events = await codex(
-            tmp_path, *start.options, *EXEC, "Write down the word.", **{start.token_name: TOKEN}
-        )
-    assert said(events) == ["Done."]
+    def script(prompt: str) -> str:
+        prompts[prompt] = None
+        writes = call("exec_command", cmd=f"printf {WORD} > copy.txt")
+        return "Done." if newest(prompt).startswith("tool") else f"{thought}{writes}"
+
+    async with scripted(script, THINKING) as address:
+        options, variables = launch("codex", address)
+        events = await codex(tmp_path, "Go.", options=options, **variables)
+    assert said(events) == ["I look.", "Done."]
     assert (tmp_path / "copy.txt").read_text(encoding="utf-8") == WORD
+    assert events[-1]["usage"]["reasoning_output_tokens"] > 0
+    first, second = prompts
+    assert second.startswith(f"{first}{thought}")
 
 
-async def test_a_patch_is_applied(tmp_path: Path) -> None:
-    """A custom tool, whose input is free text."""
+async def test_tools_of_all_kinds_are_called(tmp_path: Path) -> None:
+    """A custom tool, whose input is free text, and one of a namespace: Codex says that there is no agent."""
     patch = f"*** Begin Patch\n*** Add File: new.txt\n+{WORD}\n*** End Patch\n"
+    calls = [call("apply_patch", input=patch), call("multi_agent_v1__close_agent", target="nobody")]
+    prompts = dict[str, None]()
 
     def script(prompt: str) -> str:
-        newest = prompt.rpartition("<|im_end|>")[0].rpartition("<|im_start|>")[2]
-        return "Done." if newest.startswith("tool") else call("apply_patch", input=patch)
+        prompts[prompt] = None
+        return [*calls, "Done."][len(prompts) - 1]
 
     model = {**catalog.model(MODEL, 0, NUM_SLOTS), "apply_patch_tool_type": "freeform"}
     (tmp_path / "models.json").write_text(json.dumps({"models": [model]}), encoding="utf-8")
     async with scripted(script) as address:
         configure(tmp_path, address)
         option = f"model_catalog_json={json.dumps(str(tmp_path / 'models.json'))}"
-        events = await codex(tmp_path, "-c", option, *EXEC, "Write down the word.")
+        events = await codex(tmp_path, "Write down the word.", options=("-c", option))
     assert said(events) == ["Done."]
     assert (tmp_path / "new.txt").read_text(encoding="utf-8") == f"{WORD}\n"
-
-
-async def test_a_tool_of_a_namespace_is_called(tmp_path: Path) -> None:
-    """Codex itself answers that there is no such agent."""
-    results = list[str]()
-
-    def script(prompt: str) -> str:
-        newest = prompt.rpartition("<|im_end|>")[0].rpartition("<|im_start|>")[2]
-        if newest.startswith("tool"):
-            results.append(newest)
-            return "Done."
-        return call("multi_agent_v1__close_agent", target="nobody")
-
-    async with scripted(script) as address:
-        configure(tmp_path, address)
-        events = await codex(tmp_path, *EXEC, "Close the agent.")
-    assert said(events) == ["Done."]
-    assert "invalid agent id nobody" in results[0]
-
-
-async def test_reasoning_is_no_answer_and_comes_back(tmp_path: Path) -> None:
-    prompts = dict[str, None]()
-    thought = "<think>\nI ponder.\n</think>\n\nI look."
-
-    def script(prompt: str) -> str:
-        prompts[prompt] = None
-        newest = prompt.rpartition("<|im_end|>")[0].rpartition("<|im_start|>")[2]
-        return "Done." if newest.startswith("tool") else f"{thought}{call('exec_command', cmd='echo hi')}"
-
-    async with scripted(script, THINKING) as address:
-        configure(tmp_path, address)
-        events = await codex(tmp_path, *EXEC, "Go.")
-    assert said(events) == ["I look.", "Done."]
-    assert events[-1]["usage"]["reasoning_output_tokens"] > 0
-    first, second = prompts
-    assert second.startswith(f"{first}{thought}")
+    assert "invalid agent id nobody" in newest([*prompts][-1])
 
 
 async def test_a_prompt_that_does_not_fit_is_known_as_such(
@@ -190,7 +133,7 @@ async def test_a_prompt_that_does_not_fit_is_known_as_such(
     monkeypatch.setattr("tests.clients.scripted.NUM_SLOTS", 4096)
     async with scripted(lambda prompt: "a") as address:
         configure(tmp_path, address)
-        events = await codex(tmp_path, *EXEC, "Hello.")
+        events = await codex(tmp_path, "Hello.")
     assert events[-1]["type"] == "turn.failed"
     assert "ran out of room in the model's context window" in events[-1]["error"]["message"]
 

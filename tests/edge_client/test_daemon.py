@@ -269,20 +269,6 @@ def test_a_required_call_matches_its_schema_streamed_and_whole_drafted_and_not(
     assert "".join(each.arguments or "" for each in pieces) == call.function.arguments
 
 
-@pytest.mark.node
-def test_a_json_schema_is_held_to_through_the_node_sdk(daemon: Daemon) -> None:
-    folder = Path(__file__).parent / "api" / "node"
-    words = ["node", "schema.mjs", f"http://{daemon.address}/v1", daemon.token]
-    done = subprocess.run(words, cwd=folder, capture_output=True, timeout=PATIENCE, check=False, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
-        "keys": ["name", "age"],
-        "reason": "stop",
-        "spelled": True,
-        "refused": {"kind": "BadRequestError", "param": "response_format"},
-    }
-
-
 PAIRS = """\
 [draft]
 model = "{draft}"

@@ -69,32 +69,53 @@ def tools_streamed():
 
 
 def responses():
+    """The response is kept until it is deleted."""
     with CLIENT.responses.stream(model=MODEL, input=GREETING) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         found = stream.get_final_response()
-    assert found.output_text == text
+    assert found.output_text == CLIENT.responses.retrieve(found.id).output_text == text
+    more = CLIENT.responses.create(model=MODEL, input="More.", previous_response_id=found.id)
+    items = [*CLIENT.responses.input_items.list(more.id, order="asc")]
+    assert [part.text for item in items for part in item.content] == [GREETING, text, "More."]
+    assert items[1].id == found.output[0].id
+    CLIENT.responses.delete(found.id)
+    assert gone(lambda: CLIENT.responses.retrieve(found.id))
+    refused = gone(lambda: CLIENT.responses.create(model=MODEL, input="a", previous_response_id=found.id))
+    assert refused.code == "previous_response_not_found"
     return {"text": text, "usage": found.usage.output_tokens > 0}
 
 
+def gone(call):
+    try:
+        call()
+    except openai.NotFoundError as error:
+        return error
+
+
 def responses_tools():
-    """The second request names the first by `previous_response_id`."""
+    """The second request names the first by `previous_response_id`, or repeats its items."""
     tool = {
         "type": "function",
         "name": "weather",
         "strict": True,
         "parameters": TOOL["function"]["parameters"],
     }
-    first = CLIENT.responses.create(model=MODEL, input=WEATHER, tools=[tool])
+    first = CLIENT.responses.create(model=MODEL, input=[user(WEATHER)], tools=[tool])
     (call,) = (item for item in first.output if item.type == "function_call")
     arguments = json.loads(call.arguments)
     result = {"type": "function_call_output", "call_id": call.call_id, "output": weather(**arguments)}
     found = CLIENT.responses.create(model=MODEL, input=[result], previous_response_id=first.id, tools=[tool])
+    items = [user(WEATHER), *(each.to_dict() for each in first.output), result]
+    again = CLIENT.responses.create(model=MODEL, input=items, store=False, tools=[tool])
+    assert again.output_text == found.output_text
+    assert again.usage.input_tokens == found.usage.input_tokens
     return {"called": [call.name, arguments], "text": found.output_text}
 
 
 def structured():
-    found = CLIENT.chat.completions.parse(**asked(user(FACTS)), response_format=City)
-    return found.choices[0].message.parsed.model_dump()
+    found = CLIENT.chat.completions.parse(**asked(user(FACTS)), response_format=City).choices[0].message
+    assert CLIENT.responses.parse(model=MODEL, input=FACTS, text_format=City).output_parsed == found.parsed
+    return found.parsed.model_dump()
 
 
 def error():

@@ -16,6 +16,17 @@ from edge_client.texts.templates import ChatTemplate
 
 LISTED = "{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}"
 CALLS = "{%- for call in message.tool_calls %}{%- set call = call.function %}"
+FIRST_SYSTEM = (
+    "{%- for message in messages[1:] if message.role == 'system' %}"
+    "{{- raise_exception('a system message comes first') }}{%- endfor %}"
+)
+IN_TURN = (
+    "{%- set turns = namespace(count=0) %}{%- for message in messages %}"
+    "{%- if message.role in ('user', 'assistant') and not message.tool_calls %}"
+    "{%- if (message.role == 'user') != (turns.count % 2 == 0) %}"
+    "{{- raise_exception('user and assistant must alternate') }}{%- endif %}"
+    "{%- set turns.count = turns.count + 1 %}{%- endif %}{%- endfor %}"
+)
 CHATML = (
     "{%- if tools %}{{- '<|im_start|>system\n' }}" + LISTED + "{{- '<|im_end|>\n' }}{%- endif %}"
     "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' }}"
@@ -33,7 +44,7 @@ QWEN_3 = CHATML.replace(
     '{{- \'<tool_call>\n{"name": "\' + call.name + \'", "arguments": \' + call.arguments | tojson }}'
     "{{- '}\n</tool_call>' }}{%- endfor %}",
 )
-QWEN_35 = CHATML.replace(
+QWEN_35 = FIRST_SYSTEM + CHATML.replace(
     "@",
     "{{- '<think>\n\n</think>\n\n' + message.content }}"
     + CALLS
@@ -54,7 +65,7 @@ LLAMA_31 = (
     "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
 )
 MISTRAL_7B = (
-    "{{- bos_token }}{%- for message in messages %}{%- if message.role == 'user' %}"
+    FIRST_SYSTEM + IN_TURN + "{{- bos_token }}{%- for message in messages %}{%- if message.role == 'user' %}"
     "{%- if tools %}{{- '[AVAILABLE_TOOLS] ' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{%- endif %}"
     "{{- '[INST] ' + message.content + '[/INST]' }}{%- elif message.tool_calls is defined %}"
     "{{- '[TOOL_CALLS] [' }}{%- for call in message.tool_calls %}{%- if call.id | length != 9 %}"
@@ -88,7 +99,8 @@ GEMMA_4 = (
 )
 GPT_OSS = (
     "{%- for tool in tools %}{{- '<|start|>developer<|message|>type ' + tool.function.name + '<|end|>' }}"
-    "{%- endfor %}{%- for message in messages %}{{- '<|start|>' + message.role }}"
+    "{%- endfor %}{%- set later = messages[1:] | rejectattr('role', 'eq', 'system') | list %}"
+    "{%- for message in messages[:1] + later %}{{- '<|start|>' + message.role }}"
     "{%- if message.tool_calls %}{%- set call = message.tool_calls[0].function %}{%- if message.content %}"
     "{{- '<|channel|>analysis<|message|>' + message.content + '<|end|><|start|>assistant' }}{%- endif %}"
     "{{- ' to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}"
@@ -121,7 +133,7 @@ DEEPSEEK_V3 = (
     "{%- if add_generation_prompt %}{{- '<｜Assistant｜>' }}{%- endif %}"
 )
 GEMMA_3 = (
-    "{{- bos_token }}{%- for message in messages %}{%- if message.role == 'system' %}"
+    IN_TURN + "{{- bos_token }}{%- for message in messages %}{%- if message.role == 'system' %}"
     "{{- raise_exception('no system role') }}{%- endif %}"
     "{{- '<start_of_turn>' + message.role + '\n' + message.content + '<end_of_turn>\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{%- endif %}"

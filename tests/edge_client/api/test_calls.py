@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -322,7 +323,7 @@ def asked(name: str, tools: Tools, own: str = "") -> str:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_auto_has_a_grammar_only_with_a_strict_tool_which_holds_its_calls(name: str) -> None:
+def test_auto_has_a_grammar_with_a_strict_tool_which_holds_its_calls(name: str) -> None:
     assert asked(name, Tools((LOOSE, NOT_ENFORCEABLE))) == ""
     assert asked(name, Tools((LOOSE, STRICT), CallRule.NONE)) == ""
     found, style = known(name)
@@ -358,11 +359,12 @@ def _written(syntax: Any, name: str, key: str, value: str) -> str:
     return f"{syntax.begin}{name}{named.first}{key}{argument}{named.last}{syntax.end}"
 
 
+@pytest.mark.parametrize("own", ["", json_schema_grammar(FORMAT)], ids=["", "format"])
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_a_named_function_is_the_only_one_that_can_be_called(name: str) -> None:
+def test_a_named_function_is_the_only_one_that_can_be_called(name: str, own: str) -> None:
     found, style = known(name)
     tools = Tools((LOOSE, STRICT), CallRule.REQUIRED, only="loose")
-    matcher = grammars(name).matcher(asked(name, tools))
+    matcher = grammars(name).matcher(asked(name, tools, own))
     assert accepts(found, matcher, _written(style.syntax, "loose", "n", "7"))
     assert not accepts(found, matcher, _written(style.syntax, "strict", "n", "7"))
     assert not accepts(found, matcher, "text")
@@ -372,15 +374,65 @@ def test_a_named_function_is_the_only_one_that_can_be_called(name: str) -> None:
 def test_with_a_format_a_message_is_calls_or_content_in_the_format(name: str) -> None:
     found, style = known(name)
     matcher = grammars(name).matcher(asked(name, Tools((LOOSE,)), json_schema_grammar(FORMAT)))
-    assert accepts(found, matcher, '{"answer": 7}')
+    assert accepts(found, matcher, style.syntax.content_begin + '{"answer": 7}')
     assert accepts(found, matcher, _written(style.syntax, "loose", "n", "7"))
     assert not accepts(found, matcher, "text")
 
 
 @pytest.mark.parametrize(
+    ("name", "thought", "texts"),
+    [
+        ("qwen3", Thought("<think>", "</think>", is_open=True), ["hm</think>\n\n@"]),
+        ("qwen3", Thought("<think>", "</think>", is_open=False), ["<think>hm</think>\n\n@", "@"]),
+        (
+            "gpt-oss",
+            Thought("<|channel|>analysis<|message|>", "<|end|>", is_open=False),
+            [
+                "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>@",
+                "<|channel|>final<|message|>@",
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("tools", [Tools(), Tools((LOOSE,))], ids=["no tools", "tools"])
+def test_a_format_holds_the_content_and_no_thought(
+    name: str, thought: Thought, texts: list[str], tools: Tools
+) -> None:
+    found, style = known(name)
+    make = CallGrammars(style.syntax, found.controls, thought=thought)
+    matcher = grammars(name).matcher(request_grammar(tools, json_schema_grammar(FORMAT), make))
+    source = found.template.source
+    form = MessageForm(family_of(source).template(source), thought.begin * thought.is_open)
+    for text in texts:
+        written = text.replace("@", '{"answer": 7}')
+        assert accepts(found, matcher, written)
+        assert not accepts(found, matcher, text.replace("@", "well"))
+        message, reader = Message(), MessageReader(form)
+        message.add(reader.feed([TextSpan(written, None)]))
+        message.add(reader.finish())
+        assert message.text == '{"answer": 7}'
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_a_free_text_has_one_call_if_only_one_is_allowed(name: str) -> None:
+    found, style = known(name)
+    tools = [replace(LOOSE, name=f"loose_{at}") for at in range(128)]
+    grammar = asked(name, Tools(tuple(tools), parallel=False))
+    assert bool(grammar) == (style.syntax.between is not None)  # others have one call in any case
+    if grammar:
+        matcher = grammars(name).matcher(grammar)
+        call, other = (_written(style.syntax, f"loose_{at}", "n", '"x"') for at in (7, 77))
+        assert accepts(found, matcher, "just text")
+        assert accepts(found, matcher, f"some text{call}")
+        assert not accepts(found, matcher, f"{call}\n{other}")
+        syntax = style.syntax
+        several = f"{call.removesuffix(syntax.end)}{syntax.between}{other.removeprefix(syntax.begin)}"
+        assert not accepts(found, matcher, several)
+
+
+@pytest.mark.parametrize(
     ("tools", "own", "param"),
     [
-        (Tools((LOOSE,), CallRule.REQUIRED), "format", "response_format"),
         (Tools((LOOSE,), CallRule.REQUIRED), "grammar", "forerun"),
         (Tools((LOOSE, NOT_ENFORCEABLE), CallRule.REQUIRED), "", "tools"),
         (Tools((LOOSE, Tool("s", "", {"type": 5}, True))), "", "tools"),
@@ -388,7 +440,7 @@ def test_with_a_format_a_message_is_calls_or_content_in_the_format(name: str) ->
 )
 @pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "gemma4"])
 def test_what_cannot_be_held_is_refused_with_its_field(name: str, tools: Tools, own: str, param: str) -> None:
-    given = {"format": json_schema_grammar(FORMAT), "grammar": lark_grammar('start: "a"'), "": ""}[own]
+    given = {"grammar": lark_grammar('start: "a"'), "": ""}[own]
     with pytest.raises(ApiError) as caught:
         asked(name, tools, given)
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -445,22 +497,13 @@ def test_tools_that_a_template_ignores_stand_in_the_system_message() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_what_a_template_would_refuse_or_drop_is_a_turn_of_its_own(name: str) -> None:
-    """Two calls, the content beside them, and the system message of a chat that ends with their results."""
+def test_content_beside_a_call_and_the_system_message_before_its_result_are_shown(name: str) -> None:
     found, style = known(name)
-    calls = [
-        {
-            "id": f"call0000{at}",
-            "type": "function",
-            "function": {"name": "loose", "arguments": {"n": 70 + at}},
-        }
-        for at in range(2)
-    ]
-    results = [{"role": "tool", "content": f"result {at}", "tool_call_id": f"call0000{at}"} for at in (1, 0)]
-    called = {"role": "assistant", "content": "I look", "tool_calls": calls}
-    told = [{"role": "system", "content": "be brief"}, USER, called, *results]
+    call = {"id": "call00000", "function": {"name": "loose", "arguments": {"n": 7}}}
+    called = {"role": "assistant", "content": "I look", "tool_calls": [call]}
+    result = {"role": "tool", "content": "seven", "tool_call_id": "call00000"}
+    told = [{"role": "system", "content": "be brief"}, USER, called, result]
     text = found.template.render(style.shown(told, [LOOSE.to_json()]), {"tools": [LOOSE.to_json()]})
-    at = {each: text.rindex(each) for each in ("be brief", "70", "71", "result 0", "result 1")}
-    assert at["70"] < min(at["71"], at["result 0"])
-    assert at["71"] < at["result 1"]
-    assert "I look" in text
+    places = [text.find(each) for each in ("be brief", "I look", "seven")]
+    assert -1 not in places
+    assert places == sorted(places)

@@ -59,19 +59,6 @@ async def test_texts_and_models() -> None:
     assert one.owned_by == "forerun"
 
 
-async def test_a_stream_with_usage() -> None:
-    async with client() as openai:
-        stream = await openai.chat.completions.create(
-            **TINY, messages=ABC, stream=True, stream_options={"include_usage": True}
-        )
-        chunks = [chunk async for chunk in stream]
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == alone()
-    assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-    reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
-    assert reasons.count(None) == len(reasons) - 1
-
-
 async def test_errors_are_the_sdks_own() -> None:
     import openai as sdk
 

@@ -152,6 +152,15 @@ async def test_a_pairs_own_name_goes_before_the_models_of_all() -> None:
         assert "one/two" in await it.models()
 
 
+async def test_a_model_may_have_the_name_of_one_of_anthropics() -> None:
+    """Claude Code's names for its models then choose between pairs. Other such names mean the default."""
+    pair = "claude-haiku-4-5"
+    async with two_pairs(targets=("first", "claude-tiny"), pairs=("one", pair)) as it:
+        for name in (pair, "claude-tiny", f"{pair}/draft"):
+            assert (await it.text(name, max_tokens=1))[0] == name
+        assert (await it.text("claude-opus-5-5", max_tokens=1))[0] == "one"
+
+
 async def test_a_target_that_has_not_told_its_name_yet_is_waited_for() -> None:
     async with two_pairs() as it:
         verifier = it.texts["two"].verifiers

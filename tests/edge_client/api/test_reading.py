@@ -6,9 +6,12 @@ import json
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from common.grammar import Grammars
 from edge_client.api.call_style import call_style
+from edge_client.api.openai import ChatCompletion
 from edge_client.texts.detokenizer import TextSpan
 from edge_client.texts.families import HERMES_CALLS, family_of
 from edge_client.texts.message import Message, MessageForm
@@ -70,6 +73,27 @@ async def test_a_stream_has_the_same_message() -> None:
     assert [
         each["choices"][0]["finish_reason"] for each in events if each["choices"][0]["finish_reason"]
     ] == ["tool_calls"]
+
+
+@pytest.mark.parametrize(("stop", "finish"), [("ève", "stop"), ("</tool_call>", "tool_calls")])
+async def test_a_call_that_a_stop_string_cuts_off_is_not_to_be_run(stop: str, finish: str) -> None:
+    async with scripted(lambda prompt: CALL) as address:
+        whole = (await ask(address, stop=stop)).json()["choices"][0]
+        last = events_of((await ask(address, stop=stop, stream=True)).text)[-1]["choices"][0]
+    assert whole["finish_reason"] == last["finish_reason"] == finish
+    assert len(whole["message"]["tool_calls"]) == 1
+
+
+async def test_a_format_holds_the_content_behind_a_thought_that_the_prompt_has_begun() -> None:
+    messages = [{"role": "user", "content": "abc"}]
+    async with world(template="{{ messages[0].content }}<think>\n") as found:
+        body = {"messages": messages, "response_format": {"type": "json_object"}}
+        spec = await found.api.pairs.first.read(ChatCompletion, body)
+    letters = family("gemma3")
+    matcher = Grammars(letters.tokens).matcher(spec.requests[0].sampling.grammar)
+    for text, fits in (("hm</think>\n\n{", True), ("hm</think>\n\nhm", False)):
+        path = np.array(letters.read(text), np.int32)
+        assert (matcher.allowed(path) is not None) == fits
 
 
 # A verifier's own template ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.grammar import json_schema_grammar
-from edge_client.api.dialect import ChoiceEnd, Finish, Heading, Usage
+from edge_client.api.dialect import ChoiceEnd, Heading, StopReason, Usage
 from edge_client.api.errors import ApiError, api_error
 from edge_client.api.fields import Fields
 from edge_client.api.request import CallRule, ChatPrompt, ParsedRequest
@@ -51,13 +51,16 @@ def former(**fields: Any) -> Responses:
     return Responses(Heading("resp_1f", 1_700_000_000, "m", "fp_1", read(**fields).form), None)
 
 
-def events(parts: Sequence[MessagePart], finish: Finish = Finish.STOP, **fields: Any) -> list[dict[str, Any]]:
+def events(
+    parts: Sequence[MessagePart], finish: StopReason = StopReason.STOP, **fields: Any
+) -> list[dict[str, Any]]:
     """The events of a whole stream, as a client reads them."""
     dialect = former(**fields)
     chunks = dialect.first(USAGE) + dialect.added((), {"mode": "ahead", "notes": []}, 0)
     for part in parts:
         chunks += dialect.added((part,), {}, 0)
-    chunks += dialect.choice_end(ChoiceEnd(finish, None, {"seed": 1}), 0) + dialect.end(USAGE)
+    end = ChoiceEnd(finish, None, {"seed": 1})
+    chunks += dialect.choice_end(end, 0) + dialect.end(end, USAGE)
     return [parsed(dialect.framed(number, chunk)) for number, chunk in enumerate(chunks, 1)]
 
 
@@ -160,14 +163,14 @@ def test_a_whole_response_is_the_last_event_of_its_stream() -> None:
     message = Message()
     message.add([ALL[0], ALL[1], ALL[3], *CALL, *CUSTOM])
     dialect = former()
-    whole = dialect.whole([(message, ChoiceEnd(Finish.CALLS, None, {"seed": 1}))], USAGE)
+    whole = dialect.whole([(message, ChoiceEnd(StopReason.CALLS, None, {"seed": 1}))], USAGE)
     Response.model_validate_json(json.dumps(whole), strict=True)
     streamed = events([ALL[0], ALL[1], ALL[3], *CALL, *CUSTOM])[-1]["response"]
     assert whole == streamed
 
 
 def test_a_text_that_is_cut_off_is_incomplete() -> None:
-    found = events([ContentAdded(spans("abc"))], Finish.LENGTH)
+    found = events([ContentAdded(spans("abc"))], StopReason.LENGTH)
     check(found)
     assert found[-1]["type"] == "response.incomplete"
     response = found[-1]["response"]
@@ -253,13 +256,14 @@ def test_a_stream_goes_on_alike_however_its_beginning_was_cut(pieces: list[Any],
         dialect.first(USAGE)
         dialect.added(beginning, {}, 0)
         chunks = [chunk for part in rest for chunk in dialect.added((part,), {}, 0)]
-        chunks += dialect.choice_end(ChoiceEnd(Finish.STOP, None, {}), 0) + dialect.end(USAGE)
+        end = ChoiceEnd(StopReason.STOP, None, {})
+        chunks += dialect.choice_end(end, 0) + dialect.end(end, USAGE)
         outputs.append(chunks)
     assert outputs[0] == outputs[1]
 
 
-@given(pieces=st.lists(PIECES, max_size=12), finish=st.sampled_from(list(Finish)))
-def test_deltas_add_up_to_the_items(pieces: list[Any], finish: Finish) -> None:
+@given(pieces=st.lists(PIECES, max_size=12), finish=st.sampled_from(list(StopReason)))
+def test_deltas_add_up_to_the_items(pieces: list[Any], finish: StopReason) -> None:
     found = events(parts_of(pieces), finish)
     check(found)
     assert [each["sequence_number"] for each in found] == list(range(len(found)))
