@@ -504,6 +504,7 @@ def test_content_beside_a_call_and_the_system_message_before_its_result_are_show
     result = {"role": "tool", "content": "seven", "tool_call_id": "call00000"}
     told = [{"role": "system", "content": "be brief"}, USER, called, result]
     text = found.template.render(style.shown(told, [LOOSE.to_json()]), {"tools": [LOOSE.to_json()]})
-    places = [text.find(each) for each in ("be brief", "I look", "seven")]
+    said = ["I look"] if name != "mistral-7b" else []  # its roles alternate, and it drops content
+    places = [text.find(each) for each in ("be brief", *said, "seven")]
     assert -1 not in places
     assert places == sorted(places)
