@@ -1,7 +1,7 @@
 """Shows a model what its chat template does not write: tools, calls, and messages in some orders.
 
-A model with a notation of calls keeps it. Any other model gets that of Hermes: the tools are listed in the
-system message, and the calls and results of earlier turns are text.
+A model with a notation of calls keeps it, if our reader knows it. Any other model gets that of Hermes: the
+tools are listed in the system message, and the calls and results of earlier turns are text.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ from typing import Any
 from common.errors import PeerError, UserError
 from edge_client.api.call_syntax import CONTENT, HERMES, IDS, PROBES, CallSyntax, Controls, find_syntax
 from edge_client.api.turn_order import TurnOrder, calls_apart, find_order, one_call_each
+from edge_client.texts.detokenizer import TextSpan
+from edge_client.texts.families import reading
+from edge_client.texts.message import Message, MessageForm
+from edge_client.texts.reader import MessageReader
+from edge_client.texts.response_template import load_template
 from edge_client.texts.templates import ChatTemplate
 
 Json = dict[str, Any]
@@ -34,7 +39,7 @@ class CallStyle:
     """Holds how one target is shown messages, tools and calls."""
 
     syntax: CallSyntax
-    is_own: bool  # the template has a notation of calls
+    is_own: bool  # the template has a notation of calls, and its calls are read
     lists_tools: bool  # the template writes the tools
     order: TurnOrder
     has_system: bool = True  # the template writes a system message, also before a result at the end
@@ -104,8 +109,11 @@ def _plain(call: Json) -> Json:
 
 
 @lru_cache(maxsize=8)
-def call_style(template: ChatTemplate, controls: Controls) -> CallStyle:
-    """Return how a target is shown messages and tools. Renders its template some fifteen times."""
+def call_style(template: ChatTemplate, controls: Controls, own_reading: str = "") -> CallStyle:
+    """Return how a target is shown messages and tools. Renders its template some twenty times.
+
+    `own_reading` is the response template of the target's makers, if there is one.
+    """
     syntax = find_syntax(template.render, controls)
     user: Json = {"role": "user", "content": "hello"}
     lists_tools = PROBES[0]["function"]["name"] in _text(template, [user], {"tools": PROBES})
@@ -113,6 +121,9 @@ def call_style(template: ChatTemplate, controls: Controls) -> CallStyle:
     function = {"name": PROBES[0]["function"]["name"], "arguments": arguments}
     call = {"id": IDS[0], "type": "function", "function": function}
     called: Json = {"role": "assistant", "content": "", "tool_calls": [call]}
+    how = reading(template.source, own_reading)
+    if syntax is not None and not _is_read(template, controls, [user, called], how):
+        syntax = None
     style = CallStyle(syntax or HERMES, syntax is not None, lists_tools, find_order(template.render, called))
     chat = [user, {**called, "content": CONTENT}, {"role": "tool", "content": RESULT, "tool_call_id": IDS[0]}]
     if not _keeps_content(template, style.shown(chat, [])):
@@ -122,6 +133,18 @@ def call_style(template: ChatTemplate, controls: Controls) -> CallStyle:
     begun = [{"role": "system", "content": SYSTEM}, user]
     chats = (style.shown(each, []) for each in (begun, [*begun, *chat[1:]]))
     return replace(style, has_system=all(SYSTEM in _text(template, each) for each in chats))
+
+
+def _is_read(template: ChatTemplate, controls: Controls, chat: Sequence[Json], how: Json) -> bool:
+    """Tell whether the call at a chat's end, as the template writes it, is read as that call."""
+    begun = _text(template, chat[:-1], {"tools": PROBES})
+    whole = _text(template, chat, {"tools": PROBES, "add_generation_prompt": False})
+    begun = controls.common_prefix(begun, whole)
+    reader = MessageReader(MessageForm(how, load_template(how).prefix(begun), PROBES))
+    message = Message()
+    message.add(reader.feed([TextSpan(whole.removeprefix(begun), None)]))
+    message.add(reader.finish())
+    return [each.name for each in message.calls] == [chat[-1]["tool_calls"][0]["function"]["name"]]
 
 
 def _keeps_content(template: ChatTemplate, messages: Sequence[Json]) -> bool:

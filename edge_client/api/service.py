@@ -24,11 +24,11 @@ from edge_client.api.request import CallRule, ChatPrompt, ParsedRequest, Tool, T
 from edge_client.api.response import ResponseSpec
 from edge_client.api.turn_order import is_plain
 from edge_client.core.nouns import Fallback
-from edge_client.texts.families import HERMES_CALLS, family_of
+from edge_client.texts.families import HERMES_CALLS, family_of, reading
 from edge_client.texts.infill import Gap, Infill
 from edge_client.texts.message import MessageForm
 from edge_client.texts.request import TextRequest, Writer
-from edge_client.texts.response_template import load_template, read_template
+from edge_client.texts.response_template import load_template
 from edge_client.texts.service import Orders, TextService
 from edge_client.texts.templates import ChatTemplate
 
@@ -192,7 +192,13 @@ class TextEndpoints:
 
     def _style(self, template: ChatTemplate) -> CallStyle:
         """Return how the target is shown messages and tools, in the first case after some renderings."""
-        return call_style(template, self._controls)
+        return call_style(template, self._controls, self._own_reading)
+
+    @property
+    def _own_reading(self) -> str:
+        """Return the response template of the target's makers; empty without one."""
+        found = self.texts.verifiers.best()
+        return found.response_template if found is not None else ""
 
     @cached_property
     def _controls(self) -> Controls:
@@ -287,11 +293,9 @@ class TextEndpoints:
 
     def _form(self, chat: ChatPrompt, prompt: str) -> MessageForm:
         """Return how the answer to a chat is read: as the target's makers say, else as its family writes."""
-        found = self.texts.verifiers.best()
-        chat_source = chat_template(found, self.defaults.template)
+        chat_source = chat_template(self.texts.verifiers.best(), self.defaults.template)
         tools = [each.to_json() for each in chat.tools.callable]
-        template = read_template(found.response_template) if found is not None else None
-        template = template or family_of(chat_source.source).template(chat_source.source)
+        template = reading(chat_source.source, self._own_reading)
         if tools and not self._style(chat_source).is_own:
             template = {**template, "fields": {**template["fields"], "tool_calls": HERMES_CALLS}}
         return MessageForm(template, load_template(template).prefix(prompt), tools)

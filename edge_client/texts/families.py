@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edge_client.texts.response_template import read_template
+
 Json = dict[str, Any]
 
 AS_FUNCTION: Json = {"type": "function", "function": "{content}"}
@@ -282,3 +284,8 @@ FAMILIES = (
 def family_of(source: str) -> Family:
     """Return the family of a chat template."""
     return next(each for each in FAMILIES if any(mark in source for mark in each.marks))
+
+
+def reading(source: str, own: str) -> Json:
+    """Return the response template of a model with this chat template: `own`, else its family's."""
+    return read_template(own) or family_of(source).template(source)

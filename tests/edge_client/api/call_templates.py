@@ -206,6 +206,7 @@ class Real:
     """What a real template does. `notation` is the one of `FAMILIES` with its control tokens."""
 
     notation: str
+    is_own: bool = True  # it has this notation; else it is shown Hermes'
     thinks: bool = False  # it writes the thoughts of the last message
     content: str = "beside"  # beside calls, "apart" from them, as a "thought", or "lost"
     num_calls: int = 2  # of one message
@@ -232,9 +233,9 @@ REAL = {
     "mistralai-Mistral-Large-3-675B-Instruct-2512": Real("mistral-small", thinks=True),
     "mistralai-Mistral-Small-4-119B-2603": Real("mistral-small", thinks=True, switches=True),
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": Real("qwen3", content="apart"),
-    "NousResearch-Hermes-3-Llama-3.1-8B": Real("qwen3"),
+    "NousResearch-Hermes-3-Llama-3.1-8B": Real("qwen3", is_own=False),
     "NousResearch-Hermes-4-14B": Real("qwen3", switches=True),
-    "unsloth-gemma-3-270m-it": Real("gemma3"),
+    "unsloth-gemma-3-270m-it": Real("gemma3", is_own=False),
     "google-gemma-4-E4B-it": Real("gemma4", thinks=True, switches=True),
     "google-gemma-4-26B-A4B-it": Real("gemma4", thinks=True, switches=True),
     "openai-gpt-oss-120b": Real("gpt-oss", content="thought", num_calls=1, thinks=True, switches=True),

@@ -22,10 +22,11 @@ from edge_client.api.call_style import CallStyle, call_style
 from edge_client.api.errors import ApiError
 from edge_client.api.request import CallRule, Tool, Tools
 from edge_client.texts.detokenizer import TextSpan
-from edge_client.texts.families import HERMES_CALLS, THINK, family_of
+from edge_client.texts.families import HERMES_CALLS, THINK, WITH_NAME, family_of
 from edge_client.texts.message import Message, MessageForm
 from edge_client.texts.reader import MessageReader
-from tests.edge_client.api.call_templates import FAMILIES, Family, family
+from edge_client.texts.templates import ChatTemplate
+from tests.edge_client.api.call_templates import CHATML, FAMILIES, Family, family
 
 pytestmark = [pytest.mark.grammar, pytest.mark.api]
 
@@ -508,3 +509,17 @@ def test_content_beside_a_call_and_the_system_message_before_its_result_are_show
     places = [text.find(each) for each in ("be brief", *said, "seven")]
     assert -1 not in places
     assert places == sorted(places)
+
+
+def test_a_notation_that_is_not_read_is_not_used() -> None:
+    odd = (
+        "{%- for call in message.tool_calls %}{%- set call = call.function %}{{- '<odd>' + call.name + '=' }}"
+    )
+    odd += "{{- call.arguments | tojson + '</odd>' }}{%- endfor %}"
+    template = ChatTemplate(CHATML.replace("@", odd), {})
+    calls: Json = {"open_pattern": "<odd>(?P<name>[^=]+)=", "close": "</odd>", "content": "json"}
+    fields = {"content": {}, "tool_calls": {**calls, "transform": WITH_NAME}}
+    own = json.dumps({"start_anchor": "<|im_start|>assistant\n", "fields": fields})
+    controls = known("qwen3")[0].controls
+    assert not call_style(template, controls).is_own
+    assert call_style(template, controls, own).is_own

@@ -436,10 +436,10 @@ async def test_choices_that_find_no_place_are_refused_as_a_whole() -> None:
 SHOWN = (
     "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
     "{% for message in messages %}{{ message.content }}{{ message.reasoning_content }}"
-    "{% for call in message.tool_calls %}<call>{{ call.function | tojson }}</call>{% endfor %}"
+    "{% for call in message.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
     "{% endfor %}{% if enable_thinking is false %}f{% endif %}"
 )
-CALLED = '<call>{"name": "b", "arguments": {"x": "c"}}</call>'
+CALLED = '<tool_call>{"name": "b", "arguments": {"x": "c"}}</tool_call>'
 
 
 async def prompt_of(found: World, **body: Any) -> str:

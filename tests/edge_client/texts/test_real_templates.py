@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description
+from edge_client.api.call_style import call_style
 from edge_client.api.fields import Fields
 from edge_client.api.openai import ChatCompletion
 from edge_client.api.request import ChatPrompt, Tool
@@ -163,6 +164,7 @@ def begins(form: MessageForm) -> str:
 def test_a_message_of_a_real_template_is_read_back(target: Target) -> None:
     """Reasoning, content and two calls come back, wherever the text is cut."""
     real = target.real
+    assert call_style(target.family.template, target.family.controls).is_own == real.is_own
     prompt, form = target.prompt([USER], chat_template_kwargs=THINKS)
     said = {**CALLED, "tool_calls": CALLED["tool_calls"][: real.num_calls]}
     if real.content in ("apart", "thought"):
