@@ -9,7 +9,9 @@ import httpx
 import pytest
 
 from edge_client.api.dialect import ChoiceEnd, Finish, Heading, Usage
+from edge_client.api.fields import Fields
 from edge_client.api.ollama import OllamaChat, OllamaGenerate
+from edge_client.api.request import ChatPrompt
 from edge_client.texts.detokenizer import TextSpan
 from edge_client.texts.message import (
     ArgumentsAdded,
@@ -74,6 +76,8 @@ def test_a_message_has_its_thought_and_whole_calls_with_objects_as_arguments() -
         ("weather", {"city": "Oslo"}),
         ("time", {}),
     ]
+    ids = [call["id"] for each in messages for call in each.get("tool_calls", [])]
+    assert len(set(ids)) == 2
     assert not any(each["done"] for each in chunks)
     assert last["done"]
     assert last["done_reason"] == "stop"
@@ -102,6 +106,24 @@ def test_arguments_that_are_no_object_are_still_told() -> None:
     message.add([CallBegun(0, "f"), ArgumentsAdded(0, "[1")])
     found = OllamaChat(HEADING, None).whole([(message, ended())], USAGE)
     assert "[1" in json.dumps(found["message"]["tool_calls"][0]["function"]["arguments"])
+
+
+@pytest.mark.parametrize(
+    ("results", "order"), [(["", "", ""], [0, 1, 2]), (["weather", "time", "time"], [1, 0, 2])]
+)
+def test_a_result_has_the_id_of_its_call_which_clients_leave_out(
+    results: list[str], order: list[int]
+) -> None:
+    """Templates such as Mistral's refuse a result without an id."""
+    names = ("time", "weather", "time")
+    calls: list[Any] = [{"function": {"name": each, "arguments": {}}} for each in names]
+    told = [{"role": "tool", "content": "", "tool_name": each} for each in results]
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": calls}, *told]
+    prompt = OllamaChat.read(Fields({"messages": messages})).prompt
+    assert isinstance(prompt, ChatPrompt)
+    ids = [each["id"] for each in prompt.messages[1]["tool_calls"]]
+    assert len(set(ids)) == 3
+    assert [each["tool_call_id"] for each in prompt.messages[2:]] == [ids[at] for at in order]
 
 
 def test_the_last_object_counts_tokens_and_nanoseconds() -> None:
