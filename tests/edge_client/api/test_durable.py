@@ -15,14 +15,12 @@ import pytest
 
 from benchmarks.daemon import Reading
 from benchmarks.stream_forms import FORMS
-from edge_client.api import response
 from edge_client.texts.detokenizer import TextSpan
 from edge_client.texts.journal import Journal
 from edge_client.texts.message import (
     ArgumentsAdded,
     CallBegun,
     ContentAdded,
-    Message,
     MessagePart,
     ReasoningAdded,
 )
@@ -144,7 +142,7 @@ class LettersReader:
 
 @pytest.fixture
 def _reads_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response._Choice, "of", lambda spec: response._Choice(LettersReader(), Message()))  # type: ignore[arg-type]
+    monkeypatch.setattr("edge_client.api.response.MessageReader", lambda form: LettersReader())
 
 
 def put_together(path: str, events: Sequence[Any]) -> Any:
