@@ -25,7 +25,7 @@ from edge_client.api.dialects import DIALECTS, error_body
 from edge_client.api.embeddings import Embedder
 from edge_client.api.errors import ApiError, api_error, stopping, too_long, wrong
 from edge_client.api.fields import MAX_DEPTH, MAX_TEXT, Fields, is_too_deep
-from edge_client.api.messages import Messages, model_card, model_list
+from edge_client.api.messages import AnthropicMessages, model_card, model_list
 from edge_client.api.openai import read_chat
 from edge_client.api.pairs import Pairs
 from edge_client.api.replay import ReplayStream, TextStreams
@@ -144,7 +144,7 @@ class Api:
             ("GET", "/v1/responses/{name}", self._response),
             ("DELETE", "/v1/responses/{name}", self._delete_response),
             ("GET", "/v1/responses/{name}/input_items", self._input_items),
-            ("POST", f"{Messages.path}/count_tokens", self._count_tokens),
+            ("POST", f"{AnthropicMessages.path}/count_tokens", self._count_tokens),
             ("POST", "/v1/tokenize", self._tokenize),
             ("POST", "/v1/detokenize", self._detokenize),
             ("POST", "/v1/apply-template", self._apply_template),
@@ -274,7 +274,7 @@ class Api:
     async def _count_tokens(self, request: Request) -> Response:
         body = await _body(request)
         service = await self.pairs.of(body)
-        num_tokens = await service.count_tokens(Messages, body)
+        num_tokens = await service.count_tokens(AnthropicMessages, body)
         return JSONResponse({"input_tokens": num_tokens})
 
     async def _tokenize(self, request: Request) -> Response:

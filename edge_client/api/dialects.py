@@ -7,7 +7,7 @@ from typing import Any
 from edge_client.api.dialect import Dialect
 from edge_client.api.errors import ApiError
 from edge_client.api.llama_server import InfillCompletion
-from edge_client.api.messages import Messages
+from edge_client.api.messages import AnthropicMessages
 from edge_client.api.ollama import OllamaChat, OllamaGenerate
 from edge_client.api.openai import ChatCompletion, Completion
 from edge_client.api.responses import Responses
@@ -16,7 +16,7 @@ DIALECTS: tuple[type[Dialect], ...] = (
     ChatCompletion,
     Completion,
     Responses,
-    Messages,
+    AnthropicMessages,
     InfillCompletion,
     OllamaChat,
     OllamaGenerate,

@@ -230,7 +230,7 @@ def read_chat(fields: Fields) -> ChatPrompt:
         raise wrong("messages", "messages must have at least one message")
     return make_chat(
         fields,
-        [_read_message(f"messages[{at}]", each) for at, each in enumerate(messages)],
+        [_read_message(fields.entry("messages", at, each)) for at, each in enumerate(messages)],
         read_tools(fields),
     )
 
@@ -240,14 +240,11 @@ def read_tools(fields: Fields) -> Tools:
     for name in ("functions", "function_call"):
         fields.only(name, ([], "none", "auto"), "use tools and tool_choice, OpenAI's newer names")
     found = list[Tool]()
-    for at, each in enumerate(fields.list("tools", MAX_TOOLS)):
-        tool = fields.entry("tools", at, each)
+    for tool in fields.entries("tools", MAX_TOOLS):
         if tool.text("type", "function") != "function":
-            fields.ignore(f"tools[{at}]", "only functions can be called")
+            tool.ignore("type", "only functions can be called")
             continue
-        function = tool.object("function")
-        if function is None:
-            raise wrong(f"tools[{at}].function", f"tools[{at}].function is missing")
+        function = tool.needed("function")
         found.append(read_function(function))
         function.finish()
         tool.finish()
@@ -256,18 +253,21 @@ def read_tools(fields: Fields) -> Tools:
 
 def read_function(fields: Fields, parameters: str = "parameters") -> Tool:
     """Read a function's name, description and parameters, a JSON schema."""
-    name = fields.text("name", longest=MAX_TOOL_NAME)
-    if not name:
-        raise wrong(f"{fields.at}name", f"{fields.at}name is missing")
-    schema = fields.any(parameters)
-    if schema is not None and not isinstance(schema, dict):
-        raise fields.wrong(parameters, "must be a JSON schema, an object")
+    schema = fields.schema(parameters) if fields.has(parameters) else {}
     return Tool(
-        name,
+        read_name(fields),
         fields.text("description"),
         schema or {"type": "object", "properties": {}},
         fields.flag("strict"),
     )
+
+
+def read_name(fields: Fields) -> str:
+    """Read the name of a tool."""
+    name = fields.text("name", longest=MAX_TOOL_NAME)
+    if not name:
+        raise fields.missing("name")
+    return name
 
 
 def _read_tool_choice(fields: Fields) -> tuple[CallRule, str]:
@@ -284,10 +284,7 @@ def _read_tool_choice(fields: Fields) -> tuple[CallRule, str]:
     raise fields.wrong("tool_choice", "must be none, auto, required, or an object that names a function")
 
 
-def _read_message(at: str, message: object) -> Json:
-    if not isinstance(message, dict):
-        raise wrong(at, f"{at} must be an object with a role and a content")
-    fields = Fields(message, f"{at}.")
+def _read_message(fields: Fields) -> Json:
     fields.only("audio", (), "the daemon reads only text")
     role = fields.text("role", longest=32)
     if role not in ROLES:
@@ -311,11 +308,8 @@ def _read_message(at: str, message: object) -> Json:
 def _read_calls(fields: Fields) -> list[Json]:
     """Read the tool calls of an earlier answer. Templates want the arguments as an object."""
     found = list[Json]()
-    for at, each in enumerate(fields.list("tool_calls", MAX_TOOLS)):
-        call = fields.entry("tool_calls", at, each)
-        function = call.object("function")
-        if function is None:
-            raise wrong(f"{call.at}function", f"{call.at}function is missing")
+    for call in fields.entries("tool_calls", MAX_TOOLS):
+        function = call.needed("function")
         name, arguments = function.text("name", longest=MAX_TOOL_NAME), function.any("arguments")
         found.append(tool_call(call.text("id", longest=MAX_ID), name, arguments))
     return found

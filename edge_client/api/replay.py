@@ -19,7 +19,7 @@ from common.errors import UserError
 from edge_client.api.dialect import Dialect, Json
 from edge_client.api.errors import ApiError, stopping, too_long
 from edge_client.api.pairs import Pairs
-from edge_client.api.response import Part, ResponseSpec, parts
+from edge_client.api.response import ResponsePart, ResponseSpec, parts
 from edge_client.texts.journal import Journal, JournalEntry, RecordedStream
 from edge_client.texts.queue import QueuePlace
 
@@ -65,7 +65,7 @@ class ReplayStream:
         """Tell whether the stream is on disk and continues after a restart of the daemon."""
         return self.entry is not None and not self.entry.failure
 
-    def add(self, part: Part, dialect: Dialect) -> None:
+    def add(self, part: ResponsePart, dialect: Dialect) -> None:
         """Add the events of a part. Also write them to disk first, with its tokens."""
         frames = [dialect.framed(self.num_events + at, chunk) for at, chunk in enumerate(part.chunks, 1)]
         if part.is_last and not part.failed and dialect.last:
@@ -335,12 +335,14 @@ class TextStreams:
                     stream.add(part, dialect)
                     if entry is not None and entry.failure and not (is_told or part.is_last):
                         is_told = True
-                        stream.add(Part(dialect.added((), {"notes": [_not_kept(entry.failure)]}, 0)), dialect)
+                        stream.add(
+                            ResponsePart(dialect.added((), {"notes": [_not_kept(entry.failure)]}, 0)), dialect
+                        )
         except asyncio.CancelledError:
             if entry is not None:
                 entry.abandon()
             if self._stopping and not stream.is_kept:
-                stream.add(Part(dialect.failed(stopping()), is_last=True, failed=True), dialect)
+                stream.add(ResponsePart(dialect.failed(stopping()), is_last=True, failed=True), dialect)
             raise
         finally:
             beat.cancel()
@@ -350,7 +352,7 @@ class TextStreams:
 
     async def _in_time(
         self, spec: ResponseSpec, dialect: Dialect, places: Sequence[QueuePlace], resumed: bool
-    ) -> AsyncGenerator[Part]:
+    ) -> AsyncGenerator[ResponsePart]:
         """Yield the text's parts. After a timeout the last one is an error."""
         try:
             async with (
@@ -360,7 +362,7 @@ class TextStreams:
                 async for part in found:
                     yield part
         except TimeoutError:
-            yield Part(dialect.failed(too_long(self._limit)), is_last=True, failed=True)
+            yield ResponsePart(dialect.failed(too_long(self._limit)), is_last=True, failed=True)
 
     def _forget(self, name: str) -> None:
         if self._journal is not None:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_client.api.dialect import ChoiceEnd, Dialect, Finish, Heading, Json, Usage, named_frame
+from edge_client.api.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage, named_frame
 from edge_client.api.errors import TOO_LONG, ApiError, unsupported
 from edge_client.api.fields import MAX_TEXT, Fields
 from edge_client.api.openai import MAX_LOGPROBS, logprob_entries
-from edge_client.api.request import MOST, ParsedRequest, make_chat, read_asked, schema_grammar, with_format
+from edge_client.api.request import MOST, ParsedRequest, json_grammar, make_chat, read_asked, with_format
 from edge_client.api.response_items import INPUT, ReadTools, read_items
 from edge_client.texts.detokenizer import TextSpan, Words
 from edge_client.texts.message import (
@@ -104,11 +104,11 @@ class Responses(Dialect):
 
     def choice_end(self, end: ChoiceEnd, choice: int) -> list[Json]:
         chunks = self._write_message(self._held) if self._held and not self._output and not self._item else []
-        chunks += self._close("incomplete" if end.finish is Finish.LENGTH else "completed")
+        chunks += self._close("incomplete" if end.finish is StopReason.LENGTH else "completed")
         return self._marked(chunks, {})
 
     def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
-        is_cut = end.finish is Finish.LENGTH
+        is_cut = end.finish is StopReason.LENGTH
         status = "incomplete" if is_cut else "completed"
         response = self._response(
             status,
@@ -359,15 +359,11 @@ def _read_format(fields: Fields) -> _Format:
     if kind == "text":
         return _Format("", {"type": kind})
     if kind == "json_object":
-        from common.grammar import json_object_grammar
-
-        return _Format(json_object_grammar(), {"type": kind})
-    schema = given.any("schema")
-    if not isinstance(schema, dict):
-        raise given.wrong("schema", "must be a JSON schema, an object")
+        return _Format(json_grammar("text.format"), {"type": kind})
+    schema = given.schema("schema")
     name, strict = given.text("name", longest=64), given.flag("strict", True)  # always strict
     told = {"type": kind, "name": name, "schema": schema, "strict": strict}
-    return _Format(schema_grammar("text.format", schema), told)
+    return _Format(json_grammar("text.format", schema), told)
 
 
 def _parts(message: Message) -> list[MessagePart]:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.api.dialect import ChoiceEnd, Dialect, Finish, Heading, Json, Usage
+from edge_client.api.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage
 from edge_client.api.fields import Fields
-from edge_client.api.messages import Messages
+from edge_client.api.messages import AnthropicMessages
 from edge_client.api.ollama import OllamaChat
 from edge_client.api.responses import Responses
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin
@@ -26,7 +26,7 @@ from edge_client.texts.message import (
 
 USAGE = Usage(prompt=9, cached=4, text=7, reasoning=2, accepted=3, rejected=1)
 TIMES = {"elapsed_ms": 30.0, "waited_ms": 5.0, "first_token_ms": 10.0}
-ENDED = ChoiceEnd(Finish.CALLS, None, {"mode": "ahead", **TIMES})
+ENDED = ChoiceEnd(StopReason.CALLS, None, {"mode": "ahead", **TIMES})
 
 
 def said(text: str) -> ContentAdded:
@@ -96,8 +96,8 @@ def heading(**form: Any) -> Heading:
     return Heading("id_1f", 1_700_000_000, "m", "fp_1", form)
 
 
-def messages_dialect(max_tokens: int | None = 9) -> Messages:
-    return Messages(heading(max_tokens=max_tokens), None)
+def messages_dialect(max_tokens: int | None = 9) -> AnthropicMessages:
+    return AnthropicMessages(heading(max_tokens=max_tokens), None)
 
 
 def responses(**fields: Any) -> Responses:

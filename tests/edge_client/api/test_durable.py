@@ -205,7 +205,7 @@ async def test_text_that_was_held_back_comes_once_wherever_the_daemon_was_killed
 ) -> None:
     """The end of a text may begin a stop string, so it is only sent when no further token comes."""
     begun = alone(max_tokens=9, ignore_eos=True, temperature=1.0, seed=3)[-2:]
-    fields = {"n": n, "max_tokens": 9, "stop": [f"{begun}ffffff"]}
+    fields: Any = {"n": n, "max_tokens": 9, "stop": [f"{begun}ffffff"]}
     async with daemon(tmp_path) as found:
         first = await post(found, **fields)
     (file,) = filled(tmp_path)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from edge_client.api.dialect import ChoiceEnd, Finish, Usage
+from edge_client.api.dialect import ChoiceEnd, StopReason, Usage
 from edge_client.api.errors import ApiError
 from edge_client.api.fields import Fields
-from edge_client.api.messages import Messages
+from edge_client.api.messages import AnthropicMessages
 from edge_client.api.request import CallRule, ChatPrompt
 from edge_client.texts.message import ArgumentsAdded, CallBegun, Message, MessagePart
 from tests.edge_client.api.test_dialects import ENDED, message_of, said, streamed, thought
@@ -32,7 +32,7 @@ CALLED: Json = {
 
 def chat(**body: Any) -> ChatPrompt:
     """What a request asks the template for."""
-    prompt = Messages.read(Fields({"messages": [USER], **body})).prompt
+    prompt = AnthropicMessages.read(Fields({"messages": [USER], **body})).prompt
     assert isinstance(prompt, ChatPrompt)
     return prompt
 
@@ -221,7 +221,7 @@ def test_thinking_switches_the_templates_reasoning(fields: Json, settings: Json)
 
 
 def test_limits() -> None:
-    asked = Messages.read(Fields({"messages": [USER], "max_tokens": 9, "stop_sequences": ["a"]}))
+    asked = AnthropicMessages.read(Fields({"messages": [USER], "max_tokens": 9, "stop_sequences": ["a"]}))
     assert (asked.max_tokens, asked.form["max_tokens"], asked.stops) == (9, 9, ("a",))
 
 
@@ -230,7 +230,7 @@ def test_limits() -> None:
 def test_a_format_is_a_grammar(name: str) -> None:
     form = {"type": "json_schema", "schema": SCHEMA}
     body = {"messages": [USER], name: {"format": form} if name == "output_config" else form}
-    assert Messages.read(Fields(body)).sampling.grammar
+    assert AnthropicMessages.read(Fields(body)).sampling.grammar
 
 
 def content(*blocks: Any) -> list[Json]:
@@ -277,14 +277,14 @@ def test_a_format_and_a_grammar_exclude_each_other() -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
     body = {"messages": [USER], "output_config": {"format": form}, "forerun": {"regex": "a+"}}
     with pytest.raises(ApiError) as refused:
-        Messages.read(Fields(body))
+        AnthropicMessages.read(Fields(body))
     assert refused.value.param == "output_config.format"
 
 
 @pytest.mark.parametrize(("body", "param"), WRONG, ids=str)
 def test_what_is_wrong_is_refused_by_its_field(body: Json, param: str) -> None:
     with pytest.raises(ApiError) as refused:
-        Messages.read(Fields({"messages": [USER], **body}))
+        AnthropicMessages.read(Fields({"messages": [USER], **body}))
     assert (refused.value.status, refused.value.param) == (400, param)
     assert param in str(refused.value)
 
@@ -364,14 +364,14 @@ def test_a_whole_response_holds_what_a_stream_does() -> None:
 @pytest.mark.parametrize(
     ("finish", "stopped_by", "num_tokens", "reason"),
     [
-        (Finish.STOP, None, 3, "end_turn"),
-        (Finish.STOP, "ab", 3, "stop_sequence"),
-        (Finish.CALLS, None, 3, "tool_use"),
-        (Finish.LENGTH, None, 9, "max_tokens"),
-        (Finish.LENGTH, None, 8, "model_context_window_exceeded"),
+        (StopReason.STOP, None, 3, "end_turn"),
+        (StopReason.STOP, "ab", 3, "stop_sequence"),
+        (StopReason.CALLS, None, 3, "tool_use"),
+        (StopReason.LENGTH, None, 9, "max_tokens"),
+        (StopReason.LENGTH, None, 8, "model_context_window_exceeded"),
     ],
 )
-def test_why_a_text_ended(finish: Finish, stopped_by: str | None, num_tokens: int, reason: str) -> None:
+def test_why_a_text_ended(finish: StopReason, stopped_by: str | None, num_tokens: int, reason: str) -> None:
     end, usage = ChoiceEnd(finish, stopped_by, {}), Usage(prompt=1, text=num_tokens)
     delta = streamed(formed(), [], end, usage)[-2]["delta"]
     assert delta == {"stop_reason": reason, "stop_sequence": stopped_by}
@@ -380,7 +380,7 @@ def test_why_a_text_ended(finish: Finish, stopped_by: str | None, num_tokens: in
 
 def test_arguments_that_the_end_cut_off_are_none() -> None:
     message = message_of([CallBegun(0, "f"), ArgumentsAdded(0, '{"x": "a')])
-    end = ChoiceEnd(Finish.LENGTH, None, {})
+    end = ChoiceEnd(StopReason.LENGTH, None, {})
     (call,) = formed().whole([(message, end)], Usage(prompt=1, text=9))["content"]
     assert (call["name"], call["input"]) == ("f", {})
 
@@ -408,11 +408,11 @@ def test_an_event_is_named_and_counted() -> None:
     ],
 )
 def test_errors_have_anthropics_types(status: int, kind: str) -> None:
-    told = Messages.error(ApiError(status, "words"))
+    told = AnthropicMessages.error(ApiError(status, "words"))
     assert told == {"type": "error", "error": {"type": kind, "message": "words"}}
     assert formed().failed(ApiError(status, "words")) == [told]
 
 
 def test_a_conversation_that_is_too_long_is_told_in_the_words_that_clients_shorten_it_after() -> None:
     error = ApiError(400, "words", code="context_length_exceeded")
-    assert Messages.error(error)["error"]["message"].startswith("prompt is too long: ")
+    assert AnthropicMessages.error(error)["error"]["message"].startswith("prompt is too long: ")

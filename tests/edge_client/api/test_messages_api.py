@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from edge_client.api.fields import Fields
-from edge_client.api.messages import Messages
+from edge_client.api.messages import AnthropicMessages
 from edge_client.api.request import ChatPrompt
 from edge_client.api.security import Gate
 from edge_client.texts.service import Orders
@@ -110,7 +110,7 @@ async def test_prompts_of_every_familys_template_begin_with_the_one_before(name:
         prompts = list[str]()
         for count in (2, 4, 6):
             body = {"system": "You help.", "tools": tools, "messages": turns[:count]}
-            prompt = Messages.read(Fields(body)).prompt
+            prompt = AnthropicMessages.read(Fields(body)).prompt
             assert isinstance(prompt, ChatPrompt)
             begun = replace(prompt, settings={**prompt.settings, "add_generation_prompt": False})
             prompts.append(await found.api.pairs.first.render(begun))

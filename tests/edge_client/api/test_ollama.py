@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_client.api.dialect import ChoiceEnd, Finish
+from edge_client.api.dialect import ChoiceEnd, StopReason
 from edge_client.api.fields import Fields
 from edge_client.api.ollama import OllamaChat, OllamaGenerate
 from edge_client.api.request import ChatPrompt
@@ -95,7 +95,7 @@ def test_a_result_has_the_id_of_its_call_which_clients_leave_out(
 
 
 def test_the_last_object_counts_tokens_and_nanoseconds() -> None:
-    (last,) = OllamaGenerate(heading(), None).end(ChoiceEnd(Finish.LENGTH, None, {**TIMES}), USAGE)
+    (last,) = OllamaGenerate(heading(), None).end(ChoiceEnd(StopReason.LENGTH, None, {**TIMES}), USAGE)
     assert last["created_at"] == "2023-11-14T22:13:20Z"
     assert last["done_reason"] == "length"
     assert (last["prompt_eval_count"], last["eval_count"]) == (9, 7)

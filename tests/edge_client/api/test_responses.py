@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.grammar import json_schema_grammar
-from edge_client.api.dialect import ChoiceEnd, Finish, Heading
+from edge_client.api.dialect import ChoiceEnd, Heading, StopReason
 from edge_client.api.errors import ApiError, api_error
 from edge_client.api.fields import Fields
 from edge_client.api.request import CallRule, ChatPrompt, ParsedRequest
@@ -38,7 +38,9 @@ def former(**fields: Any) -> Responses:
     return Responses(Heading("resp_1f", 1_700_000_000, "m", "fp_1", read(**fields).form), None)
 
 
-def events(parts: Sequence[MessagePart], finish: Finish = Finish.STOP, **fields: Any) -> list[dict[str, Any]]:
+def events(
+    parts: Sequence[MessagePart], finish: StopReason = StopReason.STOP, **fields: Any
+) -> list[dict[str, Any]]:
     """The events of a whole stream, as a client reads them."""
     dialect = former(**fields)
     chunks = dialect.first(USAGE) + dialect.added((), {"mode": "ahead", "notes": []}, 0)
@@ -147,13 +149,13 @@ def test_a_whole_response_is_the_last_event_of_its_stream() -> None:
 
     parts = [ALL[0], ALL[1], ALL[3], *CALL, *CUSTOM]
     dialect = former()
-    whole = dialect.whole([(message_of(parts), ChoiceEnd(Finish.CALLS, None, {"seed": 1}))], USAGE)
+    whole = dialect.whole([(message_of(parts), ChoiceEnd(StopReason.CALLS, None, {"seed": 1}))], USAGE)
     Response.model_validate_json(json.dumps(whole), strict=True)
     assert whole == events(parts)[-1]["response"]
 
 
 def test_a_text_that_is_cut_off_is_incomplete() -> None:
-    found = events([said("abc")], Finish.LENGTH)
+    found = events([said("abc")], StopReason.LENGTH)
     check(found)
     assert found[-1]["type"] == "response.incomplete"
     response = found[-1]["response"]
@@ -189,8 +191,8 @@ def test_a_stream_that_breaks_off_says_why(error: ApiError, code: str) -> None:
     assert ("try again in 2s" in found["response"]["error"]["message"]) == (code == "rate_limit_exceeded")
 
 
-@given(parts=messages(), finish=st.sampled_from(list(Finish)))
-def test_deltas_add_up_to_the_items(parts: list[MessagePart], finish: Finish) -> None:
+@given(parts=messages(), finish=st.sampled_from(list(StopReason)))
+def test_deltas_add_up_to_the_items(parts: list[MessagePart], finish: StopReason) -> None:
     found = events(parts, finish)
     check(found)
     assert [each["sequence_number"] for each in found] == list(range(len(found)))
