@@ -38,11 +38,13 @@ async def test_the_text_stands_between_prefix_and_suffix() -> None:
     async with world(endpoints=Filling) as found:
         told = await infill(found, **SAMPLED)
         completed = await found.complete("de", suffix="fd", **SAMPLED)
+        events = events_of((await found.post("de", suffix="fd", stream=True, **SAMPLED)).text)
         generated = await found.client.post(
             "/api/generate", json={"prompt": "de", "suffix": "fd", "stream": False, "options": SAMPLED}
         )
     assert told["content"] == written(**SAMPLED)
     assert completed["choices"][0]["text"] == written(**SAMPLED)
+    assert "".join(each["choices"][0]["text"] for each in events) == written(**SAMPLED)
     assert completed["choices"][0]["finish_reason"] == "stop"
     assert generated.json()["response"] == written(**SAMPLED)
 
@@ -95,24 +97,10 @@ async def test_reading_files_ahead_shows_no_text() -> None:
     assert nothing == {}
 
 
-async def test_completions_stream_a_text_with_a_suffix() -> None:
-    async with world(endpoints=Filling) as found:
-        events = events_of((await found.post("de", suffix="fd", stream=True, **SAMPLED)).text)
-    assert "".join(each["choices"][0]["text"] for each in events) == written(**SAMPLED)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": "a", "suffix": "b"}),
-        ("/infill", {"input_prefix": "a", "input_suffix": "b"}),
-    ],
-)
-async def test_a_model_without_the_tokens_refuses(path: str, body: dict[str, Any]) -> None:
+async def test_a_model_without_the_tokens_refuses() -> None:
     async with world() as found:
-        answer = await found.client.post(path, json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "suffix"
+        answer = await found.client.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "suffix")
 
 
 @pytest.mark.parametrize(
