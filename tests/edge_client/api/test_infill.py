@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edge_client.texts.journal import Journal
+from tests.edge_client.api.test_durable import NAME, again_of
 from tests.edge_client.api.world import Filling, World, alone, events_of, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
@@ -32,6 +36,10 @@ async def infill(found: World, **fields: Any) -> dict[str, Any]:
 
 SEED = next(seed for seed in range(99) if len(written(temperature=1.0, seed=seed)) > 3)
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": SEED}
+LONG: dict[str, Any] = {
+    **SAMPLED,
+    "seed": max(range(200), key=lambda seed: len(written(temperature=1.0, seed=seed))),
+}
 
 
 async def test_the_text_stands_between_prefix_and_suffix() -> None:
@@ -82,6 +90,26 @@ async def test_a_stream_is_the_whole_text_in_pieces() -> None:
         answer = await found.client.post("/infill", json=body)
         events = [json.loads(each[6:]) for each in answer.text.splitlines() if each.startswith("data: ")]
     assert "".join(each["content"] for each in events) == written(**SAMPLED)
+    assert [each["stop"] for each in events] == [*[False] * (len(events) - 1), True]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4])
+async def test_a_stream_goes_on_over_a_restart(tmp_path: Path, num_tokens: int) -> None:
+    body = {"input_prefix": "de", "input_suffix": "fd", "stream": True, "n_predict": 20, **LONG}
+    async with world(endpoints=Filling, step_time=0.005, journal=Journal(tmp_path)) as found:
+        asking = asyncio.create_task(found.client.post("/infill", json=body, headers=NAME))
+        while not any(len(live.answer.tokens) >= num_tokens for live in found.texts.live.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        asking.cancel()
+        stream = found.api.streams.store.get("talk")
+        assert stream is not None
+        before = b"".join(stream._from(0))
+    async with world(endpoints=Filling, journal=Journal(tmp_path)) as found:
+        assert found.api.streams.go_on() == 1
+        answer = await again_of(found)
+    assert answer.content.startswith(before)
+    events = [json.loads(each[6:]) for each in answer.text.splitlines() if each.startswith("data: ")]
+    assert "".join(each["content"] for each in events) == written(**LONG)
     assert [each["stop"] for each in events] == [*[False] * (len(events) - 1), True]
 
 
