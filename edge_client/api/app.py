@@ -352,14 +352,25 @@ def _card(request: Request, name: str, service: TextEndpoints, writer: Writer) -
     texts = service.texts
     if VERSION in request.headers:
         return model_card(name, service.texts.max_positions)
+    longest = texts.max_positions or None
     meta = {
         "writer": writer.value,
         "vocabulary": texts.vocabulary.fingerprint.hex(),
         "num_vocab": texts.words.num_vocab,
-        "max_positions": texts.max_positions or None,
+        "max_positions": longest,
+        "n_ctx_train": longest,
         "sampling_defaults": {} if writer is Writer.DRAFT else service.sampling_defaults(),
     }
-    return {"id": name, "object": "model", "created": 0, "owned_by": "forerun", "meta": meta}
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "forerun",
+        "context_length": longest,
+        "max_model_len": longest,
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "meta": meta,
+    }
 
 
 async def _error(request: Request, error: Exception) -> Response:

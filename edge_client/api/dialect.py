@@ -30,7 +30,7 @@ class StopReason(Enum):
 
     STOP = "stop"  # the model's own end, or a stop string
     LENGTH = "length"
-    CALLS = "tool_calls"  # the model's own end, after at least one tool call
+    CALLS = "tool_calls"  # the model's own end after a tool call, or a stop string behind a whole one
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class _Ollama(Dialect):
         if not choices:
             return {**self._object(self._said()), "done": True, "done_reason": "load"}
         ((message, end),) = choices
-        calls = [_call(at, call) for at, call in enumerate(message.calls)]
+        calls = [self._told_call(at, call) for at, call in enumerate(message.calls)]
         return self._last(self._said(message.text, message.thought, calls), end, usage)
 
     @staticmethod
@@ -121,7 +121,10 @@ class _Ollama(Dialect):
         if call is None:
             return []
         self._num_calls += 1
-        return [self._said(calls=[_call(self._num_calls - 1, call)])]
+        return [self._said(calls=[self._told_call(self._num_calls - 1, call)])]
+
+    def _told_call(self, at: int, call: ToolCall) -> Json:
+        return {"id": f"call_{self.heading.id.removeprefix(self.prefix)}_{at}", **_call(at, call)}
 
     def _object(self, said: Json) -> Json:
         created = datetime.fromtimestamp(self.heading.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -154,6 +157,7 @@ class OllamaChat(_Ollama):
     def read(fields: Fields) -> ParsedRequest:
         messages = [_message(each) for each in fields.entries("messages", MAX_MESSAGES)]
         chat = read_chat(fields.having(messages=messages, reasoning_effort=_effort(fields)))
+        _identify(chat.messages)
         return _read_asked(fields, chat)
 
     def _said(self, text: str = "", thought: str = "", calls: Sequence[Json] = ()) -> Json:
@@ -252,6 +256,19 @@ def _message(message: Fields) -> Json:
         reasoning_content=message.any("thinking"),
         name=message.any("tool_name") or message.any("name"),
     ).values
+
+
+def _identify(messages: Sequence[Json]) -> None:
+    """Give ids to calls and results without them, for templates that need ids. A result belongs to the first
+    call of its name that has none yet, or else to the first call."""
+    waiting = dict[str, str]()  # names of calls without a result, by their ids
+    for at, message in enumerate(messages):
+        for number, call in enumerate(message.get("tool_calls", ())):
+            call["id"] = call["id"] or f"call_{at}_{number}"
+            waiting[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool" and waiting:
+            named = (identity for identity, name in waiting.items() if name == message.get("name"))
+            waiting.pop(message.setdefault("tool_call_id", next(named, next(iter(waiting)))), None)
 
 
 def _call(at: int, call: ToolCall) -> Json:

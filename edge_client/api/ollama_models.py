@@ -11,7 +11,7 @@ from edge_client.api.pairs import Pairs
 from edge_client.api.service import DEFAULT, TextEndpoints
 from edge_client.texts.request import Writer
 
-VERSION = "0.12.6"
+VERSION = "0.12.10"
 """Version of Ollama's API that is spoken. Clients refuse servers older than what they need."""
 
 FAMILY = "forerun"

@@ -100,7 +100,7 @@ class ChatCompletion(_OpenAi):
         prompt = read_chat(fields)
         wants = fields.flag("logprobs")
         top = fields.whole("top_logprobs", 0, 0, MAX_LOGPROBS)
-        if fields.has("top_logprobs") and not wants:
+        if top and not wants:
             raise wrong("top_logprobs", "top_logprobs needs logprobs: true")
         return read_asked(fields, prompt, top if wants else None)
 
@@ -288,7 +288,7 @@ def _read_message(fields: Fields) -> Json:
     if role == "developer":  # OpenAI's newer name, which templates lack
         role = "system"
     calls = _read_calls(fields) if role == "assistant" else []
-    found: Json = {"role": role, "content": read_content(fields, is_optional=bool(calls))}
+    found: Json = {"role": role, "content": read_content(fields, is_optional=role in ("assistant", "tool"))}
     if calls:
         found["tool_calls"] = calls
     if role == "assistant" and (thought := fields.text("reasoning_content") or fields.text("reasoning")):

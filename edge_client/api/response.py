@@ -21,7 +21,13 @@ from edge_client.api.errors import ApiError, api_error
 from edge_client.core.nouns import Fallback
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin, Words
 from edge_client.texts.events import AnswerEvent, Json, TextAdded, origins_of, to_json
-from edge_client.texts.message import ContentAdded, Message, MessageForm, MessagePart
+from edge_client.texts.message import (
+    ContentAdded,
+    Message,
+    MessageForm,
+    MessagePart,
+    arguments_object,
+)
 from edge_client.texts.queue import QueuePlace
 from edge_client.texts.reader import MessageReader
 from edge_client.texts.request import NOTHING, Begun, TextRequest, Writer
@@ -155,7 +161,9 @@ class _Choice:
         rest = self._add(self.reader.finish())
         answer, figures = live.answer, live.answer.figures
         assert answer.finish is not None, "the text has ended"
-        finish = StopReason.CALLS if self.message.calls else StopReason.STOP
+        calls = self.message.calls
+        is_cut = answer.stopped_by is not None and calls and arguments_object(calls[-1].arguments) is None
+        finish = StopReason.CALLS if calls and not is_cut else StopReason.STOP
         finish = StopReason.LENGTH if answer.finish is FinishReason.LENGTH else finish
         self.end = ChoiceEnd(finish, answer.stopped_by, summary(live))
         self.usage = Usage(

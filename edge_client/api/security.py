@@ -21,14 +21,6 @@ from edge_client.api.errors import ApiError
 OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/page.js", "/page.css", "/favicon.ico"))
 """Paths that supervisors and browsers request without a token. They reveal nothing about texts."""
 
-ALLOWED_HEADERS = ", ".join(
-    (
-        *("authorization", "content-type", "last-event-id", "x-conversation-id"),
-        *("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"),
-    )
-)
-"""Headers that pages of allowed origins may send."""
-
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -106,7 +98,8 @@ class Guarded:
         if origin not in self._gate.origins:
             await self._app(scope, self._counting(receive), send)
         elif scope["method"] == "OPTIONS":
-            await Response(status_code=204, headers=_cors(origin))(scope, receive, send)
+            asked = {"access-control-allow-headers": headers.get("access-control-request-headers", "")}
+            await Response(status_code=204, headers=_cors(origin) | asked)(scope, receive, send)
         else:
             await self._app(scope, self._counting(receive), _with_headers(send, _cors(origin)))
 
@@ -140,7 +133,6 @@ def _cors(origin: str) -> dict[str, str]:
     return {
         "access-control-allow-origin": origin,
         "access-control-allow-methods": "GET, POST, DELETE",
-        "access-control-allow-headers": ALLOWED_HEADERS,
         "vary": "origin",
     }
 
