@@ -15,7 +15,6 @@ import pytest
 
 from benchmarks.daemon import Reading
 from benchmarks.stream_forms import FORMS
-from edge_client.api import response
 from edge_client.texts.detokenizer import TextSpan
 from edge_client.texts.journal import Journal
 from edge_client.texts.message import (
@@ -143,7 +142,7 @@ class LettersReader:
 
 @pytest.fixture
 def _reads_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response, "MessageReader", lambda form: LettersReader())
+    monkeypatch.setattr("edge_client.api.response.MessageReader", lambda form: LettersReader())
 
 
 def put_together(path: str, events: Sequence[Any]) -> Any:
