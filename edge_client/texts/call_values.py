@@ -224,6 +224,11 @@ def _plain_json(text: str, pairs: Sequence[Sequence[str]], bare_keys: bool) -> s
 
 
 def _xml_inline(text: str, args: Json) -> Json:
+    """Read tags as values by name.
+
+    A value ends at the first mark of an end, even within a string in JSON: such a notation (Qwen 3.5, GLM)
+    has no escapes, and its text does not say whether a value is JSON.
+    """
     found: Json = {}
     for match in _tags(args, text):
         key, value = match["key"], _value(match["value"] or "", args)
