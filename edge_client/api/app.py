@@ -23,7 +23,7 @@ from edge_client.api import codex, ollama_models
 from edge_client.api.dialect import Dialect
 from edge_client.api.dialects import DIALECTS, error_body
 from edge_client.api.embeddings import Embedder
-from edge_client.api.errors import ApiError, api_error, stopping, too_long, wrong
+from edge_client.api.errors import ApiError, api_error, log_refusal, stopping, too_long, wrong
 from edge_client.api.fields import MAX_DEPTH, MAX_TEXT, Fields, is_too_deep
 from edge_client.api.messages import Messages, model_card, model_list
 from edge_client.api.openai import read_chat
@@ -381,6 +381,7 @@ def _card(request: Request, name: str, service: TextEndpoints, writer: Writer) -
 async def _error(request: Request, error: Exception) -> Response:
     """Return the error in the endpoint's shape. A defect also reaches uvicorn, which logs it."""
     found = api_error(error)
+    log_refusal(request.method, request.url.path, found)
     return JSONResponse(error_body(request.url.path, found), found.status, found.headers)
 
 
@@ -406,6 +407,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     }
     words, code = said.get(error.status_code, (error.detail, None))
     found = ApiError(error.status_code, f"{what}: {words}", code=code)
+    log_refusal(request.method, request.url.path, found)
     return JSONResponse(error_body(request.url.path, found), found.status, error.headers)
 
 

@@ -16,7 +16,7 @@ from common.errors import ForerunError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
 from edge_client.api.dialect import SSE, ChoiceEnd, Dialect, Finish, Heading, Usage
-from edge_client.api.errors import ApiError, api_error
+from edge_client.api.errors import ApiError, api_error, log_refusal
 from edge_client.core.nouns import Fallback
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin, Words
 from edge_client.texts.events import AnswerEvent, Json, TextAdded, origins_of, to_json
@@ -291,7 +291,9 @@ async def parts(
     except Exception as error:  # outermost frame of a response: its reader must learn that it ended
         if not isinstance(error, ForerunError | ApiError):
             logger.exception("! a text failed")
-        yield Part(dialect.failed(api_error(error)), is_last=True, failed=True)
+        found = api_error(error)
+        log_refusal("POST", dialect.path, found)
+        yield Part(dialect.failed(found), is_last=True, failed=True)
 
 
 async def whole(texts: TextService, spec: ResponseSpec) -> Json:
