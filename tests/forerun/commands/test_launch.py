@@ -108,6 +108,19 @@ async def test_a_model_of_any_name_is_asked_for_by_that_name(
     assert repr(model) in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["exec", "hello"], ["--sandbox", "x"], ["--modle", "x"]])
+async def test_an_agents_words_without_the_dashes_are_an_error_that_names_them(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        await command("launch", "codex", *words)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert words[0] in told
+    assert "--\n" in told
+    wording.keep(told)
+
+
 async def test_codex_gets_toml(state: Path, programs: Path) -> None:
     import tomllib
 
