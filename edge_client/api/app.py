@@ -256,6 +256,7 @@ class Api:
     # Models and tokens ------------------------------------------------------------------------------------
 
     async def _models(self, request: Request) -> Response:
+        await self.pairs.heard()
         models = self.pairs.models()
         if codex.VERSION in request.query_params:
             rows = enumerate(models.items())
@@ -267,6 +268,7 @@ class Api:
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
+        await self.pairs.heard()
         service = await self.pairs.of({"model": name})
         name, writer = service.writer(name)
         return JSONResponse(_card(request, name, service, writer))

@@ -138,6 +138,18 @@ class TextEndpoints:
 
     async def read(self, dialect: type[Dialect], body: dict[str, Any]) -> ResponseSpec:
         """Read a request's body. Raises `ApiError` or `ForerunError`."""
+        longest = self.texts.max_positions
+        try:
+            return await self._spec(dialect, body)
+        except ApiError as error:
+            if error.code != TOO_LONG:
+                raise
+            await self.texts.verifiers.heard(FIRST_WORD)
+            if self.texts.max_positions == longest:
+                raise
+        return await self._spec(dialect, body)
+
+    async def _spec(self, dialect: type[Dialect], body: dict[str, Any]) -> ResponseSpec:
         asked, prompt, message = await self._read(dialect, body)
         if isinstance(asked.prompt, ChatPrompt) and (asked.prompt.tools.callable or asked.sampling.grammar):
             asked = await asyncio.to_thread(self._held, asked, asked.prompt.tools, message)
