@@ -291,9 +291,9 @@ async def parts(
     except Exception as error:  # outermost frame of a response: its reader must learn that it ended
         if not isinstance(error, ForerunError | ApiError):
             logger.exception("! a text failed")
-        found = api_error(error)
-        log_refusal("POST", dialect.path, found)
-        yield Part(dialect.failed(found), is_last=True, failed=True)
+        told = api_error(error)
+        log_refusal("POST", dialect.path, told)
+        yield Part(dialect.failed(told), is_last=True, failed=True)
 
 
 async def whole(texts: TextService, spec: ResponseSpec) -> Json:
