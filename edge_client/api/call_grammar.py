@@ -96,10 +96,9 @@ def request_grammar(tools: Tools, own: str, make: CallGrammars) -> str:
     """
     listed = tools.callable
     of_format = own.startswith("{") and "json_schema" in json.loads(own)["grammars"][0]
-    if listed and own and tools.rule is CallRule.REQUIRED:
-        param = "response_format" if of_format else "forerun"
-        raise wrong(param, "tool_choice demands a call, which follows its own grammar; set no other format")
-    if tools.rule is CallRule.REQUIRED:
+    if tools.rule is CallRule.REQUIRED:  # a format holds a content, of which there is none
+        if own and not of_format:
+            raise wrong("forerun", "tool_choice demands a call, which follows its own grammar; set no other")
         return _blaming_tool(make.required, listed)
     if of_format:
         return _blaming_tool(lambda some: make.calls_or(some, own), listed) if listed else make.content(own)

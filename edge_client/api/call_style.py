@@ -14,7 +14,7 @@ from typing import Any
 
 from common.errors import PeerError, UserError
 from edge_client.api.call_syntax import HERMES, IDS, PROBES, CallSyntax, Controls, find_syntax
-from edge_client.api.turn_order import TurnOrder, find_order
+from edge_client.api.turn_order import TurnOrder, find_order, one_call_each
 from edge_client.texts.templates import ChatTemplate
 
 Json = dict[str, Any]
@@ -39,7 +39,10 @@ class CallStyle:
 
     def shown(self, messages: Sequence[Json], tools: Sequence[Json]) -> list[Json]:
         """Return the messages for the template, with what it does not write by itself."""
-        shown = self._with_system(self.order.shown(map(self._message, messages)))
+        written = [self._message(each) for each in messages]
+        if self.is_own and self.syntax.between is None:
+            written = one_call_each(written)
+        shown = self._with_system(self.order.shown(written))
         if not tools or (self.lists_tools and self.is_own):
             return shown
         lines = "\n".join(json.dumps(each["function"], ensure_ascii=False) for each in tools)
@@ -71,9 +74,7 @@ class CallStyle:
         if not calls:
             return message
         if self.is_own:
-            return (
-                {**message, "tool_calls": [_with_text(each) for each in calls]} if self._as_text else message
-            )
+            return {**message, "tool_calls": [self._call(each) for each in calls]}
         written = [
             f"<tool_call>\n{json.dumps(_plain(each), ensure_ascii=False)}\n</tool_call>" for each in calls
         ]
@@ -83,21 +84,18 @@ class CallStyle:
             "content": content,
         }
 
-    @property
-    def _as_text(self) -> bool:
-        return self.syntax.arguments_as_text
+    def _call(self, call: Json) -> Json:
+        """Return a call with its arguments in the form that the template takes."""
+        arguments = call["function"]["arguments"]
+        if self.syntax.arguments_as_text and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        if self.syntax.named is not None and not isinstance(arguments, dict):  # a text that is no JSON object
+            arguments = {"arguments": arguments}
+        return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 def _plain(call: Json) -> Json:
     return {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-
-
-def _with_text(call: Json) -> Json:
-    """Return a call with its arguments as JSON text."""
-    arguments = call["function"]["arguments"]
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 @lru_cache(maxsize=8)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from starlette.responses import Response, StreamingResponse
@@ -15,12 +15,19 @@ from common.acceptance import Acceptance, AcceptanceRule
 from common.errors import ForerunError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
-from edge_client.api.dialect import SSE, ChoiceEnd, Dialect, Finish, Heading, Usage
+from edge_client.api.dialect import SSE, ChoiceEnd, Dialect, Heading, StopReason, Usage
+from edge_client.api.dialects import BY_NAME
 from edge_client.api.errors import ApiError, api_error, log_refusal
 from edge_client.core.nouns import Fallback
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin, Words
 from edge_client.texts.events import AnswerEvent, Json, TextAdded, origins_of, to_json
-from edge_client.texts.message import ContentAdded, Message, MessageForm, MessagePart
+from edge_client.texts.message import (
+    ContentAdded,
+    Message,
+    MessageForm,
+    MessagePart,
+    arguments_object,
+)
 from edge_client.texts.queue import QueuePlace
 from edge_client.texts.reader import MessageReader
 from edge_client.texts.request import NOTHING, Begun, TextRequest, Writer
@@ -66,7 +73,6 @@ class ResponseSpec:
     def from_json(
         cls,
         found: Json,
-        kinds: Mapping[str, type[Dialect]],
         begun: Sequence[Begun],
         ended: frozenset[int],
     ) -> ResponseSpec:
@@ -78,7 +84,7 @@ class ResponseSpec:
         requests = tuple(map(_read_request, found["requests"]))
         started = (*begun, *(NOTHING for _ in requests))
         return cls(
-            kinds[found["shape"]],
+            BY_NAME[found["shape"]],
             Heading(**found["heading"]),
             tuple(replace(each, begun=part) for each, part in zip(requests, started, strict=False)),
             MessageForm(**found["message"]),
@@ -123,7 +129,7 @@ PLAIN = (*LISTS, "references", "id", "logprobs", "revises", "policy", "recall")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ResponsePart:
     """Holds chunks of a response that belong together, and the tokens that came with them.
 
     The tokens are of one choice; their text may still be held back.
@@ -155,8 +161,10 @@ class _Choice:
         rest = self._add(self.reader.finish())
         answer, figures = live.answer, live.answer.figures
         assert answer.finish is not None, "the text has ended"
-        finish = Finish.CALLS if self.message.calls else Finish.STOP
-        finish = Finish.LENGTH if answer.finish is FinishReason.LENGTH else finish
+        calls = self.message.calls
+        is_cut = answer.stopped_by is not None and calls and arguments_object(calls[-1].arguments) is None
+        finish = StopReason.CALLS if calls and not is_cut else StopReason.STOP
+        finish = StopReason.LENGTH if answer.finish is FinishReason.LENGTH else finish
         self.end = ChoiceEnd(finish, answer.stopped_by, summary(live))
         self.usage = Usage(
             prompt=len(answer.request.prompt),
@@ -185,7 +193,7 @@ class _Writing:
         self._texts, self._spec, self._dialect = texts, spec, dialect
         self.choices = [_Choice(MessageReader(spec.message)) for _ in spec.requests]
 
-    async def parts(self, places: Sequence[QueuePlace]) -> AsyncGenerator[Part]:
+    async def parts(self, places: Sequence[QueuePlace]) -> AsyncGenerator[ResponsePart]:
         """Yield the parts of all texts as they are written. Raises the `ForerunError` that ends one."""
         one = [self._one(at, places[at] if places else None) for at in range(len(self.choices))]
         if len(one) == 1:
@@ -193,9 +201,9 @@ class _Writing:
                 async for part in found:
                     yield part
             return
-        queue = asyncio.Queue[Part | Exception | None]()
+        queue = asyncio.Queue[ResponsePart | Exception | None]()
 
-        async def write(found: AsyncGenerator[Part]) -> None:
+        async def write(found: AsyncGenerator[ResponsePart]) -> None:
             try:
                 async with contextlib.aclosing(found):
                     async for part in found:
@@ -211,7 +219,7 @@ class _Writing:
                 match await queue.get():
                     case None:
                         num_left -= 1
-                    case Part() as part:
+                    case ResponsePart() as part:
                         yield part
                     case error:
                         raise error
@@ -220,14 +228,16 @@ class _Writing:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _one(self, index: int, place: QueuePlace | None) -> AsyncGenerator[Part]:
+    async def _one(self, index: int, place: QueuePlace | None) -> AsyncGenerator[ResponsePart]:
         """Yield the parts of one text. The part that ends the last text also ends the response."""
         spec, dialect, choice = self._spec, self._dialect, self.choices[index]
         async with self._texts.writing(spec.requests[index], spec.client, place) as live:
             answer = live.answer
             dialect.added(choice.feed(answer.begun), {}, index)  # sent by the earlier run
             if index not in spec.ended:
-                yield Part(dialect.added((), {"mode": answer.account.mode, "notes": live.notes}, index))
+                yield ResponsePart(
+                    dialect.added((), {"mode": answer.account.mode, "notes": live.notes}, index)
+                )
             told, last = len(answer.tokens), list[Json]()
             async with contextlib.aclosing(answer.events()) as events:
                 async for event in events:
@@ -241,7 +251,7 @@ class _Writing:
                     new = answer.since(told)
                     told += len(new.tokens)
                     if chunks or new.tokens:
-                        yield Part(chunks, new, index)
+                        yield ResponsePart(chunks, new, index)
             rest, end = choice.finish(live)
             last += dialect.added(rest, {}, index) + dialect.choice_end(end, index)
             chunks = [] if index in spec.ended else last
@@ -249,7 +259,7 @@ class _Writing:
             is_last = len(ends) == len(self.choices)
             if is_last:
                 chunks += dialect.end(ends[0], self.usage)
-            yield Part(chunks, answer.since(told), index, ends=True, is_last=is_last)
+            yield ResponsePart(chunks, answer.since(told), index, ends=True, is_last=is_last)
 
     @property
     def ends(self) -> list[ChoiceEnd]:
@@ -276,14 +286,14 @@ async def parts(
     dialect: Dialect,
     places: Sequence[QueuePlace] = (),
     resumed: bool = False,
-) -> AsyncGenerator[Part]:
+) -> AsyncGenerator[ResponsePart]:
     """Yield a response in parts. The last one holds the end of all texts, or an error.
 
     `places` are the texts' places in the queue. A `resumed` response goes on after what an earlier run sent.
     """
     first = dialect.first(Usage(prompt=len(spec.requests[0].prompt)))
     if not resumed:
-        yield Part(first)
+        yield ResponsePart(first)
     try:
         async with contextlib.aclosing(_Writing(texts, spec, dialect).parts(places)) as found:
             async for part in found:
@@ -293,7 +303,7 @@ async def parts(
             logger.exception("! a text failed")
         told = api_error(error)
         log_refusal("POST", dialect.path, told)
-        yield Part(dialect.failed(told), is_last=True, failed=True)
+        yield ResponsePart(dialect.failed(told), is_last=True, failed=True)
 
 
 async def whole(texts: TextService, spec: ResponseSpec) -> Json:

@@ -21,14 +21,6 @@ from edge_client.api.errors import ApiError, log_refusal
 OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/page.js", "/page.css", "/favicon.ico"))
 """Paths that supervisors and browsers request without a token. They reveal nothing about texts."""
 
-ALLOWED_HEADERS = ", ".join(
-    (
-        *("authorization", "content-type", "last-event-id", "x-conversation-id"),
-        *("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"),
-    )
-)
-"""Headers that pages of allowed origins may send."""
-
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -96,20 +88,20 @@ class Guarded:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        origin = headers.get("origin", "")
+        if is_page := origin in self._gate.origins:
+            send = _with_headers(send, _cors(origin))  # errors, too
         refusal = self._gate.refusal(scope["path"], scope["method"], headers) or self._too_large(headers)
         if refusal is not None:
             log_refusal(scope["method"], scope["path"], refusal)
             body = self._error_body(scope["path"], refusal)
             answer = JSONResponse(body, refusal.status, refusal.headers)
             await answer(scope, receive, send)
-            return
-        origin = headers.get("origin", "")
-        if origin not in self._gate.origins:
-            await self._app(scope, self._counting(receive), send)
-        elif scope["method"] == "OPTIONS":
-            await Response(status_code=204, headers=_cors(origin))(scope, receive, send)
+        elif is_page and scope["method"] == "OPTIONS":
+            asked = {"access-control-allow-headers": headers.get("access-control-request-headers", "")}
+            await Response(status_code=204, headers=asked)(scope, receive, send)
         else:
-            await self._app(scope, self._counting(receive), _with_headers(send, _cors(origin)))
+            await self._app(scope, self._counting(receive), send)
 
     def _too_large(self, headers: Headers) -> ApiError | None:
         size = headers.get("content-length", "0")
@@ -141,7 +133,6 @@ def _cors(origin: str) -> dict[str, str]:
     return {
         "access-control-allow-origin": origin,
         "access-control-allow-methods": "GET, POST, DELETE",
-        "access-control-allow-headers": ALLOWED_HEADERS,
         "vary": "origin",
     }
 

@@ -8,6 +8,7 @@ before.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -55,6 +56,27 @@ class TurnOrder:
 
     def _takes_again(self, role: str) -> bool:
         return self.later_systems if role == "system" else self.one_role or role == "tool"
+
+
+def one_call_each(messages: Iterable[Json]) -> list[Json]:
+    """Return the messages with one call in each, followed by its result, for templates that take one call."""
+    found, rest = list[Json](), deque(messages)
+    while rest:
+        message = rest.popleft()
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        results = list[Json]()
+        while rest and rest[0]["role"] == "tool":
+            results.append(rest.popleft())
+        for call in calls:
+            found.append({**message, "tool_calls": [call]})
+            found += [each for each in results if each.get("tool_call_id") == call["id"]]
+            results = [each for each in results if each.get("tool_call_id") != call["id"]]
+            message = {"role": "assistant", "content": ""}
+        found += results
+    return found
 
 
 def reminder(text: str) -> str:

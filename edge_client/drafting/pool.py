@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -40,7 +40,6 @@ class DraftPlace:
     index: int
     seat: PoolSeat | None = None  # None: it is free
     text: list[int] = field(default_factory=list)  # of its latest session, as far as known
-    released_at: int = 0  # count of releases; the longest free is the first to lose its text
 
 
 class PoolSeat:
@@ -114,7 +113,6 @@ class DraftPool:
         if batch_times is not None:
             self._group.measured(batch_times)
         self._places = tuple(DraftPlace(index) for index in range(seats))
-        self._num_releases = 0
         self._inbox: SimpleQueue[Sequence[Task] | None] = SimpleQueue()  # of the thread
         self._held_back: list[Task] | None = None  # while steps that ended together are handed out
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -163,30 +161,29 @@ class DraftPool:
     def seat(self, prompt: Sequence[int] = ()) -> PoolSeat:
         """Return the seat that keeps most of `prompt`, for a text that begins with it. Raise `CapacityError`
         if none is free."""
-        free = [self._kept(place) for place in self._places if place.seat is None]
+        free = [place for place in self._places if place.seat is None]
         if not free:
             raise CapacityError(
                 f"all {self.num_seats} seats of the draft model are taken; try again when a text has ended, "
                 "or raise draft.seats"
             )
-        place = self._places[best_place(prompt, free)]
+        place = max(free, key=lambda place: self._num_held(place, prompt))
         place.seat = PoolSeat(self, place)
         return place.seat
 
-    def _kept(self, place: DraftPlace) -> DraftPlace:
-        # The thread may reuse the text's cells at any time; the choice then only costs a prefill.
+    def _num_held(self, place: DraftPlace, tokens: Sequence[int]) -> int:
+        # The thread may park the text at any time, which costs little.
         held = self._group.members[place.index].session.num_held
-        return replace(place, text=place.text[:held])
+        return num_equal(place.text[:held], tokens)
 
     def num_kept(self, tokens: Sequence[int]) -> int:
-        """Return how many leading `tokens` some seat has evaluated: all seats may share them."""
-        held = (self._kept(place).text for place in self._places)
-        return max(num_equal(text, tokens) for text in held)
+        """Return how many leading `tokens` some text has evaluated: all seats may share them."""
+        held = (self._num_held(place, tokens) for place in self._places)
+        return max(self._group.num_kept(tokens), *held)
 
     def take_back(self, place: DraftPlace) -> None:
         """Mark the seat of a `PoolSeat` as free."""
-        self._num_releases += 1
-        place.seat, place.released_at = None, self._num_releases
+        place.seat = None
         self._on_release()
 
     def post(self, task: Task) -> None:
@@ -304,18 +301,3 @@ class DraftPool:
 def put_away() -> UnavailableError:
     """Return the error of a draft step when its pool is closed."""
     return UnavailableError("the draft model was unloaded while a text was drafted; send the request again")
-
-
-def best_place(prompt: Sequence[int], free: Sequence[DraftPlace]) -> int:
-    """Return the place for a text that begins with `prompt`; `free` is not empty.
-
-    The longest prefix wins, then the seat that loses least of its own text. A seat that would lose more than
-    the prefix saves is passed over for an empty one, or the one released first. Any seat may share another's
-    prefix (`LlamaSession.borrow`).
-    """
-    shared = {kept.index: num_equal(kept.text, prompt) for kept in free}
-    worthy = [kept for kept in free if 2 * shared[kept.index] >= len(kept.text) > 0]
-    if worthy:
-        return max(worthy, key=lambda kept: (shared[kept.index], -len(kept.text))).index
-    empty = [kept for kept in free if not kept.text]
-    return min(empty or free, key=lambda kept: kept.released_at).index

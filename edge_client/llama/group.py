@@ -11,8 +11,12 @@ Guarantees for each session:
 - **Isolated failures.** A batch that llama.cpp refuses is undone. Each of its sessions then tries alone:
   first without its branches, then with an empty KV, then it fails.
 
-Room is made in this order: the kept texts of released sessions, oldest first; the requesting session's
-branches; the branches of the session with the most, if it exceeds its share.
+llama.cpp's attention computes all cells up to the last in use, also those of other sessions. So a beginning
+text parks the kept texts of released sessions: it copies their KV out of the cells, and back for a text with
+the same beginning. Reading takes about a hundred times as long.
+
+Room is made in this order: the kept texts; the requesting session's branches; the branches of the session
+with the most, if it exceeds its share.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from common.errors import ForerunError, LocalError, UserError
 from common.estimators import WidthTimes
@@ -40,7 +45,7 @@ from edge_client.llama.batch import BatchPlan, DraftNode, EngineSurprise
 from edge_client.llama.branches import Sequences
 from edge_client.llama.ranking import Logits
 from edge_client.llama.runtime import NO_KV_SLOT, LlamaRuntime
-from edge_client.llama.session import LlamaSession
+from edge_client.llama.session import LlamaSession, ParkedText, num_equal
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +149,7 @@ class DraftGroup:
         self._debt = 0.0  # seconds of draft steps owed for reading prompts
         self._answered_at = 0.0  # end of the last draft step
         self._num_releases = 0
+        self.parked: tuple[ParkedText, ...] = ()  # the first parked is the first forgotten
         self._answers: list[MemberAnswer] = []
         self._mask_time = MaskTime()
 
@@ -170,6 +176,8 @@ class DraftGroup:
         """Begin a member's new text. A failure is the answer to its first draft step."""
         member, session = self.members[index], self.members[index].session
         member.forget()
+        if self._kept != [member] or 2 * session.num_common(start.tokens) < session.num_held:
+            self._park_kept()
         member.failure, member.is_drafting = None, True
         member.grammar = start.sampling.grammar
         self._mask_time.begin(member)
@@ -180,6 +188,30 @@ class DraftGroup:
             return
         lenders = (other.session for other in self.members if other is not member)
         session.borrow(max(lenders, key=lambda other: other.num_common(start.tokens), default=session))
+        if self.parked:
+            common, parked = max(
+                ((num_equal(each.tokens, start.tokens), each) for each in self.parked), key=itemgetter(0)
+            )
+            if session.load(parked) and 2 * common >= len(parked.tokens):
+                self.parked = tuple(each for each in self.parked if each is not parked)
+
+    @property
+    def _kept(self) -> list[GroupMember]:
+        """Return the released members with cells, the first released first."""
+        kept = [member for member in self.members if not member.is_drafting and member.session.num_held]
+        return sorted(kept, key=lambda member: member.released_at)
+
+    def _park_kept(self) -> bool:
+        """Free the cells of kept texts. Return False without any.
+
+        All parked texts together have `n_ctx` tokens at most.
+        """
+        kept = [member.session.park() for member in self._kept]
+        parked = [*self.parked, *kept]
+        while sum(len(each.tokens) for each in parked) > self._runtime.n_ctx:
+            del parked[0]
+        self.parked = tuple(parked)
+        return bool(kept)
 
     def reroot(self, index: int, change: Reroot) -> None:
         """Move a member's tip."""
@@ -201,6 +233,10 @@ class DraftGroup:
         member.todo = [node for node in member.asked if node.expansion is None]
         member.limit = self._runtime.max_rows
         self._answer_if_done(member)
+
+    def num_kept(self, tokens: Sequence[int]) -> int:
+        """Return how many leading `tokens` a parked text holds. Any thread may call."""
+        return max((num_equal(each.tokens, tokens) for each in self.parked), default=0)
 
     def release(self, index: int) -> None:
         """End a member's text and drop its draft step. Its evaluated tokens are kept."""
@@ -311,7 +347,7 @@ class DraftGroup:
         plan.fill(self._runtime.batch)
         began = self._clock()
         code = self._runtime.decode()
-        while code == NO_KV_SLOT and self._forget_oldest():
+        while code == NO_KV_SLOT and self._park_kept():
             code = self._runtime.decode()
         took = self._clock() - began
         if code != 0:
@@ -418,14 +454,6 @@ class DraftGroup:
         richest = max(others, key=lambda session: session.num_branches, default=None)
         if richest is not None and richest.num_branches > self._sequences.count // max(1, num_drafting):
             richest.drop_branches()
-
-    def _forget_oldest(self) -> bool:
-        """Drop the kept text of the session released first. Return False without one."""
-        kept = [member for member in self.members if not member.is_drafting and member.session.num_held]
-        if not kept:
-            return False
-        min(kept, key=lambda member: member.released_at).session.clear()
-        return True
 
     def _fail(self, member: GroupMember, error: ForerunError) -> None:
         """Stop a member's drafting until its next text and free its KV."""

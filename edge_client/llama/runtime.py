@@ -19,10 +19,12 @@ from edge_client.llama.library import native_log
 from edge_client.llama.model import LlamaModel, LlamaSettings
 
 FloatArray = NDArray[np.float32]
+ByteArray = NDArray[np.uint8]
 
 NO_KV_SLOT = 1  # llama_decode: no free cells, nothing was changed
 ALL_SEQUENCES = -1
 TO_THE_END = -1
+BYTES = ctypes.POINTER(ctypes.c_uint8)
 
 
 class LlamaRuntime(LlamaModel):
@@ -80,6 +82,19 @@ class LlamaRuntime(LlamaModel):
         """Remove a sequence's cells from `start` on (or ALL_SEQUENCES). Return False if it cannot."""
         done: bool = self._library.llama_memory_seq_rm(self._memory, sequence, start, TO_THE_END)
         return done
+
+    def seq_state(self, sequence: int) -> ByteArray:
+        """Return a copy of a sequence's cells and data. `seq_restore` refuses an incomplete one."""
+        library, context = self._library, self._context
+        state = np.empty(library.llama_state_seq_get_size(context, sequence), np.uint8)
+        size = library.llama_state_seq_get_data(context, state.ctypes.data_as(BYTES), len(state), sequence)
+        return state[:size]
+
+    def seq_restore(self, sequence: int, state: ByteArray) -> bool:
+        """Replace a sequence by a copy of any. Return False, with it empty, if there is no room."""
+        library, context = self._library, self._context
+        read = library.llama_state_seq_set_data(context, state.ctypes.data_as(BYTES), len(state), sequence)
+        return bool(read)
 
     def clear(self) -> None:
         self._library.llama_memory_clear(self._memory, False)

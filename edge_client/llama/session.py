@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,9 +16,17 @@ from edge_client.core.nouns import DraftRow, Expansion, Reroot
 from edge_client.llama.batch import NO_SEQUENCE, NOT_PLANNED, BatchPlan, DraftNode, EngineSurprise
 from edge_client.llama.branches import Branches, Sequences
 from edge_client.llama.ranking import Logits, Ranker
-from edge_client.llama.runtime import LlamaRuntime
+from edge_client.llama.runtime import ByteArray, LlamaRuntime
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedText:
+    """Holds a text's KV outside the cells."""
+
+    tokens: list[int]
+    state: ByteArray  # of `LlamaRuntime.seq_state`
 
 
 class LlamaSession:
@@ -42,6 +51,7 @@ class LlamaSession:
         self._clock = clock
         self._runtime = runtime
         self._ranker = Ranker(runtime.num_vocab, num_candidates)
+        self._sequences = sequences
         self._branches = Branches(runtime, sequences, trunk)
         self._tokens: list[int] = []  # committed; the last is the tip
         self._num_prompt = 0  # tokens before the text
@@ -96,6 +106,28 @@ class LlamaSession:
         if stop > start:
             self._runtime.seq_copy(lender._branches.trunk, self._branches.trunk, start, stop)
             self._branches.trunk_length = stop
+
+    def park(self) -> ParkedText:
+        """Move the text's KV out of the cells."""
+        parked = ParkedText(self._tokens[: self.num_held], self._runtime.seq_state(self._branches.trunk))
+        self.clear()
+        return parked
+
+    def load(self, parked: ParkedText) -> bool:
+        """Add the KV of the common prefix. Return False if none is missing or the whole finds no room."""
+        start, stop = self.num_held, min(num_equal(parked.tokens, self._tokens), len(self._tokens) - 1)
+        if start >= stop:
+            return False
+        try:
+            branch = self._sequences.take()
+        except EngineSurprise:
+            return False
+        if done := self._runtime.seq_restore(branch, parked.state):
+            self._runtime.seq_copy(branch, self._branches.trunk, start, stop)
+            self._branches.trunk_length = stop
+        self._runtime.seq_remove(branch, 0)
+        self._sequences.idle.append(branch)
+        return done
 
     def reroot(self, change: Reroot) -> None:
         """Move committed KV to the trunk and free dead branches, without evaluation."""

@@ -43,7 +43,7 @@ ROOMY = 32_768
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ModelAccess:
     """Says how agents reach the daemon, and with which model."""
 
     url: str  # without /v1
@@ -72,11 +72,11 @@ class Agent:
     """Describes one agent."""
 
     install: str  # the command that installs it
-    start: Callable[[Connection], Start]
+    start: Callable[[ModelAccess], Start]
     context: int = 0  # least tokens that leave room for work beside its own prompt and tools
 
 
-def _codex(to: Connection) -> Start:
+def _codex(to: ModelAccess) -> Start:
     """Override Codex' configuration: https://developers.openai.com/codex/config-reference
 
     Only with a command for the token Codex asks the daemon for its models, with context and instructions.
@@ -99,7 +99,7 @@ def _codex(to: Connection) -> Start:
     return Start("FORERUN_TOKEN", [word for each in values for word in ("-c", each)])
 
 
-def _claude(to: Connection) -> Start:
+def _claude(to: ModelAccess) -> Start:
     """Set Claude Code's variables: https://docs.claude.com/en/docs/claude-code/settings
 
     Variables in the user's settings go before those of the process, and `--settings` before both. The token
@@ -124,7 +124,7 @@ def _claude(to: Connection) -> Start:
     return Start("ANTHROPIC_AUTH_TOKEN", words, environment)
 
 
-def _opencode(to: Connection) -> Start:
+def _opencode(to: ModelAccess) -> Start:
     """Add a provider to opencode's configuration: https://opencode.ai/docs/providers"""
     model: dict[str, Any] = {"name": to.model}
     if to.context is not None:
@@ -140,7 +140,7 @@ def _opencode(to: Connection) -> Start:
     return Start("FORERUN_TOKEN", (), {"OPENCODE_CONFIG_CONTENT": json.dumps(content, ensure_ascii=False)})
 
 
-def _aider(to: Connection) -> Start:
+def _aider(to: ModelAccess) -> Start:
     """Set aider's options: https://aider.chat/docs/llms/openai-compat.html
 
     The variable of aider's own option goes before OPENAI_API_KEY and before keys in aider's files.
@@ -196,14 +196,14 @@ def _run(options: LaunchOptions, arguments: Sequence[str]) -> int:
     _become(found, words, {**os.environ, **start.environment, start.token_name: _token(record)})
 
 
-def _connection(record: DaemonRecord, model: str) -> Connection:
+def _connection(record: DaemonRecord, model: str) -> ModelAccess:
     """Ask the daemon for the model of this name, or for its first. Raise `ForerunError`."""
     url, client = url_of(record), client_of(record)
     card = client.get(f"/v1/models/{quote(model)}") if model else client.get("/v1/models")["data"][0]
-    return Connection(url, card["id"], card["meta"]["max_positions"], record.token_file)
+    return ModelAccess(url, card["id"], card["meta"]["max_positions"], record.token_file)
 
 
-def _warn(record: DaemonRecord, to: Connection, name: str) -> None:
+def _warn(record: DaemonRecord, to: ModelAccess, name: str) -> None:
     """Tell on standard error what will keep the agent from working: it shows none of this itself."""
     least = AGENTS[name].context
     if to.context is not None and to.context < least:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.edge_client.api.served import TOKEN, Served, served
+from tests.clients.answers import call
+from tests.clients.scripted import TEMPLATE, scripted
+from tests.edge_client.api.served import TOKEN, served
 from tests.edge_client.api.test_messages import USER
-from tests.edge_client.api.test_messages_api import read_letters
 from tests.edge_client.api.world import alone
 
 if TYPE_CHECKING:
@@ -20,85 +21,81 @@ pytestmark = [pytest.mark.api, pytest.mark.grpc, pytest.mark.sdk]
 
 TINY: Any = {"model": "tiny", "max_tokens": 20, "messages": [USER], "extra_body": {"temperature": 0}}
 
-LONG = alone(max_tokens=60, temperature=1.0, seed=3, ignore_eos=True)
 
-
-@pytest.fixture
-def _reads_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_letters(monkeypatch)
-
-
-def sdk_of(found: Served, **secret: Any) -> AsyncAnthropic:
+def sdk_of(address: str, **secret: Any) -> AsyncAnthropic:
     """`base_url` has no /v1, unlike OpenAI's."""
     from anthropic import AsyncAnthropic
 
-    return AsyncAnthropic(base_url=f"http://{found.address}", max_retries=0, **secret)
+    return AsyncAnthropic(base_url=f"http://{address}", max_retries=0, **secret)
 
 
 @contextlib.asynccontextmanager
 async def client(**more: Any) -> AsyncIterator[AsyncAnthropic]:
-    async with served(**more) as found, sdk_of(found, api_key=TOKEN) as made:
+    async with served(**more) as found, sdk_of(found.address, api_key=TOKEN) as made:
         yield made
 
 
-def blocks(message: Any) -> list[dict[str, Any]]:
-    """The content of a message that the SDK made."""
-    found: list[dict[str, Any]] = message.model_dump()["content"]
-    return found
-
-
-def joined(found: list[dict[str, Any]], kind: str) -> str:
-    return "".join(each[kind] for each in found if each["type"] == kind)
-
-
 async def test_texts_counts_and_models() -> None:
+    """Fields and betas that the daemon does not know change nothing."""
+    body = {**TINY, "extra_body": {"temperature": 0, "not_yet_known": {"a": 1}}}
     async with client() as anthropic:
-        whole = await anthropic.messages.create(**TINY)
-        async with anthropic.messages.stream(**TINY) as stream:
-            pieces = [piece async for piece in stream.text_stream]
-            rebuilt = await stream.get_final_message()
-        raw = [event async for event in await anthropic.messages.create(**TINY, stream=True)]
-        count = await anthropic.messages.count_tokens(model="tiny", messages=TINY["messages"])
+        whole = await anthropic.messages.create(**body)
+        beta = await anthropic.beta.messages.create(**body, betas=["interleaved-thinking-2025-05-14"])
+        counting: Any = (anthropic.messages.count_tokens, anthropic.beta.messages.count_tokens)
+        counts = [(await count(model="tiny", messages=[USER])).input_tokens for count in counting]
         models = [model async for model in anthropic.models.list()]
         one = await anthropic.models.retrieve("tiny")
-    assert joined(blocks(whole), "text") == alone()
-    assert "".join(pieces) == alone()
-    assert joined(blocks(rebuilt), "text") == alone()
-    assert rebuilt.stop_reason == whole.stop_reason == "end_turn"
-    assert rebuilt.usage.output_tokens == whole.usage.output_tokens
-    assert whole.usage.input_tokens == count.input_tokens == 3
-    assert (rebuilt.usage.input_tokens, rebuilt.usage.cache_read_input_tokens) == (1, 2)
-    assert raw[-1].type == "message_stop"
+    (text,) = whole.content
+    assert text.type == "text"
+    assert text.text == alone()
+    assert beta.content[0].to_dict() == text.to_dict()
+    assert counts == [3, 3]
     assert [model.id for model in models] == ["tiny@tiny-draft", "tiny", "tiny-draft", "default"]
     assert (one.id, one.max_input_tokens) == ("tiny", 512)
 
 
-async def test_beta_requests_and_unknown_fields_are_answered() -> None:
-    betas = ["interleaved-thinking-2025-05-14", "context-management-2025-06-27"]
-    body = {**TINY, "extra_body": {"temperature": 0, "not_yet_known": {"a": 1}}}
-    async with client() as anthropic:
-        whole = await anthropic.beta.messages.create(**body, betas=betas)
-        count = await anthropic.beta.messages.count_tokens(model="tiny", messages=TINY["messages"])
-    assert joined(blocks(whole), "text") == alone()
-    assert count.input_tokens == 3
+async def test_a_models_own_marks_become_blocks_and_go_back_into_its_prompt() -> None:
+    """The second turn repeats the first answer, as clients do, and the prompt goes on from the first one."""
+    prompts = dict[str, None]()
 
+    def script(prompt: str) -> str:
+        prompts[prompt] = None
+        return "Done." if "found it" in prompt else f"<think>hm</think>I look.{call('f', a='b')}"
 
-@pytest.mark.usefixtures("_reads_letters")
-async def test_all_kinds_of_blocks_are_put_together_by_the_sdk() -> None:
-    body = {**TINY, "max_tokens": 60, "extra_body": {"temperature": 1, "seed": 3, "ignore_eos": True}}
-    async with client() as anthropic:
-        async with anthropic.messages.stream(**body) as stream:
-            rebuilt = await stream.get_final_message()
-        whole = await anthropic.messages.create(**body)
-    made = [blocks(rebuilt), blocks(whole)]
-    assert all({each["type"] for each in found} == {"thinking", "text", "tool_use"} for found in made)
-    calls = [[each for each in found if each["type"] == "tool_use"] for found in made]
-    assert [len(each) for each in calls] == [LONG.count("b")] * 2
-    assert len({call["id"] for call in calls[0]}) == len(calls[0])
-    assert all((call["name"], call["input"]) == ("f", {"x": 1}) for found in calls for call in found)
-    for found in made:
-        assert joined(found, "thinking") == "a" * LONG.count("a")
-        assert joined(found, "text") == "".join(letter for letter in LONG if letter not in "ab")
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    body: Any = {"model": "", "max_tokens": 1000, "tools": [{"name": "f", "input_schema": schema}]}
+    user: Any = USER
+    async with (
+        scripted(script, f"{TEMPLATE}{{# <think></think> #}}") as address,
+        sdk_of(address, api_key=TOKEN) as anthropic,
+    ):
+        async with anthropic.messages.stream(**body, messages=[user]) as stream:
+            streamed = await stream.get_final_message()
+        whole = await anthropic.messages.create(**body, messages=[user])
+        result = {
+            "type": "tool_result",
+            "tool_use_id": whole.content[-1].to_dict()["id"],
+            "content": "found it",
+        }
+        told: Any = [
+            USER,
+            {"role": "assistant", "content": whole.content},
+            {"role": "user", "content": [result]},
+        ]
+        second = await anthropic.messages.create(**body, messages=told)
+    for message in (streamed, whole):
+        thought, text, called = (dict[str, Any](each.to_dict()) for each in message.content)
+        assert (thought["thinking"], text["text"].strip()) == ("hm", "I look.")
+        assert thought["signature"], "some clients send only signed reasoning back"
+        assert (called["name"], called["input"]) == ("f", {"a": "b"})
+        assert message.stop_reason == "tool_use"
+    assert dict[str, Any](whole.to_dict())["usage"]["output_tokens_details"]["thinking_tokens"] > 0
+    assert ([each.to_dict()["text"] for each in second.content], second.stop_reason) == (
+        ["Done."],
+        "end_turn",
+    )
+    before, after = prompts
+    assert after.startswith(before)
 
 
 async def test_errors_are_the_sdks_own() -> None:
@@ -135,8 +132,8 @@ async def test_the_token_may_be_a_key_or_a_bearers(kind: str) -> None:
     import anthropic as sdk
 
     async with served() as found:
-        async with sdk_of(found, **{kind: TOKEN}) as anthropic:
+        async with sdk_of(found.address, **{kind: TOKEN}) as anthropic:
             assert (await anthropic.messages.create(**TINY)).content
-        async with sdk_of(found, **{kind: "wrong"}) as anthropic:
+        async with sdk_of(found.address, **{kind: "wrong"}) as anthropic:
             with pytest.raises(sdk.AuthenticationError, match="is not this daemon's"):
                 await anthropic.messages.create(**TINY)

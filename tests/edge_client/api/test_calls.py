@@ -359,11 +359,12 @@ def _written(syntax: Any, name: str, key: str, value: str) -> str:
     return f"{syntax.begin}{name}{named.first}{key}{argument}{named.last}{syntax.end}"
 
 
+@pytest.mark.parametrize("own", ["", json_schema_grammar(FORMAT)], ids=["", "format"])
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_a_named_function_is_the_only_one_that_can_be_called(name: str) -> None:
+def test_a_named_function_is_the_only_one_that_can_be_called(name: str, own: str) -> None:
     found, style = known(name)
     tools = Tools((LOOSE, STRICT), CallRule.REQUIRED, only="loose")
-    matcher = grammars(name).matcher(asked(name, tools))
+    matcher = grammars(name).matcher(asked(name, tools, own))
     assert accepts(found, matcher, _written(style.syntax, "loose", "n", "7"))
     assert not accepts(found, matcher, _written(style.syntax, "strict", "n", "7"))
     assert not accepts(found, matcher, "text")
@@ -432,7 +433,6 @@ def test_a_free_text_has_one_call_if_only_one_is_allowed(name: str) -> None:
 @pytest.mark.parametrize(
     ("tools", "own", "param"),
     [
-        (Tools((LOOSE,), CallRule.REQUIRED), "format", "response_format"),
         (Tools((LOOSE,), CallRule.REQUIRED), "grammar", "forerun"),
         (Tools((LOOSE, NOT_ENFORCEABLE), CallRule.REQUIRED), "", "tools"),
         (Tools((LOOSE, Tool("s", "", {"type": 5}, True))), "", "tools"),
@@ -440,7 +440,7 @@ def test_a_free_text_has_one_call_if_only_one_is_allowed(name: str) -> None:
 )
 @pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "gemma4"])
 def test_what_cannot_be_held_is_refused_with_its_field(name: str, tools: Tools, own: str, param: str) -> None:
-    given = {"format": json_schema_grammar(FORMAT), "grammar": lark_grammar('start: "a"'), "": ""}[own]
+    given = {"grammar": lark_grammar('start: "a"'), "": ""}[own]
     with pytest.raises(ApiError) as caught:
         asked(name, tools, given)
     assert (caught.value.status, caught.value.param) == (400, param)

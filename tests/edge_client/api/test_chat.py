@@ -470,6 +470,7 @@ async def test_the_template_gets_tools_calls_results_and_reasoning() -> None:
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": None, "reasoning_content": "d", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "e"}]},
+        {"role": "tool", "tool_call_id": "1"},  # clients leave out an empty text
     ]
     tools = [{"type": "function", "function": {"name": "f"}}]
     async with world(template=SHOWN) as found:

@@ -5,21 +5,51 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from benchmarks.daemon import Reading
+from benchmarks.stream_forms import FORMS
+from edge_client.texts.detokenizer import TextSpan
 from edge_client.texts.journal import Journal
+from edge_client.texts.message import (
+    ArgumentsAdded,
+    CallBegun,
+    ContentAdded,
+    MessagePart,
+    ReasoningAdded,
+)
 from edge_client.texts.service import Orders
+from tests.edge_client.api.test_messages import assembled
 from tests.edge_client.api.world import World, alone, events_of, world
 from tests.edge_client.texts.test_journal import room
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
-LONG: dict[str, Any] = {"max_tokens": 60, "stream": True, "ignore_eos": True, "temperature": 1.0, "seed": 3}
+SAMPLED: dict[str, Any] = {"ignore_eos": True, "temperature": 1.0, "seed": 3}
+WHOLE = alone(max_tokens=60, **SAMPLED)
+LONG: dict[str, Any] = {"max_tokens": 60, "stream": True, **SAMPLED}
+OPTIONS: dict[str, Any] = {"options": {"num_predict": 60, **SAMPLED}}
+USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
+MESSAGES: dict[str, Any] = {"messages": [{"role": "user", "content": "abc"}]}
+PROMPT = {"prompt": "abc"}
+CHAT = "/v1/chat/completions"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {**MESSAGES, **LONG, **USAGE},
+    "/v1/completions": {**PROMPT, **LONG, **USAGE},
+    "/v1/responses": {"input": "abc", "max_output_tokens": 60, "stream": True, **SAMPLED},
+    "/v1/messages": {**MESSAGES, **LONG},
+    "/api/chat": {**MESSAGES, **OPTIONS},
+    "/api/generate": {**PROMPT, **OPTIONS},
+}
+COMPLETIONS = ("/v1/completions", "/api/generate")
+"""Endpoints without calls."""
+
 NAME = {"x-conversation-id": "talk"}
 
 
@@ -30,23 +60,22 @@ async def daemon(folder: Path) -> AsyncIterator[World]:
         yield found
 
 
-async def post(found: World, **fields: Any) -> httpx.Response:
-    body = {"messages": [{"role": "user", "content": "abc"}], **LONG, **fields}
-    return await found.client.post("/v1/chat/completions", json=body, headers=NAME)
+async def post(found: World, path: str = CHAT, **fields: Any) -> httpx.Response:
+    return await found.client.post(path, json={**BODIES[path], **fields}, headers=NAME)
 
 
 async def again_of(found: World) -> httpx.Response:
     return await found.client.get("/v1/stream", params={"conv_id": "talk"})
 
 
-async def begin(found: World, num_tokens: int, **fields: Any) -> bytes:
+async def begin(found: World, num_tokens: int, path: str = CHAT, **fields: Any) -> bytes:
     """Ask for a named stream; what came of it when it had so many tokens."""
-    asking = asyncio.create_task(post(found, **fields))
-    while not (  # noqa: ASYNC110 - tokens are announced to the stream's readers alone
-        (stream := found.api.streams.store.get("talk")) and _has(found, num_tokens)
-    ):
-        await asyncio.sleep(0.001)
+    asking = asyncio.create_task(post(found, path, **fields))
+    while not any(len(live.answer.tokens) >= num_tokens for live in found.texts.live.values()):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)  # tokens are announced to the stream's readers alone
     asking.cancel()
+    stream = found.api.streams.store.get("talk")
+    assert stream is not None
     return b"".join(stream._from(0))
 
 
@@ -54,37 +83,107 @@ def filled(folder: Path) -> list[Path]:
     return list(folder.iterdir())
 
 
-def _has(found: World, num_tokens: int) -> bool:
-    return any(len(live.answer.tokens) >= num_tokens for live in found.texts.live.values())
+def read(path: str, content: bytes) -> Reading:
+    """A whole stream, whose events are numbered without a gap and which has one end."""
+    reading = Reading("talk", FORMS[path])
+    reading.feed(content)
+    assert reading.done
+    return reading
 
 
-@pytest.mark.parametrize("num_tokens", [1, 20, 45])
+@pytest.mark.parametrize("num_tokens", [1, 45])
 @pytest.mark.parametrize(
-    "fields",
+    ("path", "fields"),
     [
-        {},
-        {"stop": ["ab", "fe"], "max_tokens": 50},
-        {"forerun": {"origins": True}},
-        {"forerun": {"reference": ["abcdef" * 10, "fed"]}},
+        *((path, {}) for path in BODIES),
+        (CHAT, {"forerun": {"origins": True}}),
+        (CHAT, {"forerun": {"reference": ["abcdef" * 10, "fed"]}}),
     ],
 )
 async def test_a_stream_goes_on_over_a_restart(
-    tmp_path: Path, num_tokens: int, fields: dict[str, Any]
+    tmp_path: Path, num_tokens: int, path: str, fields: dict[str, Any]
 ) -> None:
-    if "stop" in fields and num_tokens > 1:
-        pytest.skip("the stop string ends this text before")
     async with daemon(tmp_path) as found:
-        before = await begin(found, num_tokens, **fields)
+        before = await begin(found, num_tokens, path, **fields)
     async with daemon(tmp_path) as found:
         answer = await again_of(found)
     assert answer.content.startswith(before)
-    events = events_of(answer.text)
-    text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
-    whole = alone(max_tokens=60, ignore_eos=True, temperature=1.0, seed=3)
-    stops = [whole.find(stop) for stop in fields.get("stop", ()) if stop in whole]
-    assert text == (whole[: min(stops)] if stops else whole)
-    numbers = [int(line[4:]) for line in answer.text.splitlines() if line.startswith("id: ")]
-    assert numbers == list(range(1, len(numbers) + 1))
+    assert answer.headers["content-type"].startswith(
+        "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
+    )
+    told = read(path, answer.content).told()
+    assert (told.text, told.finish) in {
+        (WHOLE, reason) for reason in ("length", "max_tokens", "max_output_tokens")
+    }
+
+
+class LettersReader:
+    """Reads "a" as reasoning, "b" as a whole call, and other letters as content."""
+
+    def __init__(self) -> None:
+        self.num_reasoning = 0
+        self._num_calls = 0
+
+    def feed(self, spans: Sequence[TextSpan]) -> list[MessagePart]:
+        return [part for span in spans for letter in span.text for part in self._read(letter)]
+
+    def finish(self) -> list[MessagePart]:
+        return []
+
+    def _read(self, letter: str) -> list[MessagePart]:
+        if letter == "a":
+            self.num_reasoning += 1
+            return [ReasoningAdded((TextSpan("a", None),))]
+        if letter == "b":
+            self._num_calls += 1
+            return [CallBegun(self._num_calls - 1, "f"), ArgumentsAdded(self._num_calls - 1, '{"x": 1}')]
+        return [ContentAdded((TextSpan(letter, None),))]
+
+
+@pytest.fixture
+def _reads_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_client.api.response.MessageReader", lambda form: LettersReader())
+
+
+def put_together(path: str, events: Sequence[Any]) -> Any:
+    """The reasoning and the calls that a client puts together."""
+    if path == "/v1/messages":
+        return assembled([event for event in events if event["type"] != "ping"])
+    if path == "/v1/responses":
+        return events[-1]["response"]["output"]
+    parts = [
+        part
+        for event in events
+        for part in [event.get("message"), *(choice.get("delta") for choice in event.get("choices", ()))]
+        if part
+    ]
+    thought = "".join(part.get("reasoning_content") or part.get("thinking") or "" for part in parts)
+    return thought, [call for part in parts for call in part.get("tool_calls") or ()]
+
+
+@pytest.mark.usefixtures("_reads_letters")
+@pytest.mark.parametrize("path", BODIES)
+async def test_all_parts_are_whole_and_once_wherever_the_daemon_was_killed(tmp_path: Path, path: str) -> None:
+    """Each line of the file may have been the last."""
+    async with daemon(tmp_path) as found:
+        first = await post(found, path)
+    reading = read(path, first.content)
+    whole = put_together(path, reading.events)
+    assert reading.told().text == "".join(letter for letter in WHOLE if letter not in "ab")
+    num_calls = 0 if path in COMPLETIONS else WHOLE.count("b")
+    assert len(re.findall("""["']x["']""", str(whole))) == num_calls
+    (file,) = filled(tmp_path)
+    lines = file.read_bytes().splitlines(keepends=True)
+    for last in sorted({*range(2, len(lines), 7), *range(len(lines) - 3, len(lines) + 1)}):
+        file.write_bytes(b"".join(lines[:last]))
+        async with daemon(tmp_path) as found:
+            again = await again_of(found)
+        frames = (frame for line in lines[1:last] for frame in json.loads(line).get("f", ()))
+        assert again.content.startswith("".join(frames).encode()), "what readers may have seen"
+        reread = read(path, again.content)
+        assert (reread.told(), put_together(path, reread.events)) == (reading.told(), whole)
+        if last == len(lines):
+            assert again.content == first.content
 
 
 async def test_comments_count_over_a_restart_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,33 +199,13 @@ async def test_comments_count_over_a_restart_too(tmp_path: Path, monkeypatch: py
     events_of(answer.text)
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"stream_options": {"include_usage": True}}, {"n": 3, "max_tokens": 9}]
-)
-async def test_each_text_has_one_end_wherever_the_daemon_was_killed(
-    tmp_path: Path, fields: dict[str, Any]
-) -> None:
-    """Each line of the file may have been the last."""
-    async with daemon(tmp_path) as found:
-        first = await post(found, **fields)
-    (file,) = filled(tmp_path)
-    lines = file.read_bytes().splitlines(keepends=True)
-    for last in sorted({*range(2, len(lines), 7), *range(len(lines) - 4, len(lines) + 1)}):
-        file.write_bytes(b"".join(lines[:last]))
-        async with daemon(tmp_path) as found:
-            again = await again_of(found)
-        assert told(again) == told(first)
-        if last == len(lines):
-            assert again.content == first.content
-
-
 @pytest.mark.parametrize("n", [1, 3])
 async def test_text_that_was_held_back_comes_once_wherever_the_daemon_was_killed(
     tmp_path: Path, n: int
 ) -> None:
     """The end of a text may begin a stop string, so it is only sent when no further token comes."""
     begun = alone(max_tokens=9, ignore_eos=True, temperature=1.0, seed=3)[-2:]
-    fields = {"n": n, "max_tokens": 9, "stop": [f"{begun}ffffff"]}
+    fields: Any = {"n": n, "max_tokens": 9, "stop": [f"{begun}ffffff"]}
     async with daemon(tmp_path) as found:
         first = await post(found, **fields)
     (file,) = filled(tmp_path)
@@ -218,11 +297,9 @@ async def test_a_text_is_whole_on_a_full_disk_and_its_name_is_free_again(tmp_pat
         for _ in range(2):
             with room(most):
                 answer = await post(found)
-            events = events_of(answer.text)
-            notes = [note for event in events for note in event.get("forerun", {}).get("notes", [])]
-            text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
-            assert text == alone(max_tokens=60, ignore_eos=True, temperature=1.0, seed=3)
-            assert len(notes) == 1
+            reading = read(CHAT, answer.content)
+            assert reading.told().text == WHOLE
+            assert sum(len(event.get("forerun", {}).get("notes", [])) for event in reading.events) == 1
 
 
 async def test_a_text_is_whole_without_the_folder_of_streams(tmp_path: Path) -> None:

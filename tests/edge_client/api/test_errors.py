@@ -40,7 +40,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": None}, "messages"),
     ({"messages": ["abc"]}, "messages[0]"),
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
-    ({"messages": [{"role": "tool"}]}, "messages[0].content"),
+    ({"messages": [{"role": "system"}]}, "messages[0].content"),
     ({"messages": [*USER, {"role": "user", "content": [{"type": "image_url"}]}]},
      "messages[1].content"),
     ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]},
@@ -162,6 +162,8 @@ WITHOUT_EFFECT: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "abc", "nmae": "x", "cache_control": {}}]},
     {"reasoning_effort": "high"},
     {"n": 1, "best_of": 1, "reasoning_effort": "none", "modalities": ["text"]},
+    {"logprobs": False, "top_logprobs": 0},
+    {"messages": [*USER, {"role": "assistant", "content": None, "tool_calls": []}]},
 ]
 
 
@@ -380,11 +382,17 @@ async def test_a_page_of_another_site_gets_nothing() -> None:
 
 async def test_an_allowed_page_may_read_the_answer() -> None:
     origin = "https://ui.example"
-    async with world(Gate(origins=(origin,))) as found:
-        asked = await found.client.options(CHAT, headers={"origin": origin})
+    async with world(Gate("secret", origins=(origin,)), headers={"authorization": "Bearer secret"}) as found:
+        wanted = "authorization,content-type,x-stainless-retry-count"  # as OpenAI's and Anthropic's SDKs do
+        headers = {"origin": origin, "access-control-request-headers": wanted}
+        asked = await found.client.options(CHAT, headers=headers)
         answer = await found.client.post(CHAT, json=OK, headers={"origin": origin})
-    assert asked.status_code == 204
-    assert answer.headers["access-control-allow-origin"] == origin
+        unknown = {"origin": origin, "authorization": "Bearer old"}
+        denied = await found.client.post(CHAT, json=OK, headers=unknown)
+    assert (asked.status_code, asked.headers["access-control-allow-headers"]) == (204, wanted)
+    assert (answer.status_code, denied.status_code) == (200, 401)
+    for each in (asked, answer, denied):
+        assert each.headers["access-control-allow-origin"] == origin
     assert "access-control-allow-credentials" not in answer.headers
 
 

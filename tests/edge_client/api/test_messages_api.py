@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from edge_client.api import response
 from edge_client.api.fields import Fields
-from edge_client.api.messages import Messages
+from edge_client.api.messages import AnthropicMessages
 from edge_client.api.request import ChatPrompt
 from edge_client.api.security import Gate
-from edge_client.texts.detokenizer import TextSpan
-from edge_client.texts.message import (
-    ArgumentsAdded,
-    CallBegun,
-    ContentAdded,
-    Message,
-    MessagePart,
-    ReasoningAdded,
-)
 from edge_client.texts.service import Orders
-from tests.clients.scripted import TEMPLATE, scripted
 from tests.edge_client.api.call_templates import FAMILIES
-from tests.edge_client.api.served import TOKEN
-from tests.edge_client.api.test_durable import LONG, NAME, again_of, daemon, filled
 from tests.edge_client.api.test_messages import assembled
 from tests.edge_client.api.world import World, alone, world
 
@@ -102,49 +87,17 @@ async def test_tokens_are_counted_after_the_template_also_if_they_are_too_many()
     assert (wrong.status_code, wrong.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
-TURNS = "{% for each in messages %}{{ each.role[0] }}{{ each.content }}{{ each.tool_calls }}e{% endfor %}"
 CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": "b"}}
-
-
-async def test_requests_of_one_conversation_share_their_prompts_tokens() -> None:
-    """The next request repeats the earlier one, marks other blocks for the cache, and loads a tool."""
-    tools = [
-        {"name": "f", "input_schema": {}},
-        {"name": "g", "input_schema": {}, "defer_loading": True},
-    ]
-
-    def system(value: str) -> list[dict[str, Any]]:
-        line = f"x-anthropic-billing-header: cc_version=2.1.330.{value}; cch={value};"
-        return [{"type": "text", "text": line}, {"type": "text", "text": "abc"}]
-
-    first = [USER, {"role": "system", "content": [{"type": "text", "text": "d", "cache_control": {}}]}]
-    result = {
-        "type": "tool_result",
-        "tool_use_id": "t",
-        "content": [{"type": "tool_reference", "tool_name": "g"}],
-    }
-    second = [
-        USER,
-        {"role": "system", "content": "d"},
-        {"role": "assistant", "content": [CALL]},
-        {"role": "user", "content": [result, {"type": "text", "text": "f", "cache_control": {}}]},
-    ]  # fmt: skip
-    async with world(template=f"{{{{ tools }}}}{TURNS}") as found:
-        prompts = list[tuple[int, ...]]()
-        for value, messages, listed in (("f89", first, tools), ("c11", second, tools[::-1])):
-            body = {"system": system(value), "messages": messages, "tools": listed}
-            spec = await found.api.pairs.first.read(Messages, body)
-            prompts.append(spec.requests[0].prompt)
-    assert len(prompts[0]) < len(prompts[1])
-    assert prompts[1][: len(prompts[0])] == prompts[0]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_prompts_of_every_familys_template_begin_with_the_one_before(name: str) -> None:
-    """Claude Code's turns, without the mark at which the first answer begins."""
+    """Claude Code's turns, without the mark at which the first answer begins. One loads a tool."""
     source, _ = FAMILIES[name]
-    tools = [{"name": "f", "input_schema": {"type": "object", "properties": {"a": {"type": "string"}}}}]
-    result = {"type": "tool_result", "tool_use_id": "t", "content": "ef"}
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    tools = [{"name": "f", "input_schema": schema}, {"name": "g", "input_schema": {}, "defer_loading": True}]
+    told = [{"type": "tool_reference", "tool_name": "g"}, {"type": "text", "text": "ef"}]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": told}
     turns = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "system", "content": "be brief"},
@@ -154,29 +107,16 @@ async def test_prompts_of_every_familys_template_begin_with_the_one_before(name:
         {"role": "user", "content": "bc"},
     ]
     async with world(template=source) as found:
-        told = list[str]()
+        prompts = list[str]()
         for count in (2, 4, 6):
             body = {"system": "You help.", "tools": tools, "messages": turns[:count]}
-            prompt = Messages.read(Fields(body)).prompt
+            prompt = AnthropicMessages.read(Fields(body)).prompt
             assert isinstance(prompt, ChatPrompt)
             begun = replace(prompt, settings={**prompt.settings, "add_generation_prompt": False})
-            told.append(await found.api.pairs.first.render(begun))
-    assert told[1].startswith(told[0])
-    assert told[2].startswith(told[1])
-    assert all(each in told[2] for each in ("You help.", "be brief", "ef", "fa", "bc"))
-
-
-async def test_models_are_listed_in_the_clients_own_shape() -> None:
-    headers = {"anthropic-version": "2023-06-01"}
-    async with world() as found:
-        page = (await found.client.get("/v1/models", headers=headers)).json()
-        one = (await found.client.get("/v1/models/tiny", headers=headers)).json()
-        usual = (await found.client.get("/v1/models")).json()
-    names = [each["id"] for each in page["data"]]
-    assert names == [each["id"] for each in usual["data"]]
-    assert (page["first_id"], page["last_id"], page["has_more"]) == (names[0], names[-1], False)
-    assert one in page["data"]
-    assert (one["type"], one["display_name"], one["max_input_tokens"]) == ("model", "tiny", 512)
+            prompts.append(await found.api.pairs.first.render(begun))
+    assert prompts[1].startswith(prompts[0])
+    assert prompts[2].startswith(prompts[1])
+    assert all(each in prompts[2] for each in ("You help.", "be brief", "ef", "fa", "bc"))
 
 
 @pytest.mark.parametrize(
@@ -214,92 +154,7 @@ async def test_an_error_of_a_text_is_anthropics_too(stream: bool) -> None:
     assert halted.status_code == (200 if stream else 503)
 
 
-# Streams that go on -----------------------------------------------------------------------------------------
-
-
-class LettersReader:
-    """Reads "a" as reasoning, "b" as a whole call, and other letters as content."""
-
-    def __init__(self) -> None:
-        self.num_reasoning = 0
-        self._num_calls = 0
-
-    def feed(self, spans: Sequence[TextSpan]) -> list[MessagePart]:
-        return [part for span in spans for letter in span.text for part in self._read(letter)]
-
-    def finish(self) -> list[MessagePart]:
-        return []
-
-    def _read(self, letter: str) -> list[MessagePart]:
-        if letter == "a":
-            self.num_reasoning += 1
-            return [ReasoningAdded((TextSpan("a", None),))]
-        if letter == "b":
-            self._num_calls += 1
-            return [CallBegun(self._num_calls - 1, "f"), ArgumentsAdded(self._num_calls - 1, '{"x": 1}')]
-        return [ContentAdded((TextSpan(letter, None),))]
-
-
-def read_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all texts be read by a `LettersReader`."""
-    monkeypatch.setattr(response._Choice, "of", lambda spec: response._Choice(LettersReader(), Message()))  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def _reads_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_letters(monkeypatch)
-
-
-def blocks_of(answer: httpx.Response) -> list[dict[str, Any]]:
-    """What a client puts together; the events must be numbered without a gap."""
-    numbers = [int(line[4:]) for line in answer.text.splitlines() if line.startswith("id: ")]
-    assert numbers == list(range(1, len(numbers) + 1))
-    return assembled(events_of(answer.text))
-
-
-async def named(found: World) -> httpx.Response:
-    return await found.client.post(PATH, json={"messages": [USER], **LONG}, headers=NAME)
-
-
-@pytest.mark.usefixtures("_reads_letters")
-async def test_each_block_is_whole_and_once_wherever_the_daemon_was_killed(tmp_path: Path) -> None:
-    """Each line of the file may have been the last."""
-    async with daemon(tmp_path) as found:
-        first = await named(found)
-    blocks = blocks_of(first)
-    text = alone(max_tokens=60, ignore_eos=True, temperature=1.0, seed=3)
-    assert {each["type"] for each in blocks} == {"thinking", "text", "tool_use"}
-    assert "".join(each["given"] for each in blocks if each["type"] == "text") == "".join(
-        letter for letter in text if letter not in "ab"
-    )
-    (file,) = filled(tmp_path)
-    lines = file.read_bytes().splitlines(keepends=True)
-    for last in sorted({*range(2, len(lines), 7), *range(len(lines) - 3, len(lines) + 1)}):
-        file.write_bytes(b"".join(lines[:last]))
-        async with daemon(tmp_path) as found:
-            again = await again_of(found)
-        assert again.content.startswith(sent(lines[:last]))
-        assert blocks_of(again) == blocks
-        if last == len(lines):
-            assert again.content == first.content
-
-
-def sent(lines: Sequence[bytes]) -> bytes:
-    """The bytes that readers may have seen when these lines were on disk."""
-    return b"".join(frame.encode() for line in lines[1:] for frame in json.loads(line).get("f", ()))
-
-
-@pytest.mark.usefixtures("_reads_letters")
-async def test_a_client_that_comes_back_gets_the_events_after_its_last(tmp_path: Path) -> None:
-    async with daemon(tmp_path) as found:
-        first = await named(found)
-        again = await found.client.post(
-            PATH, json={"messages": [USER], **LONG}, headers={**NAME, "last-event-id": "7"}
-        )
-        whole = await again_of(found)
-    assert whole.content == first.content
-    assert first.content.endswith(again.content)
-    assert again.text.startswith("id: 8\n")
+# Streams ----------------------------------------------------------------------------------------------------
 
 
 async def test_a_silent_stream_is_kept_alive_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,42 +164,3 @@ async def test_a_silent_stream_is_kept_alive_by_pings(monkeypatch: pytest.Monkey
         answer = await post(found, stream=True)
     assert 'event: ping\ndata: {"type": "ping"}\n\n' in answer.text
     assert [each["given"] for each in assembled(events_of(answer.text))] == [alone()]
-
-
-async def test_a_models_own_marks_become_blocks_and_go_back_into_its_prompt() -> None:
-    """The second turn repeats the first answer, as clients do, and the prompt goes on from the first one."""
-    call = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
-    prompts = dict[str, None]()
-
-    def script(prompt: str) -> str:
-        prompts[prompt] = None
-        return "Done." if "found it" in prompt else f"<think>hm</think>I look.{call}"
-
-    tools = [{"name": "f", "input_schema": {"type": "object", "properties": {"a": {"type": "string"}}}}]
-    body: dict[str, Any] = {"messages": [USER], "tools": tools, "max_tokens": 1000}
-    headers = {"x-api-key": TOKEN}
-    async with (
-        scripted(script, f"{TEMPLATE}{{# <think></think> #}}") as address,
-        httpx.AsyncClient(base_url=f"http://{address}", headers=headers, timeout=60) as client,
-    ):
-        first = events_of((await client.post(PATH, json={**body, "stream": True})).text)
-        whole = (await client.post(PATH, json=body)).json()
-        result = {"type": "tool_result", "tool_use_id": whole["content"][-1]["id"], "content": "found it"}
-        told = [
-            USER,
-            {"role": "assistant", "content": whole["content"]},
-            {"role": "user", "content": [result]},
-        ]
-        second = (await client.post(PATH, json={**body, "messages": told})).json()
-    blocks = assembled(first)
-    assert [(each["type"], each["given"].strip()) for each in blocks[:2]] == [
-        ("thinking", "hm"),
-        ("text", "I look."),
-    ]
-    assert (blocks[2]["name"], json.loads(blocks[2]["given"])) == ("f", {"a": "b"})
-    assert [each["type"] for each in whole["content"]] == [each["type"] for each in blocks]
-    assert (first[-2]["delta"]["stop_reason"], whole["stop_reason"]) == ("tool_use", "tool_use")
-    assert whole["usage"]["output_tokens_details"]["thinking_tokens"] > 0
-    assert (second["content"], second["stop_reason"]) == ([{"type": "text", "text": "Done."}], "end_turn")
-    before, after = prompts
-    assert after.startswith(before)

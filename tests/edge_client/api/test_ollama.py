@@ -2,72 +2,47 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from edge_client.api.dialect import ChoiceEnd, Finish, Heading, Usage
+from edge_client.api.dialect import ChoiceEnd, StopReason
+from edge_client.api.fields import Fields
 from edge_client.api.ollama import OllamaChat, OllamaGenerate
-from edge_client.texts.detokenizer import TextSpan
-from edge_client.texts.journal import Journal
-from edge_client.texts.message import (
-    ArgumentsAdded,
-    CallBegun,
-    ContentAdded,
-    Message,
-    MessagePart,
-    ReasoningAdded,
+from edge_client.api.request import ChatPrompt
+from edge_client.texts.message import ArgumentsAdded, CallBegun, MessagePart
+from tests.edge_client.api.test_dialects import (
+    ENDED,
+    TIMES,
+    USAGE,
+    heading,
+    message_of,
+    ollama,
+    said,
+    streamed,
+    thought,
 )
+from tests.edge_client.api.test_durable import begin
 from tests.edge_client.api.world import Filling, World, alone, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
 GREEDY: dict[str, Any] = {"temperature": 0, "num_predict": 20}
-HEADING = Heading("ollama-1", 1_700_000_000, "m", "fp", {})
-OURS = {"elapsed_ms": 30.0, "waited_ms": 5.0, "first_token_ms": 10.0}
-USAGE = Usage(prompt=7, text=4)
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
 
 
-def ended(finish: Finish = Finish.STOP) -> ChoiceEnd:
-    return ChoiceEnd(finish, None, dict(OURS))
-
-
-def content(text: str) -> ContentAdded:
-    return ContentAdded((TextSpan(text, None),))
-
-
-def thought(text: str) -> ReasoningAdded:
-    return ReasoningAdded((TextSpan(text, None),))
-
-
 PARTS: list[MessagePart] = [
-    thought("hm"),
-    content("I "),
-    content("look"),
-    CallBegun(0, "weather"),
-    ArgumentsAdded(0, '{"city": '),
-    ArgumentsAdded(0, '"Oslo"}'),
+    *(thought("hm"), said("I "), said("look")),
+    *(CallBegun(0, "weather"), ArgumentsAdded(0, '{"city": '), ArgumentsAdded(0, '"Oslo"}')),
     CallBegun(1, "time"),
 ]
 
 
-def streamed(cuts: list[list[MessagePart]]) -> list[dict[str, Any]]:
-    dialect = OllamaChat(HEADING, None)
-    chunks = dialect.first(USAGE)
-    for cut in cuts:
-        chunks += dialect.added(cut, {}, 0)
-    end = ended(Finish.CALLS)
-    return [*chunks, *dialect.choice_end(end, 0), *dialect.end(end, USAGE)]
-
-
 def test_a_message_has_its_thought_and_whole_calls_with_objects_as_arguments() -> None:
-    *chunks, last = streamed([PARTS])
+    *chunks, last = streamed(ollama(), [PARTS])
     messages = [each["message"] for each in chunks]
     assert [each.get("thinking") for each in messages] == ["hm", None, None, None, None]
     assert "".join(each["content"] for each in messages) == "I look"
@@ -76,42 +51,54 @@ def test_a_message_has_its_thought_and_whole_calls_with_objects_as_arguments() -
         ("weather", {"city": "Oslo"}),
         ("time", {}),
     ]
+    ids = [call["id"] for each in messages for call in each.get("tool_calls", [])]
+    assert len(set(ids)) == 2
     assert not any(each["done"] for each in chunks)
     assert last["done"]
     assert last["done_reason"] == "stop"
 
 
-def test_chunks_do_not_depend_on_where_the_parts_were_cut() -> None:
-    assert streamed([PARTS]) == streamed([[each] for each in PARTS])
-    assert streamed([PARTS]) == streamed([PARTS[:4], [], PARTS[4:]])
-
-
 def test_the_whole_message_is_that_of_the_stream() -> None:
-    message = Message()
-    message.add(PARTS)
-    found = OllamaChat(HEADING, None).whole([(message, ended(Finish.CALLS))], USAGE)
-    assert found["message"]["content"] == "I look"
-    assert found["message"]["thinking"] == "hm"
-    streamed_calls = [call for each in streamed([PARTS]) for call in each["message"].get("tool_calls", [])]
-    assert found["message"]["tool_calls"] == streamed_calls
-    assert {key: found[key] for key in found if key != "message"} == {
-        key: value for key, value in streamed([PARTS])[-1].items() if key != "message"
-    }
+    found = ollama().whole([(message_of(PARTS), ENDED)], USAGE)
+    message = found.pop("message")
+    *chunks, last = streamed(ollama(), [PARTS])
+    assert (message["content"], message["thinking"]) == ("I look", "hm")
+    assert message["tool_calls"] == [
+        call for each in chunks for call in each["message"].get("tool_calls", [])
+    ]
+    del last["message"]
+    assert found == last
 
 
 def test_arguments_that_are_no_object_are_still_told() -> None:
-    message = Message()
-    message.add([CallBegun(0, "f"), ArgumentsAdded(0, "[1")])
-    found = OllamaChat(HEADING, None).whole([(message, ended())], USAGE)
+    message = message_of([CallBegun(0, "f"), ArgumentsAdded(0, "[1")])
+    found = ollama().whole([(message, ENDED)], USAGE)
     assert "[1" in json.dumps(found["message"]["tool_calls"][0]["function"]["arguments"])
 
 
+@pytest.mark.parametrize(
+    ("results", "order"), [(["", "", ""], [0, 1, 2]), (["weather", "time", "time"], [1, 0, 2])]
+)
+def test_a_result_has_the_id_of_its_call_which_clients_leave_out(
+    results: list[str], order: list[int]
+) -> None:
+    """Templates such as Mistral's refuse a result without an id."""
+    names = ("time", "weather", "time")
+    calls: list[Any] = [{"function": {"name": each, "arguments": {}}} for each in names]
+    told = [{"role": "tool", "content": "", "tool_name": each} for each in results]
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": calls}, *told]
+    prompt = OllamaChat.read(Fields({"messages": messages})).prompt
+    assert isinstance(prompt, ChatPrompt)
+    ids = [each["id"] for each in prompt.messages[1]["tool_calls"]]
+    assert len(set(ids)) == 3
+    assert [each["tool_call_id"] for each in prompt.messages[2:]] == [ids[at] for at in order]
+
+
 def test_the_last_object_counts_tokens_and_nanoseconds() -> None:
-    dialect = OllamaGenerate(HEADING, None)
-    (last,) = dialect.end(ended(Finish.LENGTH), USAGE)
+    (last,) = OllamaGenerate(heading(), None).end(ChoiceEnd(StopReason.LENGTH, None, {**TIMES}), USAGE)
     assert last["created_at"] == "2023-11-14T22:13:20Z"
     assert last["done_reason"] == "length"
-    assert (last["prompt_eval_count"], last["eval_count"]) == (7, 4)
+    assert (last["prompt_eval_count"], last["eval_count"]) == (9, 7)
     assert last["total_duration"] == 35_000_000
     assert (last["prompt_eval_duration"], last["eval_duration"]) == (10_000_000, 20_000_000)
 
@@ -303,59 +290,6 @@ async def test_capabilities_are_those_of_the_target(template: str, endpoints: An
     assert set(answer.json()["capabilities"]) == has
 
 
-LONG: dict[str, Any] = {"num_predict": 60, "ignore_eos": True, "temperature": 1.0, "seed": 3}
-NAME = {"x-conversation-id": "talk"}
-ENDPOINTS = [
-    pytest.param("/api/chat", {"messages": [{"role": "user", "content": "abc"}]}, id="chat"),
-    pytest.param("/api/generate", {"prompt": "abc"}, id="generate"),
-]
-
-
-async def ask_named(found: World, path: str, prompt: dict[str, Any]) -> httpx.Response:
-    return await found.client.post(path, json={**prompt, "options": LONG}, headers=NAME)
-
-
-async def begin(found: World, path: str, prompt: dict[str, Any], num_tokens: int) -> bytes:
-    """Ask for a named stream; what came of it when it had so many tokens."""
-    asking = asyncio.create_task(ask_named(found, path, prompt))
-    while not any(len(live.answer.tokens) >= num_tokens for live in found.texts.live.values()):  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-    asking.cancel()
-    stream = found.api.streams.store.get("talk")
-    assert stream is not None
-    return b"".join(stream._from(0))
-
-
-@pytest.mark.parametrize(("path", "prompt"), ENDPOINTS)
-async def test_a_named_stream_is_read_again_by_bytes(path: str, prompt: dict[str, Any]) -> None:
-    async with world() as found:
-        first = await ask_named(found, path, prompt)
-        for start in (0, 1, 200, len(first.content)):
-            again = await found.client.get("/v1/stream", params={"conv_id": "talk", "from": start})
-            assert again.content == first.content[start:]
-            assert again.headers["content-type"] == "application/x-ndjson"
-        lost = await found.client.get("/v1/stream", params={"conv_id": "talk", "from": 10**6})
-        assert lost.status_code == 400
-
-
-@pytest.mark.parametrize("num_tokens", [1, 20, 45])
-@pytest.mark.parametrize(("path", "prompt"), ENDPOINTS)
-async def test_a_stream_goes_on_over_a_restart(
-    tmp_path: Path, path: str, prompt: dict[str, Any], num_tokens: int
-) -> None:
-    async with world(step_time=0.005, journal=Journal(tmp_path)) as found:
-        before = await begin(found, path, prompt, num_tokens)
-    async with world(journal=Journal(tmp_path)) as found:
-        assert found.api.streams.go_on() == 1
-        answer = await found.client.get("/v1/stream", params={"conv_id": "talk"})
-    assert answer.content.startswith(before)
-    *lines, last = lines_of(answer)
-    told = [each["message"]["content"] if "message" in each else each["response"] for each in lines]
-    assert "".join(told) == alone(max_tokens=60, ignore_eos=True, temperature=1.0, seed=3)
-    assert last["done_reason"] == "length"
-    assert not any(each["done"] for each in lines)
-
-
 async def test_a_stream_that_is_silent_for_long_gets_no_comment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ollama's clients read each line as JSON."""
     monkeypatch.setattr("edge_client.api.replay.KEEP_ALIVE_TIME", 0.001)
@@ -365,7 +299,7 @@ async def test_a_stream_that_is_silent_for_long_gets_no_comment(monkeypatch: pyt
 
 async def test_a_text_that_breaks_off_ends_with_a_line_of_its_error() -> None:
     async with world(step_time=0.005) as found:
-        await begin(found, "/api/chat", {"messages": [{"role": "user", "content": "abc"}]}, 5)
+        await begin(found, 5, "/api/chat")
         found.api.stop()
         lines = lines_of(await found.client.get("/v1/stream", params={"conv_id": "talk"}))
     assert lines[-1].keys() == {"error"}

@@ -77,7 +77,8 @@ async def test_models_are_the_pair_and_each_of_its_halves() -> None:
         ("default", "split"),
     ]
     assert one == models["data"][0]
-    assert one["meta"]["max_positions"] == 512
+    assert one["meta"]["max_positions"] == one["meta"]["n_ctx_train"] == 512
+    assert one["context_length"] == one["max_model_len"] == 512
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,15 @@ async def test_a_stream_has_the_same_message() -> None:
     ] == ["tool_calls"]
 
 
+@pytest.mark.parametrize(("stop", "finish"), [("ève", "stop"), ("</tool_call>", "tool_calls")])
+async def test_a_call_that_a_stop_string_cuts_off_is_not_to_be_run(stop: str, finish: str) -> None:
+    async with scripted(lambda prompt: CALL) as address:
+        whole = (await ask(address, stop=stop)).json()["choices"][0]
+        last = events_of((await ask(address, stop=stop, stream=True)).text)[-1]["choices"][0]
+    assert whole["finish_reason"] == last["finish_reason"] == finish
+    assert len(whole["message"]["tool_calls"]) == 1
+
+
 async def test_a_format_holds_the_content_behind_a_thought_that_the_prompt_has_begun() -> None:
     messages = [{"role": "user", "content": "abc"}]
     async with world(template="{{ messages[0].content }}<think>\n") as found:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from edge_client.api.dialect import Heading, Json
@@ -20,106 +18,41 @@ from edge_client.api.responses import Responses
 from edge_client.api.stored import StoredResponses
 from edge_client.texts.journal import Journal
 from edge_client.texts.message import MessageForm
-from tests.edge_client.api.test_durable import filled
+from tests.edge_client.api.test_durable import WHOLE, again_of, begin, filled
 from tests.edge_client.api.test_responses import check, create, parsed, text_of
 from tests.edge_client.api.world import World, alone, world
 from tests.edge_client.texts.test_journal import room
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc, pytest.mark.sdk]
 
-LONG: dict[str, Any] = {
-    "max_output_tokens": 60,
-    "stream": True,
-    "ignore_eos": True,
-    "temperature": 1.0,
-    "seed": 3,
-}
-WHOLE = alone(max_tokens=60, ignore_eos=True, temperature=1.0, seed=3)
-NAME = {"x-conversation-id": "talk"}
+PATH = "/v1/responses"
 
 
 @contextlib.asynccontextmanager
-async def daemon(folder: Path, step_time: float = 0.0) -> AsyncIterator[World]:
+async def daemon(folder: Path) -> AsyncIterator[World]:
     for each in ("journal", "responses"):
         (folder / each).mkdir(exist_ok=True)
     stored = StoredResponses(folder=folder / "responses")
-    async with world(step_time=step_time, journal=Journal(folder / "journal"), stored=stored) as found:
+    async with world(step_time=0.005, journal=Journal(folder / "journal"), stored=stored) as found:
         found.api.streams.go_on()
         yield found
 
 
-async def post(found: World, **fields: Any) -> httpx.Response:
-    return await found.client.post("/v1/responses", json={"input": "abc", **LONG, **fields}, headers=NAME)
-
-
-async def again_of(found: World) -> httpx.Response:
-    return await found.client.get("/v1/stream", params={"conv_id": "talk"})
-
-
-def events_of(content: bytes) -> list[dict[str, Any]]:
-    """The events of a whole stream, which are OpenAI's and numbered in a row."""
-    found = [parsed(frame) for frame in content.strip().split(b"\n\n") if not frame.startswith(b":")]
-    check(found)
-    assert [each["sequence_number"] for each in found] == list(range(len(found)))
-    assert [each["type"] for each in found].count("response.completed") == 0, "these texts are cut off"
-    assert found[-1]["type"] == "response.incomplete"
-    deltas = [each["delta"] for each in found if each["type"] == "response.output_text.delta"]
-    assert "".join(deltas) == text_of(found[-1]["response"])
-    return found
-
-
-async def test_a_stream_has_one_end_wherever_the_daemon_was_killed(tmp_path: Path) -> None:
-    """Each line of the file may have been the last. The response is kept in any case."""
+async def test_a_stream_goes_on_after_a_stop_and_can_be_continued(tmp_path: Path) -> None:
     async with daemon(tmp_path) as found:
-        first = await post(found, max_output_tokens=20)
-    whole = events_of(first.content)[-1]["response"]
-    assert text_of(whole) == WHOLE[:20]
-    (file,) = filled(tmp_path / "journal")
-    (kept,) = filled(tmp_path / "responses")
-    lines = file.read_bytes().splitlines(keepends=True)
-    for last in range(1, len(lines)):
-        file.write_bytes(b"".join(lines[:last]))
-        kept.unlink()
-        sent = "".join(frame for line in lines[1:last] for frame in json.loads(line).get("f", ()))
-        async with daemon(tmp_path) as found:
-            again = await again_of(found)
-            read = await found.client.get(f"/v1/responses/{whole['id']}")
-        assert again.text.startswith(sent)
-        response = events_of(again.content)[-1]["response"]
-        assert response["output"] == whole["output"]
-        assert response["usage"]["output_tokens"] == 20
-        assert read.json() == response
-
-
-@pytest.mark.parametrize("num_tokens", [1, 30])
-async def test_a_stream_goes_on_after_a_stop_and_can_be_continued(tmp_path: Path, num_tokens: int) -> None:
-    async with daemon(tmp_path, step_time=0.005) as found:
-        asking = asyncio.create_task(post(found))
-        while not any(len(live.answer.tokens) >= num_tokens for live in found.texts.live.values()):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        asking.cancel()
-        stream = found.api.streams.store.get("talk")
-        assert stream is not None
-        before = b"".join(stream._from(0))
+        await begin(found, 30, PATH)
     async with daemon(tmp_path) as found:
         again = await again_of(found)
-        assert again.content.startswith(before)
-        response = events_of(again.content)[-1]["response"]
+        events = [parsed(frame) for frame in again.content.strip().split(b"\n\n")]
+        check(events)
+        response = events[-1]["response"]
+        assert (await found.client.get(f"{PATH}/{response['id']}")).json() == response
         more = await create(found, input="d", previous_response_id=response["id"])
     assert text_of(response) == WHOLE
     assert text_of(more) == alone(f"abc{WHOLE}d", temperature=0)
     async with daemon(tmp_path) as found:
         last = await create(found, input="e", previous_response_id=more["id"])
     assert text_of(last) == alone(f"abc{WHOLE}d{text_of(more)}e", temperature=0)
-
-
-async def test_a_reader_comes_back_by_the_number_of_its_last_event(tmp_path: Path) -> None:
-    async with daemon(tmp_path) as found:
-        first = await post(found)
-        headers = {**NAME, "last-event-id": "7"}
-        rest = await found.client.post("/v1/responses", json={"input": "abc", **LONG}, headers=headers)
-    assert first.content.endswith(rest.content)
-    assert parsed(rest.content.split(b"\n\n")[0])["sequence_number"] == 7
 
 
 async def test_a_full_disk_ends_no_text(tmp_path: Path) -> None:
@@ -131,14 +64,12 @@ async def test_a_full_disk_ends_no_text(tmp_path: Path) -> None:
 
 
 async def test_a_stream_that_is_removed_keeps_no_response(tmp_path: Path) -> None:
-    async with daemon(tmp_path, step_time=0.005) as found:
-        asking = asyncio.create_task(post(found))
-        while not any(live.answer.tokens for live in found.texts.live.values()):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    async with daemon(tmp_path) as found:
+        await begin(found, 1, PATH)
         await found.client.delete("/v1/stream", params={"conv_id": "talk"})
-        await asking
+        while found.texts.live:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
         assert not filled(tmp_path / "responses")
-        assert not found.texts.live
 
 
 # The store itself -----------------------------------------------------------------------------------------
@@ -181,6 +112,15 @@ def test_a_response_is_kept_for_its_time_over_a_restart(tmp_path: Path) -> None:
     for each in (store, StoredResponses(60.0, tmp_path, wall=wall)):
         assert not is_kept(each, first)
         assert is_kept(each, second)
+    assert [file.stem for file in tmp_path.iterdir()] == [second]
+
+
+def test_an_old_response_leaves_the_disk_also_if_nobody_asks_for_one(tmp_path: Path) -> None:
+    wall = Wall()
+    store = StoredResponses(60.0, tmp_path, wall=wall)
+    keep(store, 1)
+    wall.now += 61
+    second = keep(store, 2)
     assert [file.stem for file in tmp_path.iterdir()] == [second]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -12,10 +13,10 @@ from hypothesis import strategies as st
 from edge_client.api.call_style import call_style
 from edge_client.api.dialect import Dialect
 from edge_client.api.fields import Fields
-from edge_client.api.messages import Messages
+from edge_client.api.messages import AnthropicMessages
 from edge_client.api.request import ChatPrompt
 from edge_client.api.responses import Responses
-from edge_client.api.turn_order import TurnOrder, is_plain
+from edge_client.api.turn_order import TurnOrder, is_plain, one_call_each
 from edge_client.texts.families import family_of
 from tests.edge_client.api.call_templates import FAMILIES, REAL, REAL_FOLDER, family
 from tests.edge_client.api.world import world
@@ -69,27 +70,53 @@ CLAUDE_CODE: Json = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("dialect", "body", "count"), [(Responses, CODEX, 9), (Messages, CLAUDE_CODE, 6)])
-def test_the_turns_of_agents_are_rendered_in_their_order(
-    name: str, dialect: type[Dialect], body: Json, count: int
-) -> None:
+def rendered(name: str, dialect: type[Dialect], body: Json) -> str:
+    """The prompt of a request, without the mark at which the answer begins."""
     found = family(name)
     prompt = dialect.read(Fields(body)).prompt
     assert isinstance(prompt, ChatPrompt)
     tools = [each.to_json() for each in prompt.tools.listed]
     shown = call_style(found.template, found.controls).shown(prompt.messages, tools)
-    source = found.template.source
-    text = found.template.render(family_of(source).messages(source, shown), {"tools": tools})
+    source, settings = found.template.source, {"tools": tools, "add_generation_prompt": False}
+    return found.template.render(family_of(source).messages(source, shown), settings)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("dialect", "body", "count"), [(Responses, CODEX, 9), (AnthropicMessages, CLAUDE_CODE, 6)]
+)
+def test_the_turns_of_agents_are_rendered_in_their_order(
+    name: str, dialect: type[Dialect], body: Json, count: int
+) -> None:
+    text = rendered(name, dialect, body)
     places = [text.find(f"text-{number}") for number in range(count)]
     assert -1 not in places
     assert places == sorted(places)
 
 
+TWO_CALLS: Json = {
+    "input": [
+        said("user", "go"),
+        {**CALL, "arguments": '{"cmd": "text-0"}'},
+        {**CALL, "call_id": "call_0002", "arguments": '{"cmd": "text-1'},  # its text was cut off
+        {**RESULT, "output": "text-2"},
+        {**RESULT, "call_id": "call_0002", "output": "text-3"},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_conversation_with_another_model_goes_on(name: str) -> None:
+    """That one wrote two calls at once, which some templates refuse, and arguments that are no object."""
+    text = rendered(name, Responses, TWO_CALLS)
+    assert {f"text-{number}" for number in range(4)} <= set(re.findall(r"text-\d", text))
+    assert text.find("text-0") < text.find("text-2") < text.find("text-3")
+    assert text.find("text-1") < text.find("text-3")
+
+
 @pytest.mark.grpc
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_the_next_prompt_begins_with_the_one_before(name: str) -> None:
-    """Without the mark at which the answer begins."""
     async with world(template=FAMILIES[name][0]) as found:
         told = list[str]()
         for count in (3, 7, 9):
@@ -109,6 +136,18 @@ MESSAGES = st.lists(
 def message_of(role: str, text: str) -> Json:
     calls = {"tool_calls": [{"id": text}]} if role == "call" else {}
     return {"role": "assistant" if calls else role, "content": text, **calls}
+
+
+@given(MESSAGES)
+def test_each_call_is_alone_and_nothing_is_lost(given_ones: list[tuple[str, str]]) -> None:
+    messages = [message_of(*each) for each in given_ones]
+    messages = [
+        {**each, "tool_calls": each["tool_calls"] * 2} if "tool_calls" in each else each for each in messages
+    ]
+    shown = one_call_each(messages)
+    told = [each["content"] for each in shown if each["content"] or "tool_calls" not in each]
+    assert sorted(told) == sorted(each["content"] for each in messages)
+    assert all(len(each.get("tool_calls", "1")) == 1 for each in shown)
 
 
 @given(MESSAGES, st.booleans(), st.booleans(), st.booleans())

@@ -13,7 +13,7 @@ import pytest
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
 from common.sampling import SamplingParams
 from edge_client.core.nouns import DraftRow, Expand, Expansion, MoveTip, ReadingTime, Reroot, StartDrafter
-from edge_client.drafting.pool import DraftPlace, DraftPool, PoolSeat, best_place
+from edge_client.drafting.pool import DraftPool, PoolSeat
 from edge_client.texts.alone import AloneRun
 from tests import wording
 from tests.edge_client.llama.tree_world import check_group, exact_settings
@@ -185,6 +185,22 @@ async def test_the_second_turn_of_a_chat_does_not_read_the_first_again(
         assert sum(gate.num_rows) == 2
 
 
+async def test_a_text_is_known_and_not_read_again_after_others_took_all_seats(
+    runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with DraftPool(runtime, 2) as pool:
+        for first in range(3):
+            seat = pool.seat()
+            await expansions(seat, start(seat, *[first] * 100))
+            seat.release()
+        assert await pool.ping(LONG_WAIT)
+        gate = Gate(runtime, monkeypatch)
+        again = pool.seat([0] * 102)
+        assert again.num_kept([0] * 102) == 100
+        await expansions(again, start(again, *[0] * 102))
+        assert sum(gate.num_rows) == 2
+
+
 async def test_a_released_seat_hears_no_more_and_the_next_starts_clean(
     runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,37 +286,3 @@ async def test_closing_leaves_the_loop_live_and_fails_what_is_under_way(
     assert len(await under_way) == 1
     with wording.raises(UnavailableError):
         await too_late
-
-
-# A text is continued where it is kept, and none is lost for a short match -------------------------------
-
-CHAT = tuple(range(100))
-OTHER = (*range(20), *range(200, 400))  # the same system prompt, another text
-
-
-@pytest.mark.parametrize(
-    ("prompt", "kept", "place"),
-    [
-        ((*CHAT, 7, 8), [(), OTHER, CHAT], 2),
-        (CHAT[:90], [(), CHAT], 1),  # the last question asked again
-        ((*CHAT, 7), [CHAT[:60], CHAT, CHAT[:80]], 1),
-        (CHAT[:60], [CHAT, CHAT[:70]], 1),  # the shorter remainder
-        (CHAT, [OTHER, ()], 1),  # 20 tokens saved are not worth 200
-        (CHAT, [OTHER, (5, 6)], 0),  # nobody empty: the first released
-        ((1, 2), [(), ()], 0),
-        ((), [CHAT, OTHER], 0),
-    ],
-)
-def test_the_place_of_a_prompt(prompt: tuple[int, ...], kept: list[tuple[int, ...]], place: int) -> None:
-    free = [DraftPlace(index, text=list(text), released_at=index) for index, text in enumerate(kept)]
-    assert best_place(prompt, free) == place
-    assert best_place(prompt, free[::-1]) == place
-
-
-def test_of_empty_places_and_of_strangers_the_oldest_goes_first() -> None:
-    def best(*texts: list[int]) -> int:
-        free = [DraftPlace(index, text=text, released_at=5 - index) for index, text in enumerate(texts)]
-        return best_place((1,), free)
-
-    assert best([], []) == 1
-    assert best([2, 3], [4, 5]) == 1

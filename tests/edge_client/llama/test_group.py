@@ -453,7 +453,27 @@ def test_a_prefix_that_another_session_holds_is_shared(
     assert_same(found, from_scratch(oracle, [*second.text, 3], GREEDY))
 
 
-def test_kept_texts_go_first_and_the_oldest_of_them_before_the_others(model: Path) -> None:
+def test_texts_that_take_turns_are_read_once_and_hold_no_cells_of_each_other(
+    runtime: LlamaRuntime, oracle: MemberDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_on(runtime, 2)
+    worlds = worlds_on(group)
+    for place, world in enumerate(worlds):
+        world.begin([place + 1] * 300)
+        group.release(place)
+    num_decodes = count_decodes(runtime, monkeypatch)
+    for turn in (1, 2, 3):
+        for place, other in enumerate(reversed(worlds)):
+            other.begin([place + 1] * (300 + 2 * turn))  # in the seat of the other text
+            assert span(runtime, place) == (-1, -1)
+            stem = other.child(other.tip, 7)
+            (found,) = other.expand([stem])
+            assert_same(found, from_scratch(oracle, other.text_of(stem), GREEDY))
+            group.release(1 - place)
+    assert num_decodes() <= 3 * 2 * 3
+
+
+def test_kept_texts_go_first_and_the_oldest_of_them_is_forgotten_first(model: Path) -> None:
     with LlamaRuntime(exact_settings(model, 256, 16)) as runtime:
         group = group_on(runtime, 4)
         worlds = worlds_on(group)
@@ -461,10 +481,42 @@ def test_kept_texts_go_first_and_the_oldest_of_them_before_the_others(model: Pat
             world.begin([place + 1] * 60)
         group.release(1)
         group.release(0)
-        worlds[3].begin([9] * 90)
+        worlds[3].begin([9] * 140)
         held = [member.session.num_held for member in group.members]
-        assert held == [60, 0, 60, 90]
+        assert held == [0, 0, 60, 140]
+        assert [each.tokens[0] for each in group.parked] == [2, 1]
+        group.release(3)
+        worlds[0].begin([5])
+        assert [each.tokens[0] for each in group.parked] == [1, 9]
         assert sum(member.session.num_resyncs for member in group.members) == 0
+
+
+def test_parked_texts_share_the_cells_of_a_session_with_the_same_beginning(model: Path) -> None:
+    stem = list(range(150))
+    with LlamaRuntime(exact_settings(model, 512, 16)) as runtime:
+        group = group_on(runtime, 3)
+        worlds = worlds_on(group)
+        for end, world in enumerate(worlds):
+            world.begin([*stem, *[end] * 10])
+        for place in range(3):
+            group.release(place)
+        for end, world in enumerate(worlds):
+            world.begin([*stem, *[end] * 70])  # 3 times 220 tokens are more than 512
+        assert [member.session.num_held for member in group.members] == [220] * 3
+        assert sum(member.session.num_resyncs for member in group.members) == 0
+
+
+def test_a_parked_text_without_room_is_read_again(model: Path, oracle: MemberDrafter) -> None:
+    with LlamaRuntime(exact_settings(model, 256, 16)) as runtime:
+        group = group_on(runtime, 2)
+        first, second = worlds_on(group)
+        first.begin([1] * 150)
+        group.release(0)
+        second.begin([2] * 150)
+        first.begin([1] * 90)
+        (found,) = first.expand([first.tip])
+        assert_same(found, from_scratch(oracle, first.text, GREEDY))
+        assert len(group.parked[0].tokens) == 150
 
 
 def test_a_session_that_does_not_fit_fails_alone(model: Path, oracle: MemberDrafter) -> None:
