@@ -39,7 +39,7 @@ OUTPUT_SHARE = 4
 """Share of the context, as a divisor, that one answer may take. Agents keep the rest for the prompt."""
 
 ROOMY = 32_768
-"""Tokens of a context in which agents can work. Their own prompts and tools take 6,000 to 18,000."""
+"""Tokens of a context in which agents can work. Their own prompts and tools take 7,000 to 20,000."""
 
 
 @dataclass(frozen=True, slots=True)
