@@ -65,11 +65,14 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._given = [*(sys.argv[1:] if args is None else args)]
-        if self.get_default("arguments") is None or "--" not in self._given:
+        if self.get_default("arguments") is None:
             return super().parse_known_args(self._given, namespace)
-        at = self._given.index("--")
-        found, unknown = super().parse_known_args(self._given[:at], namespace)
-        found.arguments = self._given[at + 1 :]
+        own = [*takewhile(lambda each: each != "--", self._given)]
+        found, unknown = super().parse_known_args(own, namespace)
+        if unknown:
+            words = _about_option(unknown, _options(self)) or f"{unknown[0]!r} is unknown"
+            self.exit(2, f"{self.prog}: {words}; words for the other program go after --\n")
+        found.arguments = self._given[len(own) + 1 :]
         return found, unknown
 
     def error(self, message: str) -> NoReturn:

@@ -22,7 +22,7 @@ from edge_client.api import codex, ollama_models
 from edge_client.api.dialect import Dialect
 from edge_client.api.dialects import DIALECTS, error_body
 from edge_client.api.embeddings import Embedder
-from edge_client.api.errors import ApiError, api_error, stopping, too_long, wrong
+from edge_client.api.errors import ApiError, api_error, log_refusal, stopping, too_long, wrong
 from edge_client.api.fields import MAX_DEPTH, MAX_TEXT, Fields, is_too_deep
 from edge_client.api.messages import AnthropicMessages, model_card, model_list
 from edge_client.api.openai import read_chat
@@ -252,6 +252,7 @@ class Api:
     # Models and tokens ------------------------------------------------------------------------------------
 
     async def _models(self, request: Request) -> Response:
+        await self.pairs.heard()
         models = self.pairs.models()
         if codex.VERSION in request.query_params:
             rows = enumerate(models.items())
@@ -263,6 +264,7 @@ class Api:
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
+        await self.pairs.heard()
         service = await self.pairs.of({"model": name})
         name, writer = service.writer(name)
         return JSONResponse(_card(request, name, service, writer))
@@ -376,6 +378,7 @@ def _card(request: Request, name: str, service: TextEndpoints, writer: Writer) -
 async def _error(request: Request, error: Exception) -> Response:
     """Return the error in the endpoint's shape. A defect also reaches uvicorn, which logs it."""
     found = api_error(error)
+    log_refusal(request.method, request.url.path, found)
     return JSONResponse(error_body(request.url.path, found), found.status, found.headers)
 
 
@@ -410,6 +413,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     }
     words, code = said.get(error.status_code, (error.detail, None))
     found = ApiError(error.status_code, f"{what}: {words}", code=code)
+    log_refusal(request.method, request.url.path, found)
     return JSONResponse(error_body(request.url.path, found), found.status, error.headers)
 
 

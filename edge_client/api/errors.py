@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
+from urllib.parse import quote
 
 from common.errors import (
     NOT_LET_IN,
@@ -14,6 +16,8 @@ from common.errors import (
     UnavailableError,
     UserError,
 )
+
+logger = logging.getLogger(__name__)
 
 RETRY_AFTER = 1
 """Seconds in `Retry-After` without a better estimate."""
@@ -124,6 +128,12 @@ def api_error(error: Exception) -> ApiError:
             return _ours(500, str(error), "internal_error")
         case _:
             return _ours(500, "a defect of this daemon; its log has details", "internal_error")
+
+
+def log_refusal(method: str, path: str, error: ApiError) -> None:
+    """Log a request that gets an error. The message of a client's error may quote a text and is left out."""
+    words = f": {error}" if error.status >= 500 else ""
+    logger.info("x %s %s: %d %s%s", method, quote(path)[:200], error.status, error.code or error.kind, words)
 
 
 def _ours(status: int, message: str, code: str, retry_after: float | None = None) -> ApiError:

@@ -56,7 +56,7 @@ class Pairs:
         if (found := self._find(model)) is None and is_default(model):
             return self.first
         if found is None:
-            await self._heard()
+            await self.heard()
             found = self._find(model)
         if found is None:
             raise unknown_model(model, self.models())
@@ -66,7 +66,7 @@ class Pairs:
         having = (each for each in self if each.find(model) is not None)
         return self._by_name.get(model.removesuffix(LATEST)) or next(having, None)
 
-    async def _heard(self) -> None:
-        """Wait for the verifiers' first answers, which hold the names of targets."""
+    async def heard(self) -> None:
+        """Wait for answers of the verifiers that are not old. They hold the targets' names and contexts."""
         verifiers: Sequence[Any] = [each.texts.verifiers for each in self]
-        await asyncio.gather(*(each.heard(FIRST_WORD) for each in verifiers if each.best() is None))
+        await asyncio.gather(*(each.heard(FIRST_WORD) for each in verifiers))

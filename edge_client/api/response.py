@@ -17,7 +17,7 @@ from common.messages import FinishReason
 from common.sampling import SamplingParams
 from edge_client.api.dialect import SSE, ChoiceEnd, Dialect, Heading, StopReason, Usage
 from edge_client.api.dialects import BY_NAME
-from edge_client.api.errors import ApiError, api_error
+from edge_client.api.errors import ApiError, api_error, log_refusal
 from edge_client.core.nouns import Fallback
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin, Words
 from edge_client.texts.events import AnswerEvent, Json, TextAdded, origins_of, to_json
@@ -301,7 +301,9 @@ async def parts(
     except Exception as error:  # outermost frame of a response: its reader must learn that it ended
         if not isinstance(error, ForerunError | ApiError):
             logger.exception("! a text failed")
-        yield ResponsePart(dialect.failed(api_error(error)), is_last=True, failed=True)
+        told = api_error(error)
+        log_refusal("POST", dialect.path, told)
+        yield ResponsePart(dialect.failed(told), is_last=True, failed=True)
 
 
 async def whole(texts: TextService, spec: ResponseSpec) -> Json:

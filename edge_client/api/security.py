@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge_client.api.errors import ApiError
+from edge_client.api.errors import ApiError, log_refusal
 
 OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/page.js", "/page.css", "/favicon.ico"))
 """Paths that supervisors and browsers request without a token. They reveal nothing about texts."""
@@ -93,6 +93,7 @@ class Guarded:
             send = _with_headers(send, _cors(origin))  # errors, too
         refusal = self._gate.refusal(scope["path"], scope["method"], headers) or self._too_large(headers)
         if refusal is not None:
+            log_refusal(scope["method"], scope["path"], refusal)
             body = self._error_body(scope["path"], refusal)
             answer = JSONResponse(body, refusal.status, refusal.headers)
             await answer(scope, receive, send)

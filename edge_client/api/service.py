@@ -17,7 +17,7 @@ from edge_client.api.call_style import CallStyle, call_style
 from edge_client.api.call_syntax import Controls
 from edge_client.api.contents import Contents, strings
 from edge_client.api.dialect import Dialect, Heading, Usage
-from edge_client.api.errors import ApiError, exceeds_context, too_many_tokens, unsupported, wrong
+from edge_client.api.errors import TOO_LONG, ApiError, exceeds_context, too_many_tokens, unsupported, wrong
 from edge_client.api.fields import Fields, are_token_ids
 from edge_client.api.request import CallRule, ChatPrompt, ParsedRequest, Tool, Tools
 from edge_client.api.response import ResponseSpec
@@ -138,6 +138,18 @@ class TextEndpoints:
 
     async def read(self, dialect: type[Dialect], body: dict[str, Any]) -> ResponseSpec:
         """Read a request's body. Raises `ApiError` or `ForerunError`."""
+        longest = self.texts.max_positions
+        try:
+            return await self._spec(dialect, body)
+        except ApiError as error:
+            if error.code != TOO_LONG:
+                raise
+            await self.texts.verifiers.heard(FIRST_WORD)
+            if self.texts.max_positions == longest:
+                raise
+        return await self._spec(dialect, body)
+
+    async def _spec(self, dialect: type[Dialect], body: dict[str, Any]) -> ResponseSpec:
         asked, prompt, message = await self._read(dialect, body)
         if isinstance(asked.prompt, ChatPrompt) and (asked.prompt.tools.callable or asked.sampling.grammar):
             asked = await asyncio.to_thread(self._held, asked, asked.prompt.tools, message)

@@ -66,7 +66,8 @@ class VerifierChoice(Protocol):
         ...
 
     async def heard(self, patience: float) -> None:
-        """Wait until a verifier has answered, all have failed, or `patience` seconds have passed."""
+        """Wait until a verifier has answered, all have failed, or `patience` seconds have passed. Ask again
+        where the last answer is old."""
         ...
 
     def refusal(self) -> ForerunError | None:

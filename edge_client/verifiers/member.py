@@ -85,7 +85,7 @@ class VerifierMember:
         self.health, self.why = Health.ASKED, "it is being asked for the first time"
         self.failures = 0  # in a row
         self.idle = 0  # probes in a row while nobody needed it
-        self.asked_at = -1e9
+        self.asked_at = self.answered_at = -1e9
         self.wake = asyncio.Event()
         self.channel = VerifierChannel(str(address), OWN_CONNECTION, tls, name)
         self._name, self._vocabulary, self._tls = name, vocabulary, tls
@@ -131,18 +131,18 @@ class VerifierMember:
         return status
 
     async def probe(self) -> None:
-        """Ask once. A new connection fetches the large parts first: a handshake is no round trip."""
+        """Ask once. A new connection fetches the large parts first: a handshake is no round trip. If another
+        target answers, the verifier has restarted unseen, and they are fetched again."""
         began = self.asked_at = self._clock()
-        was_reachable = self.is_reachable
         try:
-            if not was_reachable:
-                whole = await self.channel.describe(include_chat_template=True, patience=PROBE_TIME)
-                read_template(whole.response_template)  # warns of a malformed one, which is ignored
-                self._told_once = whole
+            if not self.is_reachable:
+                await self._ask_all()
                 began = self._clock()
             description = await self.channel.describe(patience=PROBE_TIME)
             self._rtt.sample(elapsed := self._clock() - began)
             self._recent.append(elapsed)
+            if self._told_once is not None and _small(description) != _small(self._told_once):
+                await self._ask_all()
             kept = {name: getattr(self._told_once, name) for name in TOLD_ONCE} if self._told_once else {}
             await self._take(replace(description, **kept))
         except UnavailableError as error:
@@ -152,6 +152,10 @@ class VerifierMember:
             self.failures, self._fits = 0, None if error.code in NOT_LET_IN else False
             self._last_error, self.code = str(error), error.code
             self._set(Health.UNFIT, str(error))
+
+    async def _ask_all(self) -> None:
+        whole = self._told_once = await self.channel.describe(include_chat_template=True, patience=PROBE_TIME)
+        read_template(whole.response_template)  # warns of a malformed one, which is ignored
 
     def fell_silent(self) -> None:
         """Note a silent stream whose question beside it got no answer."""
@@ -222,3 +226,8 @@ class VerifierMember:
         if changed:
             self.health, self._since = health, self._clock()
             self._on_change(self)
+
+
+def _small(told: Description) -> Description:
+    """Return a description without its large parts and its load."""
+    return replace(told, load=None, chat_template="", bos_token="", eos_token="", response_template="")

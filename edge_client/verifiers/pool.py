@@ -96,10 +96,22 @@ class Verifiers:
         return Route(key, self)
 
     async def heard(self, patience: float) -> None:
-        """Wait until a verifier has answered, all have failed, or `patience` seconds have passed."""
+        """Wait until a verifier has answered, all have failed, or `patience` seconds have passed.
+
+        Answers count for `FRESH` seconds: a verifier that restarted while nobody needed it may serve another
+        target.
+        """
+        since = time.monotonic() - FRESH
+        self._ask_again()
+
+        def awaited() -> list[VerifierMember]:
+            old = [each for each in self.members if each.answered_at < since]
+            ready = [each for each in self.members if each.health is Health.READY]
+            return [each for each in ready if each in old] if ready else old
+
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
-                while self.best() is None and any(each.health is Health.ASKED for each in self.members):
+                while awaited():
                     self._changed.clear()
                     await self._changed.wait()
 
@@ -142,6 +154,10 @@ class Verifiers:
             self._routes.pop(route, None)
             return
         self._routes[route] = None
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Have each verifier probed whose last probe is old."""
         for member in self.members:
             if time.monotonic() - member.asked_at > FRESH:
                 member.wake.set()
@@ -154,6 +170,8 @@ class Verifiers:
             except Exception:  # outermost frame of this task: one verifier's defect must not hide the others
                 logger.exception("! the verifier %s could not be probed", member.address)
                 member.failures += 1
+            member.answered_at = time.monotonic()
+            self._changed.set()
             well = member.is_reachable and member.health is not Health.DRAINING
             self._look_up(place, RESOLVE_OFTEN if well else RESOLVE_AGAIN)
             member.idle = 0 if self._routes else member.idle + 1

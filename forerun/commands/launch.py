@@ -38,6 +38,9 @@ NO_TOKEN = "none"  # noqa: S105
 OUTPUT_SHARE = 4
 """Share of the context, as a divisor, that one answer may take. Agents keep the rest for the prompt."""
 
+ROOMY = 32_768
+"""Tokens of a context in which agents can work. Their own prompts and tools take 7,000 to 20,000."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelAccess:
@@ -70,6 +73,7 @@ class Agent:
 
     install: str  # the command that installs it
     start: Callable[[ModelAccess], Start]
+    context: int = 0  # least tokens that leave room for work beside its own prompt and tools
 
 
 def _codex(to: ModelAccess) -> Start:
@@ -96,7 +100,11 @@ def _codex(to: ModelAccess) -> Start:
 
 
 def _claude(to: ModelAccess) -> Start:
-    """Set Claude Code's variables: https://docs.claude.com/en/docs/claude-code/settings"""
+    """Set Claude Code's variables: https://docs.claude.com/en/docs/claude-code/settings
+
+    Variables in the user's settings go before those of the process, and `--settings` before both. The token
+    stays out of the words, which other users see.
+    """
     models = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL")
     environment = {
         "ANTHROPIC_BASE_URL": to.url,
@@ -108,7 +116,12 @@ def _claude(to: ModelAccess) -> Start:
     if to.context is not None:  # else Claude Code assumes a million tokens, and never shortens a conversation
         environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(to.context)
         environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(to.longest_answer)
-    return Start("ANTHROPIC_AUTH_TOKEN", (), environment)
+    settings: dict[str, Any] = {"env": {**environment, "ANTHROPIC_AUTH_TOKEN": NO_TOKEN}}
+    if to.token_file:
+        settings["env"]["ANTHROPIC_AUTH_TOKEN"] = ""
+        settings["apiKeyHelper"] = shlex.join(["cat", to.token_file])
+    words = ("--settings", json.dumps(settings, ensure_ascii=False))
+    return Start("ANTHROPIC_AUTH_TOKEN", words, environment)
 
 
 def _opencode(to: ModelAccess) -> Start:
@@ -128,15 +141,18 @@ def _opencode(to: ModelAccess) -> Start:
 
 
 def _aider(to: ModelAccess) -> Start:
-    """Set aider's options: https://aider.chat/docs/llms/openai-compat.html"""
+    """Set aider's options: https://aider.chat/docs/llms/openai-compat.html
+
+    The variable of aider's own option goes before OPENAI_API_KEY and before keys in aider's files.
+    """
     options = ("--openai-api-base", f"{to.url}/v1", "--model", f"openai/{to.model}")
-    return Start("OPENAI_API_KEY", (*options, "--no-show-model-warnings"))
+    return Start("AIDER_OPENAI_API_KEY", (*options, "--no-show-model-warnings"))
 
 
 AGENTS = {
-    "codex": Agent("npm install -g @openai/codex", _codex),
-    "claude": Agent("npm install -g @anthropic-ai/claude-code", _claude),
-    "opencode": Agent("npm install -g opencode-ai", _opencode),
+    "codex": Agent("npm install -g @openai/codex", _codex, ROOMY),
+    "claude": Agent("npm install -g @anthropic-ai/claude-code", _claude, ROOMY),
+    "opencode": Agent("npm install -g opencode-ai", _opencode, ROOMY),
     "aider": Agent("pip install aider-chat", _aider),
 }
 """By the name of the program."""
@@ -167,15 +183,16 @@ def _run(options: LaunchOptions, arguments: Sequence[str]) -> int:
     record = daemon_file.read(options.paths.daemon)
     if record is None:
         raise UnavailableError("no edge daemon is running; start one with: forerun edge")
-    agent = AGENTS[options.agent]
-    start = agent.start(_connection(record, options.model))
+    agent, found = AGENTS[options.agent], shutil.which(options.agent)
+    if found is None and not options.shown:
+        raise UserError(f"{options.agent} is not installed; install it with: {agent.install}")
+    to = _connection(record, options.model)
+    _warn(record, to, options.agent)
+    start = agent.start(to)
     words = [options.agent, *start.options, *arguments]
-    if options.shown:
+    if found is None or options.shown:
         print(_as_shell(start, words, record))
         return 0
-    found = shutil.which(options.agent)
-    if found is None:
-        raise UserError(f"{options.agent} is not installed; install it with: {agent.install}")
     _become(found, words, {**os.environ, **start.environment, start.token_name: _token(record)})
 
 
@@ -184,6 +201,24 @@ def _connection(record: DaemonRecord, model: str) -> ModelAccess:
     url, client = url_of(record), client_of(record)
     card = client.get(f"/v1/models/{quote(model)}") if model else client.get("/v1/models")["data"][0]
     return ModelAccess(url, card["id"], card["meta"]["max_positions"], record.token_file)
+
+
+def _warn(record: DaemonRecord, to: ModelAccess, name: str) -> None:
+    """Tell on standard error what will keep the agent from working: it shows none of this itself."""
+    least = AGENTS[name].context
+    if to.context is not None and to.context < least:
+        print(
+            f"… {to.model} has a context of {to.context} tokens, which {name}'s own prompt and tools fill; "
+            f"serve a target with {least} or more",
+            file=sys.stderr,
+        )
+    try:
+        client_of(record).get("/readyz")
+    except UnavailableError:
+        print(
+            "… the daemon can write no texts now; `forerun doctor` says why and what to do",
+            file=sys.stderr,
+        )
 
 
 def _token(record: DaemonRecord) -> str:

@@ -27,9 +27,9 @@ IN_ITS_ENVIRONMENT = (
 """Words before a script that names its own packages. `make clients` has fetched them."""
 
 
-def launch(agent: str, address: str) -> tuple[tuple[str, ...], dict[str, str]]:
+def launch(agent: str, address: str, token_file: str = "") -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the options and the environment of `forerun launch`."""
-    start = AGENTS[agent].start(ModelAccess(f"http://{address}", MODEL, NUM_SLOTS))
+    start = AGENTS[agent].start(ModelAccess(f"http://{address}", MODEL, NUM_SLOTS, token_file))
     return tuple(start.options), {**start.environment, start.token_name: TOKEN}
 
 

@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.api, pytest.mark.grpc]
 async def test_aider_edits_a_file(tmp_path: Path) -> None:
     file = tmp_path / "note.txt"
     file.write_text("nothing yet\n")
+    (tmp_path / ".aider.conf.yml").write_text("openai-api-key: other\nmodel: openai/other\n")
+    (tmp_path / ".env").write_text("OPENAI_API_KEY=other\n")
     quiet = ("--no-git", "--no-check-update", "--analytics-disable", "--yes-always")
     aider = (*IN_ITS_ENVIRONMENT, str(FOLDER / "agents" / "run_aider.py"))
     async with scripted(lambda prompt: f"Here it is.\n\nnote.txt\n```\n{WORD}\n```\n") as address:

@@ -34,8 +34,9 @@ async def claude(address: str, home: Path, *words: str, **variables: str) -> dic
 
 async def test_a_file_is_read_and_in_the_next_turn_another_is_written(tmp_path: Path) -> None:
     """Each prompt begins with the one before it, so that both sides prefill only what is new. The second turn
-    is started with the variables of `forerun launch claude`."""
-    file, copy = tmp_path / "note.txt", tmp_path / "copy.txt"
+    is started as by `forerun launch claude`, beside the user's settings for another server."""
+    file, copy, token = (tmp_path / name for name in ("note.txt", "copy.txt", "token"))
+    token.write_text(TOKEN, encoding="utf-8")
     file.write_text(f"the word is {WORD}\n", encoding="utf-8")
     prompts = dict[str, None]()
 
@@ -51,8 +52,12 @@ async def test_a_file_is_read_and_in_the_next_turn_another_is_written(tmp_path: 
     tools = ("--allowedTools", "Read,Write", "--")
     async with scripted(script) as address:
         first = await claude(address, tmp_path, *tools, "What does note.txt say?", **NAMED)
-        launched = launch("claude", address)[1]
-        more = await claude(address, tmp_path, "--continue", *tools, "Write it down.", **launched)
+        other = {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "ANTHROPIC_AUTH_TOKEN": "other"}
+        settings = {"env": {**other, "ANTHROPIC_MODEL": "other"}, "model": "opus"}
+        (tmp_path / ".claude" / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+        options, variables = launch("claude", address, str(token))
+        asked = (*options, "--continue", *tools, "Write it down.")
+        more = await claude(address, tmp_path, *asked, **variables)
     assert (first["result"], first["is_error"], first["num_turns"]) == (f"It says {WORD}.", False, 2)
     assert (more["result"], more["is_error"]) == ("Done.", False)
     assert copy.read_text(encoding="utf-8") == WORD

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,9 +36,9 @@ def announce(state: Path, address: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def daemon(state: Path, step_time: float = 0.0) -> AsyncIterator[Served]:
+async def daemon(state: Path, step_time: float = 0.0, **more: Any) -> AsyncIterator[Served]:
     """One that runs until the block ends."""
-    async with served(step_time=step_time) as found:
+    async with served(step_time=step_time, **more) as found:
         announce(state, found.address)
         yield found
     (state / "edge.pid").unlink()

@@ -16,7 +16,7 @@ from common.sampling import SamplingDefaults
 from edge_client.api.service import Defaults
 from edge_client.network.channel import VerifierChannel
 from edge_client.texts.service import TextSettings
-from tests.edge_client.api.world import Seats, World, alone, events_of, world
+from tests.edge_client.api.world import OneVerifier, Seats, World, alone, events_of, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
@@ -166,6 +166,21 @@ async def test_without_a_number_a_text_may_fill_the_slots_where_there_are_fewer_
     assert body["usage"]["total_tokens"] == card["max_positions"] == 100 - 16
     assert body["choices"][0]["finish_reason"] == "length"
     assert (over.status_code, over.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_text_that_is_too_long_for_an_old_answer_of_the_verifier_has_it_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world() as found:
+        found.describe(max_session_positions=8)
+
+        async def heard(self: OneVerifier, patience: float) -> None:
+            found.describe(max_session_positions=512)
+
+        refused = await found.post_chat(max_tokens=100)
+        monkeypatch.setattr(OneVerifier, "heard", heard)
+        taken = await found.post_chat(max_tokens=100)
+    assert (refused.status_code, taken.status_code) == (400, 200)
 
 
 async def test_a_verifier_that_does_not_tell_what_it_admits_is_taken_at_its_positions() -> None:

@@ -182,6 +182,22 @@ async def test_an_unknown_field_is_logged_once_with_what_was_meant(caplog: pytes
     wording.keep(line)
 
 
+async def test_a_refused_request_is_logged_without_its_words(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "edge_client.api.errors")
+    async with world(gate=Gate(token="secret")) as found:
+        own = {"authorization": "Bearer secret"}
+        await found.client.post(CHAT, json=OK | {"model": "private words"}, headers=own)
+        await found.client.post(CHAT, json={}, headers={"authorization": "Bearer private words"})
+        await found.client.get("/private%0Awords", headers=own)
+    lines = [each.getMessage() for each in caplog.records if each.name == "edge_client.api.errors"]
+    assert [line.split(": ")[1] for line in lines] == [
+        "404 model_not_found",
+        "401 invalid_api_key",
+        "404 not_found",
+    ]
+    assert all("private words" not in line and "\n" not in line for line in lines)
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"null", b"\xff\xfe", b"[" * 100_000, b"NaN"])
 async def test_a_body_that_is_no_object_is_told_so(body: bytes) -> None:
     async with world() as found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -109,7 +110,10 @@ async def test_waiting_the_text_is_the_targets_and_the_mode_is_told() -> None:
     assert found.ours("resumes")[-1] >= 1
 
 
-async def test_failing_the_stream_ends_with_an_error_and_what_was_written_stands() -> None:
+async def test_failing_the_stream_ends_with_an_error_and_what_was_written_stands(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "edge_client.api.errors")
     async with watched() as found:
         async for _ in found.stream(forerun={"fallback": "fail"}):
             if len(found.text) >= 20:
@@ -119,6 +123,10 @@ async def test_failing_the_stream_ends_with_an_error_and_what_was_written_stands
     assert (before.status_code, "retry-after" in before.headers) == (503, True)
     error = found.events[-1]["error"]
     assert error["code"] == "verifier_unavailable"
+    logged = [each.getMessage() for each in caplog.records if each.name == "edge_client.api.errors"]
+    assert [error["message"], before.json()["error"]["message"]] == [
+        line.partition("verifier_unavailable: ")[2] for line in logged
+    ]
     assert alone(**SAMPLING).startswith(found.text)
 
 

@@ -131,6 +131,8 @@ class OneVerifier:
     num_waiting: int = 0  # so far
 
     async def heard(self, patience: float) -> None:
+        if self.description is not None:
+            return
         self.num_waiting += 1
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):

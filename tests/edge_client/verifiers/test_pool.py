@@ -295,6 +295,34 @@ async def test_the_first_word_is_waited_for_and_no_longer_than_somebody_may_say_
         assert health(pool) == ["asked"]
 
 
+async def test_a_verifier_that_restarts_unseen_with_another_target_is_known_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Replaced(pb_grpc.VerifierServiceServicer):
+        target, positions = "first", 64
+
+        async def Describe(self, request: Any, context: Any) -> Any:
+            template = f"of {self.target}" if request.include_chat_template else ""
+            told = Description(self.target, 2, self.positions, bytes(32), chat_template=template)
+            return encode_description(told)
+
+    monkeypatch.setattr(module, "FRESH", 0.0)
+    server, service = grpc.aio.server(), Replaced()
+    pb_grpc.add_VerifierServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    found = list[Description | None]()
+    async with Verifiers([f"127.0.0.1:{port}"]) as pool:
+        for service.target, service.positions in (("first", 64), ("second", 128)):
+            await pool.heard(60.0)
+            found.append(pool.best())
+    await server.stop(None)
+    assert [(each.max_positions, each.chat_template) for each in found if each is not None] == [
+        (64, "of first"),
+        (128, "of second"),
+    ]
+
+
 async def test_a_balancer_in_between_is_told_by_what_to_choose() -> None:
     async with running(tenant_key="x-session-id") as system, Verifiers([system.address]) as pool:
         await all_ready(pool)

@@ -38,6 +38,7 @@ class Started:
 
     words: list[str]
     environment: dict[str, str]
+    notes: str = ""
 
 
 @pytest.fixture
@@ -60,8 +61,8 @@ async def run(programs: Path, *words: str, **more: str) -> subprocess.CompletedP
 
 async def launched(programs: Path, *words: str, **more: str) -> Started:
     found = await run(programs, sys.executable, "-m", "forerun", "launch", *words, **more)
-    assert (found.returncode, found.stderr) == (CODE, "")
-    return Started(**json.loads(found.stdout))
+    assert found.returncode == CODE, found.stderr
+    return Started(**json.loads(found.stdout), notes=found.stderr)
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -107,6 +108,19 @@ async def test_a_model_of_any_name_is_asked_for_by_that_name(
     assert repr(model) in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["exec", "hello"], ["--sandbox", "x"], ["--modle", "x"]])
+async def test_an_agents_words_without_the_dashes_are_an_error_that_names_them(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        await command("launch", "codex", *words)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert words[0] in told
+    assert "--\n" in told
+    wording.keep(told)
+
+
 async def test_codex_gets_toml(state: Path, programs: Path) -> None:
     import tomllib
 
@@ -127,6 +141,27 @@ async def test_opencode_gets_a_limit_below_the_context(state: Path, programs: Pa
     content: Any = json.loads(started.environment["OPENCODE_CONFIG_CONTENT"])
     limit = content["provider"]["forerun"]["models"][PAIR]["limit"]
     assert 0 < limit["output"] < limit["context"] <= 512
+
+
+async def test_claude_gets_settings_which_go_before_the_users(state: Path, programs: Path) -> None:
+    async with daemon(state) as served:
+        started = await launched(programs, "claude")
+    assert started.words[0] == "--settings"
+    settings = json.loads(started.words[1])
+    assert settings["env"]["ANTHROPIC_BASE_URL"] == f"http://{served.address}"
+    assert settings["env"]["ANTHROPIC_AUTH_TOKEN"] == "", "else the user's own would be sent"
+    assert (await run(programs, "sh", "-c", settings["apiKeyHelper"])).stdout.strip() == TOKEN
+
+
+async def test_what_will_keep_an_agent_from_working_is_told_before_it_starts(
+    state: Path, programs: Path
+) -> None:
+    async with daemon(state):
+        codex, aider = [(await launched(programs, name)).notes for name in ("codex", "aider")]
+    async with daemon(state, not_ready="no verifier answers"):
+        lost = (await launched(programs, "aider")).notes
+    assert aider == ""
+    wording.keep(codex + lost)
 
 
 async def test_claude_is_given_no_key_of_the_real_api(state: Path, programs: Path) -> None:
