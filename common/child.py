@@ -156,6 +156,15 @@ def addresses() -> int:
     return _statm("self", 0)
 
 
+def available_memory() -> int:
+    """Return the bytes that can be had without swapping; 0 where the system does not say."""
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
 def _statm(pid: int | str, column: int) -> int:
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:

@@ -86,8 +86,8 @@ def _check_policy(value: str) -> str:
     return ""
 
 
-def _check_broker(value: str) -> str:
-    """Check that the value is empty, or a URL without a password in it."""
+def _check_url(value: str, schemes: tuple[str, ...], form: str, instead: str) -> str:
+    """Check that the value is empty, or a URL of these schemes. `instead` says where a password belongs."""
     if not value:
         return ""
     try:
@@ -96,27 +96,23 @@ def _check_broker(value: str) -> str:
     except ValueError:
         return "its port must be a number up to 65535"
     if parts.username is not None or parts.password is not None:
-        return "it must not hold a name or password; give fleet.username and fleet.password_file"
-    if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or parts.path.strip("/") or port == 0:
-        return "it must be mqtts://HOST:PORT, or mqtt://HOST:PORT without TLS"
-    return ""
+        return f"it must not hold a name or password; give {instead}"
+    return "" if parts.scheme in schemes and parts.hostname and port != 0 else f"it must be {form}"
+
+
+def _check_broker(value: str) -> str:
+    """Check the URL of an MQTT broker, which has no path."""
+    form = "mqtts://HOST:PORT, or mqtt://HOST:PORT without TLS"
+    wrong = _check_url(value, ("mqtt", "mqtts"), form, "fleet.username and fleet.password_file")
+    return wrong or (f"it must be {form}" if urlsplit(value).path.strip("/") else "")
 
 
 def _check_web_address(value: str) -> str:
-    """Check that the value is empty, or an http or https URL without a password in it."""
-    if not value:
-        return ""
-    try:
-        parts = urlsplit(value)
-        port = parts.port
-    except ValueError:
-        return "its port must be a number up to 65535"
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        return "it must be http://HOST[:PORT]/PATH or https://HOST[:PORT]/PATH"
-    if parts.username is not None or parts.password is not None:
-        return "it must not hold a name or password; give a token file"
+    """Check the URL of a server that speaks HTTP."""
+    form = "http://HOST[:PORT]/PATH or https://HOST[:PORT]/PATH"
     is_plain = value.isascii() and value.isprintable() and " " not in value
-    return "" if is_plain else "it must be printable ASCII without spaces"
+    wrong = _check_url(value, ("http", "https"), form, "a token file")
+    return wrong or ("" if is_plain else "it must be printable ASCII without spaces")
 
 
 def _check_topic_level(value: str) -> str:

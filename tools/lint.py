@@ -36,7 +36,7 @@ ALLOWED = {
         forerun.bench.stage.Stage.run forerun.bench.stage.Stage._took forerun.rig.RigProcess.read
         forerun.rig.Rig.events""",
     "the kernel writes the file": """
-        edge_client.drafting.models.available_memory edge_client.process.run_file._start_on_linux
+        edge_client.process.run_file._start_on_linux
         forerun.bench.report._processor""",
     "`Guarded` ends a request's body at api.max_body_bytes": """
         edge_client.api.app._body forerun.commands.demo_page.demo_routes.post""",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
-import re
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +21,7 @@ from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
 from cloud_verifier.engine.packing import item_of
 from cloud_verifier.engine.probe import SHRUNK, ProbeLengths, ProbeReport, probe
+from common.child import available_memory
 from common.errors import UserError
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
@@ -45,8 +44,6 @@ GRAPHS = 512 << 20
 
 NODES = 8
 """Rows of a session in `largest_step`, beside its prompt's chunk."""
-
-_MEMINFO = Path("/proc/meminfo")
 
 
 def load_engine(
@@ -258,10 +255,7 @@ def free_memory(device: torch.device) -> int | None:
     """Return the bytes that can be allocated on `device` now, or None if the system does not report them."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    if device.type == "cpu" and _MEMINFO.exists():  # what Linux says can be had without swapping
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", _MEMINFO.read_text("ascii"), re.MULTILINE)
-        return int(found[1]) * 1024 if found else None
-    return None
+    return (available_memory() or None) if device.type == "cpu" else None
 
 
 def release() -> None:

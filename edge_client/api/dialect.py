@@ -25,7 +25,7 @@ DONE = b"data: [DONE]\n\n"
 """OpenAI's last event."""
 
 
-class Finish(Enum):
+class StopReason(Enum):
     """Names why a message ended."""
 
     STOP = "stop"  # the model's own end, or a stop string
@@ -49,7 +49,7 @@ class Usage:
 class ChoiceEnd:
     """Holds how one choice ended."""
 
-    finish: Finish
+    finish: StopReason
     stopped_by: str | None  # the stop string, if one ended it
     ours: Json  # our own object, for the endpoints that show it
 
@@ -89,6 +89,11 @@ class Dialect(ABC):
     def __init__(self, heading: Heading, words: Words | None) -> None:
         self.heading = heading
         self.words = words
+
+    @property
+    def base(self) -> str:
+        """Return what all ids within this response share."""
+        return self.heading.id.removeprefix(self.prefix)
 
     @staticmethod
     @abstractmethod

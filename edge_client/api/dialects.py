@@ -7,7 +7,7 @@ from typing import Any
 from edge_client.api.dialect import Dialect
 from edge_client.api.errors import ApiError
 from edge_client.api.llama_server import InfillCompletion
-from edge_client.api.messages import Messages
+from edge_client.api.messages import AnthropicMessages
 from edge_client.api.ollama import OllamaChat, OllamaGenerate
 from edge_client.api.openai import ChatCompletion, Completion
 from edge_client.api.responses import Responses
@@ -16,11 +16,14 @@ DIALECTS: tuple[type[Dialect], ...] = (
     ChatCompletion,
     Completion,
     Responses,
-    Messages,
+    AnthropicMessages,
     InfillCompletion,
     OllamaChat,
     OllamaGenerate,
 )
+
+BY_NAME = {each.name: each for each in DIALECTS}
+"""The endpoints by their names in the journal."""
 
 
 def error_body(path: str, error: ApiError) -> dict[str, Any]:

@@ -57,18 +57,18 @@ class Fields:
     """
 
     def __init__(self, values: Mapping[str, Any], at: str = "") -> None:
-        self._values = {name: value for name, value in values.items() if value is not None}
+        self.values = {name: value for name, value in values.items() if value is not None}
         self.at = at
         self._read = set[str]()
 
     def has(self, name: str) -> bool:
         """Tell whether the field is present, without reading it."""
-        return name in self._values
+        return name in self.values
 
     def any(self, name: str) -> Any:
         """Return any value; None if the field is absent."""
         self._read.add(name)
-        return self._values.get(name)
+        return self.values.get(name)
 
     def text(self, name: str, default: str = "", longest: int = 2**20) -> str:
         must = f"must be a string of at most {longest} characters"
@@ -98,6 +98,19 @@ class Fields:
         value: Any = self._checked(name, None, lambda it: isinstance(it, dict), "must be an object")
         return None if value is None else Fields(value, f"{self.at}{name}.")
 
+    def needed(self, name: str) -> Fields:
+        """Return a nested object, which must be there."""
+        if (found := self.object(name)) is None:
+            raise self.missing(name)
+        return found
+
+    def schema(self, name: str) -> dict[str, Any]:
+        """Return a JSON schema, which must be there."""
+        value = self.any(name)
+        if not isinstance(value, dict):
+            raise self.wrong(name, "must be a JSON schema, an object")
+        return value
+
     def list(self, name: str, longest: int) -> list[Any]:
         """Return a list, which is empty if the field is absent."""
         must = f"must be a list of at most {longest} entries"
@@ -117,21 +130,27 @@ class Fields:
             raise wrong(where, f"{where} must be an object")
         return Fields(value, f"{where}.")
 
+    def entries(self, name: str, longest: int) -> Iterator[Fields]:
+        """Yield the entries of a list, which must be objects."""
+        for at, each in enumerate(self.list(name, longest)):
+            yield self.entry(name, at, each)
+
     def having(self, **values: Any) -> Fields:
         """Return these fields with other values of some; None leaves a field out. What is read there counts
         as read here."""
-        found = Fields({**self._values, **values}, self.at)
+        found = Fields({**self.values, **values}, self.at)
         found._read = self._read
         return found
 
     def ignore(self, name: str, why: str) -> None:
-        """Log that a value is ignored."""
-        logger.debug("the request's %s%s is ignored: %s", self.at, name, why)
+        """Read a field that has no effect, and log it if it is there."""
+        if self.any(name) is not None:
+            self._log(name, why)
 
     def finish(self) -> None:
         """Log the fields that have not been read. They are ignored."""
         for name, near in self._unread():
-            self.ignore(name, f"it is not a known field{f'; did you mean {near}?' if near else ''}")
+            self._log(name, f"it is not a known field{f'; did you mean {near}?' if near else ''}")
 
     def refuse_rest(self) -> None:
         """Refuse the fields that have not been read."""
@@ -140,17 +159,24 @@ class Fields:
             words = f"{self.at}{name} is not a field that this daemon knows{hint}"
             raise wrong(f"{self.at}{name}", words, "unknown_parameter")
 
+    def _log(self, name: str, why: str) -> None:
+        logger.debug("the request's %s%s is ignored: %s", self.at, name, why)
+
     def _unread(self) -> Iterator[tuple[str, str]]:
         """Yield the fields that have not been read, each with a similar known name."""
-        for name in self._values:
+        for name in self.values:
             if name in self._read or name in WITHOUT_EFFECT:
                 continue
             other = [OTHER_NAMES[name]] if OTHER_NAMES.get(name) in self._read else []
             yield name, next(iter(other or difflib.get_close_matches(name, self._read, 1)), "")
 
+    def missing(self, name: str) -> ApiError:
+        """Return the error of a field that must be there."""
+        return wrong(f"{self.at}{name}", f"{self.at}{name} is missing")
+
     def wrong(self, name: str, must: str) -> ApiError:
         """Return the error of a field's value."""
-        shown = repr(self._values[name]) if name in self._values else "missing or null"
+        shown = repr(self.values[name]) if name in self.values else "missing or null"
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         return wrong(f"{self.at}{name}", f"{self.at}{name} is {shown}; it {must}")
 

@@ -252,7 +252,7 @@ def most_connections() -> int:
     return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, max(1, soft // 2))
 
 
-class Part(Enum):
+class RequestPart(Enum):
     """Names the part of a request that a connection is waiting for."""
 
     HEAD = "head"
@@ -277,7 +277,7 @@ class HttpConnection(H11Protocol):
         self.accepted = accepted
         self.is_made = False  # has a transport, after its handshake if there is one
         self._server, self._is_cut = server, False
-        self._part: Part | None = None
+        self._part: RequestPart | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def cut(self) -> None:
@@ -294,15 +294,15 @@ class HttpConnection(H11Protocol):
         self.is_made = True
         if self._is_cut:
             transport.abort()
-        self._look(Part.HEAD)
+        self._look(RequestPart.HEAD)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._look(Part.HEAD)
+        self._look(RequestPart.HEAD)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._look(Part.HEAD if self.conn.trailing_data[0] else Part.REST)
+        self._look(RequestPart.HEAD if self.conn.trailing_data[0] else RequestPart.REST)
 
     def pause_writing(self) -> None:
         """Note that the peer reads more slowly than the response is written."""
@@ -311,7 +311,7 @@ class HttpConnection(H11Protocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._part is Part.WHOLE:
+        if self._part is RequestPart.WHOLE:
             self._server.serves(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -319,20 +319,20 @@ class HttpConnection(H11Protocol):
         self._server.left(self)
         super().connection_lost(exc)
 
-    def _look(self, idle: Part) -> None:
+    def _look(self, idle: RequestPart) -> None:
         """Note the awaited part of a request: `idle` if h11 waits for the first line."""
-        part = {h11.IDLE: idle, h11.SEND_BODY: Part.BODY}.get(self.conn.their_state, Part.WHOLE)
+        part = {h11.IDLE: idle, h11.SEND_BODY: RequestPart.BODY}.get(self.conn.their_state, RequestPart.WHOLE)
         if part is self._part:
             return
         self._part = part
         self._forget_timer()
-        if part is Part.WHOLE:
+        if part is RequestPart.WHOLE:
             if not self.flow.write_paused:
                 self._server.serves(self)
             return
         self._server.waits(self)
         patience = self._server.patience
-        times = {Part.HEAD: patience.head, Part.BODY: patience.body}
+        times = {RequestPart.HEAD: patience.head, RequestPart.BODY: patience.body}
         if part in times and not self.transport.is_closing():
             self._timer = self.loop.call_later(times[part], self.cut)
 

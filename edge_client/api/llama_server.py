@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_client.api.dialect import ChoiceEnd, Dialect, Finish, Json, Usage
+from edge_client.api.dialect import ChoiceEnd, Dialect, Json, StopReason, Usage
 from edge_client.api.fields import MAX_TEXT, Fields
 from edge_client.api.request import MOST, ONE_TEXT, ParsedRequest, read_asked
 from edge_client.texts.infill import ExtraFile, Gap
@@ -17,7 +17,7 @@ from edge_client.texts.message import ContentAdded, Message, MessagePart
 MAX_EXTRA = 1024
 """Pieces of other files. Editors send some tens."""
 
-STOPS = {Finish.STOP: "eos", Finish.LENGTH: "limit", Finish.CALLS: "eos"}
+STOPS = {StopReason.STOP: "eos", StopReason.LENGTH: "limit", StopReason.CALLS: "eos"}
 
 
 class InfillCompletion(Dialect):
@@ -35,14 +35,13 @@ class InfillCompletion(Dialect):
             fields.text("input_prefix", longest=MAX_TEXT),
             fields.text("input_suffix", longest=MAX_TEXT),
             fields.text("prompt", longest=MAX_TEXT),
-            [_read_extra(fields, at, each) for at, each in enumerate(fields.list("input_extra", MAX_EXTRA))],
+            [_read_extra(each) for each in fields.entries("input_extra", MAX_EXTRA)],
         )
         fields.only("n_probs", (0,), "use /v1/completions with logprobs")
         for name in ("grammar", "json_schema"):
             fields.only(name, ("", {}), "use /v1/completions")
         for name in ("samplers", "cache_prompt", "n_indent", "t_max_prompt_ms", "t_max_predict_ms"):
-            if fields.any(name) is not None:
-                fields.ignore(name, "the text does not depend on it here")
+            fields.ignore(name, "the text does not depend on it here")
         shown = [each for each in fields.list("response_fields", 256) if isinstance(each, str)]
         number = fields.whole("n_predict", -1, -2, MOST)
         form = {"shown": shown if fields.has("response_fields") else None, "hidden": number == 0}
@@ -90,10 +89,9 @@ class InfillCompletion(Dialect):
         return found if shown is None else _selected(found, shown)
 
 
-def _read_extra(fields: Fields, at: int, value: object) -> ExtraFile:
-    each = fields.entry("input_extra", at, value)
-    found = ExtraFile(each.text("filename", longest=4096), each.text("text", longest=MAX_TEXT))
-    each.finish()
+def _read_extra(fields: Fields) -> ExtraFile:
+    found = ExtraFile(fields.text("filename", longest=4096), fields.text("text", longest=MAX_TEXT))
+    fields.finish()
     return found
 
 

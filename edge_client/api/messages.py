@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from edge_client.api.dialect import ChoiceEnd, Dialect, Finish, Heading, Json, Usage, named_frame
+from edge_client.api.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage, named_frame
 from edge_client.api.errors import TOO_LONG, ApiError, wrong
 from edge_client.api.fields import MAX_TEXT, Fields
 from edge_client.api.openai import MAX_ID, MAX_MESSAGES, MAX_TOOL_NAME, MAX_TOOLS, read_function, tool_call
@@ -21,10 +21,10 @@ from edge_client.api.request import (
     ParsedRequest,
     Tool,
     Tools,
+    json_grammar,
     make_chat,
     read_asked,
     read_stops,
-    schema_grammar,
     with_format,
 )
 from edge_client.api.turn_order import BETWEEN, reminder
@@ -71,7 +71,7 @@ ERRORS = {
 """Anthropic's types of errors by status, beside `invalid_request_error` and `api_error`."""
 
 
-class Messages(Dialect):
+class AnthropicMessages(Dialect):
     """Reads and forms `/v1/messages`. A response has one text."""
 
     name, path, prefix, param = "messages", "/v1/messages", "msg_", "messages"
@@ -95,7 +95,7 @@ class Messages(Dialect):
         output.finish()
         param = "output_config.format"
         return replace(
-            with_format(asked, param, "" if schema is None else schema_grammar(param, schema)),
+            with_format(asked, param, "" if schema is None else json_grammar(param, schema)),
             form={**asked.form, "max_tokens": asked.max_tokens},
             stops=read_stops(fields, "stop_sequences"),
         )
@@ -164,11 +164,11 @@ class Messages(Dialect):
     def _reason(self, end: ChoiceEnd, usage: Usage) -> tuple[str, str | None]:
         """Return why the text ended, and its stop sequence if one ended it."""
         match end.finish:
-            case Finish.CALLS:
+            case StopReason.CALLS:
                 return "tool_use", None
-            case Finish.STOP:
+            case StopReason.STOP:
                 return ("end_turn", None) if end.stopped_by is None else ("stop_sequence", end.stopped_by)
-            case Finish.LENGTH:
+            case StopReason.LENGTH:
                 asked = self.heading.form["max_tokens"]
                 is_asked = asked is not None and usage.text >= asked
                 return "max_tokens" if is_asked else "model_context_window_exceeded", None
@@ -230,7 +230,7 @@ class Messages(Dialect):
 
     def _call(self, index: int, name: str, arguments: str) -> Json:
         """Return a tool call. Arguments that the text's end cut off are left out."""
-        identity = f"toolu_{self.heading.id.removeprefix(self.prefix)}_{index}"
+        identity = f"toolu_{self.base}_{index}"
         return {
             "type": "tool_use",
             "id": identity,
@@ -281,12 +281,11 @@ def read_messages(fields: Fields, output: Fields) -> ChatPrompt:
 
     Raises `ApiError` that names the message, the block or the tool.
     """
-    given = fields.list("messages", MAX_MESSAGES)
-    if not given:
+    turns = list(fields.entries("messages", MAX_MESSAGES))
+    if not turns:
         raise wrong("messages", "messages must have at least one message")
-    turns = [fields.entry("messages", at, each) for at, each in enumerate(given)]
     tools, later = _read_tools(fields)
-    chat = _Conversation(later)
+    chat = _TurnReader(later)
     if system := _read_system(fields):
         chat.messages.append({"role": "system", "content": system})
     last_user = max((at for at, turn in enumerate(turns) if turn.any("role") == "user"), default=-1)
@@ -321,21 +320,18 @@ def _read_schema(fields: Fields, name: str) -> Json | None:
     if given is None:
         return None
     _read_kind(given, ("json_schema",))
-    schema = given.any("schema")
+    schema = given.schema("schema")
     given.finish()
-    if not isinstance(schema, dict):
-        raise given.wrong("schema", "must be a JSON schema, an object")
     return schema
 
 
 def _read_tools(fields: Fields) -> tuple[list[Tool], dict[str, Tool]]:
     """Read the tools that can be called from the beginning, and those that a message must load first."""
     tools, later = list[Tool](), dict[str, Tool]()
-    for at, each in enumerate(fields.list("tools", MAX_TOOLS)):
-        entry = fields.entry("tools", at, each)
+    for entry in fields.entries("tools", MAX_TOOLS):
         kind = entry.text("type", "custom")
         if kind != "custom":
-            fields.ignore(f"tools[{at}]", f"only Anthropic's servers know tools of type {kind}")
+            entry.ignore("type", f"only Anthropic's servers know tools of type {kind}")
             continue
         tool = read_function(entry, "input_schema")
         if entry.flag("defer_loading"):
@@ -373,7 +369,7 @@ def _read_system(fields: Fields) -> str:
     return BETWEEN.join(text for text in texts if text)
 
 
-class _Conversation:
+class _TurnReader:
     """Collects a chat template's messages from Anthropic's turns.
 
     Turns of one role in a row become one message, as Anthropic documents it and as many templates demand. A

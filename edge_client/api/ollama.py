@@ -9,9 +9,9 @@ import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, assert_never
+from typing import assert_never
 
-from edge_client.api.dialect import ChoiceEnd, Dialect, Finish, Heading, Json, Usage
+from edge_client.api.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage
 from edge_client.api.errors import ApiError
 from edge_client.api.fields import MAX_TEXT, Fields
 from edge_client.api.openai import MAX_MESSAGES, read_chat
@@ -20,8 +20,8 @@ from edge_client.api.request import (
     ONE_TEXT,
     ParsedRequest,
     Prompt,
+    json_grammar,
     read_asked,
-    schema_grammar,
     with_format,
 )
 from edge_client.texts.detokenizer import Words
@@ -137,7 +137,7 @@ class _Ollama(Dialect):
         return {
             **self._object(said),
             "done": True,
-            "done_reason": "length" if end.finish is Finish.LENGTH else "stop",
+            "done_reason": "length" if end.finish is StopReason.LENGTH else "stop",
             "total_duration": _nanoseconds(waited + elapsed),
             "load_duration": _nanoseconds(waited),
             "prompt_eval_count": usage.prompt,
@@ -155,9 +155,7 @@ class OllamaChat(_Ollama):
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
-        messages = [
-            _message(fields, at, each) for at, each in enumerate(fields.list("messages", MAX_MESSAGES))
-        ]
+        messages = [_message(each) for each in fields.entries("messages", MAX_MESSAGES)]
         chat = read_chat(fields.having(messages=messages, reasoning_effort=_effort(fields)))
         _identify(chat.messages)
         return _read_asked(fields, chat)
@@ -206,14 +204,12 @@ def _generate_prompt(fields: Fields) -> Prompt:
 def _read_asked(fields: Fields, prompt: Prompt) -> ParsedRequest:
     """Read the options and the format."""
     fields.only("logprobs", (False,), "use /v1/chat/completions")
-    if fields.any("keep_alive") is not None:
-        fields.ignore("keep_alive", "the daemon loads and unloads its models by itself")
+    fields.ignore("keep_alive", "the daemon loads and unloads its models by itself")
     options = fields.object("options") or Fields({}, "options.")
     for name, allowed in UNCHANGED.items():
         options.only(name, allowed, "use temperature, top_k, top_p or min_p")
     for name in WITHOUT_EFFECT:
-        if options.any(name) is not None:
-            options.ignore(name, "the text does not depend on it here")
+        options.ignore(name, "the text does not depend on it here")
     length = options.whole("num_predict", -1, -2, MOST)  # -1 and -2: as many as fit
     seed = options.any("seed")
     own: Json = {
@@ -235,12 +231,10 @@ def _read_format(fields: Fields) -> str:
     if given in (None, ""):
         return ""
     if given == "json":
-        from common.grammar import json_object_grammar
-
-        return json_object_grammar()
+        return json_grammar("format")
     if not isinstance(given, dict):
         raise fields.wrong("format", 'must be "json" or a JSON schema')
-    return schema_grammar("format", given)
+    return json_grammar("format", given)
 
 
 def _effort(fields: Fields) -> str | None:
@@ -251,19 +245,17 @@ def _effort(fields: Fields) -> str | None:
     return fields.text("think", longest=32) or None
 
 
-def _message(fields: Fields, at: int, value: object) -> Any:
+def _message(message: Fields) -> Json:
     """Return a message in OpenAI's fields. What is wrong in it is found there."""
-    if not isinstance(value, dict):
-        return value
-    message = fields.entry("messages", at, value)
     message.only("images", ([],), OWN_TEXT_ONLY)
-    given = {name: each for name, each in value.items() if name not in ("images", "thinking", "tool_name")}
-    return {
-        **given,
-        "content": "" if message.any("content") is None else message.any("content"),
-        "reasoning_content": message.any("thinking"),
-        "name": message.any("tool_name") or message.any("name"),
-    }
+    return message.having(
+        images=None,
+        thinking=None,
+        tool_name=None,
+        content="" if message.any("content") is None else message.any("content"),
+        reasoning_content=message.any("thinking"),
+        name=message.any("tool_name") or message.any("name"),
+    ).values
 
 
 def _identify(messages: Sequence[Json]) -> None:

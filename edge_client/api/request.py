@@ -192,7 +192,7 @@ def read_asked(
         form={"usage": _read_stream_options(fields, stream), "n": n, **(form or {})},
         logprobs=logprobs,
         model=fields.text("model", longest=512),
-        sampling=_read_sampling(fields, _read_grammar(fields, own_grammar)),
+        sampling=_read_sampling(fields, own_grammar),
         left_out=frozenset(name for name, names in ADVISABLE.items() if not any(map(fields.has, names))),
         max_tokens=_read_max_tokens(fields),
         stops=read_stops(fields),
@@ -210,7 +210,7 @@ def read_asked(
         revise=ours.flag("revise"),
     )
     ours.refuse_rest()
-    return found
+    return with_format(found, "response_format", _read_format(fields))
 
 
 def with_format(asked: ParsedRequest, param: str, grammar: str) -> ParsedRequest:
@@ -222,7 +222,8 @@ def with_format(asked: ParsedRequest, param: str, grammar: str) -> ParsedRequest
         return asked
     if asked.sampling.grammar:
         raise wrong(param, f"{param} and a grammar were both given; give one of them")
-    return replace(asked, sampling=replace(asked.sampling, grammar=grammar))
+    with blaming(param):
+        return replace(asked, sampling=replace(asked.sampling, grammar=grammar))
 
 
 @contextlib.contextmanager
@@ -356,44 +357,29 @@ def _read_stream_options(fields: Fields, stream: bool) -> bool:
     return include_usage
 
 
-def _read_grammar(fields: Fields, own: str) -> str:
-    given = fields.object("response_format")
-    if given is None:
-        return own
+def _read_format(fields: Fields) -> str:
+    """Return the grammar of `response_format`: empty for text."""
+    given = fields.object("response_format") or Fields({"type": "text"})
     kind = given.choice("type", "", ("text", "json_object", "json_schema"))
-    schema = _read_schema(given) if kind == "json_schema" else None
+    schema = None
+    if kind == "json_schema":
+        inner = given.needed("json_schema")
+        inner.text("name", longest=64)
+        inner.text("description")
+        inner.flag("strict")  # always strict
+        schema = inner.schema("schema")
+        inner.finish()
     given.finish()
-    if kind == "text":
-        return own
-    if own:
-        raise wrong("response_format", "response_format and a grammar were both given; give one of them")
-    if schema is not None:
-        return schema_grammar("response_format", schema)
-    from common.grammar import json_object_grammar
-
-    return json_object_grammar()
+    return "" if kind == "text" else json_grammar("response_format", schema)
 
 
-def schema_grammar(param: str, schema: dict[str, Any]) -> str:
-    """Return the grammar of a JSON schema. Raises `ApiError` that blames `param`."""
-    from common.grammar import json_schema_grammar
+def json_grammar(param: str, schema: dict[str, Any] | None = None) -> str:
+    """Return the grammar of JSON: of any object, or what a schema allows. Raises `ApiError` that blames
+    `param`."""
+    from common.grammar import json_object_grammar, json_schema_grammar
 
     with blaming(param):
-        return json_schema_grammar(schema)
-
-
-def _read_schema(given: Fields) -> dict[str, Any]:
-    inner = given.object("json_schema")
-    if inner is None:
-        raise wrong("response_format.json_schema", "response_format.json_schema is missing")
-    inner.text("name", longest=64)
-    inner.text("description")
-    inner.flag("strict")  # always strict
-    schema = inner.any("schema")
-    inner.finish()
-    if not isinstance(schema, dict):
-        raise wrong("response_format.json_schema.schema", "the schema must be an object")
-    return schema
+        return json_object_grammar() if schema is None else json_schema_grammar(schema)
 
 
 def _read_own_grammar(ours: Fields) -> str:

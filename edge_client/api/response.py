@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from starlette.responses import Response, StreamingResponse
@@ -15,7 +15,8 @@ from common.acceptance import Acceptance, AcceptanceRule
 from common.errors import ForerunError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
-from edge_client.api.dialect import SSE, ChoiceEnd, Dialect, Finish, Heading, Usage
+from edge_client.api.dialect import SSE, ChoiceEnd, Dialect, Heading, StopReason, Usage
+from edge_client.api.dialects import BY_NAME
 from edge_client.api.errors import ApiError, api_error
 from edge_client.core.nouns import Fallback
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin, Words
@@ -72,7 +73,6 @@ class ResponseSpec:
     def from_json(
         cls,
         found: Json,
-        kinds: Mapping[str, type[Dialect]],
         begun: Sequence[Begun],
         ended: frozenset[int],
     ) -> ResponseSpec:
@@ -84,7 +84,7 @@ class ResponseSpec:
         requests = tuple(map(_read_request, found["requests"]))
         started = (*begun, *(NOTHING for _ in requests))
         return cls(
-            kinds[found["shape"]],
+            BY_NAME[found["shape"]],
             Heading(**found["heading"]),
             tuple(replace(each, begun=part) for each, part in zip(requests, started, strict=False)),
             MessageForm(**found["message"]),
@@ -129,7 +129,7 @@ PLAIN = (*LISTS, "references", "id", "logprobs", "revises", "policy", "recall")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ResponsePart:
     """Holds chunks of a response that belong together, and the tokens that came with them.
 
     The tokens are of one choice; their text may still be held back.
@@ -163,8 +163,8 @@ class _Choice:
         assert answer.finish is not None, "the text has ended"
         calls = self.message.calls
         is_cut = answer.stopped_by is not None and calls and arguments_object(calls[-1].arguments) is None
-        finish = Finish.CALLS if calls and not is_cut else Finish.STOP
-        finish = Finish.LENGTH if answer.finish is FinishReason.LENGTH else finish
+        finish = StopReason.CALLS if calls and not is_cut else StopReason.STOP
+        finish = StopReason.LENGTH if answer.finish is FinishReason.LENGTH else finish
         self.end = ChoiceEnd(finish, answer.stopped_by, summary(live))
         self.usage = Usage(
             prompt=len(answer.request.prompt),
@@ -194,7 +194,7 @@ class _Writing:
         self.choices = [_Choice(MessageReader(spec.message)) for _ in spec.requests]
         self._prompt_read = asyncio.Event()  # by the first text, so the others find it in the prefix cache
 
-    async def parts(self, places: Sequence[QueuePlace]) -> AsyncGenerator[Part]:
+    async def parts(self, places: Sequence[QueuePlace]) -> AsyncGenerator[ResponsePart]:
         """Yield the parts of all texts as they are written. Raises the `ForerunError` that ends one."""
         one = [self._one(at, places[at] if places else None) for at in range(len(self.choices))]
         if len(one) == 1:
@@ -202,9 +202,9 @@ class _Writing:
                 async for part in found:
                     yield part
             return
-        queue = asyncio.Queue[Part | Exception | None]()
+        queue = asyncio.Queue[ResponsePart | Exception | None]()
 
-        async def write(found: AsyncGenerator[Part]) -> None:
+        async def write(found: AsyncGenerator[ResponsePart]) -> None:
             try:
                 async with contextlib.aclosing(found):
                     async for part in found:
@@ -220,7 +220,7 @@ class _Writing:
                 match await queue.get():
                     case None:
                         num_left -= 1
-                    case Part() as part:
+                    case ResponsePart() as part:
                         yield part
                     case error:
                         raise error
@@ -229,7 +229,7 @@ class _Writing:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _one(self, index: int, place: QueuePlace | None) -> AsyncGenerator[Part]:
+    async def _one(self, index: int, place: QueuePlace | None) -> AsyncGenerator[ResponsePart]:
         """Yield the parts of one text. The part that ends the last text also ends the response."""
         spec, dialect, choice = self._spec, self._dialect, self.choices[index]
         if index:
@@ -238,7 +238,9 @@ class _Writing:
             answer = live.answer
             dialect.added(choice.feed(answer.begun), {}, index)  # sent by the earlier run
             if index not in spec.ended:
-                yield Part(dialect.added((), {"mode": answer.account.mode, "notes": live.notes}, index))
+                yield ResponsePart(
+                    dialect.added((), {"mode": answer.account.mode, "notes": live.notes}, index)
+                )
             told, last = len(answer.tokens), list[Json]()
             async with contextlib.aclosing(answer.events()) as events:
                 async for event in events:
@@ -254,7 +256,7 @@ class _Writing:
                     new = answer.since(told)
                     told += len(new.tokens)
                     if chunks or new.tokens:
-                        yield Part(chunks, new, index)
+                        yield ResponsePart(chunks, new, index)
             self._prompt_read.set()
             rest, end = choice.finish(live)
             last += dialect.added(rest, {}, index) + dialect.choice_end(end, index)
@@ -263,7 +265,7 @@ class _Writing:
             is_last = len(ends) == len(self.choices)
             if is_last:
                 chunks += dialect.end(ends[0], self.usage)
-            yield Part(chunks, answer.since(told), index, ends=True, is_last=is_last)
+            yield ResponsePart(chunks, answer.since(told), index, ends=True, is_last=is_last)
 
     @property
     def ends(self) -> list[ChoiceEnd]:
@@ -290,14 +292,14 @@ async def parts(
     dialect: Dialect,
     places: Sequence[QueuePlace] = (),
     resumed: bool = False,
-) -> AsyncGenerator[Part]:
+) -> AsyncGenerator[ResponsePart]:
     """Yield a response in parts. The last one holds the end of all texts, or an error.
 
     `places` are the texts' places in the queue. A `resumed` response goes on after what an earlier run sent.
     """
     first = dialect.first(Usage(prompt=len(spec.requests[0].prompt)))
     if not resumed:
-        yield Part(first)
+        yield ResponsePart(first)
     try:
         async with contextlib.aclosing(_Writing(texts, spec, dialect).parts(places)) as found:
             async for part in found:
@@ -305,7 +307,7 @@ async def parts(
     except Exception as error:  # outermost frame of a response: its reader must learn that it ended
         if not isinstance(error, ForerunError | ApiError):
             logger.exception("! a text failed")
-        yield Part(dialect.failed(api_error(error)), is_last=True, failed=True)
+        yield ResponsePart(dialect.failed(api_error(error)), is_last=True, failed=True)
 
 
 async def whole(texts: TextService, spec: ResponseSpec) -> Json:

@@ -6,7 +6,7 @@ The format is that of https://developers.openai.com/api/reference/resources/resp
 from __future__ import annotations
 
 from edge_client.api.dialect import Json
-from edge_client.api.errors import unsupported, wrong
+from edge_client.api.errors import unsupported
 from edge_client.api.fields import MAX_TEXT, Fields
 from edge_client.api.openai import (
     MAX_ID,
@@ -15,6 +15,7 @@ from edge_client.api.openai import (
     ROLES,
     read_content,
     read_function,
+    read_name,
     tool_call,
 )
 from edge_client.api.request import CallRule, Tool, Tools
@@ -32,13 +33,13 @@ def read_items(fields: Fields, instructions: str) -> list[Json]:
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not 0 < len(given) <= MAX_ITEMS:
         raise fields.wrong("input", f"must be a string or a list of 1 to {MAX_ITEMS} items")
-    found = _Conversation([{"role": "system", "content": instructions}] if instructions else [])
+    found = _ItemReader([{"role": "system", "content": instructions}] if instructions else [])
     for at, each in enumerate(given):
         found.add(fields.entry("input", at, each))
     return found.messages
 
 
-class _Conversation:
+class _ItemReader:
     """Collects messages from items. An assistant's reasoning, text and calls in a row are one message."""
 
     def __init__(self, messages: list[Json]) -> None:
@@ -82,13 +83,11 @@ class _Conversation:
         thought = "\n".join(each for each in texts if isinstance(each, str))
         if thought:
             self.messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
-        elif item.any("encrypted_content") is not None:
+        else:
             item.ignore("encrypted_content", "only the server that encrypted it can read it")
 
     def _call(self, item: Fields, is_custom: bool) -> None:
-        identity, name = item.text("call_id", longest=MAX_ID), item.text("name", longest=MAX_TOOL_NAME)
-        if not name:
-            raise wrong(f"{item.at}name", f"{item.at}name is missing")
+        identity, name = item.text("call_id", longest=MAX_ID), read_name(item)
         name = flat_name(item.text("namespace", longest=MAX_TOOL_NAME), name)
         text = item.text("input" if is_custom else "arguments", longest=MAX_TEXT)
         self._names[identity] = name
@@ -151,14 +150,9 @@ class ReadTools:
         return True
 
     def _read_namespace(self, tool: Fields) -> bool:
-        name = tool.text("name", longest=MAX_TOOL_NAME)
         tool.text("description")
-        if not name:
-            raise wrong(f"{tool.at}name", f"{tool.at}name is missing")
-        found = [
-            self._read(tool.entry("tools", at, each), name)
-            for at, each in enumerate(tool.list("tools", MAX_TOOLS))
-        ]
+        name = read_name(tool)
+        found = [self._read(each, name) for each in tool.entries("tools", MAX_TOOLS)]
         return any(found)
 
     def _chosen(self, fields: Fields) -> Tools:
@@ -180,10 +174,7 @@ class ReadTools:
                 return Tools(listed, CallRule.REQUIRED, _called(choice), parallel)
             case "allowed_tools":
                 rule = CallRule(choice.choice("mode", "auto", ("auto", "required")))
-                allowed = [
-                    choice.entry("tools", at, each) for at, each in enumerate(choice.list("tools", MAX_TOOLS))
-                ]
-                names = {_called(each) for each in allowed}
+                names = {_called(each) for each in choice.entries("tools", MAX_TOOLS)}
                 return Tools(tuple(each for each in listed if each.name in names), rule, parallel=parallel)
         raise unsupported("tool_choice", f"tool_choice {must}")
 
@@ -192,7 +183,7 @@ def _called(choice: Fields) -> str:
     """Return the name under which the model calls a chosen tool."""
     name = choice.text("name", longest=MAX_TOOL_NAME)
     if not name and choice.text("type", longest=64) in ("function", "custom"):
-        raise wrong(f"{choice.at}name", f"{choice.at}name is missing")
+        raise choice.missing("name")
     return flat_name(choice.text("namespace", longest=MAX_TOOL_NAME), name)
 
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_client.api.dialect import ChoiceEnd, Dialect, Finish, Heading, Json, Usage, named_frame
+from edge_client.api.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage, named_frame
 from edge_client.api.errors import TOO_LONG, ApiError, unsupported
 from edge_client.api.fields import MAX_TEXT, Fields
 from edge_client.api.openai import MAX_LOGPROBS, logprob_entries
-from edge_client.api.request import MOST, ParsedRequest, make_chat, read_asked, schema_grammar, with_format
+from edge_client.api.request import MOST, ParsedRequest, json_grammar, make_chat, read_asked, with_format
 from edge_client.api.response_items import INPUT, ReadTools, read_items
-from edge_client.texts.detokenizer import TextSpan, Words
+from edge_client.texts.detokenizer import TextSpan, Words, text_of
 from edge_client.texts.message import (
     ArgumentsAdded,
     CallBegun,
@@ -104,11 +104,11 @@ class Responses(Dialect):
 
     def choice_end(self, end: ChoiceEnd, choice: int) -> list[Json]:
         chunks = self._write_message(self._held) if self._held and not self._output and not self._item else []
-        chunks += self._close("incomplete" if end.finish is Finish.LENGTH else "completed")
+        chunks += self._close("incomplete" if end.finish is StopReason.LENGTH else "completed")
         return self._marked(chunks, {})
 
     def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
-        is_cut = end.finish is Finish.LENGTH
+        is_cut = end.finish is StopReason.LENGTH
         status = "incomplete" if is_cut else "completed"
         response = self._response(
             status,
@@ -151,7 +151,7 @@ class Responses(Dialect):
 
     def _write_content(self, spans: Sequence[TextSpan]) -> list[Json]:
         """Add text to the message. White space alone begins none, as it often stands between two calls."""
-        if not self._is_open("message") and not _text_of([*self._held, *spans]).strip():
+        if not self._is_open("message") and not text_of([*self._held, *spans]).strip():
             self._held += spans
             return []
         return self._write_message([*self._held, *spans])
@@ -162,7 +162,7 @@ class Responses(Dialect):
             chunks = self._open({"type": "message", "role": "assistant", "content": []}, "msg")
             chunks.append(self._event("content_part.added", content_index=0, part=_output_text("", [])))
         self._held = []
-        text, entries = _text_of(spans), logprob_entries(self.words, spans)
+        text, entries = text_of(spans), logprob_entries(self.words, spans)
         if text or entries:
             self._text.append(text)
             self._logprobs += entries
@@ -181,7 +181,7 @@ class Responses(Dialect):
 
     def _begin_call(self, called: str) -> list[Json]:
         own = self.heading.form["calls"].get(called, {"type": "function", "name": called, "namespace": ""})
-        item = {"call_id": f"call_{self._base}_{self._num_calls}", "name": own["name"]}
+        item = {"call_id": f"call_{self.base}_{self._num_calls}", "name": own["name"]}
         if own["namespace"]:
             item["namespace"] = own["namespace"]
         self._num_calls += 1
@@ -192,7 +192,7 @@ class Responses(Dialect):
     def _open(self, item: Json, prefix: str) -> list[Json]:
         """Begin an item after the end of the one before."""
         chunks = self._close("completed")
-        self._item = {"id": f"{prefix}_{self._base}_{len(self._output)}", "status": "in_progress", **item}
+        self._item = {"id": f"{prefix}_{self.base}_{len(self._output)}", "status": "in_progress", **item}
         return [*chunks, self._item_event("output_item.added")]
 
     def _close(self, status: str) -> list[Json]:
@@ -232,11 +232,6 @@ class Responses(Dialect):
         return self._item is not None and self._item["type"] == kind
 
     # Objects ----------------------------------------------------------------------------------------------
-
-    @property
-    def _base(self) -> str:
-        """Return what all ids of this response share."""
-        return self.heading.id.removeprefix(self.prefix)
 
     def _event(self, kind: str, **more: Any) -> Json:
         assert self._item is not None, "events of an item"
@@ -359,15 +354,11 @@ def _read_format(fields: Fields) -> _Format:
     if kind == "text":
         return _Format("", {"type": kind})
     if kind == "json_object":
-        from common.grammar import json_object_grammar
-
-        return _Format(json_object_grammar(), {"type": kind})
-    schema = given.any("schema")
-    if not isinstance(schema, dict):
-        raise given.wrong("schema", "must be a JSON schema, an object")
+        return _Format(json_grammar("text.format"), {"type": kind})
+    schema = given.schema("schema")
     name, strict = given.text("name", longest=64), given.flag("strict", True)  # always strict
     told = {"type": kind, "name": name, "schema": schema, "strict": strict}
-    return _Format(schema_grammar("text.format", schema), told)
+    return _Format(json_grammar("text.format", schema), told)
 
 
 def _parts(message: Message) -> list[MessagePart]:
@@ -410,7 +401,3 @@ def _output_text(text: str, logprobs: list[Json]) -> Json:
 
 def _reasoning(text: str) -> Json:
     return {"type": "reasoning_text", "text": text}
-
-
-def _text_of(spans: Sequence[TextSpan]) -> str:
-    return "".join(each.text for each in spans)

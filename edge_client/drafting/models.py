@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
+from common.child import available_memory
 from common.vocabulary import Vocabulary
 from edge_client.drafting.model import DraftModel
 from edge_client.llama.measure_pace import KeptPaces
@@ -73,13 +73,3 @@ class DraftModels:
             if self._available() >= needed:
                 return
             await model.unload()
-
-
-def available_memory() -> int:
-    """Return the bytes that Linux can give to programs without swapping; 0 on other systems."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    found = dict(line.split(":", 1) for line in lines if ":" in line)
-    return int(found.get("MemAvailable", "0").split()[0]) * 1024

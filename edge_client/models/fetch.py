@@ -25,7 +25,7 @@ from edge_client.models.store import (
     parts_of,
     write_json,
 )
-from edge_client.models.web import Credentials, Source, is_private, open_source
+from edge_client.models.web import Credentials, FileSource, is_private, open_source
 
 MOST_FAILURES = 4
 """Attempts in a row without a byte before the fetch fails. The next fetch resumes from its bytes."""
@@ -74,8 +74,8 @@ def fetch(
     return manifest
 
 
-def _all_of(name: ModelName, part: _Part, credentials: Credentials, world: FetchSurroundings) -> Source:
-    """Ask until the file is whole. Return the server's last `Source`."""
+def _all_of(name: ModelName, part: _Part, credentials: Credentials, world: FetchSurroundings) -> FileSource:
+    """Ask until the file is whole. Return the server's last `FileSource`."""
     failures, furthest = 0, part.size
     while True:
         misfits = part.num_misfits
@@ -94,7 +94,7 @@ def _all_of(name: ModelName, part: _Part, credentials: Credentials, world: Fetch
         world.pause(FIRST_PAUSE * 2 ** max(0, failures - 1))
 
 
-def _some_of(name: ModelName, part: _Part, credentials: Credentials) -> Source | None:
+def _some_of(name: ModelName, part: _Part, credentials: Credentials) -> FileSource | None:
     """Ask once and keep the bytes. Return the source if the file is whole, else None."""
     source = open_source(name.url, part.resumable, credentials)
     with contextlib.closing(source.response):
@@ -148,7 +148,7 @@ class _Part:
         """Return the bytes to resume after, if the server still has the same file."""
         return self.size if self._known_identity() else 0
 
-    def fits(self, source: Source) -> bool:
+    def fits(self, source: FileSource) -> bool:
         """Tell whether the source continues FILE.part. Raises `UserError` for a wrong hash."""
         if self._sha256 and source.sha256 and source.sha256 != self._sha256:
             raise UserError(
@@ -159,7 +159,7 @@ class _Part:
         same = source.identity == self._known_identity()
         return same and source.start == self.size and not (source.ends_before and source.size != self.size)
 
-    def begin(self, source: Source) -> None:
+    def begin(self, source: FileSource) -> None:
         """Make room for the file's rest. Raises `CapacityError` if the disk is full."""
         if not source.start:
             self.clear()

@@ -42,7 +42,7 @@ class Credentials:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FileSource:
     """Describes a file by the headers of a server's response."""
 
     response: Any  # to `read` from and to `close`
@@ -54,7 +54,7 @@ class Source:
     ends_before: bool = False  # the file has no bytes beyond `start`
 
 
-def open_source(url: str, start: int, credentials: Credentials) -> Source:
+def open_source(url: str, start: int, credentials: Credentials) -> FileSource:
     """Ask for a file from byte `start` on, through redirects.
 
     Raises `UnavailableError` if a retry may help, else `UserError`.
@@ -139,7 +139,7 @@ def _is_this_machine(url: str) -> bool:
     return found.is_loopback or found.is_unspecified
 
 
-def _source(response: Any, url: str, start: int, told: Mapping[str, str]) -> Source:
+def _source(response: Any, url: str, start: int, told: Mapping[str, str]) -> FileSource:
     headers: Message = response.headers
     if headers.get("Content-Encoding", "identity") != "identity":
         response.close()
@@ -157,7 +157,7 @@ def _source(response: Any, url: str, start: int, told: Mapping[str, str]) -> Sou
     identity = sha256 or tag or headers.get("Last-Modified", "")
     ended = response.status == 416
     commit = told.get("x-repo-commit", "")
-    return Source(response, start if ended else begins, size, sha256, identity, commit, ended)
+    return FileSource(response, start if ended else begins, size, sha256, identity, commit, ended)
 
 
 def _hash_told(told: Mapping[str, str]) -> str:

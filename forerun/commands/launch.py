@@ -40,7 +40,7 @@ OUTPUT_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ModelAccess:
     """Says how agents reach the daemon, and with which model."""
 
     url: str  # without /v1
@@ -69,10 +69,10 @@ class Agent:
     """Describes one agent."""
 
     install: str  # the command that installs it
-    start: Callable[[Connection], Start]
+    start: Callable[[ModelAccess], Start]
 
 
-def _codex(to: Connection) -> Start:
+def _codex(to: ModelAccess) -> Start:
     """Override Codex' configuration: https://developers.openai.com/codex/config-reference
 
     Only with a command for the token Codex asks the daemon for its models, with context and instructions.
@@ -95,7 +95,7 @@ def _codex(to: Connection) -> Start:
     return Start("FORERUN_TOKEN", [word for each in values for word in ("-c", each)])
 
 
-def _claude(to: Connection) -> Start:
+def _claude(to: ModelAccess) -> Start:
     """Set Claude Code's variables: https://docs.claude.com/en/docs/claude-code/settings"""
     models = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL")
     environment = {
@@ -111,7 +111,7 @@ def _claude(to: Connection) -> Start:
     return Start("ANTHROPIC_AUTH_TOKEN", (), environment)
 
 
-def _opencode(to: Connection) -> Start:
+def _opencode(to: ModelAccess) -> Start:
     """Add a provider to opencode's configuration: https://opencode.ai/docs/providers"""
     model: dict[str, Any] = {"name": to.model}
     if to.context is not None:
@@ -127,7 +127,7 @@ def _opencode(to: Connection) -> Start:
     return Start("FORERUN_TOKEN", (), {"OPENCODE_CONFIG_CONTENT": json.dumps(content, ensure_ascii=False)})
 
 
-def _aider(to: Connection) -> Start:
+def _aider(to: ModelAccess) -> Start:
     """Set aider's options: https://aider.chat/docs/llms/openai-compat.html"""
     options = ("--openai-api-base", f"{to.url}/v1", "--model", f"openai/{to.model}")
     return Start("OPENAI_API_KEY", (*options, "--no-show-model-warnings"))
@@ -179,11 +179,11 @@ def _run(options: LaunchOptions, arguments: Sequence[str]) -> int:
     _become(found, words, {**os.environ, **start.environment, start.token_name: _token(record)})
 
 
-def _connection(record: DaemonRecord, model: str) -> Connection:
+def _connection(record: DaemonRecord, model: str) -> ModelAccess:
     """Ask the daemon for the model of this name, or for its first. Raise `ForerunError`."""
     url, client = url_of(record), client_of(record)
     card = client.get(f"/v1/models/{quote(model)}") if model else client.get("/v1/models")["data"][0]
-    return Connection(url, card["id"], card["meta"]["max_positions"], record.token_file)
+    return ModelAccess(url, card["id"], card["meta"]["max_positions"], record.token_file)
 
 
 def _token(record: DaemonRecord) -> str:

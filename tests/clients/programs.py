@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from forerun.commands.launch import AGENTS, Connection
+from forerun.commands.launch import AGENTS, ModelAccess
 from tests.clients.scripted import MODEL, NUM_SLOTS
 from tests.conftest import program
 from tests.edge_client.api.served import TOKEN
@@ -29,7 +29,7 @@ IN_ITS_ENVIRONMENT = (
 
 def launch(agent: str, address: str) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the options and the environment of `forerun launch`."""
-    start = AGENTS[agent].start(Connection(f"http://{address}", MODEL, NUM_SLOTS))
+    start = AGENTS[agent].start(ModelAccess(f"http://{address}", MODEL, NUM_SLOTS))
     return tuple(start.options), {**start.environment, start.token_name: TOKEN}
 
 

@@ -120,10 +120,10 @@ def _every_length(lab: _Lab, longest: int) -> Iterator[_Pair]:
 
 def _every_shape(lab: _Lab, path: IntArray, alone: Sequence[Tensor]) -> Iterator[_Pair]:
     """A path whose rows were evaluated alone, as a chunk of a prompt and as a branch of a tree."""
-    chunk = _Part(path, range(-1, len(path) - 1))
+    chunk = _Rows(path, range(-1, len(path) - 1))
     wrong = np.repeat(path, 2)  # after each row a sibling of the next one
     wrong[1::2] = lab.tokens(len(path))
-    tree = _Part(wrong, [-1, *(row // 2 * 2 for row in range(len(wrong) - 1))])
+    tree = _Rows(wrong, [-1, *(row // 2 * 2 for row in range(len(wrong) - 1))])
     for length, (one, other) in enumerate(zip(alone, lab.mixed([chunk]), strict=True), 1):
         yield _Pair("in a chunk of a prompt", length, one, other)
     for length, (one, other) in enumerate(zip(alone, lab.mixed([tree])[::2], strict=True), 1):
@@ -141,7 +141,7 @@ def _lengths(longest: int, random: np.random.Generator) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Rows:
     """Rows to evaluate below a prefix of slots; all their logits are wanted."""
 
     tokens: IntArray
@@ -163,24 +163,24 @@ class _Lab:
         count = min(NUM_WRITTEN, engine.info.max_positions - MOST_STRANGE)
         self._written, self._free = slots[:count], slots[count:]
         self._engine.logits(
-            StepPlan((_item(_Part(self.tokens(count), range(-1, count - 1)), self._written),))
+            StepPlan((_item(_Rows(self.tokens(count), range(-1, count - 1)), self._written),))
         )
 
     def tokens(self, count: int) -> IntArray:
         return self.random.integers(self._engine.info.vocab_size, size=count).astype(np.int32)
 
-    def tip(self, length: int) -> _Part:
+    def tip(self, length: int) -> _Rows:
         """Return a row of `length` keys, its own included."""
-        return _Part(self.tokens(1), [-1], self.random.choice(self._written, length - 1))
+        return _Rows(self.tokens(1), [-1], self.random.choice(self._written, length - 1))
 
-    def step(self, parts: Sequence[_Part]) -> list[Tensor]:
+    def step(self, parts: Sequence[_Rows]) -> list[Tensor]:
         """Return the logits float32 [V] of all rows of one step."""
         ends = np.cumsum([len(part.tokens) for part in parts])
         slots = np.split(self._free[: ends[-1]], ends[:-1])
         items = [_item(part, own) for part, own in zip(parts, slots, strict=True)]
         return list(self._engine.logits(StepPlan(tuple(items))))
 
-    def mixed(self, parts: Sequence[_Part]) -> list[Tensor]:
+    def mixed(self, parts: Sequence[_Rows]) -> list[Tensor]:
         """Evaluate the rows in random order with strangers between them, and return the rows' logits."""
         strangers = [self._stranger() for _ in range(3)]
         everyone = [*parts, *strangers]
@@ -193,15 +193,15 @@ class _Lab:
         """Return the path's logits, each row in a step of its own, as in plain decoding."""
         slots, logits = self._free[-len(path) :], list[Tensor]()
         for row in range(len(path)):
-            part = _Part(path[row : row + 1], [-1], slots[:row])
+            part = _Rows(path[row : row + 1], [-1], slots[:row])
             logits += self._engine.logits(StepPlan((_item(part, slots[row : row + 1]),)))
         return logits
 
-    def _stranger(self) -> _Part:
+    def _stranger(self) -> _Rows:
         count = int(self.random.integers(1, MOST_STRANGE + 1))
         prefix = self.random.choice(self._written, int(self.random.integers(len(self._written))))
-        return _Part(self.tokens(count), range(-1, count - 1), prefix)
+        return _Rows(self.tokens(count), range(-1, count - 1), prefix)
 
 
-def _item(part: _Part, slots: IntArray) -> StepItem:
+def _item(part: _Rows, slots: IntArray) -> StepItem:
     return item_of(part.parents, slots, part.prefix, tokens=part.tokens, outputs=range(len(slots)))

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from edge_client.api.dialect import ChoiceEnd, Finish, Heading, Usage
+from edge_client.api.dialect import ChoiceEnd, StopReason, Usage
 from edge_client.api.errors import ApiError
 from edge_client.api.fields import Fields
-from edge_client.api.messages import Messages
+from edge_client.api.messages import AnthropicMessages
 from edge_client.api.request import CallRule, ChatPrompt
-from edge_client.texts.detokenizer import TextSpan
-from edge_client.texts.message import (
-    ArgumentsAdded,
-    CallBegun,
-    ContentAdded,
-    Message,
-    MessagePart,
-    ReasoningAdded,
-)
+from edge_client.texts.message import ArgumentsAdded, CallBegun, Message, MessagePart
+from tests.edge_client.api.test_dialects import ENDED, message_of, said, streamed, thought
+from tests.edge_client.api.test_dialects import messages_dialect as formed
 
 Json = dict[str, Any]
 
@@ -41,7 +32,7 @@ CALLED: Json = {
 
 def chat(**body: Any) -> ChatPrompt:
     """What a request asks the template for."""
-    prompt = Messages.read(Fields({"messages": [USER], **body})).prompt
+    prompt = AnthropicMessages.read(Fields({"messages": [USER], **body})).prompt
     assert isinstance(prompt, ChatPrompt)
     return prompt
 
@@ -230,7 +221,7 @@ def test_thinking_switches_the_templates_reasoning(fields: Json, settings: Json)
 
 
 def test_limits() -> None:
-    asked = Messages.read(Fields({"messages": [USER], "max_tokens": 9, "stop_sequences": ["a"]}))
+    asked = AnthropicMessages.read(Fields({"messages": [USER], "max_tokens": 9, "stop_sequences": ["a"]}))
     assert (asked.max_tokens, asked.form["max_tokens"], asked.stops) == (9, 9, ("a",))
 
 
@@ -239,7 +230,7 @@ def test_limits() -> None:
 def test_a_format_is_a_grammar(name: str) -> None:
     form = {"type": "json_schema", "schema": SCHEMA}
     body = {"messages": [USER], name: {"format": form} if name == "output_config" else form}
-    assert Messages.read(Fields(body)).sampling.grammar
+    assert AnthropicMessages.read(Fields(body)).sampling.grammar
 
 
 def content(*blocks: Any) -> list[Json]:
@@ -286,14 +277,14 @@ def test_a_format_and_a_grammar_exclude_each_other() -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
     body = {"messages": [USER], "output_config": {"format": form}, "forerun": {"regex": "a+"}}
     with pytest.raises(ApiError) as refused:
-        Messages.read(Fields(body))
+        AnthropicMessages.read(Fields(body))
     assert refused.value.param == "output_config.format"
 
 
 @pytest.mark.parametrize(("body", "param"), WRONG, ids=str)
 def test_what_is_wrong_is_refused_by_its_field(body: Json, param: str) -> None:
     with pytest.raises(ApiError) as refused:
-        Messages.read(Fields({"messages": [USER], **body}))
+        AnthropicMessages.read(Fields({"messages": [USER], **body}))
     assert (refused.value.status, refused.value.param) == (400, param)
     assert param in str(refused.value)
 
@@ -301,32 +292,11 @@ def test_what_is_wrong_is_refused_by_its_field(body: Json, param: str) -> None:
 # Responses --------------------------------------------------------------------------------------------------
 
 
-def said(text: str) -> ContentAdded:
-    return ContentAdded((TextSpan(text, None),))
-
-
-def thought(text: str) -> ReasoningAdded:
-    return ReasoningAdded((TextSpan(text, None),))
-
-
 PARTS: list[MessagePart] = [
     thought("let me"), thought(" see"), said("\n"), said("\n"), said(""), said("I look"), said(" it up"),
     CallBegun(0, "f"), ArgumentsAdded(0, '{"x":'), ArgumentsAdded(0, ' "a"}'), said("\n"),
     CallBegun(1, "g"), ArgumentsAdded(1, ""), ArgumentsAdded(1, "{}"),
 ]  # fmt: skip
-
-
-def formed(max_tokens: int | None = 9) -> Messages:
-    return Messages(Heading("msg_1", 0, "tiny", "fp", {"max_tokens": max_tokens}), None)
-
-
-def streamed(groups: Sequence[Sequence[MessagePart]], end: ChoiceEnd, usage: Usage) -> list[Json]:
-    """All chunks of a text whose parts come in these groups."""
-    dialect = formed()
-    chunks = dialect.first(Usage(prompt=usage.prompt))
-    for group in groups:
-        chunks += dialect.added(group, {}, 0)
-    return [*chunks, *dialect.choice_end(end, 0), *dialect.end(end, usage)]
 
 
 def assembled(chunks: Sequence[Json]) -> list[Json]:
@@ -359,11 +329,8 @@ def assembled(chunks: Sequence[Json]) -> list[Json]:
     return blocks
 
 
-ENDED = ChoiceEnd(Finish.CALLS, None, {"mode": "ahead"})
-
-
 def test_parts_become_blocks() -> None:
-    chunks = streamed([PARTS], ENDED, Usage(prompt=10, cached=4, text=8, reasoning=2))
+    chunks = streamed(formed(), [PARTS], usage=Usage(prompt=10, cached=4, text=8, reasoning=2))
     assert [(each["type"], each["given"]) for each in assembled(chunks)] == [
         ("thinking", "let me see"),
         ("text", "\n\nI look it up"),
@@ -379,15 +346,13 @@ def test_parts_become_blocks() -> None:
     assert last["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     usage = last["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (6, 4, 8)
-    assert last["forerun"] == {"mode": "ahead"}
+    assert last["forerun"] == ENDED.ours
 
 
 def test_a_whole_response_holds_what_a_stream_does() -> None:
     usage = Usage(prompt=10, text=8)
-    message = Message()
-    message.add(PARTS)
-    whole = formed().whole([(message, ENDED)], usage)
-    blocks = assembled(streamed([PARTS], ENDED, usage))
+    whole = formed().whole([(message_of(PARTS), ENDED)], usage)
+    blocks = assembled(streamed(formed(), [PARTS], usage=usage))
     assert [each["type"] for each in whole["content"]] == [each["type"] for each in blocks]
     assert whole["content"][0]["thinking"] == blocks[0]["given"]
     assert whole["content"][1]["text"].strip() == blocks[1]["given"].strip()
@@ -396,43 +361,26 @@ def test_a_whole_response_holds_what_a_stream_does() -> None:
     assert (whole["type"], whole["role"], whole["stop_reason"]) == ("message", "assistant", "tool_use")
 
 
-@given(st.sets(st.integers(1, len(PARTS) - 1)), st.integers(0, len(PARTS)))
-def test_events_do_not_depend_on_where_parts_were_cut_or_a_daemon_restarted(
-    cuts: set[int], restart: int
-) -> None:
-    usage = Usage(prompt=3, text=5)
-    bounds = [0, *sorted(cuts), len(PARTS)]
-    groups = [PARTS[a:b] for a, b in pairwise(bounds)]
-    expected = streamed([PARTS], ENDED, usage)
-    assert streamed(groups, ENDED, usage) == expected
-    first, second = formed(), formed()
-    before = [*first.first(Usage(prompt=3)), *first.added(PARTS[:restart], {}, 0)]
-    second.added(PARTS[:restart], {}, 0)  # was sent
-    after = [*second.added(PARTS[restart:], {}, 0), *second.choice_end(ENDED, 0), *second.end(ENDED, usage)]
-    assert before + after == expected
-
-
 @pytest.mark.parametrize(
     ("finish", "stopped_by", "num_tokens", "reason"),
     [
-        (Finish.STOP, None, 3, "end_turn"),
-        (Finish.STOP, "ab", 3, "stop_sequence"),
-        (Finish.CALLS, None, 3, "tool_use"),
-        (Finish.LENGTH, None, 9, "max_tokens"),
-        (Finish.LENGTH, None, 8, "model_context_window_exceeded"),
+        (StopReason.STOP, None, 3, "end_turn"),
+        (StopReason.STOP, "ab", 3, "stop_sequence"),
+        (StopReason.CALLS, None, 3, "tool_use"),
+        (StopReason.LENGTH, None, 9, "max_tokens"),
+        (StopReason.LENGTH, None, 8, "model_context_window_exceeded"),
     ],
 )
-def test_why_a_text_ended(finish: Finish, stopped_by: str | None, num_tokens: int, reason: str) -> None:
+def test_why_a_text_ended(finish: StopReason, stopped_by: str | None, num_tokens: int, reason: str) -> None:
     end, usage = ChoiceEnd(finish, stopped_by, {}), Usage(prompt=1, text=num_tokens)
-    delta = streamed([], end, usage)[-2]["delta"]
+    delta = streamed(formed(), [], end, usage)[-2]["delta"]
     assert delta == {"stop_reason": reason, "stop_sequence": stopped_by}
     assert formed().whole([(Message(), end)], usage)["stop_reason"] == reason
 
 
 def test_arguments_that_the_end_cut_off_are_none() -> None:
-    message = Message()
-    message.add([CallBegun(0, "f"), ArgumentsAdded(0, '{"x": "a')])
-    end = ChoiceEnd(Finish.LENGTH, None, {})
+    message = message_of([CallBegun(0, "f"), ArgumentsAdded(0, '{"x": "a')])
+    end = ChoiceEnd(StopReason.LENGTH, None, {})
     (call,) = formed().whole([(message, end)], Usage(prompt=1, text=9))["content"]
     assert (call["name"], call["input"]) == ("f", {})
 
@@ -460,11 +408,11 @@ def test_an_event_is_named_and_counted() -> None:
     ],
 )
 def test_errors_have_anthropics_types(status: int, kind: str) -> None:
-    told = Messages.error(ApiError(status, "words"))
+    told = AnthropicMessages.error(ApiError(status, "words"))
     assert told == {"type": "error", "error": {"type": kind, "message": "words"}}
     assert formed().failed(ApiError(status, "words")) == [told]
 
 
 def test_a_conversation_that_is_too_long_is_told_in_the_words_that_clients_shorten_it_after() -> None:
     error = ApiError(400, "words", code="context_length_exceeded")
-    assert Messages.error(error)["error"]["message"].startswith("prompt is too long: ")
+    assert AnthropicMessages.error(error)["error"]["message"].startswith("prompt is too long: ")

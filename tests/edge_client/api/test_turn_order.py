@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge_client.api.call_style import call_style
 from edge_client.api.dialect import Dialect
 from edge_client.api.fields import Fields
-from edge_client.api.messages import Messages
+from edge_client.api.messages import AnthropicMessages
 from edge_client.api.request import ChatPrompt
 from edge_client.api.responses import Responses
 from edge_client.api.turn_order import TurnOrder, is_plain, one_call_each
@@ -82,7 +82,9 @@ def rendered(name: str, dialect: type[Dialect], body: Json) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("dialect", "body", "count"), [(Responses, CODEX, 9), (Messages, CLAUDE_CODE, 6)])
+@pytest.mark.parametrize(
+    ("dialect", "body", "count"), [(Responses, CODEX, 9), (AnthropicMessages, CLAUDE_CODE, 6)]
+)
 def test_the_turns_of_agents_are_rendered_in_their_order(
     name: str, dialect: type[Dialect], body: Json, count: int
 ) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from common.child import available_memory
 from edge_client.drafting.model import DraftModel, ModelState
-from edge_client.drafting.models import MEMORY, DraftModels, OpenedDraft, available_memory
+from edge_client.drafting.models import MEMORY, DraftModels, OpenedDraft
 from edge_client.llama.model import LlamaSettings
 from edge_client.process.paths import EdgePaths
 

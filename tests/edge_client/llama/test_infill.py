@@ -9,13 +9,9 @@ import pytest
 from common.vocabulary import Vocabulary
 from edge_client.llama.model import LlamaModel, LlamaSettings
 from edge_client.texts.infill import FAMILIES, ExtraFile, Gap, Infill, InfillFamily
+from tests.edge_client.texts.test_infill import texts_of
 
 pytestmark = pytest.mark.llama
-
-
-def texts_of(family: InfillFamily) -> tuple[str, ...]:
-    marks = (family.prefix, family.suffix, family.middle, family.repository, family.file, *family.ends)
-    return tuple(filter(None, marks))
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda each: each.prefix)
@@ -23,7 +19,7 @@ def test_texts_of_a_familys_tokens_stay_text(family: InfillFamily, tmp_path: Pat
     from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
 
     own = texts_of(family)
-    path = write_tiny_gguf(tmp_path / "infill.gguf", TinyShape(user_defined=own))
+    path = write_tiny_gguf(tmp_path / "infill.gguf", TinyShape(user_defined=tuple(own)))
     odd = "".join(own) + "the " + family.prefix
     with LlamaModel(LlamaSettings(str(path)), weights=False) as model:
         table = model.token_table()
