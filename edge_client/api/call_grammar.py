@@ -230,8 +230,8 @@ def _lenient(tools: Sequence[Tool]) -> list[Tool]:
 def _call(lark: _Lark, syntax: CallSyntax, alike: Sequence[Tool]) -> str:
     """Return the expression of one call without the marks around calls. The tools differ in their names."""
     schema, names = bare(alike[0].parameters), [each.name for each in alike]
+    json_schema_grammar(schema)  # refuses what is no schema, without the rules around it
     if syntax.named is not None:
-        json_schema_grammar(schema)  # refuses what is no schema
         return f"{_one_of(names)} {_NamedWriter(lark, syntax, syntax.named, schema).arguments()}"
     if (syntax.begin if syntax.name_first else syntax.middle).endswith('"'):
         names = [json.dumps(each, ensure_ascii=False)[1:-1] for each in names]
