@@ -85,7 +85,8 @@ def json_schema_grammar(schema: str | dict[str, Any]) -> str:
 def inline_schema(schema: dict[str, Any]) -> str:
     """Return a JSON schema as a part of a Lark grammar, with the white space of `json_schema_grammar`."""
     guidance = {"whitespace_pattern": WHITE_SPACE, **schema.get("x-guidance", {})}
-    return f"%json {json.dumps({**schema, 'x-guidance': guidance}, ensure_ascii=False)}"
+    told = json.dumps({**schema, "x-guidance": guidance}, ensure_ascii=False, separators=(",", ":"))
+    return f"%json {told}"
 
 
 def json_object_grammar() -> str:

@@ -230,8 +230,8 @@ def _lenient(tools: Sequence[Tool]) -> list[Tool]:
 def _call(lark: _Lark, syntax: CallSyntax, alike: Sequence[Tool]) -> str:
     """Return the expression of one call without the marks around calls. The tools differ in their names."""
     schema, names = bare(alike[0].parameters), [each.name for each in alike]
+    json_schema_grammar(schema)  # refuses what is no schema, without the rules around it
     if syntax.named is not None:
-        json_schema_grammar(schema)  # refuses what is no schema
         return f"{_one_of(names)} {_NamedWriter(lark, syntax, syntax.named, schema).arguments()}"
     if (syntax.begin if syntax.name_first else syntax.middle).endswith('"'):
         names = [json.dumps(each, ensure_ascii=False)[1:-1] for each in names]
@@ -282,15 +282,18 @@ class _Lark:
         self._controls = controls
         self._rules = list[str]()
         self._num_names = 0
+        self._known = dict[tuple[str, str, str], str]()  # names of rules
 
     def grammar(self, start: str) -> str:
         return "\n".join([f"start: {start}", *self._rules, ""])
 
     def rule(self, body: str, option: str = "", letter: str = "r") -> str:
-        """Add a rule and return its name. Names of terminals, which are regular, begin with a capital."""
-        name = self.name(letter)
-        self.add(f"{name}{option and f'[{option}]'}", body)
-        return name
+        """Return the name of a rule. Names of terminals, which are regular, begin with a capital."""
+        key = body, option, letter
+        if key not in self._known:
+            self._known[key] = name = self.name(letter)
+            self.add(f"{name}{option and f'[{option}]'}", body)
+        return self._known[key]
 
     def name(self, letter: str = "r") -> str:
         """Return a new name, for a rule that holds itself."""
@@ -417,7 +420,7 @@ class _NamedWriter:
     def _other(self, schema: Json) -> str:
         """Return the expression of a value that is no string."""
         if self._named.is_json:
-            return inline_schema(self._with_definitions(schema))
+            return self._lark.rule(inline_schema(self._with_definitions(schema)))
         if schema.get("type") in ("object", "array"):
             key = json.dumps(schema, sort_keys=True)
             if key not in self._objects:
@@ -425,7 +428,7 @@ class _NamedWriter:
                 nested = self._nested_object if schema["type"] == "object" else self._nested_array
                 self._lark.add(self._objects[key], nested(schema))
             return self._objects[key]
-        return inline_schema(self._with_definitions(schema))
+        return self._lark.rule(inline_schema(self._with_definitions(schema)))
 
     def _nested_object(self, schema: Json) -> str:
         def member(name: str, inner: Any) -> str:

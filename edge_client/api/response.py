@@ -192,6 +192,7 @@ class _Writing:
     def __init__(self, texts: TextService, spec: ResponseSpec, dialect: Dialect) -> None:
         self._texts, self._spec, self._dialect = texts, spec, dialect
         self.choices = [_Choice(MessageReader(spec.message)) for _ in spec.requests]
+        self._prompt_read = asyncio.Event()  # by the first text, so the others find it in the prefix cache
 
     async def parts(self, places: Sequence[QueuePlace]) -> AsyncGenerator[ResponsePart]:
         """Yield the parts of all texts as they are written. Raises the `ForerunError` that ends one."""
@@ -231,6 +232,8 @@ class _Writing:
     async def _one(self, index: int, place: QueuePlace | None) -> AsyncGenerator[ResponsePart]:
         """Yield the parts of one text. The part that ends the last text also ends the response."""
         spec, dialect, choice = self._spec, self._dialect, self.choices[index]
+        if index:
+            await self._prompt_read.wait()
         async with self._texts.writing(spec.requests[index], spec.client, place) as live:
             answer = live.answer
             dialect.added(choice.feed(answer.begun), {}, index)  # sent by the earlier run
@@ -242,6 +245,8 @@ class _Writing:
             async with contextlib.aclosing(answer.events()) as events:
                 async for event in events:
                     added = choice.feed(event.spans) if isinstance(event, TextAdded) else ()
+                    if isinstance(event, TextAdded):
+                        self._prompt_read.set()
                     chunks = dialect.added(added, _ours(spec, event, added), index)
                     if isinstance(event, TextAdded) and event.ends:
                         last += (
@@ -252,6 +257,7 @@ class _Writing:
                     told += len(new.tokens)
                     if chunks or new.tokens:
                         yield ResponsePart(chunks, new, index)
+            self._prompt_read.set()
             rest, end = choice.finish(live)
             last += dialect.added(rest, {}, index) + dialect.choice_end(end, index)
             chunks = [] if index in spec.ended else last

@@ -23,6 +23,8 @@ from common.errors import PeerError, UserError
 
 if TYPE_CHECKING:
     import jinja2
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
 
 MAX_OUTPUT = 8 * 2**20
 """Characters of a prompt: twice those of a context of a million tokens."""
@@ -134,11 +136,20 @@ def _told(template: jinja2.Template | str, values: dict[str, Any], most: int) ->
 def _parsed(source: str) -> jinja2.Template | str:
     """Return the template, or its error. Jinja already evaluates constants here."""
     import jinja2
-    from jinja2.ext import loopcontrols
+    from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    class Generation(Extension):
+        """Reads transformers' block around the model's own texts, a mark for training."""
+
+        tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+        def parse(self, parser: Parser) -> list[Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
     )
     # as transformers does it: Jinja's own filter escapes HTML
     environment.filters["tojson"] = lambda value, indent=None, **_: json.dumps(

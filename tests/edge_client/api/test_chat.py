@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from statistics import fmean
 from typing import Any
@@ -423,6 +424,17 @@ async def test_each_choice_is_the_targets_text_with_a_seed_of_its_own() -> None:
     assert sorted(each["index"] for each in choices if each["finish_reason"]) == [0, 1, 2, 3, 4]
     assert whole["usage"]["prompt_tokens"] == 3
     assert whole["usage"]["completion_tokens"] == 5 * 20
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_prompt_of_several_choices_is_read_once(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with world() as found:
+        await found.post_chat("abc" * 20, n=4, stream=stream)
+    logged = [each.fields["cached"] for each in caplog.records if each.message == "text ended"]  # type: ignore[attr-defined]
+    assert sorted(logged) == [0, 59, 59, 59]
 
 
 async def test_the_best_texts_are_the_likeliest() -> None:

@@ -41,6 +41,7 @@ def render(source: str, messages: list[dict[str, str]] | None = None, **settings
         ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"),
         ("{{ 'a' * 3 }}{{ 7 % 4 }}{{ 2 ** 5 }}", "aaa332"),
         ("  {% if true %}\n  x\n  {% endif %}\n", "  x\n"),
+        ("{% for m in messages %}{%- generation %}{{ m.content }}{% endgeneration %}{% endfor %}", "hello"),
     ],
 )
 def test_what_templates_do(source: str, expected: str) -> None:
