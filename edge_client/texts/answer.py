@@ -67,13 +67,16 @@ class TextAnswer:
         self._detokenizer = Detokenizer(words, ends, request.stops)
         self._text: list[int] = []  # of the client's text
         self._origins: list[TokenOrigin] = []  # of each of them
+        self._logprobs: list[TokenLogprobs | None] = []  # likewise
         self._shown_preview: list[int] = []  # preview after the text, for a client that revises
         self._differs = False  # the session's text differs from the client's
         self.run: SessionRun | None = None  # the present session
         self._done: list[SessionStats] = []  # of the sessions before the present one
         self.begun = list[TextSpan]()  # the part of the text that an earlier run of the daemon has shown
-        for token, origin in zip(request.begun.tokens, request.begun.origins, strict=True):
-            self.begun += self._spell(token, origin)
+        tokens, origins = request.begun.tokens, request.begun.origins
+        logprobs = request.begun.logprobs or (None,) * len(tokens)
+        for each in zip(tokens, origins, logprobs, strict=True):
+            self.begun += self._spell(*each)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -87,7 +90,8 @@ class TextAnswer:
 
     def since(self, count: int) -> Begun:
         """Return the part of the text after its first `count` tokens."""
-        return Begun(tuple(self._text[count:]), tuple(self._origins[count:]))
+        tokens, origins, logprobs = self._text[count:], self._origins[count:], self._logprobs[count:]
+        return Begun(tuple(tokens), tuple(origins), tuple(logprobs))
 
     @property
     def stopped_by(self) -> str | None:
@@ -203,6 +207,7 @@ class TextAnswer:
     ) -> list[TextSpan]:
         self._text.append(token)
         self._origins.append(origin)
+        self._logprobs.append(logprobs)
         written = self._detokenizer.feed(token, origin, logprobs)
         if self.stopped_by is not None or token in self.ends:
             self.finish = FinishReason.STOP

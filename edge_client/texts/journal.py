@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from common.messages import TokenLogprobs
 from edge_client.texts.detokenizer import TokenOrigin
 from edge_client.texts.request import NOTHING, Begun
 
@@ -74,6 +75,8 @@ class JournalEntry:
         line: dict[str, Any] = {"f": [frame.decode("utf-8") for frame in frames]}
         if new.tokens:
             line |= {"t": list(new.tokens), "o": [origin.value for origin in new.origins]}
+        if any(new.logprobs):  # text that is held back has them when it is sent after a restart
+            line["p"] = [each and [each.logprob, each.top] for each in new.logprobs]
         if choice:
             line["c"] = choice
         if ends:
@@ -182,7 +185,13 @@ def _choice(line: dict[str, Any]) -> int:
 
 def _begun(lines: Sequence[dict[str, Any]], choice: int) -> Begun:
     own = [line for line in lines if _choice(line) == choice]
+    logprobs = [each for line in own for each in line.get("p", [None] * len(line.get("t", ())))]
     return Begun(
         tuple(token for line in own for token in line.get("t", ())),
         tuple(TokenOrigin(each) for line in own for each in line.get("o", ())),
+        tuple(each and _logprobs(*each) for each in logprobs) if any(logprobs) else (),
     )
+
+
+def _logprobs(logprob: float, top: Sequence[tuple[int, float]]) -> TokenLogprobs:
+    return TokenLogprobs(logprob, tuple((token, each) for token, each in top))

@@ -7,6 +7,7 @@ from enum import Enum
 
 from common.acceptance import COUPLED, Acceptance
 from common.errors import UserError
+from common.messages import TokenLogprobs
 from common.sampling import SamplingParams
 from edge_client.core.nouns import Fallback
 from edge_client.texts.detokenizer import TokenOrigin
@@ -26,6 +27,7 @@ class Begun:
 
     tokens: tuple[int, ...] = ()
     origins: tuple[TokenOrigin, ...] = ()
+    logprobs: tuple[TokenLogprobs | None, ...] = ()  # of each token; empty: of none
 
 
 NOTHING = Begun()

@@ -217,6 +217,25 @@ async def test_text_that_was_held_back_comes_once_wherever_the_daemon_was_killed
         assert told(again) == told(first)
 
 
+async def test_log_probabilities_come_once_wherever_the_daemon_was_killed(tmp_path: Path) -> None:
+    """Also those of text that was held back."""
+    fields: Any = {"logprobs": True, "top_logprobs": 2, "max_tokens": 20, "stop": ["ffff", "edd", "eeb"]}
+    async with daemon(tmp_path) as found:
+        first = await post(found, **fields)
+    (file,) = filled(tmp_path)
+    lines = file.read_bytes().splitlines(keepends=True)
+    for last in range(2, len(lines)):
+        file.write_bytes(b"".join(lines[:last]))
+        async with daemon(tmp_path) as found:
+            again = await again_of(found)
+        assert logprobs_of(again) == logprobs_of(first)
+
+
+def logprobs_of(answer: httpx.Response) -> list[Any]:
+    choices = (choice for event in events_of(answer.text) for choice in event["choices"])
+    return [entry for each in choices for entry in (each["logprobs"] or {}).get("content", ())]
+
+
 def told(answer: httpx.Response) -> tuple[dict[int, str], list[tuple[int, str]], list[int]]:
     """The text of each choice, its end, and the tokens in usages."""
     events = events_of(answer.text)
