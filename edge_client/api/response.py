@@ -263,12 +263,12 @@ class _Writing:
 
     @property
     def ends(self) -> list[ChoiceEnd]:
-        """The ends of the texts that have ended."""
+        """Return the ends of the texts that have ended."""
         return [each.end for each in self.choices if each.end is not None]
 
     @property
     def usage(self) -> Usage:
-        """The usage of all texts that have ended. Their prompt counts once."""
+        """Return the usage of all texts that have ended. Their prompt counts once."""
         found = [each.usage for each in self.choices if each.usage is not None]
         return Usage(
             prompt=found[0].prompt,
