@@ -42,37 +42,12 @@ from simulator.world import DeviceSpec, VerifierSpec, World
 # The file and its new version.
 
 NAMES = (
-    "count",
-    "total",
-    "order",
-    "price",
-    "client",
-    "owner",
-    "region",
-    "status",
-    "amount",
-    "index",
-    "buffer",
-    "label",
-    "parent",
-    "limit",
+    *("count", "total", "order", "price", "client", "owner", "region"),
+    *("status", "amount", "index", "buffer", "label", "parent", "limit"),
 )
 VERBS = (
-    "load",
-    "store",
-    "check",
-    "parse",
-    "merge",
-    "split",
-    "count",
-    "fetch",
-    "send",
-    "close",
-    "open",
-    "read",
-    "write",
-    "update",
-    "remove",
+    *("load", "store", "check", "parse", "merge", "split", "count", "fetch"),
+    *("send", "close", "open", "read", "write", "update", "remove"),
 )
 NUM_LINES, EVERY = 240, 10
 

@@ -88,20 +88,19 @@ class Guarded:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        origin = headers.get("origin", "")
+        if is_page := origin in self._gate.origins:
+            send = _with_headers(send, _cors(origin))  # errors, too
         refusal = self._gate.refusal(scope["path"], scope["method"], headers) or self._too_large(headers)
         if refusal is not None:
             body = self._error_body(scope["path"], refusal)
             answer = JSONResponse(body, refusal.status, refusal.headers)
             await answer(scope, receive, send)
-            return
-        origin = headers.get("origin", "")
-        if origin not in self._gate.origins:
-            await self._app(scope, self._counting(receive), send)
-        elif scope["method"] == "OPTIONS":
+        elif is_page and scope["method"] == "OPTIONS":
             asked = {"access-control-allow-headers": headers.get("access-control-request-headers", "")}
-            await Response(status_code=204, headers=_cors(origin) | asked)(scope, receive, send)
+            await Response(status_code=204, headers=asked)(scope, receive, send)
         else:
-            await self._app(scope, self._counting(receive), _with_headers(send, _cors(origin)))
+            await self._app(scope, self._counting(receive), send)
 
     def _too_large(self, headers: Headers) -> ApiError | None:
         size = headers.get("content-length", "0")

@@ -120,8 +120,7 @@ class StoredResponses:
         return output
 
     def _found(self, name: str) -> Json:
-        while self._until and next(iter(self._until.values())) < self._wall():
-            self._drop(next(iter(self._until)))
+        self._drop_old()
         data = self._kept.get(name)
         if data is None:
             words = f"the response {name[:80]!r} is not kept; send the whole conversation as input"
@@ -131,6 +130,7 @@ class StoredResponses:
 
     def _add(self, name: str, data: bytes, until: float) -> bool:
         """Keep one more response. Return whether it can be kept."""
+        self._drop_old()
         if len(data) > self._max_bytes or not self._most:
             return False
         if name in self._kept:  # its stream has gone on after a restart
@@ -140,6 +140,10 @@ class StoredResponses:
         while self._num_bytes > self._max_bytes or len(self._kept) > self._most:
             self._drop(next(iter(self._kept)))
         return True
+
+    def _drop_old(self) -> None:
+        while self._until and next(iter(self._until.values())) < self._wall():
+            self._drop(next(iter(self._until)))
 
     def _drop(self, name: str) -> None:
         self._num_bytes -= len(self._kept.pop(name))

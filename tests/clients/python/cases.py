@@ -9,12 +9,19 @@ import inspect
 import json
 import sys
 
+from pydantic import BaseModel
+
 URL, TOKEN, MODEL = sys.argv[1:]
 V1 = f"{URL}/v1"
 
 GREETING = "Say hello."
 WEATHER = "What is the weather in Ulm?"
 FACTS = "Give the facts about Ulm."
+
+
+class City(BaseModel):
+    name: str
+    inhabitants: int
 
 
 def weather(city: str) -> str:

@@ -7,14 +7,8 @@
 """instructor, by a JSON schema and by a forced tool."""
 
 import instructor
-from cases import FACTS, MODEL, TOKEN, V1, run
+from cases import FACTS, MODEL, TOKEN, V1, City, run
 from openai import OpenAI
-from pydantic import BaseModel
-
-
-class City(BaseModel):
-    name: str
-    inhabitants: int
 
 
 def ask(mode):

@@ -7,15 +7,9 @@
 """LangChain's ChatOpenAI."""
 
 import openai
-from cases import FACTS, GREETING, MODEL, TOKEN, V1, WEATHER, run, weather
+from cases import FACTS, GREETING, MODEL, TOKEN, V1, WEATHER, City, run, weather
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
-
-
-class City(BaseModel):
-    name: str
-    inhabitants: int
 
 
 def model(**more):

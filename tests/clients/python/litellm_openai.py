@@ -12,15 +12,9 @@ import os
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it fetches a list of prices
 
 import litellm
-from cases import FACTS, GREETING, MODEL, TOKEN, V1, WEATHER, run, weather
-from pydantic import BaseModel
+from cases import FACTS, GREETING, MODEL, TOKEN, V1, WEATHER, City, run, weather
 
 litellm.suppress_debug_info = True
-
-
-class City(BaseModel):
-    name: str
-    inhabitants: int
 
 
 TOOL = {

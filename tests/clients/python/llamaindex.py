@@ -7,17 +7,11 @@
 """LlamaIndex' OpenAILike."""
 
 import openai
-from cases import FACTS, GREETING, MODEL, TOKEN, V1, WEATHER, run, weather
+from cases import FACTS, GREETING, MODEL, TOKEN, V1, WEATHER, City, run, weather
 from llama_index.core import PromptTemplate
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
-
-
-class City(BaseModel):
-    name: str
-    inhabitants: int
 
 
 def model(**more):

@@ -7,14 +7,7 @@
 """Ollama's own package: chat, generate, tools, formats, and the discovery of models."""
 
 import ollama
-from cases import FACTS, GREETING, MODEL, TOKEN, URL, WEATHER, run, weather
-from pydantic import BaseModel
-
-
-class City(BaseModel):
-    name: str
-    inhabitants: int
-
+from cases import FACTS, GREETING, MODEL, TOKEN, URL, WEATHER, City, run, weather
 
 CLIENT = ollama.Client(URL, headers={"authorization": f"Bearer {TOKEN}"})
 

@@ -19,15 +19,9 @@ from agents import (
     set_tracing_disabled,
 )
 from agents.items import ToolCallItem
-from cases import FACTS, GREETING, MODEL, TOKEN, V1, WEATHER, run, weather
-from pydantic import BaseModel
+from cases import FACTS, GREETING, MODEL, TOKEN, V1, WEATHER, City, run, weather
 
 set_tracing_disabled(True)
-
-
-class City(BaseModel):
-    name: str
-    inhabitants: int
 
 
 def agent(model=OpenAIChatCompletionsModel, **more):

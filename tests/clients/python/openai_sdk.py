@@ -9,15 +9,10 @@
 import json
 
 import openai
-from cases import FACTS, GREETING, MODEL, TOKEN, V1, WEATHER, run, weather
+from cases import FACTS, GREETING, MODEL, TOKEN, V1, WEATHER, City, run, weather
 from pydantic import BaseModel
 
 CLIENT = openai.OpenAI(base_url=V1, api_key=TOKEN, max_retries=0)
-
-
-class City(BaseModel):
-    name: str
-    inhabitants: int
 
 
 class Weather(BaseModel):

@@ -6,16 +6,10 @@
 # ///
 """pydantic-ai with OpenAI's chat."""
 
-from cases import FACTS, GREETING, MODEL, TOKEN, V1, WEATHER, run, weather
-from pydantic import BaseModel
+from cases import FACTS, GREETING, MODEL, TOKEN, V1, WEATHER, City, run, weather
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
-
-
-class City(BaseModel):
-    name: str
-    inhabitants: int
 
 
 def agent(**more):

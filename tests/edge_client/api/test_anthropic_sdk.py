@@ -64,27 +64,32 @@ async def test_a_models_own_marks_become_blocks_and_go_back_into_its_prompt() ->
 
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     body: Any = {"model": "", "max_tokens": 1000, "tools": [{"name": "f", "input_schema": schema}]}
+    user: Any = USER
     async with (
         scripted(script, f"{TEMPLATE}{{# <think></think> #}}") as address,
         sdk_of(address, api_key=TOKEN) as anthropic,
     ):
-        async with anthropic.messages.stream(**body, messages=[USER]) as stream:
+        async with anthropic.messages.stream(**body, messages=[user]) as stream:
             streamed = await stream.get_final_message()
-        whole = await anthropic.messages.create(**body, messages=[USER])
+        whole = await anthropic.messages.create(**body, messages=[user])
         result = {
             "type": "tool_result",
             "tool_use_id": whole.content[-1].to_dict()["id"],
             "content": "found it",
         }
-        told = [USER, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
+        told: Any = [
+            USER,
+            {"role": "assistant", "content": whole.content},
+            {"role": "user", "content": [result]},
+        ]
         second = await anthropic.messages.create(**body, messages=told)
     for message in (streamed, whole):
-        thought, text, called = (each.to_dict() for each in message.content)
+        thought, text, called = (dict[str, Any](each.to_dict()) for each in message.content)
         assert (thought["thinking"], text["text"].strip()) == ("hm", "I look.")
         assert thought["signature"], "some clients send only signed reasoning back"
         assert (called["name"], called["input"]) == ("f", {"a": "b"})
         assert message.stop_reason == "tool_use"
-    assert whole.to_dict()["usage"]["output_tokens_details"]["thinking_tokens"] > 0
+    assert dict[str, Any](whole.to_dict())["usage"]["output_tokens_details"]["thinking_tokens"] > 0
     assert ([each.to_dict()["text"] for each in second.content], second.stop_reason) == (
         ["Done."],
         "end_turn",

@@ -15,7 +15,6 @@ import pytest
 
 from benchmarks.daemon import Reading
 from benchmarks.stream_forms import FORMS
-from edge_client.api import response
 from edge_client.texts.detokenizer import TextSpan
 from edge_client.texts.journal import Journal
 from edge_client.texts.message import (
@@ -143,7 +142,7 @@ class LettersReader:
 
 @pytest.fixture
 def _reads_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response, "MessageReader", lambda form: LettersReader())
+    monkeypatch.setattr("edge_client.api.response.MessageReader", lambda form: LettersReader())
 
 
 def put_together(path: str, events: Sequence[Any]) -> Any:
@@ -206,7 +205,7 @@ async def test_text_that_was_held_back_comes_once_wherever_the_daemon_was_killed
 ) -> None:
     """The end of a text may begin a stop string, so it is only sent when no further token comes."""
     begun = alone(max_tokens=9, ignore_eos=True, temperature=1.0, seed=3)[-2:]
-    fields = {"n": n, "max_tokens": 9, "stop": [f"{begun}ffffff"]}
+    fields: Any = {"n": n, "max_tokens": 9, "stop": [f"{begun}ffffff"]}
     async with daemon(tmp_path) as found:
         first = await post(found, **fields)
     (file,) = filled(tmp_path)

@@ -366,13 +366,17 @@ async def test_a_page_of_another_site_gets_nothing() -> None:
 
 async def test_an_allowed_page_may_read_the_answer() -> None:
     origin = "https://ui.example"
-    async with world(Gate(origins=(origin,))) as found:
+    async with world(Gate("secret", origins=(origin,)), headers={"authorization": "Bearer secret"}) as found:
         wanted = "authorization,content-type,x-stainless-retry-count"  # as OpenAI's and Anthropic's SDKs do
         headers = {"origin": origin, "access-control-request-headers": wanted}
         asked = await found.client.options(CHAT, headers=headers)
         answer = await found.client.post(CHAT, json=OK, headers={"origin": origin})
+        unknown = {"origin": origin, "authorization": "Bearer old"}
+        denied = await found.client.post(CHAT, json=OK, headers=unknown)
     assert (asked.status_code, asked.headers["access-control-allow-headers"]) == (204, wanted)
-    assert answer.headers["access-control-allow-origin"] == origin
+    assert (answer.status_code, denied.status_code) == (200, 401)
+    for each in (asked, answer, denied):
+        assert each.headers["access-control-allow-origin"] == origin
     assert "access-control-allow-credentials" not in answer.headers
 
 

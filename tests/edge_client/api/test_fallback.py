@@ -24,7 +24,8 @@ SAMPLING: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 300, "i
 WITH_A_VERIFIER = ("ahead", "server-only")
 """Whether drafting pays is the governor's to say; here only who is there counts."""
 
-AT_ONCE = TextSettings(patience=0.05)
+SOON = TextSettings(patience=1.0)
+"""Long enough that no busy machine counts as a lost verifier."""
 
 
 @dataclass
@@ -88,7 +89,7 @@ async def watched(step_time: float = 0.003) -> AsyncIterator[Watched]:
             return str(links[0].address)
 
         found = await stack.enter_async_context(
-            world(settings=AT_ONCE, step_time=step_time, through=through, seats=Seats(step_time=0.02))
+            world(settings=SOON, step_time=step_time, through=through, seats=Seats(step_time=0.02))
         )
         yield Watched(found, links[0], [])
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edge_client.texts.journal import Journal
+from tests.edge_client.api.test_durable import NAME, again_of
 from tests.edge_client.api.world import Filling, World, alone, events_of, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
@@ -32,17 +36,23 @@ async def infill(found: World, **fields: Any) -> dict[str, Any]:
 
 SEED = next(seed for seed in range(99) if len(written(temperature=1.0, seed=seed)) > 3)
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": SEED}
+LONG: dict[str, Any] = {
+    **SAMPLED,
+    "seed": max(range(200), key=lambda seed: len(written(temperature=1.0, seed=seed))),
+}
 
 
 async def test_the_text_stands_between_prefix_and_suffix() -> None:
     async with world(endpoints=Filling) as found:
         told = await infill(found, **SAMPLED)
         completed = await found.complete("de", suffix="fd", **SAMPLED)
+        events = events_of((await found.post("de", suffix="fd", stream=True, **SAMPLED)).text)
         generated = await found.client.post(
             "/api/generate", json={"prompt": "de", "suffix": "fd", "stream": False, "options": SAMPLED}
         )
     assert told["content"] == written(**SAMPLED)
     assert completed["choices"][0]["text"] == written(**SAMPLED)
+    assert "".join(each["choices"][0]["text"] for each in events) == written(**SAMPLED)
     assert completed["choices"][0]["finish_reason"] == "stop"
     assert generated.json()["response"] == written(**SAMPLED)
 
@@ -83,6 +93,26 @@ async def test_a_stream_is_the_whole_text_in_pieces() -> None:
     assert [each["stop"] for each in events] == [*[False] * (len(events) - 1), True]
 
 
+@pytest.mark.parametrize("num_tokens", [1, 4])
+async def test_a_stream_goes_on_over_a_restart(tmp_path: Path, num_tokens: int) -> None:
+    body = {"input_prefix": "de", "input_suffix": "fd", "stream": True, "n_predict": 20, **LONG}
+    async with world(endpoints=Filling, step_time=0.005, journal=Journal(tmp_path)) as found:
+        asking = asyncio.create_task(found.client.post("/infill", json=body, headers=NAME))
+        while not any(len(live.answer.tokens) >= num_tokens for live in found.texts.live.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        asking.cancel()
+        stream = found.api.streams.store.get("talk")
+        assert stream is not None
+        before = b"".join(stream._from(0))
+    async with world(endpoints=Filling, journal=Journal(tmp_path)) as found:
+        assert found.api.streams.go_on() == 1
+        answer = await again_of(found)
+    assert answer.content.startswith(before)
+    events = [json.loads(each[6:]) for each in answer.text.splitlines() if each.startswith("data: ")]
+    assert "".join(each["content"] for each in events) == written(**LONG)
+    assert [each["stop"] for each in events] == [*[False] * (len(events) - 1), True]
+
+
 async def test_reading_files_ahead_shows_no_text() -> None:
     """llama.vim sends its files with `n_predict` 0 in the background."""
     async with world(endpoints=Filling) as found:
@@ -95,24 +125,10 @@ async def test_reading_files_ahead_shows_no_text() -> None:
     assert nothing == {}
 
 
-async def test_completions_stream_a_text_with_a_suffix() -> None:
-    async with world(endpoints=Filling) as found:
-        events = events_of((await found.post("de", suffix="fd", stream=True, **SAMPLED)).text)
-    assert "".join(each["choices"][0]["text"] for each in events) == written(**SAMPLED)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": "a", "suffix": "b"}),
-        ("/infill", {"input_prefix": "a", "input_suffix": "b"}),
-    ],
-)
-async def test_a_model_without_the_tokens_refuses(path: str, body: dict[str, Any]) -> None:
+async def test_a_model_without_the_tokens_refuses() -> None:
     async with world() as found:
-        answer = await found.client.post(path, json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "suffix"
+        answer = await found.client.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "suffix")
 
 
 @pytest.mark.parametrize(

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from edge_client.api.dialect import ChoiceEnd, Heading, StopReason, Usage
+from edge_client.api.dialect import ChoiceEnd, StopReason, Usage
 from edge_client.api.errors import ApiError
 from edge_client.api.fields import Fields
 from edge_client.api.messages import AnthropicMessages
 from edge_client.api.request import CallRule, ChatPrompt
-from edge_client.texts.detokenizer import TextSpan
-from edge_client.texts.message import (
-    ArgumentsAdded,
-    CallBegun,
-    ContentAdded,
-    Message,
-    MessagePart,
-    ReasoningAdded,
-)
+from edge_client.texts.message import ArgumentsAdded, CallBegun, Message, MessagePart
+from tests.edge_client.api.test_dialects import ENDED, message_of, said, streamed, thought
+from tests.edge_client.api.test_dialects import messages_dialect as formed
 
 Json = dict[str, Any]
 
@@ -301,32 +292,11 @@ def test_what_is_wrong_is_refused_by_its_field(body: Json, param: str) -> None:
 # Responses --------------------------------------------------------------------------------------------------
 
 
-def said(text: str) -> ContentAdded:
-    return ContentAdded((TextSpan(text, None),))
-
-
-def thought(text: str) -> ReasoningAdded:
-    return ReasoningAdded((TextSpan(text, None),))
-
-
 PARTS: list[MessagePart] = [
     thought("let me"), thought(" see"), said("\n"), said("\n"), said(""), said("I look"), said(" it up"),
     CallBegun(0, "f"), ArgumentsAdded(0, '{"x":'), ArgumentsAdded(0, ' "a"}'), said("\n"),
     CallBegun(1, "g"), ArgumentsAdded(1, ""), ArgumentsAdded(1, "{}"),
 ]  # fmt: skip
-
-
-def formed(max_tokens: int | None = 9) -> AnthropicMessages:
-    return AnthropicMessages(Heading("msg_1", 0, "tiny", "fp", {"max_tokens": max_tokens}), None)
-
-
-def streamed(groups: Sequence[Sequence[MessagePart]], end: ChoiceEnd, usage: Usage) -> list[Json]:
-    """All chunks of a text whose parts come in these groups."""
-    dialect = formed()
-    chunks = dialect.first(Usage(prompt=usage.prompt))
-    for group in groups:
-        chunks += dialect.added(group, {}, 0)
-    return [*chunks, *dialect.choice_end(end, 0), *dialect.end(end, usage)]
 
 
 def assembled(chunks: Sequence[Json]) -> list[Json]:
@@ -359,11 +329,8 @@ def assembled(chunks: Sequence[Json]) -> list[Json]:
     return blocks
 
 
-ENDED = ChoiceEnd(StopReason.CALLS, None, {"mode": "ahead"})
-
-
 def test_parts_become_blocks() -> None:
-    chunks = streamed([PARTS], ENDED, Usage(prompt=10, cached=4, text=8, reasoning=2))
+    chunks = streamed(formed(), [PARTS], usage=Usage(prompt=10, cached=4, text=8, reasoning=2))
     assert [(each["type"], each["given"]) for each in assembled(chunks)] == [
         ("thinking", "let me see"),
         ("text", "\n\nI look it up"),
@@ -379,37 +346,19 @@ def test_parts_become_blocks() -> None:
     assert last["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     usage = last["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (6, 4, 8)
-    assert last["forerun"] == {"mode": "ahead"}
+    assert last["forerun"] == ENDED.ours
 
 
 def test_a_whole_response_holds_what_a_stream_does() -> None:
     usage = Usage(prompt=10, text=8)
-    message = Message()
-    message.add(PARTS)
-    whole = formed().whole([(message, ENDED)], usage)
-    blocks = assembled(streamed([PARTS], ENDED, usage))
+    whole = formed().whole([(message_of(PARTS), ENDED)], usage)
+    blocks = assembled(streamed(formed(), [PARTS], usage=usage))
     assert [each["type"] for each in whole["content"]] == [each["type"] for each in blocks]
     assert whole["content"][0]["thinking"] == blocks[0]["given"]
     assert whole["content"][1]["text"].strip() == blocks[1]["given"].strip()
     assert [each["id"] for each in whole["content"][2:]] == [each["id"] for each in blocks[2:]]
     assert [each["input"] for each in whole["content"][2:]] == [{"x": "a"}, {}]
     assert (whole["type"], whole["role"], whole["stop_reason"]) == ("message", "assistant", "tool_use")
-
-
-@given(st.sets(st.integers(1, len(PARTS) - 1)), st.integers(0, len(PARTS)))
-def test_events_do_not_depend_on_where_parts_were_cut_or_a_daemon_restarted(
-    cuts: set[int], restart: int
-) -> None:
-    usage = Usage(prompt=3, text=5)
-    bounds = [0, *sorted(cuts), len(PARTS)]
-    groups = [PARTS[a:b] for a, b in pairwise(bounds)]
-    expected = streamed([PARTS], ENDED, usage)
-    assert streamed(groups, ENDED, usage) == expected
-    first, second = formed(), formed()
-    before = [*first.first(Usage(prompt=3)), *first.added(PARTS[:restart], {}, 0)]
-    second.added(PARTS[:restart], {}, 0)  # was sent
-    after = [*second.added(PARTS[restart:], {}, 0), *second.choice_end(ENDED, 0), *second.end(ENDED, usage)]
-    assert before + after == expected
 
 
 @pytest.mark.parametrize(
@@ -424,14 +373,13 @@ def test_events_do_not_depend_on_where_parts_were_cut_or_a_daemon_restarted(
 )
 def test_why_a_text_ended(finish: StopReason, stopped_by: str | None, num_tokens: int, reason: str) -> None:
     end, usage = ChoiceEnd(finish, stopped_by, {}), Usage(prompt=1, text=num_tokens)
-    delta = streamed([], end, usage)[-2]["delta"]
+    delta = streamed(formed(), [], end, usage)[-2]["delta"]
     assert delta == {"stop_reason": reason, "stop_sequence": stopped_by}
     assert formed().whole([(Message(), end)], usage)["stop_reason"] == reason
 
 
 def test_arguments_that_the_end_cut_off_are_none() -> None:
-    message = Message()
-    message.add([CallBegun(0, "f"), ArgumentsAdded(0, '{"x": "a')])
+    message = message_of([CallBegun(0, "f"), ArgumentsAdded(0, '{"x": "a')])
     end = ChoiceEnd(StopReason.LENGTH, None, {})
     (call,) = formed().whole([(message, end)], Usage(prompt=1, text=9))["content"]
     assert (call["name"], call["input"]) == ("f", {})

@@ -8,18 +8,21 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_client.api.dialect import ChoiceEnd, Heading, StopReason, Usage
+from edge_client.api.dialect import ChoiceEnd, StopReason
 from edge_client.api.fields import Fields
 from edge_client.api.ollama import OllamaChat, OllamaGenerate
 from edge_client.api.request import ChatPrompt
-from edge_client.texts.detokenizer import TextSpan
-from edge_client.texts.message import (
-    ArgumentsAdded,
-    CallBegun,
-    ContentAdded,
-    Message,
-    MessagePart,
-    ReasoningAdded,
+from edge_client.texts.message import ArgumentsAdded, CallBegun, MessagePart
+from tests.edge_client.api.test_dialects import (
+    ENDED,
+    TIMES,
+    USAGE,
+    heading,
+    message_of,
+    ollama,
+    said,
+    streamed,
+    thought,
 )
 from tests.edge_client.api.test_durable import begin
 from tests.edge_client.api.world import Filling, World, alone, world
@@ -27,47 +30,19 @@ from tests.edge_client.api.world import Filling, World, alone, world
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
 GREEDY: dict[str, Any] = {"temperature": 0, "num_predict": 20}
-HEADING = Heading("ollama-1", 1_700_000_000, "m", "fp", {})
-OURS = {"elapsed_ms": 30.0, "waited_ms": 5.0, "first_token_ms": 10.0}
-USAGE = Usage(prompt=7, text=4)
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
 
 
-def ended(finish: StopReason = StopReason.STOP) -> ChoiceEnd:
-    return ChoiceEnd(finish, None, dict(OURS))
-
-
-def content(text: str) -> ContentAdded:
-    return ContentAdded((TextSpan(text, None),))
-
-
-def thought(text: str) -> ReasoningAdded:
-    return ReasoningAdded((TextSpan(text, None),))
-
-
 PARTS: list[MessagePart] = [
-    thought("hm"),
-    content("I "),
-    content("look"),
-    CallBegun(0, "weather"),
-    ArgumentsAdded(0, '{"city": '),
-    ArgumentsAdded(0, '"Oslo"}'),
+    *(thought("hm"), said("I "), said("look")),
+    *(CallBegun(0, "weather"), ArgumentsAdded(0, '{"city": '), ArgumentsAdded(0, '"Oslo"}')),
     CallBegun(1, "time"),
 ]
 
 
-def streamed(cuts: list[list[MessagePart]]) -> list[dict[str, Any]]:
-    dialect = OllamaChat(HEADING, None)
-    chunks = dialect.first(USAGE)
-    for cut in cuts:
-        chunks += dialect.added(cut, {}, 0)
-    end = ended(StopReason.CALLS)
-    return [*chunks, *dialect.choice_end(end, 0), *dialect.end(end, USAGE)]
-
-
 def test_a_message_has_its_thought_and_whole_calls_with_objects_as_arguments() -> None:
-    *chunks, last = streamed([PARTS])
+    *chunks, last = streamed(ollama(), [PARTS])
     messages = [each["message"] for each in chunks]
     assert [each.get("thinking") for each in messages] == ["hm", None, None, None, None]
     assert "".join(each["content"] for each in messages) == "I look"
@@ -83,28 +58,21 @@ def test_a_message_has_its_thought_and_whole_calls_with_objects_as_arguments() -
     assert last["done_reason"] == "stop"
 
 
-def test_chunks_do_not_depend_on_where_the_parts_were_cut() -> None:
-    assert streamed([PARTS]) == streamed([[each] for each in PARTS])
-    assert streamed([PARTS]) == streamed([PARTS[:4], [], PARTS[4:]])
-
-
 def test_the_whole_message_is_that_of_the_stream() -> None:
-    message = Message()
-    message.add(PARTS)
-    found = OllamaChat(HEADING, None).whole([(message, ended(StopReason.CALLS))], USAGE)
-    assert found["message"]["content"] == "I look"
-    assert found["message"]["thinking"] == "hm"
-    streamed_calls = [call for each in streamed([PARTS]) for call in each["message"].get("tool_calls", [])]
-    assert found["message"]["tool_calls"] == streamed_calls
-    assert {key: found[key] for key in found if key != "message"} == {
-        key: value for key, value in streamed([PARTS])[-1].items() if key != "message"
-    }
+    found = ollama().whole([(message_of(PARTS), ENDED)], USAGE)
+    message = found.pop("message")
+    *chunks, last = streamed(ollama(), [PARTS])
+    assert (message["content"], message["thinking"]) == ("I look", "hm")
+    assert message["tool_calls"] == [
+        call for each in chunks for call in each["message"].get("tool_calls", [])
+    ]
+    del last["message"]
+    assert found == last
 
 
 def test_arguments_that_are_no_object_are_still_told() -> None:
-    message = Message()
-    message.add([CallBegun(0, "f"), ArgumentsAdded(0, "[1")])
-    found = OllamaChat(HEADING, None).whole([(message, ended())], USAGE)
+    message = message_of([CallBegun(0, "f"), ArgumentsAdded(0, "[1")])
+    found = ollama().whole([(message, ENDED)], USAGE)
     assert "[1" in json.dumps(found["message"]["tool_calls"][0]["function"]["arguments"])
 
 
@@ -127,11 +95,10 @@ def test_a_result_has_the_id_of_its_call_which_clients_leave_out(
 
 
 def test_the_last_object_counts_tokens_and_nanoseconds() -> None:
-    dialect = OllamaGenerate(HEADING, None)
-    (last,) = dialect.end(ended(StopReason.LENGTH), USAGE)
+    (last,) = OllamaGenerate(heading(), None).end(ChoiceEnd(StopReason.LENGTH, None, {**TIMES}), USAGE)
     assert last["created_at"] == "2023-11-14T22:13:20Z"
     assert last["done_reason"] == "length"
-    assert (last["prompt_eval_count"], last["eval_count"]) == (7, 4)
+    assert (last["prompt_eval_count"], last["eval_count"]) == (9, 7)
     assert last["total_duration"] == 35_000_000
     assert (last["prompt_eval_duration"], last["eval_duration"]) == (10_000_000, 20_000_000)
 

@@ -13,20 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.grammar import json_schema_grammar
-from edge_client.api.dialect import ChoiceEnd, Heading, StopReason, Usage
+from edge_client.api.dialect import ChoiceEnd, Heading, StopReason
 from edge_client.api.errors import ApiError, api_error
 from edge_client.api.fields import Fields
 from edge_client.api.request import CallRule, ChatPrompt, ParsedRequest
 from edge_client.api.responses import Responses
-from edge_client.texts.detokenizer import TextSpan, TokenOrigin
-from edge_client.texts.message import (
-    ArgumentsAdded,
-    CallBegun,
-    ContentAdded,
-    Message,
-    MessagePart,
-    ReasoningAdded,
-)
+from edge_client.texts.message import ArgumentsAdded, CallBegun, MessagePart
+from tests.edge_client.api.test_dialects import USAGE, message_of, messages, said, thought
 from tests.edge_client.api.world import World, alone, world
 
 pytestmark = pytest.mark.sdk
@@ -35,12 +28,6 @@ SHELL = {"type": "function", "name": "shell", "parameters": {"type": "object"}, 
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit files."}
 SPACE = {"type": "namespace", "name": "mcp__files__", "description": "d", "tools": [SHELL]}
 ASKED: dict[str, Any] = {"model": "m", "input": "abc", "tools": [SHELL, PATCH, SPACE]}
-
-USAGE = Usage(prompt=9, cached=4, text=7, reasoning=2, accepted=3, rejected=1)
-
-
-def spans(text: str) -> tuple[TextSpan, ...]:
-    return tuple(TextSpan(letter, TokenOrigin.SERVER) for letter in text)
 
 
 def read(**fields: Any) -> ParsedRequest:
@@ -94,17 +81,17 @@ CUSTOM: list[MessagePart] = [
     ArgumentsAdded(1, 'gin\\n"}'),
 ]
 ALL: list[MessagePart] = [
-    ReasoningAdded(spans("think")),
-    ReasoningAdded(spans(" more")),
-    ContentAdded(spans("\n\n")),
-    ContentAdded(spans("I look.")),
-    ContentAdded(spans("\n")),
+    thought("think"),
+    thought(" more"),
+    said("\n\n"),
+    said("I look."),
+    said("\n"),
     *CALL,
-    ContentAdded(spans("\n")),
+    said("\n"),
     *CUSTOM,
     CallBegun(2, "mcp__files__shell"),
     ArgumentsAdded(2, "{}"),
-    ContentAdded(spans("")),
+    said(""),
 ]
 
 
@@ -160,17 +147,15 @@ def test_usage_shows_what_drafting_brought() -> None:
 def test_a_whole_response_is_the_last_event_of_its_stream() -> None:
     from openai.types.responses import Response
 
-    message = Message()
-    message.add([ALL[0], ALL[1], ALL[3], *CALL, *CUSTOM])
+    parts = [ALL[0], ALL[1], ALL[3], *CALL, *CUSTOM]
     dialect = former()
-    whole = dialect.whole([(message, ChoiceEnd(StopReason.CALLS, None, {"seed": 1}))], USAGE)
+    whole = dialect.whole([(message_of(parts), ChoiceEnd(StopReason.CALLS, None, {"seed": 1}))], USAGE)
     Response.model_validate_json(json.dumps(whole), strict=True)
-    streamed = events([ALL[0], ALL[1], ALL[3], *CALL, *CUSTOM])[-1]["response"]
-    assert whole == streamed
+    assert whole == events(parts)[-1]["response"]
 
 
 def test_a_text_that_is_cut_off_is_incomplete() -> None:
-    found = events([ContentAdded(spans("abc"))], StopReason.LENGTH)
+    found = events([said("abc")], StopReason.LENGTH)
     check(found)
     assert found[-1]["type"] == "response.incomplete"
     response = found[-1]["response"]
@@ -179,7 +164,7 @@ def test_a_text_that_is_cut_off_is_incomplete() -> None:
 
 
 def test_white_space_is_a_message_only_if_it_is_all_there_is() -> None:
-    (message,) = events([ContentAdded(spans(" \n"))])[-1]["response"]["output"]
+    (message,) = events([said(" \n")])[-1]["response"]["output"]
     assert message["content"][0]["text"] == " \n"
     assert events([])[-1]["response"]["output"] == []
 
@@ -206,65 +191,9 @@ def test_a_stream_that_breaks_off_says_why(error: ApiError, code: str) -> None:
     assert ("try again in 2s" in found["response"]["error"]["message"]) == (code == "rate_limit_exceeded")
 
 
-def joined(parts: Sequence[MessagePart]) -> list[MessagePart]:
-    """The same text in fewer parts, as it is read again after a restart."""
-    found = list[MessagePart]()
-    for part in parts:
-        last = found[-1] if found else None
-        match last, part:
-            case ContentAdded(), ContentAdded():
-                found[-1] = ContentAdded(last.spans + part.spans)
-            case ReasoningAdded(), ReasoningAdded():
-                found[-1] = ReasoningAdded(last.spans + part.spans)
-            case ArgumentsAdded(), ArgumentsAdded() if last.index == part.index:
-                found[-1] = ArgumentsAdded(part.index, last.text + part.text)
-            case _:
-                found.append(part)
-    return found
-
-
-PIECES = st.one_of(
-    st.builds(lambda text: ContentAdded(spans(text)), st.sampled_from(["", " ", "\n", "ab", "c "])),
-    st.builds(lambda text: ReasoningAdded(spans(text)), st.sampled_from(["", " ", "hm"])),
-    st.sampled_from(["shell", "apply_patch", "mcp__files__shell", "unknown"]),
-    st.sampled_from([ArgumentsAdded(0, '{"input"'), ArgumentsAdded(0, ': "a"}'), ArgumentsAdded(0, "")]),
-)
-
-
-def parts_of(pieces: Sequence[Any]) -> list[MessagePart]:
-    """Calls with their indices; arguments only within a call."""
-    found, index, in_call = list[MessagePart](), -1, False
-    for piece in pieces:
-        if isinstance(piece, str):
-            index, in_call = index + 1, True
-            found.append(CallBegun(index, piece))
-        elif isinstance(piece, ArgumentsAdded):
-            found += [ArgumentsAdded(index, piece.text)] if in_call else []
-        else:
-            in_call = False
-            found.append(piece)
-    return found
-
-
-@given(pieces=st.lists(PIECES, max_size=12), cut=st.integers(0, 12))
-def test_a_stream_goes_on_alike_however_its_beginning_was_cut(pieces: list[Any], cut: int) -> None:
-    parts = parts_of(pieces)
-    begun, rest = parts[:cut], parts[cut:]
-    outputs = []
-    for beginning in (begun, joined(begun)):
-        dialect = former()
-        dialect.first(USAGE)
-        dialect.added(beginning, {}, 0)
-        chunks = [chunk for part in rest for chunk in dialect.added((part,), {}, 0)]
-        end = ChoiceEnd(StopReason.STOP, None, {})
-        chunks += dialect.choice_end(end, 0) + dialect.end(end, USAGE)
-        outputs.append(chunks)
-    assert outputs[0] == outputs[1]
-
-
-@given(pieces=st.lists(PIECES, max_size=12), finish=st.sampled_from(list(StopReason)))
-def test_deltas_add_up_to_the_items(pieces: list[Any], finish: StopReason) -> None:
-    found = events(parts_of(pieces), finish)
+@given(parts=messages(), finish=st.sampled_from(list(StopReason)))
+def test_deltas_add_up_to_the_items(parts: list[MessagePart], finish: StopReason) -> None:
+    found = events(parts, finish)
     check(found)
     assert [each["sequence_number"] for each in found] == list(range(len(found)))
     told = dict[int, str]()
@@ -279,7 +208,7 @@ def test_deltas_add_up_to_the_items(pieces: list[Any], finish: StopReason) -> No
 # Requests -------------------------------------------------------------------------------------------------
 
 
-def messages(**fields: Any) -> list[dict[str, Any]]:
+def turns(**fields: Any) -> list[dict[str, Any]]:
     prompt = read(**fields).prompt
     assert isinstance(prompt, ChatPrompt)
     return prompt.messages
@@ -317,7 +246,7 @@ def test_items_become_messages() -> None:
         {"id": str(at), "type": "function", "function": {"name": name, "arguments": arguments}}
         for at, (name, arguments) in enumerate(functions, 1)
     ]
-    assert messages(input=items, instructions="i") == [
+    assert turns(input=items, instructions="i") == [
         {"role": "system", "content": "i"},
         {"role": "system", "content": "d"},
         {"role": "user", "content": "u"},

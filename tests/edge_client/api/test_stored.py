@@ -115,6 +115,15 @@ def test_a_response_is_kept_for_its_time_over_a_restart(tmp_path: Path) -> None:
     assert [file.stem for file in tmp_path.iterdir()] == [second]
 
 
+def test_an_old_response_leaves_the_disk_also_if_nobody_asks_for_one(tmp_path: Path) -> None:
+    wall = Wall()
+    store = StoredResponses(60.0, tmp_path, wall=wall)
+    keep(store, 1)
+    wall.now += 61
+    second = keep(store, 2)
+    assert [file.stem for file in tmp_path.iterdir()] == [second]
+
+
 def test_the_oldest_are_dropped_first(tmp_path: Path) -> None:
     store = StoredResponses(folder=tmp_path, most=2)
     names = [keep(store, number) for number in range(3)]

@@ -9,13 +9,9 @@ import pytest
 from common.vocabulary import Vocabulary
 from edge_client.llama.model import LlamaModel, LlamaSettings
 from edge_client.texts.infill import FAMILIES, ExtraFile, Gap, Infill, InfillFamily
+from tests.edge_client.texts.test_infill import texts_of
 
 pytestmark = pytest.mark.llama
-
-
-def texts_of(family: InfillFamily) -> tuple[str, ...]:
-    marks = (family.prefix, family.suffix, family.middle, family.repository, family.file, *family.ends)
-    return tuple(filter(None, marks))
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda each: each.prefix)
