@@ -19,7 +19,7 @@ def test_texts_of_a_familys_tokens_stay_text(family: InfillFamily, tmp_path: Pat
     from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
 
     own = texts_of(family)
-    path = write_tiny_gguf(tmp_path / "infill.gguf", TinyShape(user_defined=own))
+    path = write_tiny_gguf(tmp_path / "infill.gguf", TinyShape(user_defined=tuple(own)))
     odd = "".join(own) + "the " + family.prefix
     with LlamaModel(LlamaSettings(str(path)), weights=False) as model:
         table = model.token_table()
