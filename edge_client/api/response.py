@@ -306,8 +306,8 @@ async def parts(
 
 async def whole(texts: TextService, spec: ResponseSpec) -> Json:
     """Return the response with the whole texts. Raises the `ForerunError` that ended one."""
-    places = texts.admission.places(spec.client, len(spec.requests))
     writing = _Writing(texts, spec, spec.dialect(texts.words))
+    places = texts.admission.places(spec.client, len(spec.requests))
     try:
         async with contextlib.aclosing(writing.parts(places)) as found:
             async for _ in found:
