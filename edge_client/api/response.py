@@ -235,18 +235,16 @@ class _Writing:
             answer = live.answer
             dialect.added(choice.feed(answer.begun), {}, index)  # sent by the earlier run
             if index not in spec.ended:
-                yield ResponsePart(
-                    dialect.added((), {"mode": answer.account.mode, "notes": live.notes}, index)
-                )
+                ours = {"mode": answer.account.mode, "notes": live.notes}
+                yield ResponsePart(dialect.added((), ours, index))
             told, last = len(answer.tokens), list[Json]()
             async with contextlib.aclosing(answer.events()) as events:
                 async for event in events:
                     added = choice.feed(event.spans) if isinstance(event, TextAdded) else ()
                     chunks = dialect.added(added, _ours(spec, event, added), index)
                     if isinstance(event, TextAdded) and event.ends:
-                        last += (
-                            chunks  # a resumed text holds them back again, unless their record has its end
-                        )
+                        # A resumed text holds them back again, unless their record has its end.
+                        last += chunks
                         continue
                     new = answer.since(told)
                     told += len(new.tokens)
