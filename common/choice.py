@@ -366,7 +366,8 @@ def _kept(scaled: FloatArray, params: SamplingParams) -> IntArray | None:
 
 
 def _num_kept(ranked: FloatArray, params: SamplingParams, everything: int | None) -> int:
-    """How many of the tokens, best first, the filters keep; `everything` is the weight of all, if known."""
+    """Return how many of the tokens, best first, the filters keep; `everything` is the weight of all, if
+    known."""
     count = min(params.top_k, ranked.size) if params.top_k else ranked.size
     if params.top_p < 1.0:
         sums = np.cumsum(_weights(ranked[:count]))

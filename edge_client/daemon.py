@@ -230,7 +230,7 @@ class EdgeDaemon:
 
         link = FleetFollower(
             pairs=pairs,
-            mode=page.mode_word,
+            mode=page.first.mode_word,
             reconfigure=self._around.reconfigure,
             version=self._around.version,
             began_at=self._began_at,

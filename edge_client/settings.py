@@ -191,7 +191,7 @@ class VerifierSection:
 
     @property
     def asks_for_tls(self) -> bool:
-        """Whether any setting configures or needs TLS."""
+        """Tell whether any setting configures or needs TLS."""
         return bool(self.tls_ca or self.tls_cert or self.tls_server_name or self.token_file)
 
     def is_plain(self, address: str) -> bool:

@@ -95,7 +95,7 @@ def _which_mode(world: World, advice: Advice) -> str:
 
 
 def _classic(advice: Advice) -> str:
-    """The best synchronous block, against both."""
+    """Return the best synchronous block, against both."""
     gain = advice.speedup(SYNC_BEST)
     against = "faster" if gain > 1 else "slower"
     also = ", and faster than drafting ahead" if advice.best == SYNC_BEST else ""

@@ -147,7 +147,7 @@ def read_arrivals(path: Path, window: Window) -> RecordedArrivals:
 
 
 def _requests(path: Path, reader: csv.DictReader[str]) -> list[ArrivingRequest]:
-    """All rows, checked and in order."""
+    """Return all rows, checked and in order."""
     columns = reader.fieldnames or []
     requests, before = list[ArrivingRequest](), 0.0
     for row in reader:

@@ -217,7 +217,7 @@ def _by_number(where: str, value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _link(table: dict[str, Any], folder: Path) -> LinkSpec:
-    """What the table says, over what its profile says."""
+    """Return what the table says, over what its profile says."""
     for key in LINK_TEXTS:
         if key in table:
             _text(f"link.{key}", table[key])
@@ -246,7 +246,7 @@ def _link(table: dict[str, Any], folder: Path) -> LinkSpec:
 def _with_recorded(
     keys: tuple[str, str], recorded: Mapping[int, float], given: dict[str, Any]
 ) -> dict[str, Any]:
-    """The step times of a recording, where the document gives none."""
+    """Return the step times of a recording, where the document gives none."""
     if not recorded or keys[0] in given:
         return given
     line = fit_line((rows, 1, ms / MS) for rows, ms in recorded.items())
@@ -304,7 +304,7 @@ def _arrivals(document: Mapping[str, Any], folder: Path) -> Arrivals | None:
 
 
 def _rows(where: str, value: Any, known: dict[str, Field], example: Sequence[int]) -> list[dict[str, Any]]:
-    """A list of tables, each with all of the `known` fields."""
+    """Return a list of tables, each with all of the `known` fields."""
     if not (isinstance(value, list) and all(isinstance(each, dict) for each in value)):
         shown = ", ".join(f"{key} = {number}" for key, number in zip(known, example, strict=True))
         raise UserError(f"{where} is not a list of tables like {{ {shown} }}")

@@ -184,7 +184,8 @@ class SpecEdgePolicy:
         return nodes[: min(self._budget, view.credit_left)]
 
     def _next_level(self, view: GrowthView, root: Node) -> list[Node]:
-        """The likeliest nodes of the first level that has not been drafted; none if the tree is complete."""
+        """Return the likeliest nodes of the first level that has not been drafted; none if the tree is
+        complete."""
         levels = list(view.tree.subtree(root))
         drafted = [node.position for node in levels if node.evaluated or node.busy]
         level = max(drafted, default=root.position - 1) + 1
@@ -258,7 +259,7 @@ class SaguaroPolicy:
         return sent
 
     def _cache_leaves(self, view: GrowthView) -> Iterator[Node]:
-        """The block's last node, then the end of every foreseen block that is not complete."""
+        """Yield the block's last node, then the end of every foreseen block that is not complete."""
         live = view.tree.live
         known = [node for node in live.values() if node.wire_id or node is view.tree.tip]
         for node in known:
@@ -348,7 +349,7 @@ def off_line(view: GrowthView, node: Node) -> int:
 
 
 def _ratio(time: float, unit: float) -> int:
-    """How often `unit` fits into `time`, to the nearest whole; many times if it takes no time."""
+    """Return how often `unit` fits into `time`, to the nearest whole; many times if it takes no time."""
     return round(min(time / unit, 1e6)) if unit > 0 else 10**6
 
 

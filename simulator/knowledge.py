@@ -60,7 +60,7 @@ def _nonzero(value: float) -> float:
 
 
 def _quantile(share: float, a: float, b: float) -> float:
-    """By bisection: 50 halvings leave 1e-15."""
+    """Return the quantile by bisection. 50 halvings leave an error of 1e-15."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = 0.5 * (low + high)
@@ -159,7 +159,7 @@ def _halving_rank(share: float) -> int:
 
 @lru_cache(maxsize=64)
 def _table(mean: float, k: float) -> Sequence[tuple[float, tuple[float, ...]]]:
-    """For each quantile of the confidence: it, and the scores of the eight candidates."""
+    """Return each quantile of the confidence with the scores of the eight candidates."""
     if mean in (0.0, 1.0):
         quantiles: tuple[float, ...] = (mean,) * NUM_QUANTILES
     else:

@@ -112,7 +112,7 @@ class VirtualLane:
         return rtt if self._path is None else max(0.0, rtt + self._path.rtt_change(when))
 
     def _delay(self) -> float:
-        """One way, seconds. Never negative."""
+        """Return the delay of one way in seconds, which is never negative."""
         link = self._link
         base = 0.5 * self._rtt_at(self._events.now)
         if not link.jitter:
@@ -155,7 +155,7 @@ class VirtualLane:
         return self._passes_at(attempt)
 
     def _passes_at(self, when: float) -> float:
-        """The first moment from `when` on that no outage, handover or lossy row covers."""
+        """Return the first moment from `when` on that no outage, handover or lossy row covers."""
         for _ in range(MAX_OBSTACLES):
             if not self._is_blocked(when):
                 return when
@@ -175,7 +175,7 @@ class VirtualLane:
         return max(ends)
 
     def _is_blocked(self, when: float) -> bool:
-        """Whether nothing passes then, whatever is drawn."""
+        """Tell whether nothing passes then, whatever is drawn."""
         if self._link.is_lossy_at(when) or any(outage.covers(when) for outage in self._link.outages):
             return True
         return self._path is not None and self._path.is_moving(when)

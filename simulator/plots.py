@@ -298,7 +298,7 @@ def plot_bytes(rows: Sequence[Row], out: Path) -> None:
 
 
 def _bars(rows: Sequence[Row], out: Path, quantities: Mapping[str, str]) -> None:
-    """A bar per scheme; a column of panels per quantity, a row of them per combination of what varies."""
+    """Draw a bar per scheme, with a column of panels per quantity and a row per combination that varies."""
     groups = grouped(rows, most=6)
     known = schemes_of(rows)
     found = styles(known)
@@ -362,7 +362,7 @@ def plot_validation(rows: Sequence[Row], out: Path) -> None:
 
 
 def _scheme_of(policy: str) -> str:
-    """A growth policy's name among the schemes, where it has one."""
+    """Return a growth policy's name among the schemes, where it has one."""
     return next((scheme for scheme, own in NAMED.items() if own == policy), policy)
 
 
@@ -370,7 +370,7 @@ def _scheme_of(policy: str) -> str:
 
 
 def _sorted(rows: list[Row], x: str) -> list[Row]:
-    """By the axis; names stay in the order of the sweep."""
+    """Sort by the axis; names stay in the order of the sweep."""
     return (
         rows if any(isinstance(row[x], str) for row in rows) else sorted(rows, key=lambda row: float(row[x]))
     )

@@ -203,7 +203,7 @@ def _text(line: _Line) -> RecordedText:
 
 
 def _check_position(line: _Line, place: int, token: Any, ids: Any, scores: Any, rank: Any) -> None:
-    """One entry of each column, checked by itself and against the others."""
+    """Check one entry of each column by itself and against the others."""
     where = f"at token {place} (from 0)"
     if not _is_id(token):
         raise line.fail(f"{where} has the token {_shown(token)}; an id of 0 or more was expected")

@@ -191,7 +191,7 @@ def plot_reliability(rows: Sequence[Reliability], out: Path) -> None:
 
 
 def _versions(row: Reliability) -> dict[str, list[Promise]]:
-    """In the order of `STYLES`."""
+    """Return the versions in the order of `STYLES`."""
     confidence = row.prior.confidence
     found = (
         fixed_promises(row.texts, replace(confidence, sharpness=1.0)),

@@ -290,7 +290,7 @@ def _mend(tables: Sequence[Table]) -> set[Key]:
 
 
 def _has_finished_cells(folder: Path) -> bool:
-    """Whether a line follows the header: a cell's results are written last, and all at once."""
+    """Tell whether a line follows the header: a cell's results are written last, and all at once."""
     try:
         return (folder / RESULTS).read_bytes().count(b"\n") > 1
     except OSError:

@@ -287,7 +287,7 @@ class SimulatedVerifier:
             self._step(next_plan)
 
     def _evaluate(self, plan: StepPlan) -> tuple[StepResult, int]:
-        """The choices, and the committed slots read.
+        """Return the choices, and the committed slots read.
 
         A row off the text's path is answered as if it were on it: it can never be committed.
         """

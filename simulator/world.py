@@ -183,7 +183,7 @@ class World:
 
 @lru_cache(maxsize=64)
 def _table(points: tuple[tuple[int, float], ...]) -> WidthTimes:
-    """The table through these points, to be read only: a world asks it at every draft step."""
+    """Return the table through these points, to be read only: a world asks it at every draft step."""
     return WidthTimes(dict(points))
 
 

@@ -55,7 +55,7 @@ def overlays() -> list[str]:
 
 
 def rendered(folder: Path) -> list[Object]:
-    """The objects of a kustomization. Raises `CalledProcessError` if kubectl cannot render it."""
+    """Return the objects of a kustomization. Raises `CalledProcessError` if kubectl cannot render it."""
     program = shutil.which("kubectl")
     if program is None:
         raise FileNotFoundError("kubectl was not found: https://kubernetes.io/docs/tasks/tools/")
@@ -64,7 +64,7 @@ def rendered(folder: Path) -> list[Object]:
 
 
 def text_of(found: Object) -> str:
-    """An object as the chart has it."""
+    """Return an object as the chart has it."""
     text: str = yaml.dump(found, Dumper=_Dumper, sort_keys=True, width=4096)
     for pattern in NAMED:
         text = re.sub(pattern.replace("{}", NAMESPACE), rf"\g<1>{PLACE}", text, flags=re.MULTILINE)

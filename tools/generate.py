@@ -55,7 +55,8 @@ def known_metrics() -> frozenset[str]:
 
 
 def _between_marks(page: Path, section: str) -> str:
-    """The page's text with `section` between the marks. Raises `ValueError` unless each is there once."""
+    """Return the page's text with `section` between the marks. Raises `ValueError` unless each is there
+    once."""
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end) or BEGIN in after:
@@ -77,7 +78,7 @@ def _table(metrics: tuple[Metric, ...]) -> str:
 
 
 def _alerts() -> str:
-    """The rules as Prometheus reads them, without the operator's wrapping."""
+    """Return the rules as Prometheus reads them, without the operator's wrapping."""
     text: str = yaml.safe_dump(yaml.safe_load(RULES.read_text("utf-8"))["spec"], sort_keys=False, width=4096)
     return "# Written by `make generate` from the cluster's PrometheusRule.\n" + text
 

@@ -78,7 +78,7 @@ def complaints(root: Path = ROOT) -> list[str]:
 
 
 def _nodes(node: ast.AST, where: str) -> Iterator[tuple[ast.AST, str]]:
-    """Every node with the dotted name of its function."""
+    """Yield every node with the dotted name of its function."""
     for child in ast.iter_child_nodes(node):
         inner = where
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

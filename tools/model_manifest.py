@@ -28,8 +28,10 @@ from deploy.kubernetes.components.model.fetch_model import (
 
 
 def manifest_of(folder: Path, base: str) -> Manifest:
-    """Of the files of a folder that would be taken, as they would be found below `base`. Raises `ModelError`
-    for what the job would refuse when it has come."""
+    """Return the manifest of the files of a folder that would be taken, as they would be found below `base`.
+
+    Raises `ModelError` for what the job would refuse when it has come.
+    """
     found = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.suffix in TAKEN)
     names = [path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts)]
     files = [_wanted(folder / name, name, base.rstrip("/")) for name in names]

@@ -19,7 +19,7 @@ STUBS = tuple(f"{name}_pb2{ending}" for name in SOURCES for ending in (".py", ".
 
 
 def protoc_arguments(source_dir: Path, out_dir: Path) -> list[str]:
-    """The compiler's command line, program name first.
+    """Return the compiler's command line, program name first.
 
     `-Icommon/pb=DIR` shows the files of DIR to the compiler under a virtual path, and the generated modules
     import each other by that path: `from common.pb import verifier_pb2`. Without it they would live in

@@ -114,7 +114,7 @@ class TorchEngine:
         return choice_rows(item, self._grammars.mask)
 
     def _by_rules(self, plan: StepPlan, step: PackedStep) -> StepResult:
-        """A step with sessions that asked for another rule than the coupled one; rules read the logits."""
+        """Run a step whose sessions asked for another rule than the coupled one. Rules read the logits."""
         self.runner.counts.eager += 1
         rows = [row for item in plan.items for row in self.choice_rows(item)]
         logits = self.forward(step)

@@ -69,7 +69,7 @@ class DeviceRunner:
         finish(logits, self._choose(logits, table), table)
 
     def _choose(self, logits: Tensor, table: ChoiceTable) -> Tensor:
-        """What `device_choice.choose_plain` gives, int32 [2, O] on the device."""
+        """Return what `device_choice.choose_plain` gives, int32 [2, O] on the device."""
         packed = torch.from_numpy(np.stack((table.temperatures.view(np.int64), table.keys))).to(logits.device)
         result = torch.empty((2, table.num_rows), dtype=torch.int32, device=logits.device)
         choose_plain(logits, packed[0].view(torch.float64), packed[1], result)
@@ -169,8 +169,8 @@ class CudaCapture:
 
 
 def _borrowed(result: Tensor) -> Tensor:
-    """The same float32 memory without owning it: the next graph may use it, as logits are read at once.
-    Owned, the logits of all graphs would add up to gigabytes."""
+    """Return the same float32 memory without owning it: the next graph may use it, as logits are read at
+    once. Owned, the logits of all graphs would add up to gigabytes."""
     lent = result.contiguous()
     interface = {
         "shape": tuple(lent.shape),
@@ -321,8 +321,8 @@ class GraphRunner:
         self._too_large.add(bucket)
 
     def _body(self, bucket: SizeBucket) -> tuple[Callable[[], Tensor], Tensor]:
-        """What a replay of the bucket does, from the tables on the device to logits float32 [rows, V]; and
-        where it leaves the choices, int32 [2, rows]."""
+        """Return what a replay of the bucket does, from the tables on the device to logits float32 [rows, V];
+        and where it leaves the choices, int32 [2, rows]."""
         step, tables = self._buffers.on_device(bucket)
         result = torch.empty((2, bucket.rows), dtype=torch.int32, device=self._device)
 
@@ -336,7 +336,7 @@ class GraphRunner:
         return body, result
 
     def _check(self, recording: _Recording, num_outputs: int) -> bool:
-        """Whether a replay gives the logits that an eager run of the same tables gives, up to rounding."""
+        """Tell whether a replay gives the logits of an eager run of the same tables, up to rounding."""
         expected = recording.body()[:num_outputs]
         found = recording.repeat()[:num_outputs]
         error = ((found - expected).square().mean(dim=1).sqrt() / expected.std(dim=1)).max()
@@ -352,7 +352,7 @@ class GraphRunner:
 
 
 def _made_up(num_rows: int, num_slots: int) -> PackedStep:
-    """A step of so many rows in sessions of eight."""
+    """Return a step of so many rows in sessions of eight."""
     items = []
     for first in range(0, num_rows, 8):
         count = min(8, num_rows - first)

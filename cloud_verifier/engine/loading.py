@@ -203,7 +203,8 @@ def replays(engine: TorchEngine) -> bool:
 
 
 def _has_kernels(engine: TorchEngine) -> bool:
-    """Whether its attention is Triton's, which alone cuts steps into units; also behind that of a group."""
+    """Tell whether its attention is Triton's, which alone cuts steps into units; also behind that of a
+    group."""
     return getattr(engine.backend, "cuts", None) is not None
 
 

@@ -163,7 +163,7 @@ def ieee_products() -> Iterator[None]:
 
 
 def _check_attention(model: TargetModel, backend: AttentionBackend, shapes: Iterable[LayerShape]) -> float:
-    """The first question. Returns the largest error as a share of what rounding explains."""
+    """Ask the first question. Return the largest error as a share of what rounding explains."""
     worst = 0.0
     for shape in {shape.kind: shape for shape in shapes}.values():
         error = attention_error(backend, shape, model.device)
@@ -178,7 +178,7 @@ def _check_attention(model: TargetModel, backend: AttentionBackend, shapes: Iter
 
 
 def _compare_in_half(model: TargetModel, packed: Rows, lengths: ProbeLengths) -> tuple[float, float]:
-    """The second and the third question. `packed` are the rows in half precision."""
+    """Ask the second and the third question. `packed` are the rows in half precision."""
     rounded = _plain_rows(model, packed)
     with model.in_float32():
         exact = _plain_rows(model, packed)
@@ -200,7 +200,7 @@ def _compare_in_half(model: TargetModel, packed: Rows, lengths: ProbeLengths) ->
 
 
 def _compare(model: TargetModel, packed: Rows, plain: Rows) -> float:
-    """The second question, from the rows of both paths. Returns the largest difference that counts."""
+    """Ask the second question of the rows of both paths. Return the largest difference that counts."""
     found = _differences(packed, plain)
     tolerance = _tolerance(model)
     by_badness = sorted(found.items(), key=lambda item: badness(item[1]), reverse=True)
@@ -215,7 +215,7 @@ def _compare(model: TargetModel, packed: Rows, plain: Rows) -> float:
 
 
 def _excused(model: TargetModel, num_rows: int) -> int:
-    """How many rows may differ by more than the tolerance."""
+    """Return how many rows may differ by more than the tolerance."""
     if not model.routes_tokens:
         return 0
     return num_rows // 2 if _is_coarse(model) else int(num_rows * ROUTED_SHARE)
@@ -255,7 +255,7 @@ def _check_layers(model: TargetModel, recorder: _Recorder) -> None:
 
 
 def _plain_rows(model: TargetModel, paths: Iterable[TokenPath]) -> Rows:
-    """The logits of transformers alone."""
+    """Return the logits of transformers alone."""
     wanted = dict.fromkeys(paths)
     found: dict[TokenPath, Tensor] = {}
     with model.plain():

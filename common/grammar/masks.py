@@ -75,7 +75,7 @@ class Grammars:
 
     @property
     def are_too_large(self) -> bool:
-        """Whether grammars exceed their memory, so that texts should be forgotten."""
+        """Tell whether grammars exceed their memory, so that texts should be forgotten."""
         return self._num_bytes > self._max_bytes
 
     def warm(self) -> None:

@@ -107,8 +107,11 @@ class Tokens:
 
 
 def _padded(pieces: Sequence[bytes | None], special: set[int], width: int) -> list[bytes]:
-    """One entry for each logit, empty where there is no token: those are never allowed. A piece of text that
-    begins with the byte that marks special tokens would be taken for one, and is in no text of UTF-8."""
+    """Return an entry for each logit, empty where there is no token: those are never allowed.
+
+    A piece of text that begins with the byte of special tokens would be taken for one, and is in no text of
+    UTF-8.
+    """
     entries = [piece or b"" for piece in pieces[:width]]
     for token, piece in enumerate(entries):
         if token not in special and piece[:1] == bytes((SPECIAL,)):

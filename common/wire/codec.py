@@ -446,6 +446,6 @@ def _finish(message: pb.Finish) -> Finish:
 
 
 def _few(field: str, number: int, limit: int) -> None:
-    """As `SamplingParams` checks it, but before a million entries have become Python objects."""
+    """Check a length as `SamplingParams` does, but before a million entries have become Python objects."""
     if number > limit:
         raise UserError(f"{field} has {number} entries; at most {limit} are allowed")

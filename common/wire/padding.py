@@ -63,8 +63,8 @@ def pad_open(message: M) -> M:
 
 
 def _entry(gap: int) -> int | None:
-    """The length of the one entry of padding that takes `gap` bytes with its tag and length; None if there is
-    no such length."""
+    """Return the length of the one entry of padding that takes `gap` bytes with its tag and length; None if
+    there is no such length."""
     for length_bytes in (1, 2, 3, 4):
         length = gap - 1 - length_bytes
         if length >= 0 and max(1, (length.bit_length() + 6) // 7) == length_bytes:

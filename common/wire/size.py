@@ -68,12 +68,12 @@ def _varint(number: int) -> int:
 
 
 def _number(number: int) -> int:
-    """A field that is left out at 0."""
+    """Return a field that is left out at 0."""
     return 1 + _varint(number) if number else 0
 
 
 def _bytes(length: int) -> int:
-    """A field that is left out when it is empty."""
+    """Return a field that is left out when it is empty."""
     return 1 + _varint(length) + length if length else 0
 
 
@@ -84,5 +84,5 @@ def _packed(numbers: Sequence[int]) -> int:
 
 
 def _member(length: int) -> int:
-    """A message as the one member of the envelope; there even if it is empty."""
+    """Return a message as the one member of the envelope; there even if it is empty."""
     return 1 + _varint(length) + length

@@ -19,9 +19,7 @@ from common.grammar import inline_schema, json_schema_grammar, lark_grammar
 from edge_client.api.call_syntax import CallSyntax, Controls, NamedArguments
 from edge_client.api.errors import wrong
 from edge_client.api.request import CallRule, Tool, Tools
-from edge_client.texts.message import MessageForm
-
-Json = dict[str, Any]
+from edge_client.texts.message import Json, MessageForm
 
 ANY_TEXT = "(?s:.*)"
 SOME_TEXT = "/(?s:.+)/"

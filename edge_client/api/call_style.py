@@ -17,12 +17,10 @@ from edge_client.api.call_syntax import CONTENT, HERMES, IDS, PROBES, CallSyntax
 from edge_client.api.turn_order import TurnOrder, calls_apart, find_order, one_call_each
 from edge_client.texts.detokenizer import TextSpan
 from edge_client.texts.families import reading
-from edge_client.texts.message import Message, MessageForm
+from edge_client.texts.message import Json, Message, MessageForm
 from edge_client.texts.reader import MessageReader
 from edge_client.texts.response_template import load_template
 from edge_client.texts.templates import ChatTemplate
-
-Json = dict[str, Any]
 
 LISTED = "You can call functions. Each line describes one in JSON.\n<tools>\n{tools}\n</tools>\n"
 OWN_WAY = "To call a function, write the call as you always write calls."
@@ -85,9 +83,8 @@ class CallStyle:
             return message
         if self.is_own:
             return {**message, "tool_calls": [self._call(each) for each in calls]}
-        written = [
-            f"<tool_call>\n{json.dumps(_plain(each), ensure_ascii=False)}\n</tool_call>" for each in calls
-        ]
+        functions = [json.dumps(each["function"], ensure_ascii=False) for each in calls]
+        written = [f"<tool_call>\n{each}\n</tool_call>" for each in functions]
         content = "\n".join(filter(None, [message["content"], *written]))
         return {
             **{name: value for name, value in message.items() if name != "tool_calls"},
@@ -102,10 +99,6 @@ class CallStyle:
         if self.syntax.named is not None and not isinstance(arguments, dict):  # a text that is no JSON object
             arguments = {"arguments": arguments}
         return {**call, "function": {**call["function"], "arguments": arguments}}
-
-
-def _plain(call: Json) -> Json:
-    return {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
 
 
 @lru_cache(maxsize=8)

@@ -17,8 +17,8 @@ from itertools import takewhile
 from typing import Any
 
 from common.errors import PeerError, UserError
+from edge_client.texts.message import Json
 
-Json = dict[str, Any]
 Render = Callable[[Sequence[Json], Mapping[str, Any]], str]
 """Renders messages with the template's settings, as `ChatTemplate.render`."""
 

@@ -96,7 +96,7 @@ class Tools:
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        """The tools that may be called."""
+        """Return the tools that may be called."""
         if self.rule is CallRule.NONE:
             return ()
         return tuple(each for each in self.listed if self.only in ("", each.name))

@@ -238,9 +238,8 @@ class _Writing:
             answer = live.answer
             dialect.added(choice.feed(answer.begun), {}, index)  # sent by the earlier run
             if index not in spec.ended:
-                yield ResponsePart(
-                    dialect.added((), {"mode": answer.account.mode, "notes": live.notes}, index)
-                )
+                ours = {"mode": answer.account.mode, "notes": live.notes}
+                yield ResponsePart(dialect.added((), ours, index))
             told, last = len(answer.tokens), list[Json]()
             async with contextlib.aclosing(answer.events()) as events:
                 async for event in events:
@@ -249,9 +248,8 @@ class _Writing:
                         self._prompt_read.set()
                     chunks = dialect.added(added, _ours(spec, event, added), index)
                     if isinstance(event, TextAdded) and event.ends:
-                        last += (
-                            chunks  # a resumed text holds them back again, unless their record has its end
-                        )
+                        # A resumed text holds them back again, unless their record has its end.
+                        last += chunks
                         continue
                     new = answer.since(told)
                     told += len(new.tokens)
@@ -269,12 +267,12 @@ class _Writing:
 
     @property
     def ends(self) -> list[ChoiceEnd]:
-        """The ends of the texts that have ended."""
+        """Return the ends of the texts that have ended."""
         return [each.end for each in self.choices if each.end is not None]
 
     @property
     def usage(self) -> Usage:
-        """The usage of all texts that have ended. Their prompt counts once."""
+        """Return the usage of all texts that have ended. Their prompt counts once."""
         found = [each.usage for each in self.choices if each.usage is not None]
         return Usage(
             prompt=found[0].prompt,
@@ -314,8 +312,8 @@ async def parts(
 
 async def whole(texts: TextService, spec: ResponseSpec) -> Json:
     """Return the response with the whole texts. Raises the `ForerunError` that ended one."""
-    places = texts.admission.places(spec.client, len(spec.requests))
     writing = _Writing(texts, spec, spec.dialect(texts.words))
+    places = texts.admission.places(spec.client, len(spec.requests))
     try:
         async with contextlib.aclosing(writing.parts(places)) as found:
             async for _ in found:

@@ -268,7 +268,7 @@ class TextEndpoints:
 
     @cached_property
     def infill(self) -> Infill | None:
-        """How the target fills gaps; None if it has no tokens for it."""
+        """Return how the target fills gaps; None if it has no tokens for it."""
         return Infill.of(self.texts.vocabulary)
 
     async def _fill(self, gap: Gap, param: str) -> tuple[list[Any], tuple[int, ...]]:

@@ -135,10 +135,6 @@ class StatusPage:
         """Return the status of all pairs' verifiers."""
         return [each for pair in self.pairs.values() for each in pair.verifiers()]
 
-    def mode_word(self) -> str:
-        """Return the mode of a text of the first pair that would begin now, as a word."""
-        return self.first.mode_word()
-
     def why_not_ready(self) -> str:
         """Return why requests of all pairs would fail now; empty if those of one would not."""
         whys = {name: pair.why_not_ready() for name, pair in self.pairs.items()}

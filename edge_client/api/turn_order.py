@@ -12,11 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
 
 from common.errors import PeerError, UserError
-
-Json = dict[str, Any]
+from edge_client.texts.message import Json
 
 BETWEEN = "\n\n"
 """Stands between the texts of messages that become one."""

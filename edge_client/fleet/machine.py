@@ -152,7 +152,7 @@ class FleetMachine:
         return effects
 
     def next_at(self) -> float | None:
-        """The monotonic second at which `on_timer` is due. A document may end a minute late."""
+        """Return the monotonic second at which `on_timer` is due. A document may end a minute late."""
         return self._told_at + AGAIN_TIME if self._is_due and self._connected else None
 
     # Inputs

@@ -19,6 +19,9 @@ Json = dict[str, Any]
 AS_FUNCTION: Json = {"type": "function", "function": "{content}"}
 WITH_NAME: Json = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 
+NAMED_CALLS: Json = {"repeats": True, "content": "json", "transform": WITH_NAME}
+"""The fields of calls whose name stands before their arguments. A family adds its marks."""
+
 HERMES_CALLS: Json = {
     "open_pattern": r"\s*<tool_call>",  # white space before a call is no content, also for transformers
     "close": "</tool_call>",
@@ -125,12 +128,10 @@ FAMILIES = (
         start=r"<\|turn>model\n|<tool_response\|>",
         reasoning={"open": "<|channel>thought\n", "close": "<channel|>"},
         calls={
+            **NAMED_CALLS,
             "open_pattern": r"<\|tool_call>call:(?P<name>[^{\s]+)",
             "close": "<tool_call|>",
-            "repeats": True,
-            "content": "json",
             "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
-            "transform": WITH_NAME,
         },
         content={"close": ["<turn|>", "<|tool_response>"]},
     ),
@@ -145,13 +146,11 @@ FAMILIES = (
             "join": "\n\n",
         },
         calls={
+            **NAMED_CALLS,
             "open_pattern": r"(?:<\|start\|>assistant)?(?:"
             r"\s*to=functions\.(?P<name>[^<\s]+)\s*<\|channel\|>(?:commentary|analysis)|"
             r"<\|channel\|>(?:commentary|analysis)\s+to=functions\.(?P<name>[^<\s]+))" + HARMONY_TYPE,
             "close": ["<|call|>", "<|end|>"],
-            "repeats": True,
-            "content": "json",
-            "transform": WITH_NAME,
         },
         content={
             "close_pattern": r"<\|(?:end|return|call)\|>|"
@@ -186,13 +185,11 @@ FAMILIES = (
         marks=("<｜tool▁call▁begin｜>", "<｜Assistant｜>"),
         start=r"<｜Assistant｜>|<｜tool▁outputs?▁end｜>",
         calls={
+            **NAMED_CALLS,
             "open_pattern": r"\s*(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:"
             r"function<｜tool▁sep｜>(?P<name>[^\n<]+)\n```json\n|"
             r"(?!function<｜tool▁sep｜>)(?P<name>[^\n<]+)<｜tool▁sep｜>)",
             "close_pattern": r"(?:\s*```)?\s*<｜tool▁call▁end｜>",
-            "repeats": True,
-            "content": "json",
-            "transform": WITH_NAME,
         },
         content={"close": ["</think>", "<｜tool▁calls▁end｜>", "<｜end▁of▁sentence｜>"]},
     ),
@@ -201,14 +198,13 @@ FAMILIES = (
         marks=("<arg_key>",),
         start=r"<\|assistant\|>",
         calls={
+            **NAMED_CALLS,
             "open_pattern": r"\s*<tool_call>\s*(?P<name>[^\s<]+)",
             "close": "</tool_call>",
-            "repeats": True,
             "content": "xml-inline",
             "content_args": {
                 "tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
             },
-            "transform": WITH_NAME,
         },
         content={"close": "</think>"},  # which a prompt without reasoning ends with from 4.7 on
         efforts=("high", "max"),
@@ -218,12 +214,11 @@ FAMILIES = (
         marks=("<function=",),
         start=f"{CHATML}|{BEGUN}",
         calls={
+            **NAMED_CALLS,
             "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
             "close_pattern": r"</function>\s*</tool_call>",
-            "repeats": True,
             "content": "xml-inline",
             "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
-            "transform": WITH_NAME,
         },
     ),
     Family(
@@ -238,11 +233,9 @@ FAMILIES = (
         start=r"\[/INST\]|\[/TOOL_RESULTS\]",
         reasoning={"open": ["[THINK]", "<think>"], "close": ["[/THINK]", "</think>"]},
         calls={
+            **NAMED_CALLS,
             "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[^\[\s{]+)(?:\[CALL_ID\]\w*)?\[ARGS\]",
             "close_pattern": r"(?=\[TOOL_CALLS\])|</s>",
-            "repeats": True,
-            "content": "json",
-            "transform": WITH_NAME,
         },
         efforts=("none", "high"),
         short_ids=True,

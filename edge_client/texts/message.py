@@ -13,8 +13,8 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ContentAdded:
-    """Adds text of the answer itself. `spans` may be empty texts while a character is incomplete."""
+class SpansAdded:
+    """Adds text. `spans` may be empty texts while a character is incomplete."""
 
     spans: tuple[TextSpan, ...]
 
@@ -23,15 +23,16 @@ class ContentAdded:
         return text_of(self.spans)
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningAdded:
+class ContentAdded(SpansAdded):
+    """Adds text of the answer itself."""
+
+    __slots__ = ()
+
+
+class ReasoningAdded(SpansAdded):
     """Adds text that the model thinks before its answer."""
 
-    spans: tuple[TextSpan, ...]
-
-    @property
-    def text(self) -> str:
-        return text_of(self.spans)
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,7 +251,7 @@ def _is_pair(value: object) -> bool:
 
 
 def _check_transform(name: str, value: Any) -> None:
-    """A string is one placeholder, or has none."""
+    """Refuse a string that is neither one placeholder nor without any."""
     match value:
         case dict() | list():
             for each in value.values() if isinstance(value, dict) else value:

@@ -226,7 +226,7 @@ class Lane:
             self._launch(self._take_piece(), starts_at)
 
     def _take_piece(self) -> Output:
-        """The head of the queue, or as much of it as crosses the wire as one."""
+        """Return the head of the queue, or as much of it as crosses the wire as one."""
         head = self._waiting.popleft()
         if not isinstance(head.output, Deliver):
             return head.output

@@ -181,7 +181,8 @@ class Link:
 
 
 def _bind(address: Address) -> socket.socket:
-    """A bound TCP socket that does not listen. Raises `SettingsError` when the address cannot be had."""
+    """Return a bound TCP socket that does not listen. Raises `SettingsError` when the address cannot be
+    had."""
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, target = found[0]

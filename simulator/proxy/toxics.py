@@ -55,7 +55,7 @@ class LinkDirection(StrEnum):
 def _limited(
     unit: str, default: Any = dataclasses.MISSING, least: float = 0.0, most: float = math.inf
 ) -> Any:
-    """A field whose value the toxic checks."""
+    """Return a field whose value the toxic checks."""
     return dataclasses.field(default=default, metadata={"unit": unit, "least": least, "most": most})
 
 

@@ -136,7 +136,7 @@ def _of_item(item: StepItem, query: Tensor, kv: LayerKV, terms: AttentionTerms) 
 
 
 def _visible(item: StepItem, window: int | None) -> NDArray[np.bool_]:
-    """Which of prefix and rows each row sees: bool [R, C + R]."""
+    """Return which of prefix and rows each row sees: bool [R, C + R]."""
     before = len(item.prefix_slots)
     positions = np.concatenate((np.arange(before, dtype=np.int32), item.positions))
     visible = np.zeros((len(item.tokens), len(positions)), dtype=np.bool_)

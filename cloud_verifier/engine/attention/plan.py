@@ -119,7 +119,7 @@ def _keys(items: Sequence[StepItem]) -> TableArray:
 
 
 def _tiles(items: _Items, chosen: NDArray[np.bool_], cut: WorkCut) -> TableArray:
-    """The tiles of the chosen items as units of one split, int32 [N, 11]."""
+    """Return the tiles of the chosen items as units of one split, int32 [N, 11]."""
     owners = np.flatnonzero(chosen)
     per_item = -(-items.counts[owners] // cut.rows)
     owner = owners.repeat(per_item)
@@ -136,7 +136,7 @@ def _tiles(items: _Items, chosen: NDArray[np.bool_], cut: WorkCut) -> TableArray
 
 
 def _units(tiles: TableArray, cut: WorkCut) -> TableArray:
-    """The units of tiles, int32 [U, 11]: each as often as it has splits, with the keys of each."""
+    """Return the units of tiles, int32 [U, 11]: each as often as it has splits, with the keys of each."""
     splits = tiles[:, _SPLITS]
     units = tiles.repeat(splits, axis=0)
     split = np.arange(len(units)) - (splits.cumsum() - splits).repeat(splits)
@@ -147,7 +147,7 @@ def _units(tiles: TableArray, cut: WorkCut) -> TableArray:
 
 
 def _rows(tables: Sequence[TableArray], num_rows: int) -> tuple[TableArray, int]:
-    """Where each packed row's partial results lie, int32 [T, 2], and their number over all rows."""
+    """Return where each packed row's partial results lie, int32 [T, 2], and their number over all rows."""
     rows = np.zeros((num_rows, len(ROW_FIELDS)), dtype=np.int32)
     for tiles in tables:
         counts = tiles[:, _COUNT]
@@ -185,7 +185,7 @@ def _words(parents: IndexArray, items: _Items) -> WordArray:
 
 
 def _words_of_narrow(parents: IndexArray, starts: IndexArray) -> WordArray:
-    """A word for each packed row of items of at most 64 rows that begin at `starts` [T].
+    """Return a word for each packed row of items of at most 64 rows that begin at `starts` [T].
 
     In round k each row takes over what its ancestor 2**k above knows, so a depth of 64 takes 6 rounds.
     """

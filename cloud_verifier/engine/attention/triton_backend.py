@@ -188,7 +188,7 @@ def launch_of(shape: HeadShape, cut: WorkCut, room: int) -> Mapping[str, int]:
 def _fits(
     lanes: int, block: int, num_stages: int, depths: tuple[int, int, int], itemsize: int, room: int
 ) -> bool:
-    """Whether a query tile and the pipeline's blocks of keys and values fit into `room` bytes."""
+    """Tell whether a query tile and the pipeline's blocks of keys and values fit into `room` bytes."""
     num_buffers = num_stages // 2 + (1 if lanes >= 64 else 0)  # one more where products run asynchronously
     tile = lanes * (depths[0] + depths[1]) + num_buffers * block * sum(depths)
     return block * sum(depths) <= MOST_BLOCK and itemsize * tile + SMALL_PARTS <= room

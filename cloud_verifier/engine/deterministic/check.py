@@ -100,7 +100,7 @@ def _check_right(model: TargetModel, rows: Sequence[Tensor], plain: Tensor) -> N
 
 
 def _every_place(lab: _Lab, tile_rows: int) -> Iterator[_Pair]:
-    """A row at all places of a tile at once."""
+    """Yield a row at all places of a tile at once."""
     for length in LENGTHS_IN_PLACE:
         tip = lab.tip(length)
         alone = lab.step([tip])[0]
@@ -109,7 +109,7 @@ def _every_place(lab: _Lab, tile_rows: int) -> Iterator[_Pair]:
 
 
 def _every_length(lab: _Lab, longest: int) -> Iterator[_Pair]:
-    """A row of each padded length, in two steps of other order and company; some of them alone, too."""
+    """Yield a row of each padded length, in two steps of other order and company; some of them alone, too."""
     tips = [lab.tip(length) for length in _lengths(longest, lab.random)]
     first, second = lab.mixed(tips), lab.mixed(tips)
     for tip, one, other in zip(tips, first, second, strict=True):
@@ -119,7 +119,7 @@ def _every_length(lab: _Lab, longest: int) -> Iterator[_Pair]:
 
 
 def _every_shape(lab: _Lab, path: IntArray, alone: Sequence[Tensor]) -> Iterator[_Pair]:
-    """A path whose rows were evaluated alone, as a chunk of a prompt and as a branch of a tree."""
+    """Yield a path whose rows were evaluated alone, as a chunk of a prompt and as a branch of a tree."""
     chunk = _Rows(path, range(-1, len(path) - 1))
     wrong = np.repeat(path, 2)  # after each row a sibling of the next one
     wrong[1::2] = lab.tokens(len(path))
@@ -131,7 +131,7 @@ def _every_shape(lab: _Lab, path: IntArray, alone: Sequence[Tensor]) -> Iterator
 
 
 def _lengths(longest: int, random: np.random.Generator) -> list[int]:
-    """A number of keys for each padded length up to that of `longest`."""
+    """Return a number of keys for each padded length up to that of `longest`."""
     lengths, least = list[int](), 1
     while least <= longest:
         most = min(padded_length(least), longest)

@@ -81,7 +81,7 @@ class ExactEngine(TorchEngine):
         return torch.cat(parts)
 
     def _run(self, tile: PackedStep, inputs: IndexArray) -> Tensor:
-        """One forward of the fixed shape. The head computes all rows of a tile, or none if none is wanted."""
+        """Run one forward of the fixed shape. The head computes all rows of a tile, or none at all."""
         device = self.model.device
         tokens, positions, slots = torch.from_numpy(inputs).to(device)
         wanted = torch.arange(self.tile_rows if len(tile.outputs) else 0, device=device)
@@ -189,7 +189,7 @@ def share_runs(keys: Sequence[IndexArray], positions: Sequence[int]) -> list[int
 
 
 def _attend(row: Tensor, run: Tensor, depth: int, mask: Tensor, terms: AttentionTerms) -> Tensor:
-    """One row [Hkv, G, Dk] over a run [1, Hkv, L or more, Dk + Dv]; returns [1, Hkv, G, Dv].
+    """Attend with one row [Hkv, G, Dk] to a run [1, Hkv, L or more, Dk + Dv]. Return [1, Hkv, G, Dv].
 
     The row is copied, so that no kernel meets another alignment. A run always begins at an aligned address,
     and what it holds behind the row's keys is finite and masked.
@@ -200,7 +200,7 @@ def _attend(row: Tensor, run: Tensor, depth: int, mask: Tensor, terms: Attention
 
 
 def _keys(item: StepItem, window: int | None) -> IndexArray:
-    """The slots that a row alone sees, by position, its own last; int64 [N]."""
+    """Return the slots that a row alone sees, by position, its own last; int64 [N]."""
     keys = np.concatenate((item.prefix_slots, item.slots), dtype=np.int64)
     return keys if window is None else keys[-window:]
 

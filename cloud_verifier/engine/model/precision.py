@@ -61,7 +61,7 @@ def float32_inside(model: nn.Module, num_layers: int) -> Iterator[None]:
 
 
 def _decoder_layers(model: nn.Module, num_layers: int) -> list[nn.Module]:
-    """The elements of the first list of `num_layers` modules; none if there is no such list."""
+    """Return the elements of the first list of `num_layers` modules; none if there is no such list."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return list(module)
@@ -104,7 +104,7 @@ def _widen(modules: list[nn.Module]) -> _Undo:
 
 
 def _values(tensor: Tensor) -> Tensor:
-    """The same values in float32."""
+    """Return the same values in float32."""
     # Ordinary tensors, also in inference mode: one that is divided among processes cannot be made of others.
     with torch.inference_mode(False), torch.no_grad():
         return (tensor if _is_plain(tensor) else tensor.dequantize()).float()

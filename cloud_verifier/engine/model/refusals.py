@@ -70,7 +70,7 @@ class Refusal(UserError):
 
 
 def _rope_types(parameters: object) -> Iterator[str]:
-    """Every `rope_type` in RoPE parameters, which hold one set, or one set per layer kind."""
+    """Yield every `rope_type` in RoPE parameters, which hold one set, or one set per layer kind."""
     if not isinstance(parameters, Mapping):
         return
     for key, value in parameters.items():

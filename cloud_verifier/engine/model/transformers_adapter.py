@@ -353,7 +353,8 @@ def load_target(
 
 
 def _meant_as_folder(source: str) -> bool:
-    """Whether `source` is a path rather than a hub id, which would be looked for over the network in vain."""
+    """Tell whether `source` is a path rather than a hub id, which would be looked for over the network in
+    vain."""
     parent = Path(source).expanduser().parent
     return source.startswith((".", "/", "~")) or (parent != Path() and parent.is_dir())
 

@@ -97,7 +97,7 @@ def _choose_on_cpu(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, T
 
 
 def _choose_adjusted(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Tensor]:
-    """The greedy rows and the others apart, put back in order."""
+    """Choose for the greedy rows and the others apart, and put the choices back in order."""
     greedy = [index for index, row in enumerate(rows) if row.params.greedy]
     noisy = [index for index, row in enumerate(rows) if not row.params.greedy]
     choices = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
@@ -111,7 +111,8 @@ def _choose_adjusted(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor,
 
 
 def _top_two(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The best token int64 [R] of each row of [R, V] and how far it is ahead, float32 [R]. Spoils `scores`.
+    """Return the best token int64 [R] of each row of [R, V] and how far it is ahead, float32 [R]. Spoils
+    `scores`.
 
     torch promises that `max` along a dimension gives the first of equals, so the lowest id; `topk` does not.
     """
@@ -137,7 +138,8 @@ def _scores(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
 
 
 def _kept(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Which tokens of [R, V] the filters keep: those not behind the last one kept, best first, then by id."""
+    """Return which tokens of [R, V] the filters keep: those not behind the last one kept, best first, then by
+    id."""
     value, token, settled = _last_kept(scaled, params, FRONT)
     if not bool(settled.all()):
         deep = (~settled.squeeze(1)).nonzero().squeeze(1).tolist()
@@ -180,7 +182,8 @@ def last_of_front(
 
 
 def _sorted_front(scaled: Tensor, front: int | None) -> tuple[Tensor, Tensor]:
-    """The `front` best values [R, K] and their ids, equal values by id; all of them if `front` is None."""
+    """Return the `front` best values [R, K] and their ids, equal values by id; all of them if `front` is
+    None."""
     if front is None or front >= scaled.shape[1]:
         return torch.sort(scaled, dim=1, descending=True, stable=True)
     values, tokens = scaled.topk(front, dim=1)
@@ -192,7 +195,7 @@ def _sorted_front(scaled: Tensor, front: int | None) -> tuple[Tensor, Tensor]:
 def _num_nucleus(
     values: Tensor, top_k: Tensor, params: Sequence[SamplingParams], everything: Callable[[], Tensor]
 ) -> Tensor:
-    """How many of `values` [R, K], best first, top-p keeps of those that top-k left; int64 [R, 1]."""
+    """Return how many of `values` [R, K], best first, top-p keeps of those that top-k left; int64 [R, 1]."""
     if all(one.top_p >= 1.0 for one in params):
         return torch.full_like(top_k, UNBOUNDED)
     columns = torch.arange(values.shape[1], device=values.device)
@@ -259,7 +262,8 @@ class _RowGroup:
 
 
 def _groups(rows: Sequence[ChoiceRow], vocab_size: int) -> list[_RowGroup]:
-    """The rows that bias or penalties change. Raises `LocalError` for tokens outside the vocabulary."""
+    """Return the rows that bias or penalties change. Raises `LocalError` for tokens outside the
+    vocabulary."""
     members = dict[int, tuple[reference.History, list[int]]]()
     for index, row in enumerate(rows):
         if row.params.logit_bias or row.params.has_penalties:
@@ -321,12 +325,12 @@ def _write(logits: Tensor, adjusted: Tensor, where: Tensor, numbers: Tensor) -> 
 
 
 def _take(table: Tensor, rows: Sequence[int]) -> Tensor:
-    """The named rows; the table itself if those are all."""
+    """Return the named rows; the table itself if those are all."""
     return table if len(rows) == table.shape[0] else table[list(rows)]
 
 
 def _column(numbers: Sequence[float], like: Tensor) -> Tensor:
-    """One number per row, [R, 1], with the type and device of `like`."""
+    """Return one number per row, [R, 1], with the type and device of `like`."""
     return torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True).unsqueeze(1)
 
 
@@ -336,7 +340,7 @@ def _column(numbers: Sequence[float], like: Tensor) -> Tensor:
 
 
 def _signed(number: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit integer."""
+    """Return the int64 with the bits of an unsigned 64-bit integer."""
     return number - 2**64 if number >= 2**63 else number
 
 

@@ -103,7 +103,7 @@ def finish(logits: Tensor, plain: Tensor, table: ChoiceTable) -> tuple[IntArray,
 
 
 def _on_host(results: Tensor) -> IntArray:
-    """All of `results`, int32, through pinned memory: a slice of it would be a kernel more."""
+    """Return all of `results`, int32, through pinned memory: a slice of it would be a kernel more."""
     if not results.is_cuda:
         return results.numpy()
     pinned = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
@@ -113,7 +113,8 @@ def _on_host(results: Tensor) -> IntArray:
 
 
 def _row(table: ChoiceTable, row: int) -> ChoiceRow:
-    """The row for an error's sake: late ones as they are, others greedy, as broken logits are so for all."""
+    """Return the row for an error's sake: late ones as they are, others greedy, as broken logits are so for
+    all."""
     return table.late_rows[table.late.index(row)] if row in table.late else ChoiceRow(SamplingParams(), 0)
 
 
@@ -146,7 +147,8 @@ def _choose_late(logits: Tensor, table: ChoiceTable) -> tuple[IntArray, FloatArr
 def _bounds(
     logits: Tensor, temperatures: Tensor, block_best: Tensor, params: Sequence[SamplingParams]
 ) -> tuple[Bounds, Tensor]:
-    """The last token that each row's filters keep, and whether `choice.FRONT` tokens told it, bool [R]."""
+    """Return the last token that each row's filters keep, and whether `choice.FRONT` tokens told it, bool
+    [R]."""
     num_rows = len(params)
     values = torch.full((num_rows,), -torch.inf, dtype=torch.float64, device=logits.device)
     tokens = torch.full((num_rows,), logits.shape[1], dtype=torch.int64, device=logits.device)

@@ -54,7 +54,8 @@ def row_logprobs(items: Sequence[StepItem], logits: Tensor, choices: IntArray) -
 
 
 def _of_rows(logits: Tensor, choices: IntArray, most: int) -> RowLogprobs:
-    """Of logits float32 [R, V] and their choices [R], with the `most` likeliest tokens each, V at most."""
+    """Return the log-probabilities of the choices [R] under logits float32 [R, V], and those of the `most`
+    likeliest tokens of each row, V at most."""
     totals = torch.logsumexp(logits, dim=1)
     wanted = torch.from_numpy(choices.astype(np.int64)).to(logits.device)
     own = logits.gather(1, wanted.unsqueeze(1)).squeeze(1) - totals

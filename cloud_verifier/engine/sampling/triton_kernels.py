@@ -27,7 +27,7 @@ _TABLES = ["temperatures", "keys", "last_values", "last_tokens"]
 
 @triton.jit
 def _top_two(scores, tokens):
-    """The best score, its token (the lowest of equals) and the runner-up's score."""
+    """Return the best score, its token (the lowest of equals) and the runner-up's score."""
     best = tl.max(scores, 0)
     token = tl.min(tl.where(scores == best, tokens, 2147483647), 0)
     second = tl.max(tl.where(tokens == token, float("-inf"), scores), 0)
@@ -51,7 +51,7 @@ def find_best(logits, logits_row, block_best, block_token, block_second, num_tok
 
 @triton.jit
 def _row_best(block_best, row, blocks, BLOCKS: tl.constexpr):
-    """The best logit of a row, nan if any is."""
+    """Return the best logit of a row, nan if any is."""
     number = tl.arange(0, BLOCKS)
     bests = tl.load(block_best + row * blocks + number, mask=number < blocks, other=float("-inf"))
     broken = tl.max((bests != bests).to(tl.int32), 0)

@@ -98,7 +98,6 @@ const MODES = {
   "server-only": ["Server only", "the server writes alone"],
   "device-only": ["Device only", "no server is there, this device writes alone"],
   waiting: ["Waiting", "no server is there"],
-  idle: ["Idle", ""],
   away: ["No connection", ""],
   locked: ["Locked", ""],
 };
@@ -819,7 +818,7 @@ async function look() {
   if ($("desk").hidden) return;
   try {
     const status = await (await ask("/v1/status")).json();
-    if (!writing) showMode(status.mode ?? "idle", status.why);
+    if (!writing) showMode(status.mode);
     showParts(status);
     if (status.demo_link && $("link").hidden) findLink();
   } catch (error) {
