@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -100,11 +99,8 @@ class Api:
         more: tuple[Route, ...] = (),
     ) -> None:
         self.pairs = pairs
-        kinds = {kind.name: kind for kind in DIALECTS}
         self.stored = stored or StoredResponses(most=MOST if settings.resumes else 0)
-        self.streams = TextStreams(
-            pairs, settings.keep, settings.limit, journal, time.time, kinds, self.stored.ended
-        )
+        self.streams = TextStreams(pairs, settings.keep, settings.limit, journal, self.stored.ended)
         self._limit, self._resumes = settings.limit, settings.resumes
         self._embedder = settings.embedder
         self._stopped = asyncio.Event()
@@ -137,7 +133,7 @@ class Api:
             ("GET", "/healthz", self._healthz),
             ("GET", "/readyz", self._readyz),
             ("GET", "/metrics", self._metrics_page),
-            ("GET", "/v1/status", self._status_page),
+            ("GET", "/v1/status", _telling(self._status)),
             ("GET", "/v1/models", self._models),
             ("GET", "/v1/models/{name:path}", self._model),
             *(("POST", dialect.path, partial(self._text, dialect)) for dialect in DIALECTS),
@@ -154,12 +150,12 @@ class Api:
             ("GET", "/v1/stream", self._resume),
             ("DELETE", "/v1/stream", self._delete_stream),
             ("POST", "/v1/streams/lookup", self._lookup),
-            ("GET", "/v1/sessions", self._sessions),
+            ("GET", "/v1/sessions", _telling(self._sessions)),
             ("POST", "/v1/embeddings", self._embeddings),
-            ("GET", "/api/version", self._ollama_version),
-            ("GET", "/api/tags", self._ollama_tags),
+            ("GET", "/api/version", _telling(lambda: {"version": ollama_models.VERSION})),
+            ("GET", "/api/tags", _telling(lambda: {"models": ollama_models.listed(self.pairs)})),
             ("POST", "/api/show", self._ollama_show),
-            ("GET", "/api/ps", self._ollama_running),
+            ("GET", "/api/ps", _telling(lambda: {"models": ollama_models.running(self.pairs)})),
         ]
 
     # Texts ------------------------------------------------------------------------------------------------
@@ -314,20 +310,11 @@ class Api:
             raise ApiError(404, words, code="unsupported_endpoint")
         return Response(await self._embedder.ask(await _body(request)), media_type="application/json")
 
-    async def _ollama_version(self, request: Request) -> Response:
-        return JSONResponse({"version": ollama_models.VERSION})
-
-    async def _ollama_tags(self, request: Request) -> Response:
-        return JSONResponse({"models": ollama_models.listed(self.pairs)})
-
     async def _ollama_show(self, request: Request) -> Response:
         fields = Fields(await _body(request))
         name = fields.text("model", fields.text("name", longest=512), 512)
         service = await self.pairs.of({"model": name})
         return JSONResponse(ollama_models.described(service, name))
-
-    async def _ollama_running(self, request: Request) -> Response:
-        return JSONResponse({"models": ollama_models.running(self.pairs)})
 
     # The daemon -------------------------------------------------------------------------------------------
 
@@ -338,16 +325,13 @@ class Api:
         why = self._ready()
         return PlainTextResponse(f"{why or 'ready'}\n", status_code=503 if why else 200)
 
-    async def _status_page(self, request: Request) -> Response:
-        return JSONResponse(self._status())
-
     async def _metrics_page(self, request: Request) -> Response:
         if self._metrics is None:
             raise ApiError(404, "metrics are off; set api.metrics to serve them", code="not_found")
         page, kind = self._metrics()
         return Response(page, media_type=kind)
 
-    async def _sessions(self, request: Request) -> Response:
+    def _sessions(self) -> dict[str, Any]:
         sessions = [
             {
                 "id": name,
@@ -360,7 +344,7 @@ class Api:
             for service in self.pairs
             for name, live in service.texts.live.items()
         ]
-        return JSONResponse({"sessions": sessions, "waiting": self.pairs.admission.num_waiting})
+        return {"sessions": sessions, "waiting": self.pairs.admission.num_waiting}
 
 
 def _card(request: Request, name: str, service: TextEndpoints, writer: Writer) -> dict[str, Any]:
@@ -398,6 +382,15 @@ async def _error(request: Request, error: Exception) -> Response:
 async def _gone(request: Request, error: Exception) -> Response:
     """End a request whose client left in the middle of its body."""
     return Response(status_code=CLIENT_GONE)
+
+
+def _telling(what: Callable[[], dict[str, Any]]) -> Endpoint:
+    """Return the endpoint of an object that no request changes."""
+
+    async def tell(request: Request) -> Response:
+        return JSONResponse(what())
+
+    return tell
 
 
 def _refusing(path: str, hint: str) -> Endpoint:

@@ -90,6 +90,11 @@ class Dialect(ABC):
         self.heading = heading
         self.words = words
 
+    @property
+    def base(self) -> str:
+        """Return what all ids within this response share."""
+        return self.heading.id.removeprefix(self.prefix)
+
     @staticmethod
     @abstractmethod
     def read(fields: Fields) -> ParsedRequest:

@@ -22,6 +22,9 @@ DIALECTS: tuple[type[Dialect], ...] = (
     OllamaGenerate,
 )
 
+BY_NAME = {each.name: each for each in DIALECTS}
+"""The endpoints by their names in the journal."""
+
 
 def error_body(path: str, error: ApiError) -> dict[str, Any]:
     """Return an error as clients of this path, or of one below it, read it; OpenAI's shape by default."""

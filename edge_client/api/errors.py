@@ -69,11 +69,16 @@ def unsupported(param: str, message: str) -> ApiError:
     return wrong(param, message, "unsupported_parameter")
 
 
-def too_many_tokens(param: str, longest: int, num_prompt: int, num_asked: int | None) -> ApiError:
-    """Return the error of a prompt and a text that together exceed the context.
+def exceeds_context(param: str, longest: int, why: str) -> ApiError:
+    """Return the error of a text that exceeds the context of `longest` tokens.
 
     Clients know it by OpenAI's code, or by the words "maximum context length" (litellm, aider).
     """
+    return wrong(param, f"{CONTEXT_LENGTH} is {longest} tokens. However, {why}.", TOO_LONG)
+
+
+def too_many_tokens(param: str, longest: int, num_prompt: int, num_asked: int | None) -> ApiError:
+    """Return the error of a prompt and a text that together exceed the context."""
     wanted, advice = f"your prompt has {num_prompt} tokens", "shorten it"
     if num_asked is not None:
         wanted = (
@@ -81,7 +86,7 @@ def too_many_tokens(param: str, longest: int, num_prompt: int, num_asked: int | 
             "completion)"
         )
         advice = f"shorten the {param} or ask for fewer max_tokens"
-    return wrong(param, f"{CONTEXT_LENGTH} is {longest} tokens. However, {wanted}; {advice}.", TOO_LONG)
+    return exceeds_context(param, longest, f"{wanted}; {advice}")
 
 
 def too_long(limit: float) -> ApiError:

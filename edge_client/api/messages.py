@@ -230,7 +230,7 @@ class AnthropicMessages(Dialect):
 
     def _call(self, index: int, name: str, arguments: str) -> Json:
         """Return a tool call. Arguments that the text's end cut off are left out."""
-        identity = f"toolu_{self.heading.id.removeprefix(self.prefix)}_{index}"
+        identity = f"toolu_{self.base}_{index}"
         return {
             "type": "tool_use",
             "id": identity,

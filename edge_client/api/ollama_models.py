@@ -8,7 +8,7 @@ from __future__ import annotations
 from common.errors import ForerunError
 from edge_client.api.dialect import Json
 from edge_client.api.pairs import Pairs
-from edge_client.api.service import DEFAULT, TextEndpoints, chat_template
+from edge_client.api.service import DEFAULT, TextEndpoints
 from edge_client.texts.request import Writer
 
 VERSION = "0.12.10"
@@ -69,7 +69,7 @@ def _capabilities(service: TextEndpoints, template: str) -> list[str]:
 
 def _template(service: TextEndpoints) -> str:
     try:
-        return chat_template(service.texts.verifiers.best(), service.defaults.template).source
+        return service.chat_template().source
     except ForerunError:  # there is none, or none is known yet
         return ""
 

@@ -18,7 +18,7 @@ from edge_client.api.request import (
     make_chat,
     read_asked,
 )
-from edge_client.texts.detokenizer import TextSpan, Words
+from edge_client.texts.detokenizer import TextSpan, Words, spelled, text_of
 from edge_client.texts.infill import Gap
 from edge_client.texts.message import (
     ArgumentsAdded,
@@ -58,6 +58,18 @@ class _OpenAi(Dialect):
     def choice_end(self, end: ChoiceEnd, choice: int) -> list[Json]:
         last = {**self._told(()), "finish_reason": end.finish.value}
         return [{**self._chunk(last, choice), "forerun": end.ours}]
+
+    def whole(self, choices: Sequence[tuple[Message, ChoiceEnd]], usage: Usage) -> Json:
+        told = [
+            {"index": at, **self._choice(message, at), "finish_reason": end.finish.value}
+            for at, (message, end) in enumerate(choices)
+        ]
+        found = self._object(self.kind.removesuffix(".chunk"), told)
+        return {**found, "usage": usage_json(usage), "forerun": choices[0][1].ours}
+
+    @abstractmethod
+    def _choice(self, message: Message, choice: int) -> Json:
+        """Return a whole message and its log-probabilities as a choice has them."""
 
     @abstractmethod
     def _told(self, spans: Sequence[TextSpan]) -> Json:
@@ -104,27 +116,21 @@ class ChatCompletion(_OpenAi):
             chunks[-1]["forerun"] = ours
         return chunks
 
-    def whole(self, choices: Sequence[tuple[Message, ChoiceEnd]], usage: Usage) -> Json:
-        told = [self._choice(index, message, end) for index, (message, end) in enumerate(choices)]
-        found = {**self._object("chat.completion", told), "usage": usage_json(usage)}
-        return {**found, "forerun": choices[0][1].ours}
-
-    def _choice(self, index: int, message: Message, end: ChoiceEnd) -> Json:
+    def _choice(self, message: Message, choice: int) -> Json:
         told: Json = {"role": "assistant", "content": message.text, "refusal": None}
         if message.reasoning:
             told |= _reasoning(message.thought)
         if message.calls:
             told["tool_calls"] = [
                 {
-                    "id": self._call_id(at, index),
+                    "id": self._call_id(at, choice),
                     "type": "function",
                     "function": {"name": call.name, "arguments": call.arguments},
                 }
                 for at, call in enumerate(message.calls)
             ]
             told["content"] = message.text or None
-        logprobs = self._logprobs(message.content)
-        return {"index": index, "message": told, "logprobs": logprobs, "finish_reason": end.finish.value}
+        return {"message": told, "logprobs": self._logprobs(message.content)}
 
     def _part(self, part: MessagePart, choice: int) -> Json:
         """Return a chunk's choice with one part of the message."""
@@ -145,10 +151,10 @@ class ChatCompletion(_OpenAi):
 
     def _call_id(self, index: int, choice: int) -> str:
         """Return a call's id, the same in every chunk and after a restart."""
-        return f"call_{self.heading.id.removeprefix(self.prefix)}_{choice}_{index}"
+        return f"call_{self.base}_{choice}_{index}"
 
     def _told(self, spans: Sequence[TextSpan]) -> Json:
-        return {"delta": {"content": _text(spans)} if spans else {}}
+        return {"delta": {"content": text_of(spans)} if spans else {}}
 
     def _logprobs(self, spans: Sequence[TextSpan]) -> Json | None:
         if self.words is None or not spans:
@@ -187,25 +193,15 @@ class Completion(_OpenAi):
         return read_asked(fields, prompt, logprobs)
 
     def added(self, parts: Sequence[MessagePart], ours: Json, choice: int) -> list[Json]:
-        spans = _contents(parts)
+        spans = [span for part in parts if isinstance(part, ContentAdded) for span in part.spans]
         found = self._chunk({**self._told(spans), "logprobs": self._logprobs(spans, choice)}, choice)
         return [{**found, "forerun": ours} if ours else found]
 
-    def whole(self, choices: Sequence[tuple[Message, ChoiceEnd]], usage: Usage) -> Json:
-        told = [
-            {
-                "index": index,
-                **self._told(message.content),
-                "logprobs": self._logprobs(message.content, index),
-                "finish_reason": end.finish.value,
-            }
-            for index, (message, end) in enumerate(choices)
-        ]
-        found = {**self._object(self.kind, told), "usage": usage_json(usage)}
-        return {**found, "forerun": choices[0][1].ours}
+    def _choice(self, message: Message, choice: int) -> Json:
+        return {**self._told(message.content), "logprobs": self._logprobs(message.content, choice)}
 
     def _told(self, spans: Sequence[TextSpan]) -> Json:
-        return {"text": _text(spans)}
+        return {"text": text_of(spans)}
 
     def _logprobs(self, spans: Sequence[TextSpan], choice: int) -> Json | None:
         if self.words is None or not spans:
@@ -214,9 +210,9 @@ class Completion(_OpenAi):
         offset = self._offsets.get(choice, 0)
         for each in spans:
             if each.token is not None and each.logprobs is not None:
-                told["tokens"].append(_spelled(self.words, each.token))
+                told["tokens"].append(spelled(self.words, [each.token]))
                 told["token_logprobs"].append(each.logprobs.logprob)
-                told["top_logprobs"].append({_spelled(self.words, t): p for t, p in each.logprobs.top})
+                told["top_logprobs"].append({spelled(self.words, [t]): p for t, p in each.logprobs.top})
                 told["text_offset"].append(offset)
             offset += len(each.text)
         self._offsets[choice] = offset
@@ -359,21 +355,9 @@ def usage_json(usage: Usage) -> Json:
     }
 
 
-def _contents(parts: Sequence[MessagePart]) -> tuple[TextSpan, ...]:
-    return tuple(span for part in parts if isinstance(part, ContentAdded) for span in part.spans)
-
-
 def _reasoning(text: str) -> Json:
     """Return reasoning under both names that clients read."""
     return {"reasoning_content": text, "reasoning": text}
-
-
-def _text(written: Sequence[TextSpan]) -> str:
-    return "".join(each.text for each in written)
-
-
-def _spelled(words: Words, token: int) -> str:
-    return words.piece(token).decode("utf-8", "replace")
 
 
 def logprob_entries(words: Words | None, spans: Sequence[TextSpan]) -> list[Json]:
@@ -387,4 +371,4 @@ def logprob_entries(words: Words | None, spans: Sequence[TextSpan]) -> list[Json
 
 
 def _entry(words: Words, token: int, logprob: float) -> dict[str, Any]:
-    return {"token": _spelled(words, token), "logprob": logprob, "bytes": list(words.piece(token))}
+    return {"token": spelled(words, [token]), "logprob": logprob, "bytes": list(words.piece(token))}

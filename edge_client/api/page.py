@@ -19,7 +19,7 @@ from edge_client.api.errors import ApiError
 from edge_client.api.response import event_stream
 from edge_client.core.session import EdgeSession
 from edge_client.network.generation import Generation
-from edge_client.texts.detokenizer import Words
+from edge_client.texts.detokenizer import Words, spelled
 from edge_client.texts.service import Live, TextService
 
 FILES = {
@@ -140,7 +140,7 @@ class TreeWatch:
         found, parent = list[tuple[int, str]](), self._tip
         for token in tree.committed[self._length :]:
             parent = self._shown.get((parent, token), 0)
-            found.append((parent, _shown(self._words, token)))
+            found.append((parent, spelled(self._words, [token])))
         return found
 
 
@@ -171,9 +171,9 @@ def _view(session: EdgeSession, words: Words) -> dict[str, Any]:
     nodes = list(islice(tree.speculative(), MAX_NODES_SHOWN))
     return {
         "position": tree.tip_position - len(session.config.prompt) + 1,
-        "tip": [tree.tip.id, _shown(words, tree.tip.token)],
+        "tip": [tree.tip.id, spelled(words, [tree.tip.token])],
         "nodes": [
-            [each.id, each.parent, _shown(words, each.token), round(each.logprob, 2), each.wire_id > 0]
+            [each.id, each.parent, spelled(words, [each.token]), round(each.logprob, 2), each.wire_id > 0]
             for each in nodes
         ],
         "credit": session.view.credit,
@@ -185,7 +185,3 @@ def _view(session: EdgeSession, words: Words) -> dict[str, Any]:
 def _signature(tree: SpeculationTree) -> tuple[int, ...]:
     sent = sum(node.wire_id > 0 for node in tree.speculative())
     return (tree.tip.id, tree.num_speculative, sent, max(tree.live, default=0))
-
-
-def _shown(words: Words, token: int) -> str:
-    return words.piece(token).decode("utf-8", "replace")

@@ -12,11 +12,12 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
 
 from common.errors import UserError
 from edge_client.api.dialect import Dialect, Json
+from edge_client.api.dialects import BY_NAME
 from edge_client.api.errors import ApiError, stopping, too_long
 from edge_client.api.pairs import Pairs
 from edge_client.api.response import ResponsePart, ResponseSpec, parts
@@ -228,9 +229,8 @@ class TextStreams:
     """Writes texts as event streams.
 
     A named stream continues without a reader and is kept `keep` seconds after its end. With a journal it
-    survives the daemon. A text takes at most `limit` seconds. `wall` returns the seconds since 1970.
-    `kinds` are the endpoints by their name in the journal. `ended` is called with the last event of a whole
-    response, before any reader gets it.
+    survives the daemon. A text takes at most `limit` seconds. `ended` is called with the last event of a
+    whole response, before any reader gets it.
     """
 
     def __init__(
@@ -239,14 +239,11 @@ class TextStreams:
         keep: float,
         limit: float,
         journal: Journal | None,
-        wall: Callable[[], float],
-        kinds: Mapping[str, type[Dialect]],
         ended: Callable[[ResponseSpec, Json], None] = lambda spec, last: None,
     ) -> None:
-        self.store = StreamStore(keep, wall, time.monotonic, self._forget)
+        self.store = StreamStore(keep, time.time, time.monotonic, self._forget)
         self._texts = pairs.texts
         self._admission = pairs.admission
-        self._kinds = kinds
         self._ended = ended
         self._limit = limit
         self._journal = journal
@@ -305,7 +302,7 @@ class TextStreams:
 
     def _take_up(self, recorded: RecordedStream) -> bool:
         assert self._journal is not None, "the journal holds the record"
-        kind = self._kinds[recorded.head["shape"]]
+        kind = BY_NAME[recorded.head["shape"]]
         stream = self.store.begin(recorded.name, recorded.started_at, kind)
         for each in recorded.frames:
             stream.restore(each)
@@ -313,7 +310,7 @@ class TextStreams:
             stream.finish()
             self.store.end(stream)
             return False
-        spec = ResponseSpec.from_json(recorded.head, self._kinds, recorded.begun, recorded.ended)
+        spec = ResponseSpec.from_json(recorded.head, recorded.begun, recorded.ended)
         if spec.pair not in self._texts:
             logger.warning("! a stream on disk is dropped: there is no pair %r any more", spec.pair)
             self.store.drop(recorded.name)
@@ -335,9 +332,9 @@ class TextStreams:
                     stream.add(part, dialect)
                     if entry is not None and entry.failure and not (is_told or part.is_last):
                         is_told = True
-                        stream.add(
-                            ResponsePart(dialect.added((), {"notes": [_not_kept(entry.failure)]}, 0)), dialect
-                        )
+                        why = f"({entry.failure}), so it ends with the daemon"
+                        ours = {"notes": [f"this stream is no longer kept on disk {why}"]}
+                        stream.add(ResponsePart(dialect.added((), ours, 0)), dialect)
         except asyncio.CancelledError:
             if entry is not None:
                 entry.abandon()
@@ -404,7 +401,3 @@ def _lost(place: int, unit: str) -> ApiError:
 
 def _release(place: QueuePlace, _: object) -> None:
     place.release()
-
-
-def _not_kept(why: str) -> str:
-    return f"this stream is no longer kept on disk ({why}), so it ends with the daemon"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from starlette.responses import Response, StreamingResponse
@@ -16,6 +16,7 @@ from common.errors import ForerunError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
 from edge_client.api.dialect import SSE, ChoiceEnd, Dialect, Heading, StopReason, Usage
+from edge_client.api.dialects import BY_NAME
 from edge_client.api.errors import ApiError, api_error
 from edge_client.core.nouns import Fallback
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin, Words
@@ -72,7 +73,6 @@ class ResponseSpec:
     def from_json(
         cls,
         found: Json,
-        kinds: Mapping[str, type[Dialect]],
         begun: Sequence[Begun],
         ended: frozenset[int],
     ) -> ResponseSpec:
@@ -84,7 +84,7 @@ class ResponseSpec:
         requests = tuple(map(_read_request, found["requests"]))
         started = (*begun, *(NOTHING for _ in requests))
         return cls(
-            kinds[found["shape"]],
+            BY_NAME[found["shape"]],
             Heading(**found["heading"]),
             tuple(replace(each, begun=part) for each, part in zip(requests, started, strict=False)),
             MessageForm(**found["message"]),

@@ -16,7 +16,7 @@ from edge_client.api.fields import MAX_TEXT, Fields
 from edge_client.api.openai import MAX_LOGPROBS, logprob_entries
 from edge_client.api.request import MOST, ParsedRequest, json_grammar, make_chat, read_asked, with_format
 from edge_client.api.response_items import INPUT, ReadTools, read_items
-from edge_client.texts.detokenizer import TextSpan, Words
+from edge_client.texts.detokenizer import TextSpan, Words, text_of
 from edge_client.texts.message import (
     ArgumentsAdded,
     CallBegun,
@@ -151,7 +151,7 @@ class Responses(Dialect):
 
     def _write_content(self, spans: Sequence[TextSpan]) -> list[Json]:
         """Add text to the message. White space alone begins none, as it often stands between two calls."""
-        if not self._is_open("message") and not _text_of([*self._held, *spans]).strip():
+        if not self._is_open("message") and not text_of([*self._held, *spans]).strip():
             self._held += spans
             return []
         return self._write_message([*self._held, *spans])
@@ -162,7 +162,7 @@ class Responses(Dialect):
             chunks = self._open({"type": "message", "role": "assistant", "content": []}, "msg")
             chunks.append(self._event("content_part.added", content_index=0, part=_output_text("", [])))
         self._held = []
-        text, entries = _text_of(spans), logprob_entries(self.words, spans)
+        text, entries = text_of(spans), logprob_entries(self.words, spans)
         if text or entries:
             self._text.append(text)
             self._logprobs += entries
@@ -181,7 +181,7 @@ class Responses(Dialect):
 
     def _begin_call(self, called: str) -> list[Json]:
         own = self.heading.form["calls"].get(called, {"type": "function", "name": called, "namespace": ""})
-        item = {"call_id": f"call_{self._base}_{self._num_calls}", "name": own["name"]}
+        item = {"call_id": f"call_{self.base}_{self._num_calls}", "name": own["name"]}
         if own["namespace"]:
             item["namespace"] = own["namespace"]
         self._num_calls += 1
@@ -192,7 +192,7 @@ class Responses(Dialect):
     def _open(self, item: Json, prefix: str) -> list[Json]:
         """Begin an item after the end of the one before."""
         chunks = self._close("completed")
-        self._item = {"id": f"{prefix}_{self._base}_{len(self._output)}", "status": "in_progress", **item}
+        self._item = {"id": f"{prefix}_{self.base}_{len(self._output)}", "status": "in_progress", **item}
         return [*chunks, self._item_event("output_item.added")]
 
     def _close(self, status: str) -> list[Json]:
@@ -232,11 +232,6 @@ class Responses(Dialect):
         return self._item is not None and self._item["type"] == kind
 
     # Objects ----------------------------------------------------------------------------------------------
-
-    @property
-    def _base(self) -> str:
-        """Return what all ids of this response share."""
-        return self.heading.id.removeprefix(self.prefix)
 
     def _event(self, kind: str, **more: Any) -> Json:
         assert self._item is not None, "events of an item"
@@ -406,7 +401,3 @@ def _output_text(text: str, logprobs: list[Json]) -> Json:
 
 def _reasoning(text: str) -> Json:
     return {"type": "reasoning_text", "text": text}
-
-
-def _text_of(spans: Sequence[TextSpan]) -> str:
-    return "".join(each.text for each in spans)

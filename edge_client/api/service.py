@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 
 from common.errors import UnavailableError, UserError
 from common.sampling import MAX_SEED, SamplingParams
-from common.wire.describe import Description
 from edge_client.api.call_grammar import CallGrammars, request_grammar, thought_of
 from edge_client.api.call_style import CallStyle, call_style
 from edge_client.api.call_syntax import Controls
 from edge_client.api.contents import Contents, strings
 from edge_client.api.dialect import Dialect, Heading, Usage
-from edge_client.api.errors import CONTEXT_LENGTH, TOO_LONG, ApiError, too_many_tokens, unsupported, wrong
+from edge_client.api.errors import ApiError, exceeds_context, too_many_tokens, unsupported, wrong
 from edge_client.api.fields import Fields, are_token_ids
 from edge_client.api.request import CallRule, ChatPrompt, ParsedRequest, Tool, Tools
 from edge_client.api.response import ResponseSpec
 from edge_client.api.turn_order import is_plain
 from edge_client.core.nouns import Fallback
+from edge_client.texts.detokenizer import spelled
 from edge_client.texts.families import HERMES_CALLS, family_of
 from edge_client.texts.infill import Gap, Infill
 from edge_client.texts.message import MessageForm
@@ -178,7 +178,7 @@ class TextEndpoints:
         found = self.texts.verifiers.best()
         if found is None and not self.defaults.template and (why := self.texts.verifiers.refusal()):
             raise why
-        template = chat_template(found, self.defaults.template)
+        template = self.chat_template()
         tools = [] if chat.tools.rule is CallRule.NONE else _listed(chat)
         settings = {**chat.settings, "tools": tools} if tools else chat.settings
         messages = chat.messages
@@ -188,6 +188,22 @@ class TextEndpoints:
         family = family_of(template.source)
         messages = family.messages(template.source, messages)
         return await asyncio.to_thread(template.render, messages, family.settings(settings))
+
+    def chat_template(self) -> ChatTemplate:
+        """Return the target's template, or the draft's until a verifier reports it.
+
+        Raises `UserError` if there is none, `UnavailableError` if none is known yet.
+        """
+        found, own = self.texts.verifiers.best(), self.defaults.template
+        if found is not None and found.chat_template:
+            return _parsed(found.chat_template, found.bos_token, found.eos_token)
+        if own:
+            return _parsed(own, "", "")
+        if found is None:
+            raise UnavailableError(
+                "no verifier has reported its chat template yet; try again, or use /v1/completions"
+            )
+        raise UserError(f"the target {found.model} has no chat template; use /v1/completions")
 
     def _style(self, template: ChatTemplate) -> CallStyle:
         """Return how the target is shown messages and tools, in the first case after some renderings."""
@@ -202,7 +218,7 @@ class TextEndpoints:
 
     def _held(self, asked: ParsedRequest, tools: Tools, message: MessageForm) -> ParsedRequest:
         """Return a chat's request with the grammar that its tools and format need. Raises `ApiError`."""
-        template = chat_template(self.texts.verifiers.best(), self.defaults.template)
+        template = self.chat_template()
         thought = thought_of(message, template.source)
         make = CallGrammars(self._style(template).syntax, self._controls, tools.parallel, thought)
         grammar = request_grammar(tools, asked.sampling.grammar, make)
@@ -216,13 +232,9 @@ class TextEndpoints:
     async def detokenize(self, tokens: list[Any]) -> str:
         """Return the text of token ids."""
         words = self.texts.words
-
-        def spelled() -> str:
-            _check_ids(tokens, words.num_vocab, "tokens")
-            return b"".join(map(words.piece, tokens)).decode("utf-8", "replace")
-
         self._bound_tokens(len(tokens), "tokens")
-        return await asyncio.to_thread(spelled)
+        await asyncio.to_thread(_check_ids, tokens, words.num_vocab, "tokens")
+        return await asyncio.to_thread(spelled, words, tokens)
 
     def _check_verifiers(self, asked: ParsedRequest) -> None:
         """Raise the reason if no verifier can write this text and the draft may not, either."""
@@ -287,7 +299,7 @@ class TextEndpoints:
     def _form(self, chat: ChatPrompt, prompt: str) -> MessageForm:
         """Return how the answer to a chat is read: as the target's makers say, else as its family writes."""
         found = self.texts.verifiers.best()
-        chat_source = chat_template(found, self.defaults.template)
+        chat_source = self.chat_template()
         tools = [each.to_json() for each in chat.tools.callable]
         template = read_template(found.response_template) if found is not None else None
         template = template or family_of(chat_source.source).template(chat_source.source)
@@ -307,7 +319,8 @@ class TextEndpoints:
         """Raise `ApiError` for a text that cannot fit, before tokenizing it for seconds."""
         longest = self.texts.max_positions
         if longest and num_chars > longest * self._longest_piece:
-            raise _too_long(param, longest, f"{num_chars} characters, which exceed that limit")
+            why = f"{param} has {num_chars} characters, which exceed that limit; shorten it"
+            raise exceeds_context(param, longest, why)
 
     @cached_property
     def _longest_piece(self) -> int:
@@ -317,7 +330,7 @@ class TextEndpoints:
     def _bound_tokens(self, num_tokens: int, param: str) -> None:
         longest = self.texts.max_positions
         if longest and num_tokens > longest:
-            raise _too_long(param, longest, f"{num_tokens} tokens")
+            raise exceeds_context(param, longest, f"{param} has {num_tokens} tokens; shorten it")
 
     def _response(
         self,
@@ -439,11 +452,6 @@ def _check_ids(tokens: list[Any], size: int, param: str) -> None:
         raise wrong(param, f"{param} must hold token ids from 0 to {size - 1} only")
 
 
-def _too_long(param: str, longest: int, has: str) -> ApiError:
-    words = f"{CONTEXT_LENGTH} is {longest} tokens. However, {param} has {has}; shorten it."
-    return wrong(param, words, TOO_LONG)
-
-
 def unknown_model(name: str, models: Iterable[str]) -> ApiError:
     """Return the error for a model that is none of `models`."""
     words = f"the model {name!r} does not exist here; there are: {', '.join(models)}"
@@ -453,21 +461,6 @@ def unknown_model(name: str, models: Iterable[str]) -> ApiError:
 def target_name(told: str) -> str:
     """Return a target's name without local folders. Ids of the hub stay unchanged."""
     return told.rstrip("/").rpartition("/")[2] if told.startswith(("/", ".", "~")) else told
-
-
-def chat_template(found: Description | None, own: str) -> ChatTemplate:
-    """Return the target's template, or the draft's until a verifier reports it.
-
-    Raises `UserError` if there is none, `UnavailableError` if none is known yet."""
-    if found is not None and found.chat_template:
-        return _parsed(found.chat_template, found.bos_token, found.eos_token)
-    if own:
-        return _parsed(own, "", "")
-    if found is None:
-        raise UnavailableError(
-            "no verifier has reported its chat template yet; try again, or use /v1/completions"
-        )
-    raise UserError(f"the target {found.model} has no chat template; use /v1/completions")
 
 
 @lru_cache(maxsize=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate
@@ -30,6 +30,16 @@ class Words(Protocol):
     def tokenize(self, text: str, parse_special: bool) -> list[int]: ...
 
     def piece(self, token: int) -> bytes: ...
+
+
+def text_of(spans: Iterable[TextSpan]) -> str:
+    """Return the text of spans."""
+    return "".join(span.text for span in spans)
+
+
+def spelled(words: Words, tokens: Iterable[int]) -> str:
+    """Return the text of tokens, with a replacement character for bytes that are no character."""
+    return b"".join(map(words.piece, tokens)).decode("utf-8", "replace")
 
 
 class TextDecoder:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from edge_client.texts.detokenizer import TextSpan, TokenOrigin
+from edge_client.texts.detokenizer import TextSpan, TokenOrigin, text_of
 
 Json = dict[str, Any]
 
@@ -20,7 +20,7 @@ class TextAdded:
 
     @property
     def text(self) -> str:
-        return "".join(span.text for span in self.spans)
+        return text_of(self.spans)
 
 
 @dataclass(frozen=True, slots=True)

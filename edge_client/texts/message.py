@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_client.texts.detokenizer import TextSpan
+from edge_client.texts.detokenizer import TextSpan, text_of
 
 Json = dict[str, Any]
 
@@ -20,7 +20,7 @@ class ContentAdded:
 
     @property
     def text(self) -> str:
-        return "".join(span.text for span in self.spans)
+        return text_of(self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ReasoningAdded:
 
     @property
     def text(self) -> str:
-        return "".join(span.text for span in self.spans)
+        return text_of(self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,12 @@ class Message:
     @property
     def text(self) -> str:
         """Return the content's text."""
-        return "".join(span.text for span in self.content)
+        return text_of(self.content)
 
     @property
     def thought(self) -> str:
         """Return the reasoning's text."""
-        return "".join(span.text for span in self.reasoning)
+        return text_of(self.reasoning)
 
 
 @dataclass(frozen=True, slots=True)

@@ -829,36 +829,25 @@ async function look() {
 
 function showParts(status) {
   const parts = [];
-  const pairs = Object.entries(status.pairs ?? {});
-  for (const [name, pair] of pairs.length ? pairs : [["", status]]) {
-    for (const each of entries(pair.verifiers)) parts.push(part(`Verifier ${name}`.trim(), each));
-    if (pair.draft) parts.push(part(`Draft ${name}`.trim(), pair.draft));
+  const pairs = Object.entries(status.pairs);
+  for (const [name, { verifiers, draft }] of pairs.length ? pairs : [["", status]]) {
+    parts.push(...verifiers.map((each) => verifierPart(name, each)));
+    parts.push(part(`Draft ${name}`, draft.state, [draft.state, draft.error]));
   }
-  $("version").textContent = status.version ? String(status.version) : "";
+  $("version").textContent = status.version;
   const fresh = parts.map((each) => each.outerHTML).join("");
   if ($("parts").dataset.told === fresh) return; // nothing changed: what a reader selects stays
   $("parts").dataset.told = fresh;
   $("parts").replaceChildren(...parts);
 }
 
-function entries(found) {
-  if (Array.isArray(found)) return found;
-  if (!found || typeof found !== "object") return [];
-  return Object.entries(found).map(([name, each]) => (
-    each && typeof each === "object" ? { name, ...each } : { name, state: String(each) }
-  ));
+function verifierPart(name, { address, health, rtt_ms: rtt, why }) {
+  return part(`Verifier ${name}`, health, [address, health, rtt > 0 ? `${shown(rtt, 0)} ms` : "", why]);
 }
 
-function part(title, about) {
-  const first = (...names) => names.map((name) => about[name]).find((each) => each !== undefined && each !== null && each !== "");
-  const box = make("p");
-  const state = first("state", "health", "status", "healthy", "ready", "up", "loaded");
-  const word = state === true ? "ready" : state === false ? "not ready" : state;
-  const rtt = first("rtt_ms", "latency_ms");
-  const details = [first("address", "name", "model"), word, isNumber(rtt) && rtt > 0 ? `${shown(rtt, 0)} ms` : "", first("why", "error", "note")];
-  box.append(make("strong", "", title), ` ${details.filter((each) => typeof each === "string" && each).join(", ")}`);
-  const isBad = state === false || /down|fail|unhealthy|refused|error|gone|broken/.test(String(word ?? ""));
-  if (isBad) box.className = "bad";
+function part(title, state, details) {
+  const box = make("p", state === "failed" ? "bad" : "");
+  box.append(make("strong", "", title.trim()), ` ${details.filter(Boolean).join(", ")}`);
   return box;
 }
 

@@ -101,6 +101,9 @@ STATUS = {
     "demo_link": True,
     "mode": "ahead",
     "version": "1.2.3",
-    "draft": {"name": "tiny-draft", "state": "loaded"},
-    "verifiers": [{"address": "127.0.0.1:1", "state": "down", "why": "nobody listens"}],
+    "draft": {"state": "loaded", "error": ""},
+    "verifiers": [
+        {"address": "127.0.0.1:1", "health": "unreachable", "rtt_ms": None, "why": "nobody listens"}
+    ],
+    "pairs": {},
 }

@@ -103,12 +103,12 @@ async def test_a_stale_socket_makes_way_and_a_live_one_does_not(tmp_path: Path) 
 
 
 async def test_a_defect_is_answered_without_its_words_and_ends_no_other_request() -> None:
-    def broken() -> dict[str, Any]:
+    def broken() -> str:
         raise ZeroDivisionError("its own words")
 
     async with served() as found, asking(found) as client:
-        found.world.api._status = broken
-        answer = await client.get("/v1/status")
+        found.world.api._ready = broken
+        answer = await client.get("/readyz")
         other = await client.get("/healthz")
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
     assert "words" not in answer.text

@@ -74,7 +74,7 @@ async def test_it_is_kept_with_the_text_that_goes_on_after_a_restart() -> None:
     async with world() as found:
         body = {"messages": [{"role": "user", "content": "abc"}], "prediction": parts(TEXT)}
         spec = await found.api.pairs.first.read(ChatCompletion, body)
-    again = ResponseSpec.from_json(spec.to_json(), {ChatCompletion.name: ChatCompletion}, (), frozenset())
+    again = ResponseSpec.from_json(spec.to_json(), (), frozenset())
     assert again.requests[0].references == (tuple(Letters().tokenize(TEXT, False)),)
 
 

@@ -201,8 +201,8 @@ def test_deltas_add_up_to_the_items(parts: list[MessagePart], finish: StopReason
         if "delta" in each:
             told[each["output_index"]] = told.get(each["output_index"], "") + each["delta"]
     for index, item in enumerate(found[-1]["response"]["output"]):
-        parts = item.get("content") or [{"text": item.get("arguments", item.get("input"))}]
-        assert told.get(index, "") == parts[0]["text"]
+        written = item.get("content") or [{"text": item.get("arguments", item.get("input"))}]
+        assert told.get(index, "") == written[0]["text"]
 
 
 # Requests -------------------------------------------------------------------------------------------------
