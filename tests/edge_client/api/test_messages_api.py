@@ -32,22 +32,6 @@ def events_of(text: str) -> list[dict[str, Any]]:
     return [event for event in events if event["type"] != "ping"]
 
 
-async def test_a_text_is_the_targets_streamed_or_not() -> None:
-    async with world() as found:
-        whole = (await post(found)).json()
-        answer = await post(found, path=f"{PATH}?beta=true", stream=True, model="claude-opus-5-5")
-    events = events_of(answer.text)
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert whole["content"] == [{"type": "text", "text": alone()}]
-    assert [each["given"] for each in assembled(events)] == [alone()]
-    assert whole["usage"]["input_tokens"] == events[0]["message"]["usage"]["input_tokens"] == 3
-    used = events[-2]["usage"]
-    assert used["output_tokens"] == whole["usage"]["output_tokens"]
-    assert used["cache_read_input_tokens"] == 2, "all of the prompt but its last token"
-    assert used["input_tokens"] + used["cache_read_input_tokens"] == 3
-    assert (whole["id"][:4], whole["model"]) == ("msg_", "tiny@tiny-draft")
-
-
 async def test_a_stop_sequence_ends_a_text() -> None:
     text = alone(ignore_eos=True)
     stop = text[3:5]

@@ -342,20 +342,6 @@ def text_of(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
 
 
-@pytest.mark.api
-@pytest.mark.grpc
-async def test_a_stream_is_the_text_of_the_target_alone() -> None:
-    async with world() as found:
-        answer = await post(found, stream=True)
-        whole = await create(found)
-    frames = [frame for frame in answer.text.split("\n\n") if frame and not frame.startswith(":")]
-    read = [parsed(frame.encode()) for frame in frames]
-    check(read)
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert text_of(read[-1]["response"]) == text_of(whole) == alone(temperature=0)
-    assert read[-1]["response"]["usage"]["input_tokens"] == 3
-
-
 @pytest.mark.parametrize("parts", [[], ALL[:1], ALL[3:4], CALL[:1], CUSTOM])
 def test_origins_come_with_their_tokens(parts: list[MessagePart]) -> None:
     """Whatever item is open, if any. Other news of our own wait for the next event."""
