@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.grammar import json_schema_grammar
@@ -191,6 +191,7 @@ def test_a_stream_that_breaks_off_says_why(error: ApiError, code: str) -> None:
     assert ("try again in 2s" in found["response"]["error"]["message"]) == (code == "rate_limit_exceeded")
 
 
+@settings(max_examples=40)  # each event is held against a hundred types
 @given(parts=messages(), finish=st.sampled_from(list(StopReason)))
 def test_deltas_add_up_to_the_items(parts: list[MessagePart], finish: StopReason) -> None:
     found = events(parts, finish)
