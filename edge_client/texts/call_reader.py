@@ -6,7 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edge_client.texts.call_values import READERS, Properties, arguments_text, coerce, read_calls, types_of
+from edge_client.texts.call_values import (
+    READERS,
+    Properties,
+    arguments_text,
+    coerce,
+    is_whole,
+    read_calls,
+    types_of,
+)
 from edge_client.texts.json_scanner import JsonScanner
 from edge_client.texts.message import ArgumentsAdded, CallBegun
 from edge_client.texts.response_template import PLACEHOLDER, Region
@@ -61,10 +69,12 @@ class WholeCalls:
         self.body = list[str]()
         self._region, self._captures, self._tools = region, captures, tools
 
-    def finish(self, first: int) -> list[CallPart]:
-        """Return the calls, counted from `first`. Raises `ValueError` if the text is none."""
-        found = read_calls(self._region, "".join(self.body), self._captures, self._tools)
-        if not found:
+    def finish(self, first: int, is_cut_off: bool) -> list[CallPart]:
+        """Return the calls, counted from `first`. Raises `ValueError` if the text is none, or if it is cut
+        off and not certainly whole."""
+        body = "".join(self.body)
+        found = read_calls(self._region, body, self._captures, self._tools)
+        if not found or (is_cut_off and not is_whole(self._region, body)):
             raise ValueError("there is no call")
         return [
             part
