@@ -6,7 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edge_client.texts.call_values import READERS, Properties, arguments_text, coerce, read_calls, types_of
+from edge_client.texts.call_values import (
+    READERS,
+    Properties,
+    arguments_text,
+    coerce,
+    is_whole,
+    read_calls,
+    types_of,
+)
 from edge_client.texts.json_scanner import JsonScanner
 from edge_client.texts.message import ArgumentsAdded, CallBegun
 from edge_client.texts.response_template import PLACEHOLDER, Region
@@ -61,10 +69,12 @@ class WholeCalls:
         self.body = list[str]()
         self._region, self._captures, self._tools = region, captures, tools
 
-    def finish(self, first: int) -> list[CallPart]:
-        """Return the calls, counted from `first`. Raises `ValueError` if the text is none."""
-        found = read_calls(self._region, "".join(self.body), self._captures, self._tools)
-        if not found:
+    def finish(self, first: int, is_cut_off: bool) -> list[CallPart]:
+        """Return the calls, counted from `first`. Raises `ValueError` if the text is none, or if it is cut
+        off and not certainly whole."""
+        body = "".join(self.body)
+        found = read_calls(self._region, body, self._captures, self._tools)
+        if not found or (is_cut_off and not is_whole(self._region, body)):
             raise ValueError("there is no call")
         return [
             part
@@ -100,9 +110,13 @@ class JsonCalls:
 
     def feed(self, char: str) -> bool:
         """Take the next character. Return False if the text is no call from this character on."""
-        if not self._scanner.feed(char):
+        if not self._scanner.feed(char) or not self._begin_value(char):
             return False
-        return self._begin_value(char) and self._take(char) and self._end_value(char)
+        if self._kept is not None:
+            self._kept.append(char)
+        elif self._streams:
+            self._add(char)
+        return self._end_value()
 
     def release(self) -> list[CallPart]:
         """Return the parts since the last time."""
@@ -115,7 +129,8 @@ class JsonCalls:
             self._add("".join(self._kept))
 
     def _begin_value(self, char: str) -> bool:
-        began, key = self._scanner.began, ""
+        """Act on a value that begins: a call, its name, its arguments, or a string in them."""
+        began = self._scanner.began
         if began is None:
             return True
         if began < self._depth:
@@ -127,21 +142,20 @@ class JsonCalls:
             self.is_begun, self._name, self._arguments = False, self._shape.name, None
         key = self._scanner.key(began)
         if began == self._inner and self._shape.arguments_key in (None, key) and not self.is_begun:
-            return self._begin_arguments(char)
-        if began == self._depth + 1 and key == self._shape.name_key and not self._shape.name:
+            self._begin_arguments(char)
+        elif began == self._depth + 1 and key == self._shape.name_key and not self._shape.name:
             self._kept = []
             return char == '"'
-        if began == self._inner + 1 and self._streams and char == '"' and self._is_coerced(key):
+        elif began == self._inner + 1 and self._streams and char == '"' and self._is_coerced(key):
             self._kept = []
         return True
 
-    def _begin_arguments(self, char: str) -> bool:
+    def _begin_arguments(self, char: str) -> None:
         if self._name and char == "{":
             self._begin_call(self._name)
             self._streams = True
         else:
             self._kept = []
-        return True
 
     def _is_coerced(self, key: str) -> bool:
         return any(kind in READERS for kind in types_of(self._properties.get(key)))
@@ -150,14 +164,7 @@ class JsonCalls:
     def _properties(self) -> Properties:
         return self._tools.get(self._name or "", {})
 
-    def _take(self, char: str) -> bool:
-        if self._kept is not None:
-            self._kept.append(char)
-        elif self._streams:
-            self._add(char)
-        return True
-
-    def _end_value(self, char: str) -> bool:
+    def _end_value(self) -> bool:
         """Act on the values that have ended: a string in a call, its arguments, and the call."""
         ended = self._scanner.ended
         if ended is None:

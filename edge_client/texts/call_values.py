@@ -54,7 +54,7 @@ def read_calls(
 
     Raises `ValueError` if the text is no call.
     """
-    value = _shaped(region, _parse(region.content, body, region.args), captures)
+    value = _shaped(region, PARSERS[region.content](body, region.args), captures)
     try:
         return [_call(each, tools) for each in (value if isinstance(value, list) else [value])]
     except RecursionError as error:
@@ -187,10 +187,6 @@ READERS: dict[str, Callable[[str], Any]] = {
 # Parsers ----------------------------------------------------------------------------------------------------
 
 
-def _parse(content: str, text: str, args: Json) -> Any:
-    return PARSERS[content](text, args)
-
-
 def _text(text: str, args: Json) -> str:
     return text.strip() if args.get("strip", True) else text
 
@@ -268,7 +264,7 @@ def _kv_lines(text: str, args: Json) -> Json:
 
 def _value(text: str, args: Json) -> Any:
     inner = args.get("value_parser")
-    return text if inner is None else _parse(inner.get("name", "text"), text, inner.get("args", {}))
+    return text if inner is None else PARSERS[inner.get("name", "text")](text, inner.get("args", {}))
 
 
 PARSERS: dict[str, Callable[[str, Json], Any]] = {

@@ -144,21 +144,9 @@ def add_up(parts: Sequence[SessionStats]) -> SessionStats:
 
 
 SUMMED = (
-    "tokens",
-    "accepted",
-    "device_tokens",
-    "proposed",
-    "wasted",
-    "target_steps",
-    "elapsed_ms",
-    "waited_ms",
-    "draft_ms",
-    "queue_ms",
-    "step_ms",
-    "network_ms",
-    "bytes_up",
-    "bytes_down",
-    "resumes",
+    *("tokens", "accepted", "device_tokens", "proposed", "wasted", "target_steps"),
+    *("elapsed_ms", "waited_ms", "draft_ms", "queue_ms", "step_ms", "network_ms"),
+    *("bytes_up", "bytes_down", "resumes"),
 )
 """Names of the additive figures of a text."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,6 +24,16 @@ class InfillFamily:
     repository: str = ""  # before a repository's name
     file: str = ""  # before a file's name
     ends: tuple[str, ...] = ()  # further tokens that end the text
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Return the texts of the tokens that a model must have."""
+        return tuple(filter(None, (self.prefix, self.suffix, self.middle)))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Return the texts of all tokens."""
+        return tuple(filter(None, (*self.needed, self.repository, self.file, *self.ends)))
 
 
 FAMILIES = (
@@ -48,12 +58,7 @@ FAMILIES = (
     # Code Llama (arXiv 2308.12950, 2.3)
     InfillFamily("▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),
     # DeepSeek-Coder's model card
-    InfillFamily(
-        "<｜fim▁begin｜>",
-        "<｜fim▁hole｜>",
-        "<｜fim▁end｜>",
-        ends=("<|EOT|>",),
-    ),
+    InfillFamily("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", ends=("<|EOT|>",)),
     # CodeGeeX4's model card, which GLM-4's later vocabularies follow
     InfillFamily(
         "<|code_prefix|>",
@@ -101,18 +106,15 @@ class Infill:
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> Infill | None:
         """Return the infill of a model with this vocabulary; None if it has no family's tokens."""
-        texts = {text for family in FAMILIES for text in _texts(family)}
-        wanted = {text.encode(): text for text in texts}
+        wanted = {text.encode(): text for family in FAMILIES for text in family.texts}
         ids = {wanted[each]: token for token, each in enumerate(vocabulary.table) if each in wanted}
-        found = (family for family in FAMILIES if all(text in ids for text in _needed(family)))
+        found = (family for family in FAMILIES if all(text in ids for text in family.needed))
         return next((cls(family, ids) for family in found), None)
 
     @property
     def ends(self) -> tuple[int, ...]:
         """Return the tokens that end a text beside the model's own end tokens."""
-        family = self._family
-        texts = (*family.ends, family.file, family.repository, *_needed(family))
-        return tuple(sorted({self._ids[each] for each in texts if each in self._ids}))
+        return tuple(sorted({self._ids[each] for each in self._family.texts if each in self._ids}))
 
     def prompt(self, gap: Gap, tokenize: Callable[[str], list[int]]) -> tuple[int, ...]:
         """Return the prompt's tokens without a begin token. `tokenize` reads text without control tokens.
@@ -154,11 +156,3 @@ class Infill:
         """Matches where a text of the family begins. A text may lie within another."""
         texts = sorted((each for each in self._ids if len(each) > 1), key=len, reverse=True)
         return re.compile(f"(?={'|'.join(map(re.escape, texts))})")
-
-
-def _needed(family: InfillFamily) -> Iterable[str]:
-    return filter(None, (family.prefix, family.suffix, family.middle))
-
-
-def _texts(family: InfillFamily) -> Iterable[str]:
-    return filter(None, (*_needed(family), family.repository, family.file, *family.ends))

@@ -59,47 +59,55 @@ class SpanQueue:
         return found
 
 
+TextKind = type[ContentAdded] | type[ReasoningAdded]
+
+
+@dataclass(slots=True)
+class _Shown:
+    """Holds adjacent text of one kind."""
+
+    kind: TextKind
+    pieces: list[Piece] = field(default_factory=list)
+
+    def add(self, source: Source, text: str) -> None:
+        """Add text, which goes to the last piece if that has the same source."""
+        if self.pieces and self.pieces[-1][0] is source:
+            text = self.pieces.pop()[1] + text
+        self.pieces.append((source, text))
+
+    def part(self) -> MessagePart:
+        return self.kind(tuple(source.cut(text) for source, text in self.pieces))
+
+
 class Sink:
-    """Collects a message's parts."""
+    """Collects a message's parts, and joins neighbours of one kind."""
 
     def __init__(self) -> None:
-        self._added = list[tuple[type[MessagePart], list[Piece] | MessagePart]]()
+        self._added = list[_Shown | CallBegun | ArgumentsAdded]()
 
-    def show(self, kind: type[ContentAdded] | type[ReasoningAdded], pieces: Iterable[Piece]) -> None:
+    def show(self, kind: TextKind, pieces: Iterable[Piece]) -> None:
         """Add text."""
         for source, text in pieces:
             if source.is_hidden:
                 continue
-            last = self._added[-1] if self._added and self._added[-1][0] is kind else None
-            held = last[1] if last is not None else []
-            assert isinstance(held, list), "text is held in pieces"
-            if last is None:
-                self._added.append((kind, held))
-            if held and held[-1][0] is source:
-                held[-1] = source, held[-1][1] + text
-            else:
-                held.append((source, text))
+            last = self._added[-1] if self._added else None
+            if not isinstance(last, _Shown) or last.kind is not kind:
+                self._added.append(last := _Shown(kind))
+            last.add(source, text)
 
     def add(self, parts: Iterable[CallBegun | ArgumentsAdded]) -> None:
         """Add parts of calls."""
         for part in parts:
-            last = self._added[-1][1] if self._added else None
+            last = self._added[-1] if self._added else None
             if isinstance(part, ArgumentsAdded) and isinstance(last, ArgumentsAdded):
-                joined = replace(part, text=last.text + part.text)
-                self._added[-1] = (ArgumentsAdded, joined)
+                self._added[-1] = replace(part, text=last.text + part.text)
             else:
-                self._added.append((type(part), part))
+                self._added.append(part)
 
     def drain(self) -> list[MessagePart]:
         """Return the parts since the last time."""
         added, self._added = self._added, []
-        found = list[MessagePart]()
-        for kind, item in added:
-            if not isinstance(item, list):
-                found.append(item)
-            elif kind is ContentAdded or kind is ReasoningAdded:
-                found.append(kind(tuple(source.cut(text) for source, text in item)))
-        return found
+        return [each.part() if isinstance(each, _Shown) else each for each in added]
 
 
 @dataclass(slots=True)
@@ -110,7 +118,7 @@ class Trimmed:
     """
 
     sink: Sink
-    kind: type[ContentAdded] | type[ReasoningAdded]
+    kind: TextKind
     join: str | None = None  # between the texts of two regions
     strips: bool = True
     _blank: list[Piece] = field(default_factory=list)  # white space that may be the region's last

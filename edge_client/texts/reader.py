@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import regex
 
 from edge_client.texts.call_reader import JsonCalls, JsonShape, WholeCalls
-from edge_client.texts.call_values import is_whole, properties_of
+from edge_client.texts.call_values import properties_of
 from edge_client.texts.detokenizer import TextSpan
 from edge_client.texts.message import ContentAdded, MessageForm, MessagePart, ReasoningAdded
 from edge_client.texts.message_spans import Piece, Sink, Source, SpanQueue, Trimmed
@@ -47,7 +47,11 @@ class MessageReader:
         self._tools = properties_of(form.tools)
         template = load_template(form.template) if form.template is not None else None
         self._template: ResponseTemplate | None = template
-        self._regions = _watched(template, bool(form.tools)) if template is not None else ()
+        self._regions = tuple(  # whose marks count: without tools the text of a call is content
+            each
+            for each in (template.regions if template is not None else ())
+            if form.tools or each.name != CALLS
+        )
         self._region: Region | None = None  # None: outside
         self._calls: JsonCalls | WholeCalls | None = None
         self._raw = list[Piece]()  # the text of the calls' region, until one is certain
@@ -59,7 +63,10 @@ class MessageReader:
         outside = template.outside if template is not None else None
         self._content = Trimmed(self._sink, ContentAdded)
         self._reasoning = Trimmed(self._sink, ReasoningAdded)
-        self._set_joins([*self._regions, *([outside] if outside is not None else [])])
+        for region in (*self._regions, outside):
+            if region is not None and region.name != CALLS:
+                trimmed = self._reasoning if region.name in REASONING else self._content
+                trimmed.join, trimmed.strips = region.join, region.strips
         if template is not None and form.prefix:
             self._read(Source(TextSpan(form.prefix, None, 0), is_hidden=True))
 
@@ -92,9 +99,8 @@ class MessageReader:
             self._queue.push(source, char)
             self._text += char
             if not self._try(at_end=False):
-                self._sink.show(
-                    ContentAdded, [(source, rest)] if (rest := source.span.text[at + 1 :]) else []
-                )
+                if rest := source.span.text[at + 1 :]:
+                    self._sink.show(ContentAdded, [(source, rest)])
                 return
         self._time_left += TIME_PER_CHARACTER * len(source.span.text) - (time.thread_time() - began)
         if self._time_left < 0:
@@ -305,9 +311,9 @@ class MessageReader:
         self._content.add(self._raw, self._is_plain)
         self._leave()
 
-    def _read_calls(self, calls: WholeCalls) -> None:
+    def _read_calls(self, calls: WholeCalls, is_cut_off: bool = False) -> None:
         try:
-            parts = calls.finish(self._num_calls)
+            parts = calls.finish(self._num_calls, is_cut_off)
         except ValueError:
             self._content.add(self._raw, self._is_plain)
             return
@@ -321,22 +327,8 @@ class MessageReader:
                 self._spoil(calls)
             case WholeCalls() as calls:
                 self._show(self._queue.rest())
-                assert self._region is not None, "calls have a region"
-                try:
-                    certain = is_whole(self._region, "".join(calls.body))
-                except ValueError:
-                    certain = False
-                if certain:
-                    self._read_calls(calls)
-                else:
-                    self._content.add(self._raw, self._is_plain)
+                self._read_calls(calls, is_cut_off=True)
                 self._leave()
-
-    def _set_joins(self, regions: Sequence[Region]) -> None:
-        for region in regions:
-            if region.name != CALLS:
-                trimmed = self._reasoning if region.name in REASONING else self._content
-                trimmed.join, trimmed.strips = region.join, region.strips
 
 
 class _Watch:
@@ -354,8 +346,3 @@ class _Watch:
         """Note that no mark begins at a character."""
         if self._learns and len(self.inert) < MAX_INERT:
             self.inert.add(char)
-
-
-def _watched(template: ResponseTemplate, has_tools: bool) -> tuple[Region, ...]:
-    """Return the regions whose marks count. Without tools the text of a call is content."""
-    return tuple(each for each in template.regions if has_tools or each.name != CALLS)

@@ -184,16 +184,8 @@ def _region(name: str, given: object) -> Region:
     if not isinstance(each, bool) or (each and transform is None):
         raise _malformed(f"field {name!r}: transform_each must be a boolean, and needs a transform")
     _check_transform(name, transform)
-    return Region(
-        name,
-        _anchor(name, given, "open"),
-        _anchor(name, given, "close"),
-        content,
-        args,
-        join,
-        transform,
-        each,
-    )
+    begin, end = _anchor(name, given, "open"), _anchor(name, given, "close")
+    return Region(name, begin, end, content, args, join, transform, each)
 
 
 def _anchor(name: str, given: Mapping[str, Any], key: str) -> Anchor | None:

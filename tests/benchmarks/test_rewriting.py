@@ -29,7 +29,7 @@ def simulated(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, An
     return report
 
 
-@pytest.mark.parametrize("options", [("--server-recall",), ("--server-recall", "--without-file"), ()])
+@pytest.mark.parametrize("options", [("--server-recall", "--without-file"), ()])
 def test_a_reference_takes_few_target_steps(
     capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:

@@ -49,6 +49,9 @@ async def test_texts_counts_and_models() -> None:
     assert text.type == "text"
     assert text.text == alone()
     assert beta.content[0].to_dict() == text.to_dict()
+    assert whole.id.startswith("msg_")
+    used = beta.usage
+    assert (used.input_tokens, used.cache_read_input_tokens) == (1, 2), "all of the prompt but its last token"
     assert counts == [3, 3]
     assert [model.id for model in models] == ["tiny@tiny-draft", "tiny", "tiny-draft", "default"]
     assert (one.id, one.max_input_tokens) == ("tiny", 512)

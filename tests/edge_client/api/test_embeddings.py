@@ -152,18 +152,14 @@ async def test_a_process_that_ends_waits_for_no_answer() -> None:
         assert server.seen
 
 
-async def test_a_server_that_is_not_there_is_told() -> None:
+async def test_a_server_that_is_not_there_and_a_token_file_that_cannot_be_read_are_told(
+    tmp_path: Path,
+) -> None:
     with serving() as server:
         url = server.url
-    async with world(embedder=Embedder(url)) as found:
-        answer = await found.client.post("/v1/embeddings", json=ASKED)
-    assert answer.status_code == 502
-
-
-async def test_a_token_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    async with world(embedder=Embedder("http://127.0.0.1:1/", tmp_path / "none")) as found:
-        answer = await found.client.post("/v1/embeddings", json=ASKED)
-    assert answer.status_code == 502
+    for embedder in (Embedder(url), Embedder(url, tmp_path / "none")):
+        async with world(embedder=embedder) as found:
+            assert (await found.client.post("/v1/embeddings", json=ASKED)).status_code == 502
 
 
 async def test_without_a_server_the_setting_is_named() -> None:

@@ -220,11 +220,6 @@ def test_thinking_switches_the_templates_reasoning(fields: Json, settings: Json)
     assert chat(**fields).settings == settings
 
 
-def test_limits() -> None:
-    asked = AnthropicMessages.read(Fields({"messages": [USER], "max_tokens": 9, "stop_sequences": ["a"]}))
-    assert (asked.max_tokens, asked.form["max_tokens"], asked.stops) == (9, 9, ("a",))
-
-
 @pytest.mark.grammar
 @pytest.mark.parametrize("name", ["output_config", "output_format"])
 def test_a_format_is_a_grammar(name: str) -> None:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from edge_client.api.fields import Fields
-from edge_client.api.messages import AnthropicMessages
-from edge_client.api.request import ChatPrompt
 from edge_client.api.security import Gate
 from edge_client.texts.service import Orders
-from tests.edge_client.api.call_templates import FAMILIES
 from tests.edge_client.api.test_messages import assembled
 from tests.edge_client.api.world import World, alone, world
 
@@ -35,22 +30,6 @@ def events_of(text: str) -> list[dict[str, Any]]:
     events = [json.loads(frame[-1].removeprefix("data: ")) for frame in frames]
     assert [frame[-2] for frame in frames] == [f"event: {event['type']}" for event in events]
     return [event for event in events if event["type"] != "ping"]
-
-
-async def test_a_text_is_the_targets_streamed_or_not() -> None:
-    async with world() as found:
-        whole = (await post(found)).json()
-        answer = await post(found, path=f"{PATH}?beta=true", stream=True, model="claude-opus-5-5")
-    events = events_of(answer.text)
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert whole["content"] == [{"type": "text", "text": alone()}]
-    assert [each["given"] for each in assembled(events)] == [alone()]
-    assert whole["usage"]["input_tokens"] == events[0]["message"]["usage"]["input_tokens"] == 3
-    used = events[-2]["usage"]
-    assert used["output_tokens"] == whole["usage"]["output_tokens"]
-    assert used["cache_read_input_tokens"] == 2, "all of the prompt but its last token"
-    assert used["input_tokens"] + used["cache_read_input_tokens"] == 3
-    assert (whole["id"][:4], whole["model"]) == ("msg_", "tiny@tiny-draft")
 
 
 async def test_a_stop_sequence_ends_a_text() -> None:
@@ -85,38 +64,6 @@ async def test_tokens_are_counted_after_the_template_also_if_they_are_too_many()
     assert answer.json() == {"input_tokens": 6}
     assert more.json() == {"input_tokens": 903}
     assert (wrong.status_code, wrong.json()["error"]["type"]) == (400, "invalid_request_error")
-
-
-CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": "b"}}
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-async def test_prompts_of_every_familys_template_begin_with_the_one_before(name: str) -> None:
-    """Claude Code's turns, without the mark at which the first answer begins. One loads a tool."""
-    source, _ = FAMILIES[name]
-    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
-    tools = [{"name": "f", "input_schema": schema}, {"name": "g", "input_schema": {}, "defer_loading": True}]
-    told = [{"type": "tool_reference", "tool_name": "g"}, {"type": "text", "text": "ef"}]
-    result = {"type": "tool_result", "tool_use_id": "t", "content": told}
-    turns = [
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "system", "content": "be brief"},
-        {"role": "assistant", "content": [{"type": "text", "text": "cd"}, CALL]},
-        {"role": "user", "content": [result]},
-        {"role": "assistant", "content": "fa"},
-        {"role": "user", "content": "bc"},
-    ]
-    async with world(template=source) as found:
-        prompts = list[str]()
-        for count in (2, 4, 6):
-            body = {"system": "You help.", "tools": tools, "messages": turns[:count]}
-            prompt = AnthropicMessages.read(Fields(body)).prompt
-            assert isinstance(prompt, ChatPrompt)
-            begun = replace(prompt, settings={**prompt.settings, "add_generation_prompt": False})
-            prompts.append(await found.api.pairs.first.render(begun))
-    assert prompts[1].startswith(prompts[0])
-    assert prompts[2].startswith(prompts[1])
-    assert all(each in prompts[2] for each in ("You help.", "be brief", "ef", "fa", "bc"))
 
 
 @pytest.mark.parametrize(

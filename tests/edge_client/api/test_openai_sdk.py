@@ -40,20 +40,16 @@ async def test_texts_and_models() -> None:
         chat = await openai.chat.completions.create(
             **TINY, messages=ABC, extra_body={"forerun": {"speculate": False}, "top_k": 0}
         )
-        async with openai.chat.completions.stream(**TINY, messages=ABC) as helper:
-            kinds = {event.type async for event in helper}
-            rebuilt = await helper.get_final_completion()
         whole = await openai.completions.create(**TINY, prompt="abc")
         stream = await openai.completions.create(**TINY, prompt=[1, 2, 3], stream=True)
         pieces = [chunk.choices[0].text async for chunk in stream]
         models = [model.id async for model in openai.models.list()]
         one = await openai.models.retrieve("tiny@tiny-draft")
-    assert chat.choices[0].message.content == rebuilt.choices[0].message.content == alone()
+    assert chat.choices[0].message.content == alone()
     assert chat.usage is not None
     assert chat.model_extra is not None
     ours = chat.model_extra["forerun"]
     assert (ours["mode"], ours["tokens"]) == ("server-only", chat.usage.completion_tokens)
-    assert "content.delta" in kinds
     assert whole.choices[0].text == "".join(pieces) == alone()
     assert models == ["tiny@tiny-draft", "tiny", "tiny-draft", "default"]
     assert one.owned_by == "forerun"

@@ -135,21 +135,26 @@ async def test_each_listed_model_is_the_one_that_answers_to_it() -> None:
             assert (await it.client.get(f"/v1/models/{name}")).json()["id"] == name
 
 
-async def test_an_ambiguous_name_is_the_first_pairs_and_a_qualified_one_says_which() -> None:
-    async with two_pairs(targets=("same", "same"), drafts=("a", "b")) as it:
-        assert await it.text("same") == ("same", alone("one"))
-        assert await it.text("one/same") == ("one/same", alone("one"))
-        assert await it.text("two/same") == ("two/same", alone("two"))
-        assert await it.text("same@b") == ("same@b", alone("two"))
-        assert "two/same" in await it.models()
-
-
-async def test_a_pairs_own_name_goes_before_the_models_of_all() -> None:
-    async with two_pairs(targets=("two", "second")) as it:
-        assert await it.text("two") == ("two", alone("two"))
-        assert (await it.text("two:latest"))[1] == alone("two")
-        assert await it.text("one/two") == ("one/two", alone("one"))
-        assert "one/two" in await it.models()
+@pytest.mark.parametrize(
+    ("targets", "listed", "pairs"),
+    [
+        (
+            ("same", "same"),
+            "two/same",
+            {"same": "one", "one/same": "one", "two/same": "two", "same@b": "two"},
+        ),
+        (("two", "second"), "one/two", {"two": "two", "two:latest": "two", "one/two": "one"}),
+    ],
+    ids=["the first pair's", "a pair's own name before models"],
+)
+async def test_an_ambiguous_name_has_one_meaning_and_a_qualified_one_says_which(
+    targets: tuple[str, str], listed: str, pairs: dict[str, str]
+) -> None:
+    async with two_pairs(targets=targets, drafts=("a", "b")) as it:
+        assert {name: (await it.text(name))[1] for name in pairs} == {
+            name: alone(pair) for name, pair in pairs.items()
+        }
+        assert listed in await it.models()
 
 
 async def test_a_model_may_have_the_name_of_one_of_anthropics() -> None:
@@ -184,20 +189,16 @@ async def test_a_target_that_has_not_told_its_name_yet_is_waited_for() -> None:
         ("/v1/apply-template", {"messages": [{"role": "user", "content": "abc"}]}),
     ],
 )
-@pytest.mark.parametrize("model", ["gpt-4", "two/first", "three/first", "two/", "/"])
-async def test_an_unknown_model_is_404_and_all_are_named(path: str, body: Any, model: str) -> None:
+async def test_an_unknown_model_is_404_and_all_are_named(path: str, body: Any) -> None:
     async with two_pairs() as it:
-        answer = await it.client.post(path, json={**body, "model": model})
-        assert answer.status_code == 404
-        error = answer.json()["error"]
-        assert (error["param"], error["code"]) == ("model", "model_not_found")
-        assert all(name in error["message"] for name in await it.models())
-
-
-async def test_a_model_that_is_no_text_is_a_fault_of_its_field() -> None:
-    async with two_pairs() as it:
-        answer = await it.client.post("/v1/completions", json={"model": 3, "prompt": "abc"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+        for model in ("gpt-4", "two/first", "three/first", "two/", "/"):
+            answer = await it.client.post(path, json={**body, "model": model})
+            assert answer.status_code == 404, model
+            error = answer.json()["error"]
+            assert (error["param"], error["code"]) == ("model", "model_not_found")
+            assert all(name in error["message"] for name in await it.models())
+        answer = await it.client.post(path, json={**body, "model": 3})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
 
 
 async def test_all_pairs_share_one_queue() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.grammar import json_schema_grammar
@@ -191,6 +191,7 @@ def test_a_stream_that_breaks_off_says_why(error: ApiError, code: str) -> None:
     assert ("try again in 2s" in found["response"]["error"]["message"]) == (code == "rate_limit_exceeded")
 
 
+@settings(max_examples=40)  # each event is held against a hundred types
 @given(parts=messages(), finish=st.sampled_from(list(StopReason)))
 def test_deltas_add_up_to_the_items(parts: list[MessagePart], finish: StopReason) -> None:
     found = events(parts, finish)
@@ -340,20 +341,6 @@ async def create(found: World, **fields: Any) -> dict[str, Any]:
 
 def text_of(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
-
-
-@pytest.mark.api
-@pytest.mark.grpc
-async def test_a_stream_is_the_text_of_the_target_alone() -> None:
-    async with world() as found:
-        answer = await post(found, stream=True)
-        whole = await create(found)
-    frames = [frame for frame in answer.text.split("\n\n") if frame and not frame.startswith(":")]
-    read = [parsed(frame.encode()) for frame in frames]
-    check(read)
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert text_of(read[-1]["response"]) == text_of(whole) == alone(temperature=0)
-    assert read[-1]["response"]["usage"]["input_tokens"] == 3
 
 
 @pytest.mark.parametrize("parts", [[], ALL[:1], ALL[3:4], CALL[:1], CUSTOM])

@@ -154,12 +154,6 @@ def test_a_damaged_file_is_dropped(tmp_path: Path, damaged: bytes) -> None:
     assert sorted(each.stem for each in tmp_path.iterdir()) == ["folder", name]
 
 
-def test_a_client_may_forbid_it() -> None:
-    store = StoredResponses()
-    assert not is_kept(store, keep(store, 1, store=False))
-    assert not is_kept(store := StoredResponses(most=0), keep(store, 1))
-
-
 class Counting(StoredResponses):
     """Notes which responses are read."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -51,6 +52,7 @@ CODEX: Json = {
     "tools": [SHELL],
 }
 USE = {"type": "tool_use", "id": "toolu_0001", "name": "shell", "input": {"cmd": "ls"}}
+LOADING = [{"type": "text", "text": "text-2"}, {"type": "tool_reference", "tool_name": "later"}]
 CLAUDE_CODE: Json = {
     "system": "text-0",
     "messages": [
@@ -59,14 +61,17 @@ CLAUDE_CODE: Json = {
         {
             "role": "user",
             "content": [
-                {"type": "tool_result", "tool_use_id": "toolu_0001", "content": "text-2"},
+                {"type": "tool_result", "tool_use_id": "toolu_0001", "content": LOADING},
                 {"type": "text", "text": "text-3"},
             ],
         },
         {"role": "assistant", "content": "text-4"},
         {"role": "user", "content": "text-5"},
     ],
-    "tools": [{"name": "shell", "input_schema": SHELL["parameters"]}],
+    "tools": [
+        {"name": "shell", "input_schema": SHELL["parameters"]},
+        {"name": "later", "input_schema": {}, "defer_loading": True},
+    ],
 }
 
 
@@ -116,11 +121,18 @@ def test_a_conversation_with_another_model_goes_on(name: str) -> None:
 
 @pytest.mark.grpc
 @pytest.mark.parametrize("name", FAMILIES)
-async def test_the_next_prompt_begins_with_the_one_before(name: str) -> None:
+@pytest.mark.parametrize(
+    ("dialect", "body", "turns", "counts"),
+    [(Responses, CODEX, "input", (3, 7, 9)), (AnthropicMessages, CLAUDE_CODE, "messages", (1, 3, 5))],
+)
+async def test_the_next_prompt_begins_with_the_one_before(
+    name: str, dialect: type[Dialect], body: Json, turns: str, counts: Sequence[int]
+) -> None:
+    """Also if a turn loads a tool."""
     async with world(template=FAMILIES[name][0]) as found:
         told = list[str]()
-        for count in (3, 7, 9):
-            prompt = Responses.read(Fields({**CODEX, "input": CODEX["input"][:count]})).prompt
+        for count in counts:
+            prompt = dialect.read(Fields({**body, turns: body[turns][:count]})).prompt
             assert isinstance(prompt, ChatPrompt)
             prompt.settings["add_generation_prompt"] = False
             told.append(await found.api.pairs.first.render(prompt))

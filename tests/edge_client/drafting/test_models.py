@@ -67,29 +67,22 @@ async def test_pairs_with_one_file_and_the_same_settings_share_a_model(folder: F
     assert tokens_only.vocabulary.fingerprint == one.vocabulary.fingerprint
 
 
-async def test_an_idle_model_goes_when_another_needs_its_memory(folder: Folder) -> None:
-    first, second = folder.model(0), folder.model(1)
+@pytest.mark.parametrize(
+    ("models", "changes", "stays"),
+    [(0, {}, False), (1, {}, True), (1e9, {"gpu_layers": -1}, False)],
+    ids=["too little memory", "enough", "an accelerator's, which is unknown"],
+)
+async def test_an_idle_model_goes_when_another_needs_its_memory(
+    folder: Folder, models: float, changes: dict[str, Any], stays: bool
+) -> None:
+    first, second = folder.model(0), folder.model(1, **changes)
+    folder.free = models * MEMORY * second.size_bytes
     await first.load()
     await second.load()
-    assert (first.state, second.state) == (ModelState.UNLOADED, ModelState.LOADED)
+    assert (first.state is ModelState.LOADED, second.state) == (stays, ModelState.LOADED)
     await first.load()
-    assert (first.state, second.state) == (ModelState.LOADED, ModelState.UNLOADED)
-
-
-async def test_with_memory_enough_both_stay(folder: Folder) -> None:
-    first, second = folder.model(0), folder.model(1)
-    folder.free = MEMORY * second.size_bytes
-    await first.load()
-    await second.load()
-    assert (first.state, second.state) == (ModelState.LOADED, ModelState.LOADED)
-
-
-async def test_the_memory_of_an_accelerator_is_unknown(folder: Folder) -> None:
-    first, second = folder.model(0), folder.model(1, gpu_layers=-1)
-    folder.free = 1e12
-    await first.load()
-    await second.load()
-    assert first.state is ModelState.UNLOADED
+    assert first.state is ModelState.LOADED
+    assert (second.state is ModelState.LOADED) == (models > 0)
 
 
 async def test_a_model_in_use_and_one_that_is_kept_for_ever_stay(folder: Folder) -> None:

@@ -9,7 +9,6 @@ import pytest
 from common.vocabulary import Vocabulary
 from edge_client.llama.model import LlamaModel, LlamaSettings
 from edge_client.texts.infill import FAMILIES, ExtraFile, Gap, Infill, InfillFamily
-from tests.edge_client.texts.test_infill import texts_of
 
 pytestmark = pytest.mark.llama
 
@@ -18,8 +17,8 @@ pytestmark = pytest.mark.llama
 def test_texts_of_a_familys_tokens_stay_text(family: InfillFamily, tmp_path: Path) -> None:
     from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
 
-    own = texts_of(family)
-    path = write_tiny_gguf(tmp_path / "infill.gguf", TinyShape(user_defined=tuple(own)))
+    own = family.texts
+    path = write_tiny_gguf(tmp_path / "infill.gguf", TinyShape(user_defined=own))
     odd = "".join(own) + "the " + family.prefix
     with LlamaModel(LlamaSettings(str(path)), weights=False) as model:
         table = model.token_table()

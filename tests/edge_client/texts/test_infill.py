@@ -14,13 +14,8 @@ BYTES = 256
 """Ids below are bytes, so that each text has one reading."""
 
 
-def texts_of(family: InfillFamily) -> list[str]:
-    texts = (family.prefix, family.suffix, family.middle, family.repository, family.file, *family.ends)
-    return [each for each in texts if each]
-
-
 def made(family: InfillFamily, *without: str) -> tuple[Infill, dict[str, int]]:
-    texts = [each for each in texts_of(family) if each not in without]
+    texts = [each for each in family.texts if each not in without]
     table = [bytes([each]) for each in range(BYTES)] + [each.encode() for each in texts]
     found = Infill.of(Vocabulary(table))
     assert found is not None
@@ -83,8 +78,8 @@ def test_other_files_are_plain_text_for_models_without_a_form_for_them() -> None
 
 def test_a_model_without_all_tokens_of_a_family_fills_nothing() -> None:
     for family in FAMILIES:
-        for left_out in filter(None, (family.prefix, family.suffix, family.middle)):
-            table = [each.encode() for each in texts_of(family) if each != left_out]
+        for left_out in family.needed:
+            table = [each.encode() for each in family.texts if each != left_out]
             assert Infill.of(Vocabulary(table)) is None
 
 
@@ -95,7 +90,7 @@ def test_a_text_ends_at_every_token_around_gaps() -> None:
     assert set(infill.ends) == set(ids.values()), "those that the vocabulary has"
 
 
-PIECES = st.sampled_from([*texts_of(FAMILIES[0]), "<|", "|>", "<", "fim_prefix", "x", "é"])
+PIECES = st.sampled_from([*FAMILIES[0].texts, "<|", "|>", "<", "fim_prefix", "x", "é"])
 
 
 @given(st.lists(PIECES, max_size=6).map("".join), st.lists(PIECES, max_size=6).map("".join))

@@ -66,14 +66,21 @@ async def launched(programs: Path, *words: str, **more: str) -> Started:
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-async def test_printed_commands_start_the_same_program_and_hold_no_token(
+async def test_a_program_gets_address_token_and_model_also_by_the_printed_commands(
     agent: str, state: Path, programs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with daemon(state):
+    async with daemon(state) as served:
         started = await launched(programs, agent, "--", "--its-own", "a 'word'", "--", "b")
         assert await command("launch", agent, "--print", "--", "--its-own", "a 'word'", "--", "b") == 0
         printed = capsys.readouterr().out
         by_hand = await run(programs, "sh", "-c", printed)
+        other = await launched(programs, agent, "--model", "tiny-draft")
+    said = json.dumps([started.words, started.environment])
+    assert f"http://{served.address}" in said
+    assert TOKEN in started.environment.values()
+    assert TOKEN not in json.dumps(started.words)  # other users see the words
+    assert PAIR in said
+    assert PAIR not in json.dumps([other.words, other.environment])
     assert TOKEN not in printed
     again = Started(**json.loads(by_hand.stdout))
     assert again.words == started.words
@@ -84,19 +91,6 @@ async def test_printed_commands_start_the_same_program_and_hold_no_token(
         for name, value in started.environment.items()
         if again.environment.get(name) != value and name not in shells_own
     } == set()
-
-
-@pytest.mark.parametrize("agent", AGENTS)
-async def test_a_program_gets_address_token_and_model(agent: str, state: Path, programs: Path) -> None:
-    async with daemon(state) as served:
-        first = await launched(programs, agent)
-        other = await launched(programs, agent, "--model", "tiny-draft")
-    said = json.dumps([first.words, first.environment])
-    assert f"http://{served.address}" in said
-    assert TOKEN in first.environment.values()
-    assert TOKEN not in json.dumps(first.words)  # other users see the words
-    assert PAIR in said
-    assert PAIR not in json.dumps([other.words, other.environment])
 
 
 @pytest.mark.parametrize("model", ["a b", "modèle", "tiny?", "tiny#"])
