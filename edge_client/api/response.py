@@ -264,7 +264,9 @@ async def _one(
     choice = choices[index]
     async with texts.writing(spec.requests[index], spec.client, place) as live:
         answer, reader = live.answer, choice.reader
-        dialect.added(choice.add(reader.feed(answer.begun)), {}, index)  # sent by the earlier run
+        for spans in answer.begun():
+            dialect.added(choice.add(reader.feed(spans)), {}, index)  # sent by the earlier run
+            await asyncio.sleep(0)
         if index not in spec.ended:
             yield Part(dialect.added((), {"mode": answer.account.mode, "notes": live.notes}, index))
         told, last = len(answer.tokens), list[Json]()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,21 @@ async def test_a_stream_goes_on_over_a_restart(
     assert text == (whole[: min(stops)] if stops else whole)
     numbers = [int(line[4:]) for line in answer.text.splitlines() if line.startswith("id: ")]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_others_have_their_turn_while_a_text_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_client.texts.answer.PIECE", 5, raising=False)
+    async with daemon(tmp_path) as found:
+        await begin(found, 40)
+    async with daemon(tmp_path) as found:
+        read = [0]
+        async with asyncio.timeout(30):
+            while read[-1] < 40:
+                await asyncio.sleep(0)
+                read.append(sum(len(live.answer.tokens) for live in found.texts.live.values()))
+    assert max(after - before for before, after in pairwise(read)) < 40
 
 
 async def test_comments_count_over_a_restart_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
