@@ -236,7 +236,9 @@ class _Writing:
             await self._prompt_read.wait()
         async with self._texts.writing(spec.requests[index], spec.client, place) as live:
             answer = live.answer
-            dialect.added(choice.feed(answer.begun), {}, index)  # sent by the earlier run
+            for spans in answer.begun():
+                dialect.added(choice.feed(spans), {}, index)  # sent by the earlier run
+                await asyncio.sleep(0)
             if index not in spec.ended:
                 ours = {"mode": answer.account.mode, "notes": live.notes}
                 yield ResponsePart(dialect.added((), ours, index))

@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,21 @@ async def test_all_parts_are_whole_and_once_wherever_the_daemon_was_killed(tmp_p
         assert (reread.told(), put_together(path, reread.events)) == (reading.told(), whole)
         if last == len(lines):
             assert again.content == first.content
+
+
+async def test_others_have_their_turn_while_a_text_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_client.texts.answer.PIECE", 5, raising=False)
+    async with daemon(tmp_path) as found:
+        await begin(found, 40)
+    async with daemon(tmp_path) as found:
+        counts = [0]
+        async with asyncio.timeout(30):
+            while counts[-1] < 40:
+                await asyncio.sleep(0)
+                counts.append(sum(len(live.answer.tokens) for live in found.texts.live.values()))
+    assert max(after - before for before, after in pairwise(counts)) < 40
 
 
 async def test_comments_count_over_a_restart_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,7 @@ async def tell(*sessions: Scripted, request: TextRequest = REQUEST) -> Told:
         request, Letters(), frozenset((0,)), begin, TextAccount(asked_at=0.0), lambda: float(next(ticks))
     )
     told = Told(answer, [], begun)
+    list(answer.begun())
     try:
         async for event in answer.events():
             told.events.append(event)
