@@ -28,6 +28,9 @@ FAR = 1024
 CONTEXT = 32
 """Tokens before a measured step: a short context. Longer ones are learnt during texts."""
 
+LEAST = 0.1
+"""Part of a batch's time that its reading takes at least."""
+
 BUDGET = 2.0
 """Seconds for measuring beyond the smallest widths: about as long as loading a 0.5B model."""
 
@@ -41,10 +44,15 @@ class PaceTables:
 
     @property
     def reads(self) -> dict[int, float]:
-        """Return the seconds that reading committed tokens adds to a one-row step, by their number."""
-        found = {size - 1: max(took - self.rows[1], 1e-6) for size, took in self.batches.items()}
-        largest = max(found)
-        return {**found, FAR: found[largest] * FAR / largest}
+        """Return the seconds that reading committed tokens adds to a one-row step, by their number.
+
+        A token takes at least as long as in the largest batch, and reading that at least `LEAST` of its time:
+        the difference of two short times may be noise, and corrections of it also hold for long prompts.
+        """
+        added = {size - 1: max(took - self.rows[1], LEAST * took) for size, took in self.batches.items()}
+        largest = max(added)
+        per_token = added[largest] / largest
+        return {**{size: max(took, size * per_token) for size, took in added.items()}, FAR: FAR * per_token}
 
     def teach(self, pace: DraftPace) -> None:
         """Initialise `pace` from these tables."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_client.core.draft_pace import DraftPace
-from edge_client.llama.measure_pace import KeptPaces, measure_pace
+from edge_client.llama.measure_pace import KeptPaces, PaceTables, measure_pace
 from edge_client.llama.runtime import LlamaRuntime
 from tests.edge_client.llama.tree_world import count_decodes, exact_settings, span
 
@@ -52,6 +52,13 @@ def test_the_tables_are_the_devices_own(runtime: LlamaRuntime, monkeypatch: pyte
     assert span(runtime, 0) == (-1, -1), "the context is left empty"
 
 
+def test_a_short_batch_within_the_noise_does_not_make_long_prompts_look_slow() -> None:
+    pace = DraftPace()
+    PaceTables({1: 0.010, 2: 0.010}, {2: 0.0099, 33: 0.042}).teach(pace)
+    pace.reads.sample(1, 0.002)
+    assert 10.0 < pace.reads.predict(20_000) < 40.0
+
+
 def test_a_slow_device_measures_the_smallest_widths_only(
     runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,8 +71,6 @@ def test_a_slow_device_measures_the_smallest_widths_only(
 def test_tables_are_kept_for_the_same_model_and_settings(
     runtime: LlamaRuntime, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edge_client.llama.measure_pace import KeptPaces
-
     path = tmp_path / "state" / "pace.json"
     num_decodes = count_decodes(runtime, monkeypatch)
     first = KeptPaces(path).ensure(runtime)
