@@ -102,7 +102,7 @@ class Client:
         return True
 
     async def _read(self, reading: Reading, answer: HttpAnswer, http: HttpClient) -> None:
-        if answer.status in (429, 503):
+        if answer.status in (409, 429, 503):  # 409: the first request came after the look for its text
             raise BrokenError("busy")
         if answer.status != 200:
             said = await http.body()

@@ -78,7 +78,12 @@ def json_schema_grammar(schema: str | dict[str, Any]) -> str:
     not supported by llguidance."""
     if isinstance(schema, str):
         schema = _json(schema, "the JSON schema")
-    grammar = matcher_class().grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITE_SPACE})
+    try:
+        grammar = matcher_class().grammar_from_json_schema(
+            schema, defaults={"whitespace_pattern": WHITE_SPACE}
+        )
+    except (ValueError, RecursionError) as error:  # a number beyond 64 bits, or too deep
+        raise UserError(f"the JSON schema is refused: {error}") from None
     return checked(grammar)
 
 

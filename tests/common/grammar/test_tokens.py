@@ -126,7 +126,7 @@ def test_what_is_wrong_is_told_in_the_librarys_words() -> None:
         lark_grammar("start: missing")
 
 
-@pytest.mark.parametrize("schema", ["{", "[1]", "[" * 100_000])
+@pytest.mark.parametrize("schema", ["{", "[1]", "[" * 100_000, '{"default": -9223372036854775809}'])
 def test_a_schema_that_is_no_object_is_refused(schema: str) -> None:
     with wording.raises(UserError):
         json_schema_grammar(schema)
