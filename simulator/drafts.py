@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from common.errors import UserError
-from edge_client.core.calibration import LEAST_MISS, MOST_MISS, SHIPPED, BetaPrior, Confidence, Prior
+from common.calibration import LEAST_MISS, MOST_MISS, SHIPPED, BetaPrior, Confidence, Prior
 from simulator.events import Draws
 from simulator.knowledge import (
     BEST,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from common.errors import UserError
-from edge_client.core.calibration import (
+from common.calibration import (
     FULL_LIST,
     LEAST_MISS,
     MISS_WEIGHT,

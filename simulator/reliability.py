@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from edge_client.core.calibration import Calibration, Confidence, Prior, promised
+from common.calibration import Calibration, Confidence, Prior, promised
 from simulator.canvas import Sheet, Style, drawing, handles
 from simulator.fitting import Observation, Text
 from simulator.plots import GRID

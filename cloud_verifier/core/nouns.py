@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.acceptance import LOSSLESS, Acceptance, AcceptanceRule, Draft
+from common.calibration import Confidence
 from common.choice import History
 from common.config.setting import check_section, setting
 from common.errors import ForerunError, UserError
@@ -19,6 +20,34 @@ from common.sampling import NO_ADVICE, SamplingDefaults, SamplingParams
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class GuessOrder:
+    """Asks the engine's own drafter for guesses below one session's new tip, once its step is over.
+
+    Depth 0 asks for none: the drafter only reads the rows of a prompt, so that it need not read them later.
+    """
+
+    depth: int  # levels below the new tip
+    width: int = 1  # nodes of one level whose followers are sought, the likeliest ones
+    confidence: Confidence = Confidence()  # turns scores into chances, to find the likeliest
+
+
+@dataclass(frozen=True, slots=True)
+class Followers:
+    """Holds what may follow one node, by the engine's own drafter."""
+
+    path: tuple[int, ...]  # tokens from below the new tip to the node, itself included; () is the tip
+    tokens: tuple[int, ...]  # [K] candidates, best first
+    scores: tuple[float, ...]  # [K] processed logits plus the shared noise, in nats, decreasing
+
+
+@dataclass(frozen=True, slots=True)
+class GuessResult:
+    """Holds the guesses, item by item of the step; parents come before the nodes below them."""
+
+    guesses: tuple[tuple[Followers, ...], ...]  # empty where none were asked for
 
 
 @dataclass(slots=True)
@@ -45,6 +74,7 @@ class StepItem:
     ask: Ask | None = None  # the acceptance rule if it is not the coupled rule (`core.rules.decide`)
     logprobs: int | None = None  # return log-probabilities of choices and of this many likeliest tokens
     history: History | None = None  # of `prompt` and `generated`, where bias or penalties change logits
+    guess: GuessOrder | None = None  # for the engine's own drafter; None: it leaves the session alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +149,7 @@ class TargetInfo:
     chat: Chat | None = None  # the chat template; None if the model has none
     grammars: bool = False  # whether sessions may have a grammar
     sampling_defaults: SamplingDefaults = NO_ADVICE  # reported to edges; no choice here depends on them
+    guess_depth: int = 0  # most levels that the engine's own drafter guesses; 0: it has none
 
 
 class TargetEngine(Protocol):
@@ -129,6 +160,14 @@ class TargetEngine(Protocol):
 
     def evaluate(self, plan: StepPlan) -> StepResult:
         """Run one step. Slots keep their KV until a later step overwrites them."""
+        ...
+
+
+class GuessingEngine(TargetEngine, Protocol):
+    """An engine with a drafter of its own: `info.guess_depth` is above 0."""
+
+    def guess(self, plan: StepPlan, result: StepResult) -> GuessResult:
+        """Guess how the texts go on after this step, the newest one evaluated, as its items order."""
         ...
 
 

@@ -12,7 +12,7 @@ from common.errors import LocalError
 from common.messages import INITIAL_CREDIT
 from common.prompt_lookup import LEAST, NgramTable, PromptLookup, grow_guesses
 from common.tree import Node, SpeculationTree
-from edge_client.core.calibration import SHIPPED, Calibration, promised
+from common.calibration import SHIPPED, Calibration, promised
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.drawing import Drawing, untold
 from edge_client.core.nouns import DraftRow, Expansion, Reroot, SessionConfig

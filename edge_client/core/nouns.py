@@ -12,7 +12,7 @@ from common.errors import ForerunError, UserError
 from common.messages import MAX_TOP_LOGPROBS, Close, FinishReason, Open, Propose, TokenLogprobs
 from common.privacy import Privacy
 from common.sampling import SamplingParams
-from edge_client.core.calibration import Prior
+from common.calibration import Prior
 
 # The interface between the edge session and a drafter: nodes to expand, and their candidates.
 

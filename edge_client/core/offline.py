@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from common.messages import FinishReason
 from common.tree import Node
-from edge_client.core.calibration import Confidence, promised
+from common.calibration import Confidence, promised
 from edge_client.core.nouns import (
     ChangeMode,
     Effect,

@@ -1,7 +1,7 @@
 """The file of a prior: what `forerun fit` writes and `forerun edge --prior` reads.
 
 JSON: {"format": "forerun prior", "version": 1, "points": [...], ...}. A point is a temperature and the
-numbers of `edge_client.core.calibration`. Other keys record what the prior was fitted on:
+numbers of `common.calibration`. Other keys record what the prior was fitted on:
 
     {"temperature": 0.8, "sharpness": 2.6, "sharpness_spread": 0.1, "sharpness_doubt": 0.02,
      "rest": 0.9, "rest_spread": 0.7, "rest_doubt": 0.15, "miss": 0.01}
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from edge_client.core.calibration import BetaPrior, Confidence, Prior, PriorTable
+from common.calibration import BetaPrior, Confidence, Prior, PriorTable
 
 FORMAT, VERSION = "forerun prior", 1
 

@@ -20,7 +20,7 @@ from common.privacy import Privacy
 from common.prompt_lookup import NgramTable
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description
-from edge_client.core.calibration import Beliefs, PriorTable
+from common.calibration import Beliefs, PriorTable
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.nouns import Fallback, Mode, SessionConfig
 from edge_client.core.policies import make_policy

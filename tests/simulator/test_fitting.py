@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from edge_client.core.calibration import SHIPPED, Confidence, PriorTable, promised
+from common.calibration import SHIPPED, Confidence, PriorTable, promised
 from simulator.fitting import (
     HELD_OUT_EVERY,
     LEAST_TEXTS,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import LocalError, UserError
-from edge_client.core.calibration import SHIPPED, promised
+from common.calibration import SHIPPED, promised
 from simulator.arrivals import ArrivingRequest, RecordedArrivals
 from simulator.drafts import ReplayedDraft, ReplayedTexts, logged_draft, recorded_draft
 from simulator.events import Draws

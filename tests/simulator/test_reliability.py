@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.core.calibration import Confidence, Prior
+from common.calibration import Confidence, Prior
 from simulator.fitting import Observation, Text
 from simulator.reliability import (
     DEPTH,

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from common.estimators import IntervalEstimator, RatioEstimator, RttEstimator, StepTimeEstimator
 from common.tree import Node, SpeculationTree
-from edge_client.core.calibration import Survival
+from common.calibration import Survival
 from edge_client.core.draft_pace import DraftPace
 
 PATH_LOGPROB = attrgetter("path_logprob")

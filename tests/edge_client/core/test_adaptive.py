@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.messages import INITIAL_CREDIT
 from common.tree import Node, SpeculationTree
-from edge_client.core.calibration import Survival
+from common.calibration import Survival
 from edge_client.core.nouns import Mode
 from edge_client.core.policies import (
     AdaptivePolicy,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from edge_client.core.calibration import SHIPPED
+from common.calibration import SHIPPED
 from edge_client.models.prior_file import FORMAT, VERSION, point_as_json, read_priors
 from tests import wording
 

@@ -14,7 +14,7 @@ from common.errors import UnavailableError, UserError
 from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.wire.describe import Description
-from edge_client.core.calibration import SHIPPED
+from common.calibration import SHIPPED
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import OnLost, OnMessage, VerifierStream
 from edge_client.network.generation import Generation

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_client.core.calibration import SHIPPED
+from common.calibration import SHIPPED
 from edge_client.models.prior_file import read_priors
 from forerun.cli import main
 from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording

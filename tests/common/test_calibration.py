@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from common.sampling import SamplingParams
-from edge_client.core.calibration import (
+from common.calibration import (
     FARTHEST_MEAN,
     FULL_LIST,
     LEAST_DOUBT,
