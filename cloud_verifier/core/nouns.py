@@ -22,34 +22,6 @@ IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class GuessOrder:
-    """Asks the engine's own drafter for guesses below one session's new tip, once its step is over.
-
-    Depth 0 asks for none: the drafter only reads the rows of a prompt, so that it need not read them later.
-    """
-
-    depth: int  # levels below the new tip
-    width: int = 1  # nodes of one level whose followers are sought, the likeliest ones
-    confidence: Confidence = Confidence()  # turns scores into chances, to find the likeliest
-
-
-@dataclass(frozen=True, slots=True)
-class Followers:
-    """Holds what may follow one node, by the engine's own drafter."""
-
-    path: tuple[int, ...]  # tokens from below the new tip to the node, itself included; () is the tip
-    tokens: tuple[int, ...]  # [K] candidates, best first
-    scores: tuple[float, ...]  # [K] processed logits plus the shared noise, in nats, decreasing
-
-
-@dataclass(frozen=True, slots=True)
-class GuessResult:
-    """Holds the guesses, item by item of the step; parents come before the nodes below them."""
-
-    guesses: tuple[tuple[Followers, ...], ...]  # empty where none were asked for
-
-
 @dataclass(slots=True)
 class StepItem:
     """Holds one session's rows in a step. Every row is one token to evaluate. An item is never changed; it is
@@ -74,7 +46,6 @@ class StepItem:
     ask: Ask | None = None  # the acceptance rule if it is not the coupled rule (`core.rules.decide`)
     logprobs: int | None = None  # return log-probabilities of choices and of this many likeliest tokens
     history: History | None = None  # of `prompt` and `generated`, where bias or penalties change logits
-    guess: GuessOrder | None = None  # for the engine's own drafter; None: it leaves the session alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +134,51 @@ class TargetEngine(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class GuessItem:
+    """Asks the engine's own drafter how one session's text goes on below its tip.
+
+    With depth 0 the drafter only reads the prefix, so that it need not read a long prompt later.
+    """
+
+    session: int  # as in `StepItem`
+    prefix_slots: IntArray  # [C] KV slots of positions 0..C-1, all evaluated
+    tip: int  # token at position C, which no step has evaluated yet
+    depth: int  # levels below the tip
+    width: int  # nodes of one level whose followers are sought, the likeliest ones
+    confidence: Confidence  # turns scores into chances
+    sampling: SamplingParams
+    history: History | None = None  # of the text up to the tip, where bias or penalties change logits
+
+
+@dataclass(frozen=True, slots=True)
+class GuessPlan:
+    """Asks for guesses of several sessions between two steps."""
+
+    items: tuple[GuessItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Followers:
+    """Holds what may follow one node, by the engine's own drafter."""
+
+    path: tuple[int, ...]  # tokens from below the tip to the node, itself included; () is the tip
+    tokens: tuple[int, ...]  # [K] candidates, best first
+    scores: tuple[float, ...]  # [K] processed logits plus the shared noise, in nats, decreasing
+
+
+@dataclass(frozen=True, slots=True)
+class GuessResult:
+    """Holds the guesses, item by item; parents come before the nodes below them."""
+
+    guesses: tuple[tuple[Followers, ...], ...]
+
+
 class GuessingEngine(TargetEngine, Protocol):
     """An engine with a drafter of its own: `info.guess_depth` is above 0."""
 
-    def guess(self, plan: StepPlan, result: StepResult) -> GuessResult:
-        """Guess how the texts go on after this step, the newest one evaluated, as its items order."""
+    def guess(self, plan: GuessPlan) -> GuessResult:
+        """Guess how the texts go on. The thread of `evaluate` calls it while no step runs."""
         ...
 
 
