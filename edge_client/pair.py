@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.calibration import PriorTable
 from common.errors import UserError
 from common.privacy import Privacy
 from edge_client.api.service import Defaults, TextEndpoints
 from edge_client.api.status import PairStatus, verifier_status
-from common.calibration import PriorTable
 from edge_client.core.nouns import Fallback
 from edge_client.drafting.model import DraftModel
 from edge_client.drafting.models import DraftModels

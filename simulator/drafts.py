@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from common.errors import UserError
 from common.calibration import LEAST_MISS, MOST_MISS, SHIPPED, BetaPrior, Confidence, Prior
+from common.errors import UserError
 from simulator.events import Draws
 from simulator.knowledge import (
     BEST,

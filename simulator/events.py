@@ -65,6 +65,9 @@ class DrawStream(IntEnum):
     ARRIVAL = 8
     HANDOVER = 9
     KIND = 10
+    HEAD_CONFIDENCE = 11
+    HEAD_RANK = 12
+    HEAD_LIKENESS = 13
 
 
 class Draws:

@@ -33,6 +33,7 @@ from common.errors import UserError
 from simulator.arrivals import Arrivals, Poisson, Window, read_arrivals
 from simulator.documents import read_text
 from simulator.drafts import BetaDraft, Draft, logged_draft, recorded_draft
+from simulator.heads import HeadsSpec
 from simulator.link import Handovers, LinkSpec, Outage, Trace, read_schedule, read_trace
 from simulator.profiles import profile
 from simulator.recordings import read_lengths, read_recording
@@ -122,6 +123,13 @@ HANDOVERS: dict[str, Field] = {
     "rtt_step_ms": ("rtt_step", float, MS),
 }
 OUTAGE: dict[str, Field] = {"start_ms": ("start", float, MS), "duration_ms": ("duration", float, MS)}
+HEADS: dict[str, Field] = {
+    "ms": ("time", float, MS),
+    "ms_per_level": ("time_per_level", float, MS),
+    "ms_per_node": ("time_per_node", float, MS),
+    "k": ("k", float, 1.0),
+    "likeness": ("likeness", float, 1.0),
+}
 STEP_CHANGE: dict[str, Field] = {"at_s": ("at", float, 1.0), "step_ms": ("step_time", float, MS)}
 POISSON: dict[str, Field] = {"rate_per_s": ("rate", float, 1.0), "sessions": ("sessions", int, 1)}
 WINDOW: dict[str, Field] = {
@@ -164,7 +172,7 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
     repeats = top.pop("repeats", 20)
     draft, draft_ms, target_ms = _draft(_table(document, "draft", extra=REPLAYS), folder)
     device = _table(document, "device", tuple(DEVICE_TABLES))
-    verifier = _table(document, "verifier", ("step_changes",))
+    verifier = _table(document, "verifier", ("step_changes", "heads"))
     by_number: dict[str, Any] = {
         name: _by_number(f"device.{key}", device[key]) for key, name in DEVICE_TABLES.items() if key in device
     }
@@ -264,7 +272,19 @@ def _verifier(table: dict[str, Any], recorded: Mapping[int, float], device: Devi
     if "step_changes" in table:
         rows = _rows("verifier.step_changes", table["step_changes"], STEP_CHANGE, (10, 60))
         found["step_changes"] = tuple(StepChange(**row) for row in rows)
-    return VerifierSpec(**found, draft=draft)
+    heads = _heads(table["heads"]) if "heads" in table else None
+    return VerifierSpec(**found, draft=draft, heads=heads)
+
+
+def _heads(value: Any) -> HeadsSpec:
+    accuracy = value.get("accuracy") if isinstance(value, dict) else None
+    if not isinstance(accuracy, list) or any(type(each) is not float for each in accuracy):
+        raise UserError(
+            f"verifier.heads is {value!r}; a table with the accuracy by level was expected, like "
+            "{ accuracy = [0.8, 0.75, 0.7], ms_per_level = 1.0 }"
+        )
+    _refuse_unknown("verifier.heads", value, ["accuracy", *HEADS])
+    return HeadsSpec(tuple(accuracy), **_fields("verifier.heads.", value, HEADS))
 
 
 def _text(where: str, value: Any) -> str:

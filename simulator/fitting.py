@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from common.errors import UserError
 from common.calibration import (
     FULL_LIST,
     LEAST_MISS,
@@ -21,6 +20,7 @@ from common.calibration import (
     slopes,
     surprise,
 )
+from common.errors import UserError
 from simulator.recordings import Recording
 
 HELD_OUT_EVERY = 4  # of the texts the fourth, the eighth and so on are not fitted on

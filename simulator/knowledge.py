@@ -115,7 +115,7 @@ class BetaKnowledge:
 
     def __init__(self, mean: float, k: float, draws: Draws) -> None:
         self._draws = draws
-        self._table = _table(mean, k)
+        self._table = beta_scores(mean, k)
         self._places: list[tuple[int, Candidates]] = []  # by position: the truth, and what the draft says
 
     def truth(self, position: int) -> int:
@@ -142,10 +142,10 @@ class BetaKnowledge:
         rest = (draw - confidence) / (1.0 - confidence)
         if rest < OUTSIDE_SHARE:
             return OUTSIDE
-        return token_of(_halving_rank((rest - OUTSIDE_SHARE) / (1.0 - OUTSIDE_SHARE)))
+        return token_of(halving_rank((rest - OUTSIDE_SHARE) / (1.0 - OUTSIDE_SHARE)))
 
 
-def _halving_rank(share: float) -> int:
+def halving_rank(share: float) -> int:
     """2 to 8, each half as likely as the one before."""
     whole = 1.0 - 2.0 ** -(NUM_CANDIDATES - 1)
     rank, left = 2, share * whole
@@ -158,7 +158,7 @@ def _halving_rank(share: float) -> int:
 
 
 @lru_cache(maxsize=64)
-def _table(mean: float, k: float) -> Sequence[tuple[float, tuple[float, ...]]]:
+def beta_scores(mean: float, k: float) -> Sequence[tuple[float, tuple[float, ...]]]:
     """Return each quantile of the confidence with the scores of the eight candidates."""
     if mean in (0.0, 1.0):
         quantiles: tuple[float, ...] = (mean,) * NUM_QUANTILES

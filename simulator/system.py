@@ -10,8 +10,16 @@ import numpy as np
 
 from cloud_verifier.core import nouns as verifier_effects
 from cloud_verifier.core.lookahead import NextStep
-from cloud_verifier.core.nouns import SchedulerConfig, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.nouns import (
+    GuessPlan,
+    GuessResult,
+    SchedulerConfig,
+    StepPlan,
+    StepResult,
+    TargetInfo,
+)
 from cloud_verifier.core.scheduler import VerifyScheduler
+from common.calibration import Beliefs, PriorTable
 from common.errors import LocalError
 from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
 from common.sampling import SamplingParams
@@ -21,8 +29,10 @@ from edge_client.core.draft_pace import AFTER_REST
 from edge_client.core.nouns import NOTHING_READ, DraftRow, Expansion, ReadingTime, Reroot, SessionConfig
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession
+from simulator.drafts import HONEST
 from simulator.events import Draws, EventHeap
 from simulator.figures import SessionResult
+from simulator.heads import HeadKnowledge
 from simulator.knowledge import PROMPT_TOKEN, VOCAB_SIZE, Knowledge
 from simulator.lane import DOWN, UP, VirtualLane
 from simulator.world import World
@@ -225,7 +235,17 @@ class SimulatedVerifier:
             each.prompt_tokens + each.tokens + world.verifier.max_nodes_per_session for each in sessions
         )
         one_read = world.verifier.max_rows  # a step reads a session's context once, whatever rows it has
-        info = TargetInfo("simulated", VOCAB_SIZE, 2**20, num_slots, (), FINGERPRINT, one_read)
+        heads = world.verifier.heads
+        info = TargetInfo(
+            "simulated",
+            VOCAB_SIZE,
+            2**20,
+            num_slots,
+            (),
+            FINGERPRINT,
+            one_read,
+            guess_depth=len(heads.accuracy) if heads is not None else 0,
+        )
         config = SchedulerConfig(
             max_sessions=len(sessions),
             max_rows=world.verifier.max_rows,
@@ -235,8 +255,10 @@ class SimulatedVerifier:
             prefix_cache=False,  # all sessions have the same prompt, which is to be read by each
         )
         self.scheduler = VerifyScheduler(info, config)
+        self.scheduler.guessing.beliefs = Beliefs(PriorTable(((0.0, HONEST),)))
         self._events = events
         self._devices: dict[int, SimulatedDevice] = {}
+        self._heads: dict[int, HeadKnowledge] = {}
         self._choices: dict[int, np.ndarray] = {}  # [position] the target's choice at each
         self._ahead: NextStep | None = None  # what the engine goes on with at the end of the running step
 
@@ -244,6 +266,9 @@ class SimulatedVerifier:
         """Register the session before its `Open` arrives."""
         length = device.world.prompt_tokens + device.world.tokens
         self._devices[device.key] = device
+        if (heads := self.world.verifier.heads) is not None:
+            draws = Draws(self.world.seed, device.key)
+            self._heads[device.key] = HeadKnowledge(heads, device.knowledge, draws)
         self._choices[device.key] = np.array(
             [device.knowledge.truth(position + 1) for position in range(length)], np.int32
         )
@@ -268,9 +293,25 @@ class SimulatedVerifier:
         if self._ahead is not None and self.scheduler.outlook_changed:
             self._ahead = None
             self.scheduler.look_back()
+        guesses = self.scheduler.next_guess(self._events.now)
+        if guesses is not None:
+            self._guess(guesses)
+            return
         plan = self.scheduler.next_step(self._events.now)
         if plan is not None:
             self._step(plan)
+
+    def _guess(self, plan: GuessPlan) -> None:
+        heads = self.world.verifier.heads
+        assert heads is not None, "asked for guesses"
+        guesses = tuple(self._heads[item.session].guess(item) for item in plan.items)
+        depth = max(item.depth for item in plan.items)
+        duration = heads.duration(depth, sum(len(each) for each in guesses))
+        self._events.after(duration, partial(self._guessed, GuessResult(guesses)))
+
+    def _guessed(self, result: GuessResult) -> None:
+        self.scheduler.on_guessed(result, self._events.now)
+        self._carry_out()
 
     def _step(self, plan: StepPlan) -> None:
         result, context = self._evaluate(plan)

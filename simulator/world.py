@@ -15,6 +15,7 @@ from common.estimators import WidthTimes
 from edge_client.core.draft_pace import DraftPace
 from simulator.arrivals import Arrival, Arrivals
 from simulator.drafts import BetaDraft, Draft
+from simulator.heads import HeadsSpec
 from simulator.link import LinkSpec
 
 
@@ -100,6 +101,7 @@ class VerifierSpec:
     replicas: int = 1  # verifiers with a GPU each, among which the sessions are dealt out in turn
     step_changes: tuple[StepChange, ...] = ()  # of `step_time`, in order of time
     draft: DeviceSpec | None = None  # of a draft beside the target; None = as fast as the devices'
+    heads: HeadsSpec | None = None  # the verifier's own drafter, in all schemes that run its scheduler
 
     def __post_init__(self) -> None:
         _not_negative("verifier", self, "step_time", "step_time_per_node", "step_time_per_context")

@@ -38,6 +38,8 @@ class VerifierCounters:
     num_dropped: int = 0  # of them, nodes above the hard limit of their session
     num_drafts: int = 0  # draft rows evaluated, of edges and the verifier's own guesses
     num_won: int = 0  # of them, accepted rows: tokens beyond one a step
+    num_guessed: int = 0  # nodes that only the engine's own drafter proposed
+    num_guesses_won: int = 0  # tokens that steps wrote more because of them
     won_by_depth: list[int] = field(default_factory=list)  # [d]: steps in which more than d drafts were right
 
     def count_won(self, num_won: int) -> None:

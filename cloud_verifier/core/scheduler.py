@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cloud_verifier.core.admission import (
     ANYBODY,
@@ -19,12 +19,15 @@ from cloud_verifier.core.admission import (
 )
 from cloud_verifier.core.batching import Batcher, OomBackoff, most_rows
 from cloud_verifier.core.cost import StepCost
+from cloud_verifier.core.guessing import Guessing
 from cloud_verifier.core.ledger import Ledger, Running, StepDone
 from cloud_verifier.core.lookahead import NextStep, plan_ahead
 from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.nouns import (
     Effect,
     End,
+    GuessPlan,
+    GuessResult,
     IntArray,
     Reply,
     SchedulerConfig,
@@ -102,8 +105,9 @@ class VerifyScheduler:
     """Drives all sessions of one engine.
 
     The driver calls `on_connect` when a stream begins, `charge_stream` when its tenant is known, and
-    `on_open`, `on_propose`, `on_close` as messages come. When the engine is free it calls `next_step` for a
-    plan, then `on_step_done` or `on_step_failed`; while a step runs it may call `look_ahead`. It calls
+    `on_open`, `on_propose`, `on_close` as messages come. When the engine is free it calls `next_guess` for a
+    plan of guesses, then `on_guessed` or `on_guess_failed`; without such a plan it calls `next_step` for a
+    step, then `on_step_done` or `on_step_failed`. While a step runs it may call `look_ahead`. It calls
     `on_timer` at `next_timer_at`, `on_stalled` when a session's outbox fills or drains, and `drain` before
     the process ends. After each call it carries out `effects()`. The driver chooses session keys: one per
     stream, above 0, never used twice.
@@ -120,6 +124,7 @@ class VerifyScheduler:
         self.cost = StepCost()
         self.speculation = SpeculationBudget(self.config.max_slowdown, self.cost, info.rows_per_read)
         self.credit = Credit(self.config)
+        self.guessing = Guessing(info.guess_depth)
         self.ledger = Ledger(info.near_tie)
         self.counters = self.ledger.counters
         self.draining = False
@@ -130,6 +135,7 @@ class VerifyScheduler:
         self._effects: list[Effect | StepDone] = []  # of a step: its commits
         self._running: Running | None = None
         self._planned: NextStep | None = None  # the step after the running one
+        self._may_guess = False  # a step is over and nothing was guessed since
         self.outlook_changed = False  # inputs since then would change the planned step
         self._suspects: deque[int] = deque()  # sessions of a failed step, to be tried one by one
         self._eos = frozenset(info.eos_token_ids)
@@ -228,18 +234,39 @@ class VerifyScheduler:
             self.outlook_changed = True
             self._look_after(session, now)
 
+    def next_guess(self, now: float) -> GuessPlan | None:
+        """Return what the engine's own drafter shall guess before the next step; None for nothing.
+
+        Once after each step: later messages of edges do not delay the next step any more.
+        """
+        if self._running is not None or not self._may_guess or self.guessing.running is not None:
+            return None
+        self._may_guess = False
+        ready = [session for session in self.sessions.values() if session.ready_by(now)]
+        decoding = [session for session in ready if not session.num_prefill]
+        self._recall(decoding)
+        return self.guessing.plan(ready, self.speculation.bare(decoding), now)
+
+    def on_guessed(self, result: GuessResult, now: float, ended_at: float | None = None) -> None:
+        """Take the guesses, which were made by `ended_at` (default: `now`)."""
+        ended_at = now if ended_at is None else ended_at
+        self.counters.num_guessed += self.guessing.take(result, ended_at)
+
+    def on_guess_failed(self) -> None:
+        """Go on without the engine's own drafter, which has failed."""
+        self.guessing.stop()
+
     def next_step(self, now: float) -> StepPlan | None:
-        """Return the plan of the next step; None while a step runs or if no session is ready."""
-        if self._running is not None:
+        """Return the plan of the next step; None while a step or the drafter runs, or if no session is
+        ready."""
+        if self._running is not None or self.guessing.running is not None:
             return None
         self.preemption.readmit(now)
         ready = self._ready(now)
         batch = self._batcher.batch(ready, alone=len(self.sessions) == 1)
         if not batch.members:
             return None
-        if self.config.recall:
-            for session in batch.decoding:
-                session.guess(self.config.max_nodes_per_session - 1)
+        self._recall(batch.decoding)
         max_rows = self.backoff.left(self.config.max_rows, sum(batch.chunks.values()))
         nodes, num_wanted, longer = self.speculation.pick(
             batch.decoding, batch.bearing, max_rows, self.config.max_nodes_per_session
@@ -268,7 +295,8 @@ class VerifyScheduler:
         `outlook_changed` becomes true, another step would be better; then call `look_back`, unless the engine
         has begun this step.
         """
-        if self._running is not None and self._planned is None and not self._suspects:
+        waits = self.guessing.takes_turns
+        if self._running is not None and self._planned is None and not self._suspects and not waits:
             sessions = self.sessions.values()
             planned = plan_ahead(
                 self._running, sessions, self.config, self.memory, self.preemption, self._batcher
@@ -310,6 +338,10 @@ class VerifyScheduler:
         self.cost.sample(running.num_rows, running.num_reads, done.duration)
         self.mask_time.note(running.sessions, dict(result.mask_times), now, done.duration)
         self.speculation.settle(parts, running.spared)
+        self.counters.num_guesses_won += self.guessing.settle(parts)
+        self._may_guess = self.guessing.depth > 0
+        if next_began:
+            self.guessing.passed_over()
         self.backoff.on_success()
         self._effects.append(done)
         for part in parts:
@@ -429,6 +461,7 @@ class VerifyScheduler:
             caller.deadline_at,
         )
         self.mask_time.begin(session)
+        self.guessing.begin(session)
         num_cached = self.preemption.admit(session)
         self.counters.num_opened += 1
         self.counters.num_resumed += session.tally.resumed
@@ -464,6 +497,12 @@ class VerifyScheduler:
             if suspect in ready:
                 return [suspect]
         return ready
+
+    def _recall(self, decoding: Iterable[VerifySession]) -> None:
+        """Add the guesses that are copied from earlier in the same text."""
+        if self.config.recall:
+            for session in decoding:
+                session.guess(self.config.max_nodes_per_session - 1)
 
     def _answers_running(self, result: StepResult) -> bool:
         sessions = self._running.sessions.values() if self._running else ()
@@ -501,6 +540,7 @@ class VerifyScheduler:
             start=part.start,
             tokens=tuple(part.tokens),
             server_made=part.server_made,
+            guessed=part.guessed,
             echo=echo,
             hold_us=max(0, round(hold * 1e6)),
             queue_us=max(0, round((done.step.began_at - part.ready_at) * 1e6)),
@@ -546,6 +586,7 @@ class VerifyScheduler:
         del self.sessions[session.key]
         self._alarms.set(session.key, None)
         session.end()
+        self.guessing.end(session)
         if self._last_end_at is not None:
             self._between_ends.sample(now - self._last_end_at)
         self._last_end_at = now

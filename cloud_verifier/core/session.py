@@ -10,8 +10,9 @@ from enum import Enum
 import numpy as np
 
 from cloud_verifier.core.arrivals import Arrivals, Offers
+from cloud_verifier.core.guessing import OwnGuesses
 from cloud_verifier.core.memory import KvMemory, Lease
-from cloud_verifier.core.nouns import IntArray, StepItem
+from cloud_verifier.core.nouns import GuessItem, IntArray, StepItem
 from common.choice import History
 from common.errors import LocalError
 from common.estimators import RatioEstimator
@@ -135,6 +136,8 @@ class StepProgress:
     tokens: list[int] = field(default_factory=list)
     start: int = 0  # position of the first of them
     server_made: int = 0  # bit i: tokens[i] was not among the edge's nodes
+    guessed: int = 0  # bit i: tokens[i] was among the verifier's own guesses
+    made: int = 0  # bit i: without the engine's own drafter tokens[i] would not have been in the tree
     finish: FinishReason | None = None
     outputs: Sequence[int] = ()  # the output rows whose choices are the tokens
     lost: bool = False  # the session had ended meanwhile
@@ -195,6 +198,7 @@ class VerifySession:
         self.grammar = request.sampling.grammar
         self.dear_masks = self.masks_known = False  # see `MaskTime`
         self.rows_taken = 0.0  # draft rows of its own in a step, smoothed
+        self.own: OwnGuesses | None = None  # of the engine's own drafter, if it has one
         self.account = DraftAccount()
         self._stop_ids = stop_ids
         self._prompt: IntArray | None = None  # made once: a step may come every few milliseconds
@@ -338,6 +342,25 @@ class VerifySession:
         guessed = self.tree.num_speculative - self.arrivals.num_live
         grow_guesses(self.tree, self._lookup, self.max_length - 1, most - guessed)
 
+    def guess_item(self, depth: int, width: int) -> GuessItem:
+        """Return the session's item of the engine's next guesses; depth 0 only reads what is evaluated."""
+        assert self.own is not None, "the engine has a drafter"
+        position = len(self.lease.slots)
+        tip = self.tree.committed[position]
+        history = self._history_before(position)
+        if history is not None and position >= self.prompt_length:
+            history = history.extended(np.array([tip], dtype=np.int32))
+        return GuessItem(
+            self.key,
+            self.lease.slots.view,
+            tip,
+            min(depth, self.max_length - 2 - position),
+            width,
+            self.own.calibration.confidence,
+            self.request.sampling,
+            history,
+        )
+
     def step_nodes(self) -> list[Node]:
         """Return the live nodes below the tip whose choice could be needed, parents before children."""
         if self.dear_masks:  # each node would need one
@@ -464,12 +487,19 @@ class VerifySession:
 
     def _walk(self, progress: StepProgress) -> None:
         """Commit the target's choices from the tip on, as far as they are known."""
-        tree, tokens = self.tree, progress.tokens
+        tree, tokens, own = self.tree, progress.tokens, self.own
         progress.start = len(tree.committed)
         while progress.finish is None and (token := tree.tip.choice) is not None:
+            child, bit = tree.tip.children.get(token), 1 << len(tokens)
+            if own is not None:
+                own.observe(token)
             tree.advance(token)
             if not tree.tip.wire_id:  # no node, or a guess that the edge did not propose
-                progress.server_made |= 1 << len(tokens)
+                progress.server_made |= bit
+                progress.guessed |= bit if child is not None else 0
+            if own is not None:
+                progress.guessed |= bit if own.guessed(tree.tip) else 0
+                progress.made |= bit if own.made(tree.tip) else 0
             if self._lookup is not None:
                 self._lookup.append(token)
             tokens.append(token)

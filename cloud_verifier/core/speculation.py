@@ -74,14 +74,14 @@ class SpeculationBudget:
         as likely as its child and has a smaller id, so it comes first.
         """
         nodes = {session.key: [session.tree.tip] for session in decoding}
-        bare = self._bare(bearing)
+        bare = self.bare(bearing)
         offers, num_wanted = list[DraftCandidate](), 0
         for session in decoding:
             session.account.promise(session.tree, ())
             if session.tree.num_speculative:
                 found = self._offers(session, share - 1)
                 offers += found
-                num_wanted += self._best(found, [session], 1, self._bare([session]))
+                num_wanted += self._best(found, [session], 1, self.bare([session]))
         if not offers:
             return PickedDrafts(nodes, num_wanted, 0.0)
         offers.sort()
@@ -161,7 +161,7 @@ class SpeculationBudget:
         reads = sum(part.num_drafts * self._row_reads(part.session) for part in parts)
         total = self._longer(writing, num_drafts, reads)
         price = total / sum(weights)  # for a second of weight
-        bare = self._bare([part.session for part in parts if part.session.key not in spared])
+        bare = self.bare([part.session for part in parts if part.session.key not in spared])
         for part, weight in zip(parts, weights, strict=True):
             session, num_won = part.session, part.num_won
             if part.num_outputs:
@@ -170,7 +170,7 @@ class SpeculationBudget:
             lost *= 1.0 - spared.get(session.key, 0.0)
             session.account.settle(num_won, self.max_slowdown, lost)
 
-    def _bare(self, sessions: Sequence[VerifySession]) -> float:
+    def bare(self, sessions: Sequence[VerifySession]) -> float:
         """Return the seconds of a step of the sessions' tips alone."""
         return self.cost.predict(len(sessions), self._reads(sessions))
 

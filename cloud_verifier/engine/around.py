@@ -1,8 +1,9 @@
 """Defines optional methods of engines, and engines that wrap another engine.
 
-An engine may define three methods. `stats()` returns its figures. `check_grammar(request)` raises `UserError`
+An engine may define four methods. `stats()` returns its figures. `check_grammar(request)` raises `UserError`
 or `PeerError` if the engine cannot follow the session's grammar. `prepare_grammars()` prepares what the first
-grammar needs. Each runs in another thread than `evaluate` and must not wait for `evaluate`.
+grammar needs. Each runs in another thread than `evaluate` and must not wait for `evaluate`. `guess(plan)`
+runs in the thread of `evaluate`, if `info.guess_depth` is above 0.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloud_verifier.core.nouns import StepPlan, StepResult, TargetEngine, TargetInfo
-from common.errors import UserError
+from cloud_verifier.core.nouns import GuessPlan, GuessResult, StepPlan, StepResult, TargetEngine, TargetInfo
+from common.errors import LocalError, UserError
 from common.messages import Open
 
 Stats = Mapping[str, float | Mapping[str, float]]
@@ -53,6 +54,14 @@ def prepare_grammars(engine: Any) -> None:
         engine.prepare_grammars()
 
 
+def guess(engine: Any, plan: GuessPlan) -> GuessResult:
+    """Let the engine's own drafter guess. Raises `LocalError` if the engine has none."""
+    if not hasattr(engine, "guess"):
+        raise LocalError("guesses were asked of an engine without a drafter")
+    guesses: GuessResult = engine.guess(plan)
+    return guesses
+
+
 class EngineAround:
     """Delegates to the `engine` inside every method that it does not define itself."""
 
@@ -68,6 +77,9 @@ class EngineAround:
 
     def prepare_grammars(self) -> None:
         prepare_grammars(self._engine)
+
+    def guess(self, plan: GuessPlan) -> GuessResult:
+        return guess(self._engine, plan)
 
 
 class FlooredEngine(EngineAround):

@@ -80,6 +80,7 @@ def joined(first: Commit, second: Commit) -> Commit:
         start=first.start,
         tokens=first.tokens + second.tokens,
         server_made=first.server_made | second.server_made << len(first.tokens),
+        guessed=first.guessed | second.guessed << len(first.tokens),
         echo=second.echo or first.echo,
         hold_us=second.hold_us if second.echo else first.hold_us,
         queue_us=first.queue_us + second.queue_us,

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from cloud_verifier.core.admission import ANYBODY, Caller
 from cloud_verifier.core.lookahead import NextStep
-from cloud_verifier.core.nouns import End, Reply, StepPlan, StepResult, TargetEngine
+from cloud_verifier.core.nouns import End, GuessPlan, GuessResult, Reply, StepPlan, StepResult, TargetEngine
 from cloud_verifier.core.rate_limits import Quotas
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.engine.around import check_grammar, prepare_grammars, stats_of
+from cloud_verifier.engine.around import check_grammar, guess, prepare_grammars, stats_of
 from cloud_verifier.server.outbox import Outbox
 from cloud_verifier.telemetry.monitor import Monitor
 from cloud_verifier.telemetry.snapshot import Snapshot, take
@@ -37,20 +37,29 @@ class StepOutcome:
     next_began: bool = False  # the engine has begun the step of `look_ahead`
 
 
+@dataclass(frozen=True, slots=True)
+class GuessOutcome:
+    result: GuessResult | BaseException
+    ended_at: float  # seconds
+
+
+EngineOutcome = StepOutcome | GuessOutcome
+
+
 class EngineThread:
     """Runs plans in a thread. All methods except the thread's own belong to the event loop's thread.
 
     Args: engine; clock, seconds, as of the scheduler's driver; on_end, called in the event loop's thread with
-    the outcome of each step, in order.
+    the outcome of each plan, in order.
     """
 
     def __init__(
-        self, engine: TargetEngine, clock: Callable[[], float], on_end: Callable[[StepOutcome], None]
+        self, engine: TargetEngine, clock: Callable[[], float], on_end: Callable[[EngineOutcome], None]
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._on_end = on_end
-        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[StepPlan | GuessPlan | None] = queue.SimpleQueue()
         self._next: deque[NextStep] = deque()  # one at most; the thread that removes it owns it
         self._stopped = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -67,8 +76,8 @@ class EngineThread:
         self._plans.put(None)
         self._thread.join()
 
-    def begin(self, plan: StepPlan) -> None:
-        """Run a step while no other step runs. The engine has usually begun when this returns."""
+    def begin(self, plan: StepPlan | GuessPlan) -> None:
+        """Run a plan while no other runs. The engine has usually begun when this returns."""
         self._plans.put(plan)
         time.sleep(0)  # releases Python's lock: otherwise the engine would wait until this thread is idle
 
@@ -90,6 +99,9 @@ class EngineThread:
 
     def _work(self) -> None:
         while (plan := self._plans.get()) is not None:
+            if isinstance(plan, GuessPlan):
+                self._tell(self._guess(plan))
+                continue
             following: StepPlan | None = plan
             while following is not None:
                 following = self._run(following)
@@ -106,11 +118,17 @@ class EngineThread:
         self._tell(StepOutcome(plan, result, self._clock(), following is not None))
         return following
 
-    def _tell(self, outcome: StepOutcome) -> None:
+    def _guess(self, plan: GuessPlan) -> GuessOutcome:
+        try:
+            return GuessOutcome(guess(self._engine, plan), self._clock())
+        except BaseException as error:  # noqa: BLE001 - the worker waits for it and goes on without guesses
+            return GuessOutcome(error, self._clock())
+
+    def _tell(self, outcome: EngineOutcome) -> None:
         assert self._loop is not None, "started before"
         self._loop.call_soon_threadsafe(self._hear, outcome)
 
-    def _hear(self, outcome: StepOutcome) -> None:
+    def _hear(self, outcome: EngineOutcome) -> None:
         if not self._stopped:
             self._on_end(outcome)
 
@@ -250,11 +268,14 @@ class Worker:
             self._engine_thread.stop()
 
     def _go_on(self) -> bool:
-        """Begin the next step, if there is one, and send the last step's results while it runs."""
-        plan = self.scheduler.next_step(self._clock())
+        """Begin the next guesses or the next step, if there are any, and send the last step's results while
+        they run."""
+        guesses = self.scheduler.next_guess(self._clock())
+        plan = guesses or self.scheduler.next_step(self._clock())
         if plan is not None:
             self._engine_thread.begin(plan)
-            self._look_ahead()
+            if guesses is None:
+                self._look_ahead()
         self._deliver()
         return plan is not None
 
@@ -263,13 +284,16 @@ class Worker:
         if ahead is not None:
             self._engine_thread.may_go_on_with(ahead)
 
-    def _ended(self, outcome: StepOutcome) -> None:
-        """Take the outcome of a step. The loop calls this directly and not through a task: with messages to
+    def _ended(self, outcome: EngineOutcome) -> None:
+        """Take the outcome of a plan. The loop calls this directly and not through a task: with messages to
         send each turn of the loop takes milliseconds, while the engine waits for a plan."""
         try:
-            self._book(outcome)
+            if isinstance(outcome, GuessOutcome):
+                self._book_guesses(outcome)
+            else:
+                self._book(outcome)
             self._check_timer()
-            if outcome.next_began:
+            if isinstance(outcome, StepOutcome) and outcome.next_began:
                 self._look_ahead()
                 self._deliver()
             elif not self._go_on():
@@ -288,6 +312,13 @@ class Worker:
         else:
             ended_at, next_began = outcome.ended_at, outcome.next_began
             self.scheduler.on_step_done(outcome.result, self._clock(), ended_at, next_began)
+
+    def _book_guesses(self, outcome: GuessOutcome) -> None:
+        if isinstance(outcome.result, BaseException):
+            logger.error("the verifier's own drafter failed and rests from now on", exc_info=outcome.result)
+            self.scheduler.on_guess_failed()
+        else:
+            self.scheduler.on_guessed(outcome.result, self._clock(), outcome.ended_at)
 
     async def _rest(self) -> None:
         """Wait until an input comes or the timer is due. Raises `LocalError` if a slot was lost, because the

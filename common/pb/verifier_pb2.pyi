@@ -214,7 +214,7 @@ class Opened(_message.Message):
     def __init__(self, position: _Optional[int] = ..., credit: _Optional[int] = ..., hold_us: _Optional[int] = ..., privacy: _Optional[_Union[Privacy, str]] = ..., cached: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("start", "tokens", "server_made", "echo", "hold_us", "queue_us", "compute_us", "credit", "evaluated", "steps", "logprobs", "top_tokens", "top_logprobs")
+    __slots__ = ("start", "tokens", "server_made", "echo", "hold_us", "queue_us", "compute_us", "credit", "evaluated", "steps", "logprobs", "top_tokens", "top_logprobs", "guessed")
     START_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SERVER_MADE_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +228,7 @@ class Commit(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GUESSED_FIELD_NUMBER: _ClassVar[int]
     start: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     server_made: bytes
@@ -241,7 +242,8 @@ class Commit(_message.Message):
     logprobs: _containers.RepeatedScalarFieldContainer[float]
     top_tokens: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., server_made: _Optional[bytes] = ..., echo: _Optional[int] = ..., hold_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., credit: _Optional[int] = ..., evaluated: _Optional[int] = ..., steps: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    guessed: bytes
+    def __init__(self, start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., server_made: _Optional[bytes] = ..., echo: _Optional[int] = ..., hold_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., credit: _Optional[int] = ..., evaluated: _Optional[int] = ..., steps: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., guessed: _Optional[bytes] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("grace_us",)

@@ -162,8 +162,9 @@ def _fill_commit(out: pb.Commit, message: Commit) -> None:
     out.start = message.start
     out.tokens.extend(message.tokens)
     if message.server_made:
-        mask = message.server_made
-        out.server_made = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+        out.server_made = _packed_mask(message.server_made)
+    if message.guessed:
+        out.guessed = _packed_mask(message.guessed)
     if message.echo:
         out.echo = message.echo
     if message.hold_us:
@@ -389,7 +390,8 @@ def _commit(message: pb.Commit) -> Commit:
     return Commit(
         start=bounds.in_range("commit.start", message.start, 0, last_start),
         tokens=tokens,
-        server_made=_mask(message.server_made, len(tokens)),
+        server_made=_mask("commit.server_made", message.server_made, len(tokens)),
+        guessed=_mask("commit.guessed", message.guessed, len(tokens)),
         echo=message.echo,
         hold_us=message.hold_us,
         queue_us=message.queue_us,
@@ -424,13 +426,17 @@ def _logprobs(message: pb.Commit, num_tokens: int) -> tuple[TokenLogprobs, ...]:
     return tuple(map(TokenLogprobs, logprobs, tops))
 
 
-def _mask(packed: bytes, num_tokens: int) -> int:
+def _packed_mask(mask: int) -> bytes:
+    return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+
+
+def _mask(field: str, packed: bytes, num_tokens: int) -> int:
     if len(packed) > bounds.MAX_COMMIT_TOKENS // 8:  # before it becomes a large integer
-        bounds.blob("commit.server_made", packed, bounds.MAX_COMMIT_TOKENS // 8)
+        bounds.blob(field, packed, bounds.MAX_COMMIT_TOKENS // 8)
     mask = int.from_bytes(packed, "little")
     if mask >> num_tokens:
         raise PeerError(
-            f"commit.server_made sets bit {mask.bit_length() - 1}; with {num_tokens} tokens "
+            f"{field} sets bit {mask.bit_length() - 1}; with {num_tokens} tokens "
             f"bits 0 to {num_tokens}, exclusive, are allowed"
         )
     return mask

@@ -47,7 +47,8 @@ def _drafts(drafts: Sequence[Draft | None]) -> int:
 
 def _commit(message: Commit) -> int:
     size = _number(message.start) + _packed(message.tokens)
-    size += _bytes((message.server_made.bit_length() + 7) // 8)
+    for mask in (message.server_made, message.guessed):
+        size += _bytes((mask.bit_length() + 7) // 8)
     size += _number(message.echo)
     for duration in (message.hold_us, message.queue_us, message.compute_us):
         size += _number(min(duration, MAX_US))

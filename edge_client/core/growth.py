@@ -7,12 +7,12 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from common.calibration import SHIPPED, Calibration, promised
 from common.chances import Chances, SeededChances
 from common.errors import LocalError
 from common.messages import INITIAL_CREDIT
 from common.prompt_lookup import LEAST, NgramTable, PromptLookup, grow_guesses
 from common.tree import Node, SpeculationTree
-from common.calibration import SHIPPED, Calibration, promised
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.drawing import Drawing, untold
 from edge_client.core.nouns import DraftRow, Expansion, Reroot, SessionConfig

@@ -8,11 +8,11 @@ from enum import Enum
 from typing import Protocol
 
 from common.acceptance import COUPLED, MAX_TOKENS, Acceptance, Draft
+from common.calibration import Prior
 from common.errors import ForerunError, UserError
 from common.messages import MAX_TOP_LOGPROBS, Close, FinishReason, Open, Propose, TokenLogprobs
 from common.privacy import Privacy
 from common.sampling import SamplingParams
-from common.calibration import Prior
 
 # The interface between the edge session and a drafter: nodes to expand, and their candidates.
 

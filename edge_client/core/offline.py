@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from common.calibration import Confidence, promised
 from common.messages import FinishReason
 from common.tree import Node
-from common.calibration import Confidence, promised
 from edge_client.core.nouns import (
     ChangeMode,
     Effect,

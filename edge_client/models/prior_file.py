@@ -13,8 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from common.errors import UserError
 from common.calibration import BetaPrior, Confidence, Prior, PriorTable
+from common.errors import UserError
 
 FORMAT, VERSION = "forerun prior", 1
 

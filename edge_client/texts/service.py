@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
+from common.calibration import Beliefs, PriorTable
 from common.errors import ForerunError, UnavailableError, UserError
 from common.privacy import Privacy
 from common.prompt_lookup import NgramTable
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description
-from common.calibration import Beliefs, PriorTable
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.nouns import Fallback, Mode, SessionConfig
 from edge_client.core.policies import make_policy

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common.wire.options import version
 from common.calibration import Prior
+from common.wire.options import version
 from edge_client.models.prior_file import FORMAT, VERSION, point_as_json
 from forerun.options import REQUIRED, add_command, argument, option, write_out
 from forerun.terminal import note

@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import UserError
-from common.sampling import SamplingParams
 from common.calibration import (
     FARTHEST_MEAN,
     FULL_LIST,
@@ -31,6 +29,8 @@ from common.calibration import (
     slopes,
     surprise,
 )
+from common.errors import UserError
+from common.sampling import SamplingParams
 from tests import wording
 
 # Confidence -------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from common.errors import UserError
 from common.calibration import SHIPPED, Confidence, PriorTable, promised
+from common.errors import UserError
 from simulator.fitting import (
     HELD_OUT_EVERY,
     LEAST_TEXTS,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import LocalError, UserError
 from common.calibration import SHIPPED, promised
+from common.errors import LocalError, UserError
 from simulator.arrivals import ArrivingRequest, RecordedArrivals
 from simulator.drafts import ReplayedDraft, ReplayedTexts, logged_draft, recorded_draft
 from simulator.events import Draws

@@ -9,10 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.nouns import RowLogprobs, StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.nouns import (
+    Followers,
+    GuessItem,
+    GuessPlan,
+    GuessResult,
+    RowLogprobs,
+    StepItem,
+    StepPlan,
+    StepResult,
+    TargetInfo,
+)
 from cloud_verifier.core.rules import decide
 from common.chances import Chances
-from common.choice import choose, process_logits
+from common.choice import choose, process_logits, rank
 from common.errors import PeerError, UserError
 from common.messages import Open
 from common.noise import gumbel, noise_bits
@@ -69,6 +79,8 @@ class TinyTarget:
     memory: int = 3
     chances: Chances | None = None  # of acceptance rules, if a test has its own
     mask_of: MaskOf = no_repeats
+    blend: float = 0.0  # of its own drafter: how much of another model it mixes in; see `TinyDrafter`
+    lies: bool = False  # its drafter claims certainty for any tokens
 
     def __post_init__(self) -> None:
         self.kv: dict[int, tuple[int, int]] = {}  # slot -> (position, token)
@@ -89,6 +101,30 @@ class TinyTarget:
         results = [self._item(item) for item in plan.items]
         told = tuple(r[2] for r in results) if any(r[2] for r in results) else ()
         return StepResult(tuple(r[0] for r in results), tuple(r[1] for r in results), told)
+
+    def guess(self, plan: GuessPlan) -> GuessResult:
+        """Guess by the tiny model on what the slots hold; see `GuessingEngine`."""
+        return GuessResult(tuple(self._guess(item) if item.depth > 0 else () for item in plan.items))
+
+    def _guess(self, item: GuessItem) -> tuple[Followers, ...]:
+        text = [*self._entries(item.prefix_slots), item.tip]
+        said = list[Followers]()
+        paths: list[tuple[int, ...]] = [()]
+        for _ in range(item.depth):
+            found = [self._followers(item, text, path) for path in paths]
+            said += found
+            paths = [(*each.path, token) for each in found for token in each.tokens[:1]][: item.width]
+        return tuple(said)
+
+    def _followers(self, item: GuessItem, text: list[int], path: tuple[int, ...]) -> Followers:
+        if self.lies:
+            order = tuple(np.roll(np.arange(VOCAB), sum(path) + item.tip)[:3].tolist())
+            return Followers(path, order, (9.0, 1.0, 0.0))
+        whole = [*text, *path]
+        right, wrong = (tiny_logits(salt, whole, self.memory) for salt in (self.salt, 99))
+        logits = np.asarray((1 - self.blend) * right + self.blend * wrong, np.float32)
+        ranking = rank(logits, item.sampling, len(whole) - 1, 4, np.array(whole), np.array(path))
+        return Followers(path, tuple(ranking.tokens.tolist()), tuple(ranking.scores.tolist()))
 
     def _item(self, item: StepItem) -> tuple[np.ndarray, np.ndarray, RowLogprobs | None]:
         prefix = self._read(item)
@@ -117,7 +153,10 @@ class TinyTarget:
         return np.asarray(weights / weights.sum())
 
     def _read(self, item: StepItem) -> list[int]:
-        entries = [self.kv[slot] for slot in item.prefix_slots.tolist()]
+        return self._entries(item.prefix_slots)
+
+    def _entries(self, slots: TokenArray) -> list[int]:
+        entries = [self.kv[slot] for slot in slots.tolist()]
         assert [position for position, _ in entries] == list(range(len(entries)))
         return [token for _, token in entries]
 

@@ -87,6 +87,19 @@ def referring(seed: int) -> WorldSpec:
     return replace(spec, edges=tuple(replace(e, references=_references(e, spec, draw)) for e in spec.edges))
 
 
+def guessing(spec: WorldSpec, seed: int) -> WorldSpec:
+    """The same world with a drafter beside each target, good, bad or lying."""
+    draw = random.Random(f"guesses {seed}")
+    return replace(
+        spec,
+        guess_depth=draw.choice([1, 2, 5]),
+        guess_blend=draw.choice([0.0, 0.2, 0.6]),
+        guess_lies=draw.random() < 0.15,
+        guess_time=draw.choice([(0.0, 0.0), (0.001, 0.003), (0.01, 0.05)]),
+        guesses_failing=draw.choice([(), (), (1,), (7,)]),
+    )
+
+
 def _references(edge: EdgeSpec, spec: WorldSpec, draw: random.Random) -> tuple[tuple[int, ...], ...]:
     right = target_alone(edge.prompt, edge.sampling, spec.eos, memory=spec.memory)
     other = target_alone(edge.prompt, edge.sampling, spec.eos, salt=2, memory=spec.memory)
@@ -187,6 +200,8 @@ def check_seed(seed: int) -> str | None:
     """What is wrong with the world of a seed; None if nothing is."""
     try:
         spec = referring(seed) if seed % 2 else spec_of(seed)
+        if seed % 4 >= 2:  # apart from the other half, whose worlds are on record
+            spec = guessing(spec, seed)
         world = run(spec)
         check_laws(world)
         if seed % TRACED_TWICE < 2:

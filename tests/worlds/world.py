@@ -13,7 +13,7 @@ from functools import partial
 
 from cloud_verifier.core import nouns as server_effects
 from cloud_verifier.core.lookahead import NextStep
-from cloud_verifier.core.nouns import SchedulerConfig, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.nouns import GuessPlan, SchedulerConfig, StepPlan, StepResult, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.acceptance import COUPLED, Acceptance
 from common.chances import Chances
@@ -80,6 +80,11 @@ class WorldSpec:
     drains: tuple[float, ...] = ()  # when which drains: the first the first; the last verifier stays
     grace: float = 0.3  # of a drain
     freezes: int = 0  # streams that fall silent at random moments, and nobody is told
+    guess_depth: int = 0  # levels of the verifiers' own drafter; 0: there is none
+    guess_blend: float = 0.3  # how bad it is
+    guess_lies: bool = False
+    guess_time: tuple[float, float] = (0.001, 0.01)
+    guesses_failing: tuple[int, ...] = ()  # guesses that raise
     refusals: tuple[float, float] = (0.0, 0.0)  # from when to when no session is let in; seconds to wait
 
 
@@ -146,7 +151,8 @@ class World:
         self.random = random.Random(spec.seed)
         self.now = 0.0
         self.trace: list[str] = []
-        info = TargetInfo("tiny", VOCAB, 512, spec.num_slots, spec.eos, FINGERPRINT)
+        depth = spec.guess_depth
+        info = TargetInfo("tiny", VOCAB, 512, spec.num_slots, spec.eos, FINGERPRINT, guess_depth=depth)
         self.hosts = [Host(self, info, chances) for _ in range(spec.verifiers)]
         ngrams = NgramTable(spec.ngrams) if spec.ngrams else None
         pace = DraftPace() if spec.shares_pace else None
@@ -420,11 +426,14 @@ class Host:
     """Runs in the time of its world, and answers through it."""
 
     def __init__(self, world: World, info: TargetInfo, chances: Chances | None) -> None:
-        self.engine = TinyTarget(info, memory=world.spec.memory, chances=chances)
+        spec = world.spec
+        blend, lies = spec.guess_blend, spec.guess_lies
+        self.engine = TinyTarget(info, memory=spec.memory, chances=chances, blend=blend, lies=lies)
         self.scheduler = VerifyScheduler(info, world.spec.config)
         self.steps_ahead = 0
         self._world = world
         self._steps = 0
+        self._guesses = 0
         self._ahead: NextStep | None = None
 
     def receive(self, stream: int, message: Open | Propose | Close) -> None:
@@ -459,9 +468,25 @@ class Host:
         if self._ahead is not None and self.scheduler.outlook_changed:
             self._ahead = None
             self.scheduler.look_back()
+        guesses = self.scheduler.next_guess(world.now)
+        if guesses is not None:
+            self._guess(guesses)
+            return
         plan = self.scheduler.next_step(world.now)
         if plan is not None:
             self._step(plan)
+
+    def _guess(self, plan: GuessPlan) -> None:
+        world, self._guesses = self._world, self._guesses + 1
+        result, fails = self.engine.guess(plan), self._guesses in self._world.spec.guesses_failing
+
+        def done() -> None:
+            if fails:
+                self.input(self.scheduler.on_guess_failed)
+            else:
+                self.input(lambda: self.scheduler.on_guessed(result, world.now))
+
+        world.at(world.now + world.random.uniform(*world.spec.guess_time), done)
 
     def _step(self, plan: StepPlan, result: StepResult | None = None) -> None:
         """The engine begins a step; it has the result already if it began before the verifier heard of the

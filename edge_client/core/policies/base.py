@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
+from common.calibration import Survival
 from common.estimators import IntervalEstimator, RatioEstimator, RttEstimator, StepTimeEstimator
 from common.tree import Node, SpeculationTree
-from common.calibration import Survival
 from edge_client.core.draft_pace import DraftPace
 
 PATH_LOGPROB = attrgetter("path_logprob")

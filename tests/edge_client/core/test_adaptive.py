@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.calibration import Survival
 from common.messages import INITIAL_CREDIT
 from common.tree import Node, SpeculationTree
-from common.calibration import Survival
 from edge_client.core.nouns import Mode
 from edge_client.core.policies import (
     AdaptivePolicy,

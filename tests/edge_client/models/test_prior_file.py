@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from common.errors import UserError
 from common.calibration import SHIPPED
+from common.errors import UserError
 from edge_client.models.prior_file import FORMAT, VERSION, point_as_json, read_priors
 from tests import wording
 

@@ -10,11 +10,11 @@ from unittest.mock import create_autospec
 
 import pytest
 
+from common.calibration import SHIPPED
 from common.errors import UnavailableError, UserError
 from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.wire.describe import Description
-from common.calibration import SHIPPED
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import OnLost, OnMessage, VerifierStream
 from edge_client.network.generation import Generation
