@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.nouns import Followers, GuessPlan, GuessResult
 from common.calibration import Beliefs, Calibration, promised
-from common.estimators import RatioEstimator
 from common.tree import Node, SpeculationTree
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ WIDTH = 2
 """Nodes of one level whose followers are sought. The drafter computes two rows in the time of one."""
 
 LEAST = math.log(0.01)  # paths less likely than this, seen from the tip, do not enter the tree
+SURE = 4  # decisions in a row against guesses, after which steps follow each other without asking
 PROBE = 32  # steps without guesses after which some are tried again
 PROBE_DEPTH = 2
 SCALE = (0.0, 0.5, 1.5)
@@ -35,37 +35,46 @@ PRIOR = ((0.6, 0.65), (0.3, 0.7), (0.1, 0.7))
 
 NOT_ASKED = (-1, 0, 0)
 
-WEIGHT, HALF_LIFE = 6.0, 40.0  # steps: what the prior counts for, and how soon old ones fade
+WEIGHT = 6.0  # steps that an expectation counts for
+FADE = 0.5 ** (1 / 40)  # of old steps, with each new one
+LEAST_WIN = 1e-3  # tokens; a level that wins less says nothing about the next
 
 
 class Wins:
     """Estimates the tokens that each level of guesses wins in a step, by the class of the tree (`SCALE`).
 
-    A new session begins with the means of all sessions, `shared`, which learn with it.
+    What is known of a level fades while it is not tried. Then it counts as the level above promises it: less
+    by the factor between their means over all sessions, `shared`, which learn with this one.
     """
 
     def __init__(self, depth: int, shared: Wins | None = None) -> None:
         self._shared = shared
-        self._by_class = [
-            [
-                RatioEstimator(
-                    first * factor**level if shared is None else shared.mean(place, level),
-                    WEIGHT,
-                    HALF_LIFE,
-                )
-                for level in range(depth)
-            ]
-            for place, (first, factor) in enumerate(PRIOR)
-        ]
+        self._won = [[0.0] * depth for _ in PRIOR]  # tokens, by class and level
+        self._steps = [[0.0] * depth for _ in PRIOR]
+        self._means = [list[float]() for _ in PRIOR]  # of each class, when asked for
 
-    def mean(self, place: int, level: int) -> float:
-        """Return the tokens that a level (the first is 0) wins in a step, in a tree of class `place`."""
-        return self._by_class[place][level].ratio
+    def means(self, place: int) -> list[float]:
+        """Return the tokens that each level wins in a step, in a tree of class `place`."""
+        if not self._means[place]:
+            first, factor = PRIOR[place]
+            before = self._shared.means(place) if self._shared is not None else None
+            found, expected = list[float](), first if before is None else before[0]
+            for level, (won, steps) in enumerate(zip(self._won[place], self._steps[place], strict=True)):
+                if level and before is not None:
+                    factor = min(before[level] / max(before[level - 1], LEAST_WIN), 1.0)
+                if level:
+                    expected = found[-1] * factor
+                found.append((won + WEIGHT * expected) / (steps + WEIGHT))
+            self._means[place] = found
+        return self._means[place]
 
     def note(self, place: int, depth: int, won: Mapping[int, int]) -> None:
         """Learn from a step with guesses of `depth` levels; `won` holds its tokens by level."""
-        for level in range(depth):
-            self._by_class[place][level].add(won.get(level, 0), 1.0)
+        for level in range(len(self._won[place])):
+            tried = level < depth
+            self._won[place][level] = FADE * self._won[place][level] + (won.get(level, 0) if tried else 0)
+            self._steps[place][level] = FADE * self._steps[place][level] + tried
+        self._means[place] = []
         if self._shared is not None:
             self._shared.note(place, depth, won)
 
@@ -204,8 +213,8 @@ class Guessing:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether the next step should wait for guesses. If they did not pay lately, it need not."""
-        return self.depth > 0 and not 0 < self._quiet < PROBE
+        """Whether the next step should wait for a decision. If guesses did not pay lately, it need not."""
+        return self.depth > 0 and not SURE <= self._quiet < PROBE
 
     def passed_over(self) -> None:
         """Note that the engine went from a step to the next one without asking."""
@@ -268,8 +277,7 @@ class Guessing:
             assert session.own is not None, "it asks"
             place = places[session.key]
             known += SCALE[place]
-            for level in range(self.depth):
-                gains[level] += session.own.wins.mean(place, level)
+            gains = [sum(each) for each in zip(gains, session.own.wins.means(place), strict=True)]
         best, best_rate, tokens = 0, known / bare, known
         for level in range(self.depth):
             tokens += gains[level]

@@ -443,6 +443,7 @@ class EdgeSession:
             self.view.step_time.sample(evaluated, compute_time)
             self.view.turn.sample(queue_time + compute_time)
             if steps == 1:
+                self.view.server.learn(message)
                 self.target_times.add(message.evaluated, compute_time)
         stats.queue_time += queue_time * steps
         stats.compute_time += compute_time * steps
@@ -563,7 +564,7 @@ class EdgeSession:
         is always read.
         """
         view = self.view
-        left = (view.last_position - self.tree.tip_position) * view.turn.smoothed
+        left = (view.last_position - self.tree.tip_position) * view.turn.smoothed / view.server.tokens
         in_time = view.catch_up_time <= max(SETTLED, MOST_READ * left)
         if in_time or not self.policy.fill or self.policy.name == "off":
             self._hindrance = None

@@ -174,8 +174,14 @@ class AdaptivePolicy:
         for likely, foresight in self._outlook.cases:
             tip = foresight.tip_met(node.parent, view.now)
             if tip is not None:
-                saved += likely * (chance - self._row_cost(view) * math.exp(tree.worth(tip)))
+                news = view.server.news(node.position - tip.position - 1)
+                saved += likely * (chance * news - self._row_cost(view) * math.exp(tree.worth(tip)))
         return saved
+
+    @staticmethod
+    def _log_news(view: GrowthView, depth: int) -> float:
+        """Return the log share of right drafts, from `depth` below the tip on, that the server lacks."""
+        return math.log(max(view.server.best_news(depth, view.survival.mean), 1e-3))
 
     def _row_cost(self, view: GrowthView) -> float:
         """Return the verifier's cost of one more node, in turns."""
@@ -193,6 +199,7 @@ class AdaptivePolicy:
             if worth < self._cut:
                 continue
             worth += self._outlook.through_missing_levels(node, sent_at, step, survival)
+            worth += self._log_news(view, self._outlook.usual.lead(node, sent_at))
             if node.children:  # guesses: the draft can only add more
                 worth += _left_open(view.tree, node)
             if worth >= self._cut:

@@ -11,6 +11,7 @@ from common.calibration import Survival
 from common.estimators import IntervalEstimator, RatioEstimator, RttEstimator, StepTimeEstimator
 from common.tree import Node, SpeculationTree
 from edge_client.core.draft_pace import DraftPace
+from edge_client.core.server_pace import ServerPace
 
 PATH_LOGPROB = attrgetter("path_logprob")
 
@@ -39,6 +40,7 @@ class GrowthView:
     acceptance: RatioEstimator = field(default_factory=lambda: RatioEstimator(prior=0.7))  # see `EdgeSession`
     survival: Survival = field(default_factory=Survival)  # of the draft's best candidates
     turn: IntervalEstimator = field(default_factory=lambda: IntervalEstimator(0.030))  # a step and its queue
+    server: ServerPace = field(default_factory=ServerPace)  # what the verifier finds by itself
     now: float = 0.0  # seconds, of the input that is being answered
     news_at: float | None = None  # when the stream's newest Commit came, half a round trip after it left
     num_sent: int = 0  # live nodes below the tip that were sent on this stream

@@ -1,7 +1,7 @@
 """Predicts when nodes reach the verifier, and where its tip will be then.
 
 The verifier never waits, so it moves on while drafts travel. If a path is right, each turn takes all of it
-that has arrived and one token more.
+that has arrived and one token more. A turn without drafts takes the tokens that the verifier finds by itself.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class Foresight:
         self._news_at: float | None = None
         self._began_at = 0.0  # when the verifier had the tip, by this side's clock
         self._turn = 0.03
+        self._tokens = 1.0  # of a turn without drafts
         self._one_way = 0.0
         self._top = 0  # position of the tip
         self._live: dict[int, Node] = {}
@@ -88,6 +89,7 @@ class Foresight:
             self._top = tree.tip.position
             self._one_way = max(0.0, 0.5 * (view.rtt.smoothed_rtt + later))
             self._turn = max(view.turn.smoothed, 1e-6)
+            self._tokens = view.server.tokens
             self._began_at = (view.news_at or 0.0) - self._one_way
             for gone in [node for node in self._sent_at if node not in tree.live]:
                 del self._sent_at[gone]
@@ -116,6 +118,11 @@ class Foresight:
             node = self._live[node.parent]
         return node if lead >= 0 else None
 
+    def lead(self, node: Node, sent_at: float) -> int:
+        """Return the depth below the tip at which a child of `node`, sent then, arrives on a right path: 0
+        for right below it, also if it comes late."""
+        return 0 if self._news_at is None else max(0, self._lead(node, sent_at))
+
     def levels_to_catch_up(self, node: Node, sent_at: float, step: float) -> int:
         """Return the draft steps after `sent_at` until a node below `node` comes in time; a huge number if
         that never happens."""
@@ -124,7 +131,7 @@ class Foresight:
         lead = self._lead(node, sent_at)
         if lead >= 0:
             return 0
-        gain = 1.0 - step / self._turn  # positions per draft step
+        gain = 1.0 - self._tokens * step / self._turn  # positions per draft step
         return math.ceil(-lead / gain - 1e-9) if gain > 1e-3 else 1_000_000
 
     def _lead(self, node: Node, sent_at: float) -> int:
@@ -138,7 +145,8 @@ class Foresight:
             depth = node.position - self._top
             turn, tip = self._arrival(node)
             ahead = self._coming - turn
-            lead = self._leads[node.id] = depth - (tip if ahead <= 0 else max(tip, depth) + ahead)
+            met = tip if ahead <= 0 else max(tip, depth) + round(ahead * self._tokens)
+            lead = self._leads[node.id] = depth - met
         return lead
 
     def _arrival(self, node: Node) -> tuple[int, int]:
@@ -153,7 +161,7 @@ class Foresight:
             sent_at = self._sent_at.get(each.id) if each.wire_id else None
             coming = self._coming if sent_at is None else self._turn_at(sent_at)
             if coming > turn:
-                tip = max(tip, each.position - 1 - self._top) + coming - turn
+                tip = max(tip, each.position - 1 - self._top) + round((coming - turn) * self._tokens)
                 turn = coming
             (self._leaving if sent_at is None else self._known)[each.id] = (turn, tip)
         return turn, tip

@@ -15,6 +15,7 @@ LOOK_STEPS = 3  # draft steps of one look: the first reads the verifier's text, 
 LOOK_READS = 0.5  # seconds of reading, at most, that a look is worth
 CHANGED = 0.25  # share of a round trip; if the newest differs by more, looks come ten times as often
 SETTLED = 0.5  # seconds that a rest, or drafting, lasts before it becomes the mode
+DRAFTS_WELL = 1.5  # tokens a turn by the verifier's own guesses from which on they are the reason to rest
 STEPS_SAVED = 4.0  # draft steps that a power budget allows at once after a rest
 
 
@@ -86,7 +87,9 @@ def why(view: GrowthView) -> str:
 
 def why_not(view: GrowthView, step: float) -> str:
     """Describe why drafting saves no time."""
-    turn, rtt = view.turn.smoothed, view.rtt.smoothed_rtt
+    turn, rtt, alone = view.turn.smoothed, view.rtt.smoothed_rtt, view.server.tokens
+    if alone >= DRAFTS_WELL:
+        return f"the server drafts well enough: {alone:.1f} tokens a step"
     if step >= turn:
         return f"a draft step takes {_ms(step)}, the verifier writes a token in {_ms(turn)}"
     ahead = rtt / turn
