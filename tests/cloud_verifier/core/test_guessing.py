@@ -1,0 +1,263 @@
+"""The engine's own drafter: its guesses enter the tree, are counted, and are asked for where they pay."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cloud_verifier.core.guessing import LEAST, PROBE, SURE, OwnGuesses, Wins, won_by_level
+from cloud_verifier.core.nouns import (
+    Followers,
+    GuessPlan,
+    GuessResult,
+    Reply,
+    StepPlan,
+    StepResult,
+    TargetInfo,
+)
+from cloud_verifier.core.scheduler import VerifyScheduler
+from common.calibration import Calibration, Confidence, Prior
+from common.messages import Commit
+from common.tree import SpeculationTree
+from tests.cloud_verifier.core.bench import PRINT, VOCAB, ask, chain, count
+
+STEP, LEVEL = 0.030, 0.001  # seconds
+
+
+def own(tree: SpeculationTree) -> OwnGuesses:
+    """Guesses with honest scores: the logarithms of chances, and nothing beyond the list."""
+    honest = Prior(Confidence(sharpness=1.0, rest=1e-6))
+    return OwnGuesses(tree, Calibration(honest), last_position=400, wins=Wins(4))
+
+
+def said(path: tuple[int, ...], *chances: float) -> Followers:
+    """Tokens 5, 6, 7 ... with these chances, and fillers without any."""
+    logs = [math.log(chance) for chance in (*chances, *[1e-9] * (5 - len(chances)))]
+    return Followers(path, tuple(range(5, 5 + len(logs))), tuple(logs))
+
+
+# In the tree
+
+
+def test_guesses_hang_below_the_tip_and_unlikely_ones_are_left_out() -> None:
+    tree = SpeculationTree([1])
+    assert own(tree).take([said((), 0.7, 0.3), said((5,), 0.9, 0.1)]) == 4
+    paths = {node.token: round(math.exp(tree.worth(node)), 2) for node in tree.speculative()}
+    assert paths == {5: 0.63, 6: 0.07}  # by token: the lower level's come later
+    tree.check_integrity()
+    assert all(tree.worth(node) >= LEAST for node in tree.speculative())
+
+
+def test_followers_of_a_node_that_is_not_there_are_dropped() -> None:
+    tree = SpeculationTree([1])
+    assert own(tree).take([said((9,), 1.0)]) == 0
+
+
+def test_a_node_that_the_edge_proposed_is_guessed_and_not_made() -> None:
+    tree = SpeculationTree([1])
+    sent = tree.grow(tree.tip, 5, -1.0)
+    sent.wire_id = 1
+    guesses = own(tree)
+    guesses.take([said((), 0.7, 0.3)])
+    other = tree.live[tree.tip.children[6]]
+    assert (guesses.guessed(sent), guesses.made(sent)) == (True, False)
+    assert (guesses.guessed(other), guesses.made(other)) == (True, True)
+    assert sent.logprob == pytest.approx(math.log(0.7), abs=0.01)  # who is surer counts
+
+
+def test_a_node_that_the_edge_proposes_later_is_no_longer_made_by_the_drafter_alone() -> None:
+    tree = SpeculationTree([1])
+    guesses = own(tree)
+    guesses.take([said((), 0.7, 0.3)])
+    node = tree.live[tree.tip.children[5]]
+    node.wire_id = 1
+    assert (guesses.guessed(node), guesses.made(node)) == (True, False)
+
+
+def test_the_drafter_is_calibrated_by_what_the_target_writes() -> None:
+    tree = SpeculationTree([1])
+    guesses = own(tree)
+    for _ in range(60):  # it claims nine in ten and is wrong each time
+        guesses.take([said((), 0.9, 0.1)])
+        guesses.observe(6)
+        tree.advance(6)
+    assert guesses.calibration.num_observed == 60
+    assert guesses.calibration.confidence.sharpness < 0.5
+
+
+# What a step won by them
+
+
+@pytest.mark.parametrize(
+    ("made", "num_tokens", "won"),
+    [
+        (0b0000, 4, {}),
+        (0b0001, 4, {0: 3}),  # only the first was the drafter's: without it one token, not four
+        (0b0111, 4, {0: 1, 1: 1, 2: 1}),
+        (0b0100, 4, {2: 1}),  # two nodes of the edge, then one of its own
+        (0b0101, 5, {0: 2, 2: 2}),
+        (0b1000, 4, {}),  # the last token was not evaluated
+        (0b1, 1, {}),
+    ],
+)
+def test_a_level_wins_the_tokens_that_end_with_it(made: int, num_tokens: int, won: dict[int, int]) -> None:
+    assert won_by_level(made, num_tokens) == won
+
+
+def test_a_level_that_is_not_tried_any_more_is_forgotten() -> None:
+    wins = Wins(3)
+    for _ in range(100):
+        wins.note(0, 3, {0: 1, 1: 1})
+    assert wins.means(0)[2] < 0.1 < 0.9 < wins.means(0)[1]
+    for _ in range(400):
+        wins.note(0, 2, {0: 1, 1: 1})
+    assert wins.means(0)[2] > 0.4
+
+
+def test_a_new_session_expects_what_all_sessions_found() -> None:
+    shared = Wins(2)
+    known = Wins(2, shared)
+    for _ in range(50):
+        known.note(1, 2, {0: 1})
+    assert Wins(2, shared).means(1)[0] > 0.8
+    assert Wins(2, shared).means(2) == pytest.approx(Wins(2).means(2))
+
+
+# Between steps
+
+
+class GuessBench:
+    """A scheduler whose engine counts, and whose drafter knows that."""
+
+    def __init__(self, *, right: bool = True, level: float = LEVEL, depth: int = 4) -> None:
+        info = TargetInfo("counter", VOCAB, 500, 4000, (), PRINT, guess_depth=depth)
+        self.scheduler = VerifyScheduler(info)
+        self.right, self.level = right, level
+        self.now = 0.0
+        self.depths: list[int] = []
+        self.commits: list[Commit] = []
+
+    def open(self, key: int = 1, **sampling: object) -> None:
+        self.scheduler.on_open(key, ask(max_tokens=400, **sampling), self.now)
+
+    def run(self, steps: int) -> None:
+        """Let that many steps pass."""
+        for _ in range(steps):
+            guesses = self.scheduler.next_guess(self.now)
+            self.depths.append(max((item.depth for item in guesses.items), default=0) if guesses else 0)
+            if guesses is not None:
+                assert self.scheduler.next_step(self.now) is None, "the drafter is at work"
+                self.now += self.level * self.depths[-1]
+                self.scheduler.on_guessed(self.guess(guesses), self.now)
+            plan = self.scheduler.next_step(self.now)
+            assert plan is not None
+            self.now += STEP
+            self.scheduler.on_step_done(answers(plan), self.now)
+            told = [each.message for each in self.scheduler.effects() if isinstance(each, Reply)]
+            self.commits += [each for each in told if isinstance(each, Commit)]
+
+    def guess(self, plan: GuessPlan) -> GuessResult:
+        found = []
+        for item in plan.items:
+            path, token, below = list[int](), item.tip, list[Followers]()
+            for _ in range(item.depth):
+                token = (token + (1 if self.right else 2)) % VOCAB
+                below.append(Followers(tuple(path), (token, (token + 5) % VOCAB), (5.0, 0.0)))
+                path.append(token)
+            found.append(tuple(below))
+        return GuessResult(tuple(found))
+
+
+def answers(plan: StepPlan) -> StepResult:
+    choices = tuple(count(item) for item in plan.items)
+    return StepResult(choices, tuple(each.astype("float32") + 1 for each in choices))
+
+
+def test_right_guesses_are_committed_and_told() -> None:
+    bench = GuessBench()
+    bench.open()
+    bench.run(60)
+    tokens = [token for commit in bench.commits for token in commit.tokens]
+    assert tokens == [(2 + place) % VOCAB for place in range(len(tokens))]
+    last = bench.commits[-1]
+    assert len(last.tokens) == 5
+    assert (last.guessed, last.server_made) == (0b01111, 0b11111)
+    counters = bench.scheduler.counters
+    assert counters.num_guesses_won == counters.num_committed - 60
+    bench.scheduler.check_integrity()
+
+
+def test_wrong_guesses_are_given_up_and_tried_again() -> None:
+    bench = GuessBench(right=False)
+    bench.open()
+    bench.run(200)
+    assert bench.depths[2] > 0
+    late = bench.depths[-4 * PROBE :]
+    assert 0 < sum(depth > 0 for depth in late) <= len(late) // SURE
+
+
+def test_guesses_that_take_longer_than_they_save_are_given_up() -> None:
+    bench = GuessBench(level=4 * STEP)
+    bench.open()
+    bench.run(200)
+    assert sum(depth > 0 for depth in bench.depths[-4 * PROBE :]) <= 5
+
+
+def test_no_more_levels_are_asked_for_than_the_text_has_left() -> None:
+    bench = GuessBench()
+    bench.scheduler.on_open(1, ask(max_tokens=9), 0.0)
+    while bench.scheduler.sessions:
+        bench.run(1)
+    assert sum(len(commit.tokens) for commit in bench.commits) == 9
+
+
+def test_a_session_without_fill_is_never_guessed_for() -> None:
+    bench = GuessBench()
+    bench.scheduler.on_open(1, ask(fill=False), 0.0)
+    bench.scheduler.on_propose(1, chain(2, anchor=0), 0.0)
+    bench.run(1)
+    assert bench.scheduler.next_guess(bench.now) is None
+
+
+def test_a_drafter_that_fails_is_not_asked_again() -> None:
+    bench = GuessBench()
+    bench.open()
+    bench.run(3)
+    plan = bench.scheduler.next_guess(bench.now)
+    assert plan is not None
+    bench.scheduler.on_guess_failed()
+    bench.run(50)
+    assert set(bench.depths[-50:]) == {0}
+
+
+def test_a_session_that_ended_while_the_drafter_ran_is_left_out() -> None:
+    bench = GuessBench()
+    bench.open()
+    bench.run(3)
+    plan = bench.scheduler.next_guess(bench.now)
+    assert plan is not None
+    bench.scheduler.on_close(1, None, bench.now)
+    bench.scheduler.on_guessed(bench.guess(plan), bench.now)
+    assert bench.scheduler.next_step(bench.now) is None
+    bench.scheduler.check_integrity()
+
+
+def test_the_drafter_reads_a_long_prompt_in_the_chunks_in_which_the_target_does() -> None:
+    bench = GuessBench()
+    for key in (1, 2):  # a prompt alone would be read in one step
+        bench.scheduler.on_open(key, ask(prompt=(1,) * 450, max_tokens=20), 0.0)
+    read = list[dict[int, tuple[int, int]]]()
+    for _ in range(3):
+        plan = bench.scheduler.next_step(bench.now)
+        assert plan is not None
+        bench.now += STEP
+        bench.scheduler.on_step_done(answers(plan), bench.now)
+        guesses = bench.scheduler.next_guess(bench.now)
+        assert guesses is not None
+        read.append({item.session: (len(item.prefix_slots), item.depth) for item in guesses.items})
+        bench.scheduler.on_guessed(bench.guess(guesses), bench.now)
+    assert all(depth == 0 for length, depth in read[0].values() if length < 450)
+    lengths = [each[1][0] for each in read if 1 in each]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < 450
