@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import random
 from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
+from benchmarks.random_worlds import random_world
 from simulator.drafts import BetaDraft
 from simulator.figures import pace
 from simulator.link import LinkSpec
@@ -47,35 +46,6 @@ def ratio(world: World, rivals: tuple[str, ...]) -> float:
 )
 def test_it_is_as_fast_as_the_best_policy(draft: str, step_ms: float, right: float) -> None:
     assert ratio(real_size(draft, step_ms, right), ("off", "chain", "tree")) < 1.02
-
-
-def random_world(number: int) -> World:
-    """World `number` of all that may be drawn: useless links, slow drafts, wrong drafts among them."""
-    draw = random.Random(number)  # not security
-
-    def between(low: float, high: float) -> float:
-        return math.exp(draw.uniform(math.log(low), math.log(high)))
-
-    step, draft = between(0.004, 0.120), between(0.002, 0.150)
-    link = LinkSpec(
-        rtt=draw.uniform(0.0, 0.4),
-        jitter=draw.choice((0.0, 0.0, 0.002, 0.010, 0.030)) * draw.random(),
-        loss=draw.choice((0.0, 0.0, 0.005, 0.02)),
-    )
-    per_node = draft * draw.uniform(0.03, 0.9)
-    verifier = VerifierSpec(step, step * draw.choice((0.0005, 0.002, 0.01, 0.03)))
-    agreement = BetaDraft(mean=draw.uniform(0.0, 0.98))
-    second = draw.choice((0.0, 3.7)) * draft  # kernels for several rows may be dear for two
-    rows = ((1, draft), (2, second), (4, 1.5 * second), (8, 1.6 * second)) if second else ()
-    read = draw.choice((0.0, 0.1, 0.3)) * draft  # a token of a long prompt
-    device = DeviceSpec(
-        draft,
-        per_node,
-        draft_times=rows,
-        read_times=((1, draft), (32, draft + 31 * read)) if read else (),
-        wake_time=draw.choice((0.0, 0.5)) * draft,
-    )
-    return World(link, device, verifier, agreement, tokens=400, seed=number + 1)
 
 
 @pytest.mark.parametrize("number", [0, 116])
