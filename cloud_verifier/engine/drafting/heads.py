@@ -6,9 +6,10 @@ target by vocabulary, width and number of layers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,8 +17,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloud_verifier.engine.attention.backend import running_step
+from cloud_verifier.engine.attention.backend import (
+    KVStore,
+    StepAttention,
+    StepContext,
+    current_step,
+    running_step,
+)
 from cloud_verifier.engine.drafting.nouns import Drafted, DraftRows
+from cloud_verifier.engine.drafting.unrolled import UnrolledAttention
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from common.errors import UserError
 
@@ -58,26 +66,42 @@ class RecurrentHead(nn.Module):
         self.layer = target.new_layer()
         self.to(target.device, target.dtype)
         self._target = target.with_layers([self.layer])
-        self._hidden: list[Tensor] = []
-        self._target.decoder.register_forward_hook(lambda _module, _inputs, found: self._note(found[0]))
+        self._hidden = torch.empty(0)  # the last output of the layer, normed
+        self._target.decoder.register_forward_hook(self._note)
 
-    def _note(self, hidden: Tensor) -> None:
-        self._hidden.append(hidden)
+    def _note(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        self._hidden = output[0]
 
-    def step(
-        self, tokens: Tensor, positions: Tensor, features: Tensor, outputs: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Run rows [B, T] with `features` [B, T, H] inside a current step. Returns logits float32 [O, V] of
-        the first sequence's `outputs`, and hidden states [B, T, H]."""
+    def joined_inputs(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Return the layer's input [..., H] of tokens and of the features [..., H] before them."""
         parts = self.embedding_norm(self._target.embed(tokens)), self.feature_norm(features)
-        joined = self.joined(torch.cat(parts, dim=-1))
-        logits = self._target.forward(joined, positions, outputs, embedded=True)
-        return logits, self._hidden.pop()
+        joined: Tensor = self.joined(torch.cat(parts, dim=-1))
+        return joined
 
     def forward(self, rows: DraftRows) -> Drafted:
         assert rows.features is not None
-        logits, hidden = self.step(rows.tokens[None], rows.positions[None], rows.features[None], rows.outputs)
-        return Drafted(logits, hidden[0].index_select(0, rows.outputs))
+        inputs = self.joined_inputs(rows.tokens, rows.features)
+        logits = self._target.forward(inputs[None], rows.positions[None], rows.outputs, embedded=True)
+        return Drafted(logits, self._hidden[0].index_select(0, rows.outputs))
+
+    def read(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Return hidden states [B, T, H] of whole texts [B, T], by the attention in force."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        inputs = self.joined_inputs(tokens, features)
+        self._target.decoder(inputs_embeds=inputs, position_ids=positions, use_cache=False)
+        return self._hidden
+
+    def levels(self, tokens: Tensor, hidden: Tensor) -> Iterator[Tensor]:
+        """Yield each level's hidden states [B, T - L, H] of the rows from L on, in training: level L of a row
+        sees its L - 1 rows before at the levels above, and all earlier rows at level 1.
+
+        Args: tokens int64 [B, T]; hidden [B, T, H], the target's.
+        """
+        passes = UnrolledAttention()
+        with current_step(StepContext(cast(KVStore, passes), tokens, cast(StepAttention, passes))):
+            for level in range(1, self.depth + 1):
+                hidden = self.read(tokens, functional.pad(hidden, (0, 0, 1, 0))[:, :-1])
+                yield hidden[:, level:]
 
 
 class MedusaHeads(nn.Module):
@@ -100,15 +124,20 @@ class MedusaHeads(nn.Module):
         self.to(target.device, target.dtype)
         self._head = target.head
 
-    def logits(self, features: Tensor, level: int) -> Tensor:
-        """Return logits float32 [..., V] of level `level`, from 1, by the features before the tip."""
-        block = functional.linear(features, self.weights[level - 1], self.biases[level - 1])
-        return self._head(features + functional.silu(block))
+    def _block(self, features: Tensor, level: int) -> Tensor:
+        """Return what stands for the hidden state `level` rows further, [..., H]."""
+        inner = functional.linear(features, self.weights[level - 1], self.biases[level - 1])
+        return features + functional.silu(inner)
 
     def forward(self, rows: DraftRows) -> Drafted:
         assert rows.features is not None
         features = rows.features.index_select(0, rows.outputs)
-        return Drafted(self.logits(features, rows.level), features)
+        return Drafted(self._head(self._block(features, rows.level)), features)
+
+    def levels(self, _tokens: Tensor, hidden: Tensor) -> Iterator[Tensor]:
+        """Yield each level's states [B, T - L, H] of the rows from L on, as `RecurrentHead.levels`."""
+        for level in range(1, self.depth + 1):
+            yield self._block(hidden[:, :-level], level)
 
 
 Heads = RecurrentHead | MedusaHeads

@@ -17,6 +17,7 @@ from cloud_verifier.engine.drafting.heads import (
     load_heads,
     save_heads,
 )
+from cloud_verifier.engine.drafting.nouns import DraftRows
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from common.choice import rank
 from common.errors import UserError
@@ -65,13 +66,41 @@ def test_a_recurrent_head_guesses_as_it_does_in_plain_transformers(
     for each in found:
         text, features, logits = [*PROMPT, tip, *each.path], above, torch.empty(0)
         for length in range(len(PROMPT) + 1, len(text) + 1):  # each level's output is the next one's input
-            tokens, positions = torch.tensor([text[:length]]), torch.arange(length)[None]
-            with plainly(model):
-                last = torch.tensor([length - 1])
-                logits, hidden = head.step(tokens, positions, features[None], last)
-            features = torch.cat((features, hidden[0, -1:]))
+            features, logits = one_level_on(model, head, text[:length], features)
         expected = rank(logits[0].numpy(), sampling, len(text) - 1, len(each.tokens))
         np.testing.assert_allclose(each.scores, expected.scores, atol=1e-4)
+
+
+def one_level_on(
+    model: TargetModel, head: RecurrentHead, tokens: list[int], features: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the head over a whole text in plain transformers, with the features before each row. Returns the
+    features with the last row's output behind them, and its logits [1, V]."""
+    last = len(tokens) - 1
+    rows = DraftRows(torch.tensor(tokens), torch.arange(last + 1), features, torch.tensor([last]), 1)
+    with plainly(model):
+        found = head.forward(rows)
+    assert found.features is not None
+    return torch.cat((features, found.features)), found.logits
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss", "gpt2"])
+def test_levels_in_training_are_those_of_a_guess(family: str) -> None:
+    model = target(family)
+    head = draft_of("recurrent", model)
+    assert isinstance(head, RecurrentHead)
+    texts = [PROMPT, PROMPT[::-1]]
+    hidden = torch.stack([features_of(model, text) for text in texts])
+    with torch.inference_mode():
+        found = list(head.levels(torch.tensor(texts), hidden))
+    assert [each.shape[1] for each in found] == [len(PROMPT) - level for level in range(1, DEPTH + 1)]
+    for own, text in enumerate(texts):
+        for level, row in [(1, 1), (1, 7), (2, 2), (2, 6), (3, 5), (4, 4), (4, 7)]:
+            tip = row - level + 1
+            features = torch.cat((torch.zeros(1, model.hidden_size), hidden[own, :tip]))
+            for last in range(tip, row + 1):
+                features, _ = one_level_on(model, head, text[: last + 1], features)
+            torch.testing.assert_close(found[level - 1][own, row - level], features[-1], atol=1e-4, rtol=1e-3)
 
 
 def test_medusa_heads_guess_by_their_definition() -> None:
