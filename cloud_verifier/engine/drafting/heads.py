@@ -91,7 +91,7 @@ class RecurrentHead(nn.Module):
         self._target.decoder(inputs_embeds=inputs, position_ids=positions, use_cache=False)
         return self._hidden
 
-    def levels(self, tokens: Tensor, hidden: Tensor) -> Iterator[Tensor]:
+    def levels(self, tokens: Tensor, hidden: Tensor, depth: int) -> Iterator[Tensor]:
         """Yield each level's hidden states [B, T - L, H] of the rows from L on, in training: level L of a row
         sees its L - 1 rows before at the levels above, and all earlier rows at level 1.
 
@@ -99,7 +99,7 @@ class RecurrentHead(nn.Module):
         """
         passes = UnrolledAttention()
         with current_step(StepContext(cast(KVStore, passes), tokens, cast(StepAttention, passes))):
-            for level in range(1, self.depth + 1):
+            for level in range(1, depth + 1):
                 hidden = self.read(tokens, functional.pad(hidden, (0, 0, 1, 0))[:, :-1])
                 yield hidden[:, level:]
 
@@ -134,9 +134,9 @@ class MedusaHeads(nn.Module):
         features = rows.features.index_select(0, rows.outputs)
         return Drafted(self._head(self._block(features, rows.level)), features)
 
-    def levels(self, _tokens: Tensor, hidden: Tensor) -> Iterator[Tensor]:
+    def levels(self, _tokens: Tensor, hidden: Tensor, depth: int) -> Iterator[Tensor]:
         """Yield each level's states [B, T - L, H] of the rows from L on, as `RecurrentHead.levels`."""
-        for level in range(1, self.depth + 1):
+        for level in range(1, depth + 1):
             yield self._block(hidden[:, :-level], level)
 
 

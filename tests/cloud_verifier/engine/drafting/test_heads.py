@@ -92,7 +92,7 @@ def test_levels_in_training_are_those_of_a_guess(family: str) -> None:
     texts = [PROMPT, PROMPT[::-1]]
     hidden = torch.stack([features_of(model, text) for text in texts])
     with torch.inference_mode():
-        found = list(head.levels(torch.tensor(texts), hidden))
+        found = list(head.levels(torch.tensor(texts), hidden, DEPTH))
     assert [each.shape[1] for each in found] == [len(PROMPT) - level for level in range(1, DEPTH + 1)]
     for own, text in enumerate(texts):
         for level, row in [(1, 1), (1, 7), (2, 2), (2, 6), (3, 5), (4, 4), (4, 7)]:
