@@ -112,6 +112,8 @@ def add_parser(commands: Any) -> None:
 
 def _train(options: TrainOptions) -> int:
     engine = _engine(options)
+    import torch
+
     from cloud_verifier.engine.drafting.heads import KINDS, HeadsLabel, save_heads
     from cloud_verifier.engine.drafting.training import Checkpoint, Trainer, accuracy, read_texts
 
@@ -125,6 +127,7 @@ def _train(options: TrainOptions) -> int:
     read = list(read_texts(target, texts))
     held_out = [text for number, text in enumerate(read) if _is_held_out(number, len(prompts))]
     others = [text for number, text in enumerate(read) if not _is_held_out(number, len(prompts))]
+    torch.manual_seed(options.seed)
     trainer = Trainer(KINDS[options.kind](target, options.depth), target, others, options.steps, options.seed)
     if checkpoint.state:
         trainer.restore(checkpoint.state)

@@ -160,8 +160,8 @@ class HeadsLabel:
 
 
 def save_heads(heads: Heads, label: HeadsLabel, path: Path) -> None:
-    """Write a file of heads, whole or not at all."""
-    weights = {name: tensor.detach().contiguous() for name, tensor in heads.state_dict().items()}
+    """Write a file of heads in bfloat16, whole or not at all."""
+    weights = {name: tensor.detach().bfloat16().contiguous() for name, tensor in heads.state_dict().items()}
     told = {name: str(value) for name, value in asdict(label).items()}
     partial = path.with_name(path.name + ".part")
     save_file(weights, partial, {"format": FORMAT, **told})
