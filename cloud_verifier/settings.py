@@ -65,6 +65,12 @@ class TargetSection:
     slots: int | None = setting(
         None, "KV slots; auto: what fits on a GPU, at most 16384 on a CPU", unit="slots", low=1, unset="auto"
     )
+    drafter: str | None = setting(
+        None,
+        "the verifier's own drafter: heads of `forerun heads train`, a small model of the target's "
+        "vocabulary, or exit:K, the target's first K layers",
+        form="a file, a folder, a hub id or exit:K",
+    )
     step_floor: float = setting(
         0.0, "least time of every step, to imitate a larger target", unit="milliseconds", low=0.0
     )
@@ -100,6 +106,11 @@ class TargetSection:
         if self.tensor_parallel and self.quantize is not None:
             raise UserError(
                 "--quantize and --tensor-parallel cannot be combined: a divided row has other scales; leave "
+                "one out"
+            )
+        if self.tensor_parallel and self.drafter is not None:
+            raise UserError(
+                "--drafter and --tensor-parallel cannot be combined: a drafter needs the whole target; leave "
                 "one out"
             )
         if self.tensor_parallel and self.deterministic:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,10 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.nouns import IntArray, StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.nouns import (
+    GuessPlan,
+    GuessResult,
+    IntArray,
+    StepItem,
+    StepPlan,
+    StepResult,
+    TargetInfo,
+)
 from cloud_verifier.engine.around import Stats, StepCounts
 from cloud_verifier.engine.attention.backend import AttentionBackend, KVStore, StepContext, current_step
 from cloud_verifier.engine.attention.reference import TorchRefBackend
+from cloud_verifier.engine.drafting.drafter import SCRATCH, Drafter
+from cloud_verifier.engine.drafting.nouns import DraftModel
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
 from cloud_verifier.engine.sampling.choice import ChoiceRow, choose, decide_by_rules, has_rules
 from cloud_verifier.engine.sampling.grammar import Mask, MaskOf, TargetGrammars
@@ -26,6 +37,8 @@ from common.messages import Open
 
 if TYPE_CHECKING:
     from cloud_verifier.engine.model.transformers_adapter import TargetModel
+
+logger = logging.getLogger(__name__)
 
 
 class StepRunner(Protocol):
@@ -39,7 +52,8 @@ class StepRunner(Protocol):
 
 
 class TorchEngine:
-    """Implements `TargetEngine` on torch. Only one thread at a time may call it.
+    """Implements `TargetEngine` on torch, and `GuessingEngine` with a `draft` model. Only one thread at a
+    time may call it.
 
     Steps run eagerly and choose row by row, unless another `runner` is set.
     """
@@ -51,10 +65,12 @@ class TorchEngine:
         *,
         backend: AttentionBackend | None = None,
         fingerprint: bytes = b"",
+        draft: DraftModel | None = None,
     ) -> None:
         self.model = model
         self.backend = backend or TorchRefBackend()
-        self.kv = KVStore(num_slots + 1)  # one that no plan names, for rows that pad a replayed step
+        spare = 1 if draft is None or draft.has_own_kv else 1 + SCRATCH
+        self.kv = KVStore(num_slots + spare)  # no plan names the last one: it is for rows that pad a replay
         self.info = TargetInfo(
             name=model.name,
             vocab_size=model.vocab_size,
@@ -67,9 +83,15 @@ class TorchEngine:
             chat=model.chat,
             grammars=model.has_tokenizer and is_installed(),
             sampling_defaults=model.sampling_defaults,
+            guess_depth=0 if draft is None else draft.depth,
         )
         self._limits = StepLimits(model.vocab_size, model.max_positions, num_slots)
         self._grammars = TargetGrammars(model.grammar_tokens)
+        self.drafter: Drafter | None = None
+        if draft is not None:
+            self.drafter = Drafter(
+                draft, self.kv, self._limits, self.backend, model.device, model.eos_token_ids
+            )
         self.runner: StepRunner = RowByRow(self.forward, self.choice_rows)
 
     def stats(self) -> Stats:
@@ -88,7 +110,7 @@ class TorchEngine:
         if the device has no memory for it."""
         self._grammars.take_times()  # of a step that failed: its sessions may be gone
         with out_of_memory_told(plan):
-            step = pack(plan, self._limits)
+            step = self._pack(plan)
             if has_rules(plan) and len(step.outputs):
                 result = self._by_rules(plan, step)
             else:
@@ -100,7 +122,24 @@ class TorchEngine:
     def logits(self, plan: StepPlan) -> Tensor:
         """Run one step for its raw logits: float32 [O, V], on the model's device. Raises as `evaluate`."""
         with out_of_memory_told(plan):
-            return self.forward(pack(plan, self._limits))
+            return self.forward(self._pack(plan))
+
+    @torch.inference_mode()
+    def guess(self, plan: GuessPlan) -> GuessResult:
+        """Guess how the texts go on; nothing if the device has no memory for that."""
+        if self.drafter is not None:
+            try:
+                return self.drafter.guess(plan)
+            except torch.OutOfMemoryError as error:
+                words = "no memory to guess for %d sessions (%s)"
+                logger.warning(words, len(plan.items), str(error).strip().splitlines()[0])
+        return GuessResult(((),) * len(plan.items))
+
+    def _pack(self, plan: StepPlan) -> PackedStep:
+        step = pack(plan, self._limits)
+        if self.drafter is not None:
+            self.drafter.note(step)
+        return step
 
     def check_grammar(self, request: Open) -> None:
         self._grammars.check(request)

@@ -7,20 +7,25 @@ import logging
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
 
 from cloud_verifier.core.batching import LONE_CHUNKS
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.nouns import GuessItem, GuessPlan, StepPlan
 from cloud_verifier.engine.attention.backend import AttentionBackend
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.deterministic.check import check_exact
 from cloud_verifier.engine.deterministic.engine import ExactBackend, ExactEngine
+from cloud_verifier.engine.drafting.drafter import SCRATCH
+from cloud_verifier.engine.drafting.loading import load_draft
+from cloud_verifier.engine.drafting.nouns import DraftModel
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
 from cloud_verifier.engine.packing import item_of
 from cloud_verifier.engine.probe import SHRUNK, ProbeLengths, ProbeReport, probe
+from common.calibration import Confidence
 from common.child import available_memory
 from common.errors import UserError
 from common.sampling import SamplingParams
@@ -62,6 +67,7 @@ def load_engine(
     max_rows: int = 256,
     prefill_chunk: int = 256,
     agree: Callable[[int], int] | None = None,
+    drafter: str | None = None,
 ) -> tuple[TorchEngine, TokenTable]:
     """Load the target model `source`, check that its packed path is right, and give it `num_slots` KV slots.
 
@@ -71,7 +77,7 @@ def load_engine(
     `device`, `quantization` and `num_processes` as in `load_target`. With `exact_rows` above 0 the engine is
     the deterministic one, in tiles of so many rows, and is checked to be so; it brings its own attention in
     place of `backend`. Without a `backend`, `attention` names it; `cuda_graphs` and `warm_rows` are as in
-    `accelerate`. Raises `UserError` that says what to change.
+    `accelerate`. `drafter` is as in `load_draft`. Raises `UserError` that says what to change.
     """
     if exact_rows and dtype == "auto" and device == "cpu":
         dtype = "float32"
@@ -88,29 +94,34 @@ def load_engine(
     backend = ExactBackend() if exact_rows else backend or backend_of(attention, model.device)
     report = check(model, backend)
     table = tuple(model.token_table())
-    fingerprint = Vocabulary(table).fingerprint
+    vocabulary = Vocabulary(table)
 
-    def make(target: TargetModel, slots: int) -> TorchEngine:
+    def make(target: TargetModel, slots: int, draft: DraftModel | None = None) -> TorchEngine:
+        given: dict[str, Any] = {"fingerprint": vocabulary.fingerprint, "draft": draft}
         if exact_rows:
-            return ExactEngine(target, slots, tile_rows=exact_rows, fingerprint=fingerprint)
-        return TorchEngine(target, slots, backend=backend, fingerprint=fingerprint)
+            return ExactEngine(target, slots, tile_rows=exact_rows, **given)
+        return TorchEngine(target, slots, backend=backend, **given)
 
     if exact_rows:
         begun_at = time.perf_counter()
         num_rows = check_exact(model, make, tile_rows=exact_rows, longest=num_slots or CPU_SLOTS)
         words = "target %s: %d rows have the same bits alone and in company, %.1f s"
         logger.info(words, model.name, num_rows, time.perf_counter() - begun_at)
-    reserve = 0
+    draft = None if drafter is None else load_draft(drafter, model, vocabulary)
+    reserve, kv_bytes = 0, report.kv_bytes
+    if draft is not None:
+        kv_bytes += slot_bytes(make(model, 1, draft))
+        reserve = SCRATCH * kv_bytes
     if model.device.type == "cuda":
         step = largest_step(max_rows, LONE_CHUNKS * prefill_chunk, model.max_positions)
-        reserve = _reserve(make(model, step.num_rows), step, report, cuda_graphs)
+        reserve += _reserve(make(model, step.num_rows), step, report, cuda_graphs)
     release()
     free = free_memory(model.device)
     if free is not None:
         free = agree(free - reserve) if agree else free - reserve
-    slots = choose_slots(num_slots, free, report.kv_bytes, model.device)
-    logger.info("target %s: %d KV slots of %d bytes", model.name, slots, report.kv_bytes)
-    engine = make(model, slots)
+    slots = choose_slots(num_slots, free, kv_bytes, model.device)
+    logger.info("target %s: %d KV slots of %d bytes", model.name, slots, kv_bytes)
+    engine = make(model, slots, draft)
     take_memory(engine)
     if not exact_rows:
         accelerate(engine, cuda_graphs=cuda_graphs, warm_rows=warm_rows)
@@ -235,8 +246,18 @@ def choose_slots(asked: int | None, free: int | None, slot_bytes: int, device: t
 
 
 def take_memory(engine: TorchEngine) -> None:
-    """Run a step of one row, to allocate all KV before the first session. Every rank calls it alike."""
-    engine.logits(StepPlan((item_of([-1], np.zeros(1, np.int32)),)))
+    """Run a step of one row and guess once, to allocate all KV before the first session. Every rank calls it
+    alike."""
+    row = item_of([-1], np.zeros(1, np.int32))
+    engine.logits(StepPlan((row,)))
+    if engine.drafter is not None:
+        engine.guess(GuessPlan((GuessItem(0, row.slots, 0, 1, 1, Confidence(), SamplingParams()),)))
+
+
+def slot_bytes(engine: TorchEngine) -> int:
+    """Return the bytes that an engine's drafter takes for each KV slot."""
+    take_memory(engine)
+    return 0 if engine.drafter is None else engine.drafter.slot_bytes
 
 
 def largest_step(max_rows: int, prefill_chunk: int, max_positions: int) -> StepPlan:

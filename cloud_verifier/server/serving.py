@@ -128,6 +128,7 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
         warm_rows=limits.max_rows if target.warm_graphs else 0,
         max_rows=limits.max_rows,
         prefill_chunk=limits.prefill_chunk,
+        drafter=target.drafter,
     )
     return floored(engine, target), table
 

@@ -72,6 +72,11 @@ def current_step(context: StepContext) -> Iterator[None]:
         _current.reset(token)
 
 
+def running_step() -> StepContext | None:
+    """Return the step that the model is computing in this thread; None outside one."""
+    return _current.get()
+
+
 def attention_function(
     module: torch.nn.Module,
     query: Tensor,
@@ -135,6 +140,14 @@ class KVStore:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.layers: dict[int, LayerKV] = {}  # those that have written
+        self.features: Tensor | None = None  # [num_slots, F], if a drafter reads features of the target
+
+    @property
+    def slot_bytes(self) -> int:
+        """Return the bytes of one slot over all that has been written."""
+        held = [kv.rows for kv in self.layers.values()]
+        held += [] if self.features is None else [self.features]
+        return sum(rows[0].nbytes for rows in held)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> LayerKV:
         """Store `key` [1, Hkv, T, Dk] and `value` [1, Hkv, T, Dv] at `slots` int64 [T].
@@ -148,15 +161,22 @@ class KVStore:
         kv.values.index_copy_(0, slots, value[0].transpose(0, 1))
         return kv
 
+    def write_features(self, slots: Tensor, features: Tensor) -> None:
+        """Store `features` [T, F] at `slots` int64 [T], for a drafter. Raises as `write`."""
+        if self.features is None:
+            self.features = self._zeros((features.shape[1],), features)
+        self.features.index_copy_(0, slots, features)
+
     def _allocate(self, key: Tensor, value_depth: int) -> LayerKV:
-        """Allocate zeros, not empty memory: a masked key still enters a product, and 0 * NaN is NaN."""
         _, heads, _, depth = key.shape
+        rows = self._zeros((heads, depth + value_depth), key)
+        return LayerKV(rows, rows[..., :depth], rows[..., depth:])
+
+    def _zeros(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Allocate zeros, not empty memory: a masked key still enters a product, and 0 * NaN is NaN."""
         try:
-            rows = torch.zeros(
-                (self.num_slots, heads, depth + value_depth), dtype=key.dtype, device=key.device
-            )
+            return torch.zeros((self.num_slots, *shape), dtype=like.dtype, device=like.device)
         except torch.OutOfMemoryError as error:
             raise CapacityError(
-                f"no memory on {key.device} for {self.num_slots} KV slots; configure fewer slots"
+                f"no memory on {like.device} for {self.num_slots} KV slots; configure fewer slots"
             ) from error
-        return LayerKV(rows, rows[..., :depth], rows[..., depth:])

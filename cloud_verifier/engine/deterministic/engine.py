@@ -35,6 +35,7 @@ from cloud_verifier.engine.attention.backend import (
 )
 from cloud_verifier.engine.attention.reference import attend_masked
 from cloud_verifier.engine.deterministic.tiles import MAX_TILE_ROWS, TILE_ROWS, rows_alone, tiles
+from cloud_verifier.engine.drafting.nouns import DraftModel
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.packing import IndexArray, PackedStep
 from common.errors import UserError
@@ -60,13 +61,16 @@ class ExactEngine(TorchEngine):
         tile_rows: int = TILE_ROWS,
         backend: AttentionBackend | None = None,
         fingerprint: bytes = b"",
+        draft: DraftModel | None = None,
     ) -> None:
         if not 1 <= tile_rows <= MAX_TILE_ROWS:
             raise UserError(f"tile_rows is {tile_rows}; it must lie in [1, {MAX_TILE_ROWS}]")
-        super().__init__(model, num_slots, backend=backend or ExactBackend(), fingerprint=fingerprint)
+        super().__init__(
+            model, num_slots, backend=backend or ExactBackend(), fingerprint=fingerprint, draft=draft
+        )
         self.tile_rows = tile_rows
         self.num_threads = torch.get_num_threads()
-        self._trash = num_slots  # the store's last slot, which no plan names
+        self._trash = self.kv.num_slots - 1  # which no plan names
         use_exact_arithmetic(model.device)
         model.compute_experts_row_by_row()
         if model.device.type == "cpu":

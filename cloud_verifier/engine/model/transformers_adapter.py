@@ -6,6 +6,7 @@ The model's code is transformers' own, unmodified; only its attention function i
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import logging
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import cached_property
 from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
@@ -175,16 +177,75 @@ class TargetModel:
                 logger.warning("target %s: its generation settings are not followed: %s", self.name, error)
         return found
 
-    def forward(self, tokens: Tensor, positions: Tensor, outputs: Tensor) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, outputs: Tensor, *, embedded: bool = False
+    ) -> Tensor:
         """Run the packed rows inside a current step (`attention.current_step`).
 
         `tokens` and `positions` are int64 [1, T], `outputs` int64 [O] packed rows; all on the model's device.
-        Returns logits float32 [O, V].
+        If `embedded`, `tokens` are vectors in the place of the tokens' embeddings, [1, T, H]. Returns logits
+        float32 [O, V].
         """
         kept = {"logits_to_keep": outputs} if self._keeps_rows else {}
-        result = self._model(input_ids=tokens, position_ids=positions, use_cache=False, **kept)
+        given = {"inputs_embeds" if embedded else "input_ids": tokens}
+        result = self._model(**given, position_ids=positions, use_cache=False, **kept)
         logits: Tensor = result.logits[0]
         return (logits if kept else logits.index_select(0, outputs)).float()
+
+    @property
+    def layers(self) -> list[torch.nn.Module]:
+        """Return the decoder layers. Raises `UserError` if they are not found."""
+        return list(cast(torch.nn.ModuleList, self._model.get_submodule(self._layers_path)))
+
+    def new_layer(self) -> torch.nn.Module:
+        """Make another decoder layer like the first, with the weights of the last one where these fit, else
+        random ones. Raises as `layers`."""
+        kind: Any = type(self.layers[0])
+        layer: torch.nn.Module = kind(self._text, layer_idx=0)
+        found, own = self.layers[-1].state_dict(), layer.state_dict()
+        if {name: weight.shape for name, weight in found.items()} == {
+            name: weight.shape for name, weight in own.items()
+        }:
+            layer.load_state_dict(found)
+        return layer.to(self.device, self.dtype).eval()
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self._text.hidden_size)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings of token ids, [..., H]."""
+        embeddings: Tensor = self._model.get_input_embeddings()(tokens)
+        return embeddings
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Return logits float32 [..., V] of last hidden states, without a family's own scaling."""
+        logits: Tensor = self._model.get_output_embeddings()(hidden)
+        return logits.float()
+
+    @property
+    def decoder(self) -> torch.nn.Module:
+        """Return the module that holds the decoder layers; its output is the last hidden state. Raises as
+        `layers`."""
+        return self._model.get_submodule(self._layers_path.rpartition(".")[0])
+
+    def with_layers(self, layers: Sequence[torch.nn.Module]) -> TargetModel:
+        """Return the model with other decoder layers. All else is shared, but no hooks of modules that hold
+        the layers. Raises as `layers`."""
+        path = self._layers_path
+        twin = copy.copy(self)
+        replaced = _replaced(self._model, path.split("."), torch.nn.ModuleList(layers))
+        twin.module = twin._model = cast(PreTrainedModel, replaced)
+        return twin
+
+    @cached_property
+    def _layers_path(self) -> str:
+        for path, module in self._model.named_modules():
+            if isinstance(module, torch.nn.ModuleList) and len(module) == self.num_layers:
+                return str(path)
+        raise UserError(
+            f"the decoder layers of model '{self.name}' are not found; serve it without --drafter"
+        )
 
     def plain_logits(self, tokens: Sequence[int], last: int) -> Tensor:
         """Return logits float32 [last, V] of a sequence's last rows, by transformers alone, in `plain`."""
@@ -350,6 +411,18 @@ def load_target(
     if num_processes == 1:
         torch.nn.Module.to(model, where)
     return TargetModel(source, model, words, shrinkage)
+
+
+def _replaced(module: torch.nn.Module, path: Sequence[str], new: torch.nn.Module) -> torch.nn.Module:
+    """Return `module` with `new` in the place of `path`, made of shallow copies without hooks."""
+    twin = copy.copy(module)
+    for name, table in vars(module).items():
+        if "_hooks" in name:
+            vars(twin)[name] = type(table)()
+    twin._modules = dict(module._modules)
+    name, *rest = path
+    twin._modules[name] = _replaced(module.get_submodule(name), rest, new) if rest else new
+    return twin
 
 
 def _meant_as_folder(source: str) -> bool:

@@ -125,7 +125,7 @@ def _scores(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
     """Processed logits plus noise, float64 [R, V], of rows that are all sampled."""
     scaled = logits.double()
     scaled.sub_(scaled.amax(dim=1, keepdim=True))
-    scaled.div_(_column([row.params.temperature for row in rows], scaled))
+    scaled.div_(column([row.params.temperature for row in rows], scaled))
     filtered = [index for index, row in enumerate(rows) if reference.has_filters(row.params)]
     if filtered:
         part = _take(scaled, filtered)
@@ -154,7 +154,7 @@ def _last_kept(
     """`last_of_front` of the `front` best tokens of each row; of all, if it is None."""
     values, tokens = _sorted_front(scaled, front)
     whole = values.shape[1] == scaled.shape[1]
-    return last_of_front(values, tokens, whole, params, lambda: _weights(scaled).sum(dim=1, keepdim=True))
+    return last_of_front(values, tokens, whole, params, lambda: weights(scaled).sum(dim=1, keepdim=True))
 
 
 def last_of_front(
@@ -172,9 +172,9 @@ def last_of_front(
     the last token kept stands above the front's end: `topk` decides which of several equal tokens at the end
     are in the front.
     """
-    top_k = _column([one.top_k or UNBOUNDED for one in params], tokens)
+    top_k = column([one.top_k or UNBOUNDED for one in params], tokens)
     count = torch.minimum(top_k, _num_nucleus(values, top_k, params, everything))
-    least = _column([reference.log_min_p(one) for one in params], values)
+    least = column([reference.log_min_p(one) for one in params], values)
     count = torch.minimum(count, (values >= least).sum(dim=1, keepdim=True)).clamp_(1, values.shape[1])
     value, token = values.gather(1, count - 1), tokens.gather(1, count - 1)
     within = (value > values[:, -1:]) & ((top_k <= values.shape[1]) | (top_k == UNBOUNDED))
@@ -199,17 +199,17 @@ def _num_nucleus(
     if all(one.top_p >= 1.0 for one in params):
         return torch.full_like(top_k, UNBOUNDED)
     columns = torch.arange(values.shape[1], device=values.device)
-    sums = _weights(values).masked_fill_(columns >= top_k, 0).cumsum(dim=1)
+    sums = weights(values).masked_fill_(columns >= top_k, 0).cumsum(dim=1)
     total = sums[:, -1:]
     if any(not one.top_k and one.top_p < 1.0 for one in params):
         total = torch.where(top_k == UNBOUNDED, everything(), total)
-    top_p = _column([one.top_p for one in params], values)
+    top_p = column([one.top_p for one in params], values)
     goal = torch.minimum(total, (total.double() * top_p).ceil_().long())
     count = (sums < goal).sum(dim=1, keepdim=True) + 1
     return torch.where(top_p < 1.0, count, UNBOUNDED)
 
 
-def _weights(scaled: Tensor) -> Tensor:
+def weights(scaled: Tensor) -> Tensor:
     """Unnormalised probabilities as integers, int64: their sums are exact in any order."""
     return scaled.exp().mul_(reference.WEIGHT_UNIT).round_().long()
 
@@ -329,7 +329,7 @@ def _take(table: Tensor, rows: Sequence[int]) -> Tensor:
     return table if len(rows) == table.shape[0] else table[list(rows)]
 
 
-def _column(numbers: Sequence[float], like: Tensor) -> Tensor:
+def column(numbers: Sequence[float], like: Tensor) -> Tensor:
     """Return one number per row, [R, 1], with the type and device of `like`."""
     return torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True).unsqueeze(1)
 

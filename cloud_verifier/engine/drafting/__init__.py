@@ -1,0 +1,1 @@
+"""The verifier's own drafter: it guesses, beside the target, how texts go on."""

@@ -1,0 +1,305 @@
+"""Guesses how texts go on after a step: reads what the model lacks, then grows a small tree level by level.
+
+A model with KV of its own keeps it at the target's slots. So what sessions share, it shares; what they free,
+it forgets; and a session that comes back finds what is left of its text. The drafter knows which slots hold
+its state: a row of the target that is written anew makes its slot's state invalid. What is invalid in front
+of a tip is read before the tip, whenever that may be.
+
+Guessed nodes lie in slots of their own, behind the target's, until the guess is over.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cloud_verifier.core.nouns import (
+    Followers,
+    GuessItem,
+    GuessPlan,
+    GuessResult,
+    IntArray,
+    StepItem,
+    StepPlan,
+)
+from cloud_verifier.engine.attention.backend import AttentionBackend, KVStore, StepContext, current_step
+from cloud_verifier.engine.drafting.nouns import Drafted, DraftModel, DraftRows
+from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
+from cloud_verifier.engine.sampling.choice import ChoiceRow
+from cloud_verifier.engine.sampling.ranking import rank_rows
+from common.calibration import promised
+from common.sampling import SamplingParams
+
+SCRATCH = 512
+"""Slots for guessed nodes of all sessions. The likeliest nodes of a level get those that are left."""
+
+READ_ROWS = 512
+"""Rows that are read in one forward."""
+
+NUM_CANDIDATES = 8
+"""Candidates after a node. The target's choice is among them in 98 of 100 cases, and each costs the
+scheduler some microseconds."""
+
+_GREEDY = SamplingParams()
+
+
+@dataclass(slots=True)
+class _Text:
+    """A session's text in one guess."""
+
+    item: GuessItem
+    ends: frozenset[int]  # tokens that end the text
+    wants_followers: bool  # of the tip
+    found: list[Followers] = field(default_factory=list)
+
+    @property
+    def slots(self) -> IntArray:
+        return self.item.prefix_slots
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Positions of a text that are read now."""
+
+    text: _Text
+    first: int
+    end: int
+
+    @property
+    def slots(self) -> IntArray:
+        return self.text.slots[self.first : self.end]
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A guessed node, or the tip, whose followers are sought."""
+
+    text: _Text
+    path: tuple[int, ...]  # as in `Followers`
+    logprob: float  # of the path, nats
+    slots: tuple[int, ...]  # of the tip, the nodes on the path, and itself last
+    parent: int = -1  # output row of its parent in the level above
+
+
+class Drafter:
+    """Runs a `DraftModel` beside a target, for one engine and in its thread.
+
+    `kv` is the target's own store. Behind the slots that `limits` counts it has `SCRATCH` more.
+    """
+
+    def __init__(
+        self,
+        model: DraftModel,
+        kv: KVStore,
+        limits: StepLimits,
+        backend: AttentionBackend,
+        device: torch.device,
+        ends: Sequence[int] = (),
+    ) -> None:
+        self.model = model
+        self.kv = KVStore(limits.num_slots + SCRATCH) if model.has_own_kv else kv
+        self._target_kv = kv
+        self._backend = backend
+        self._device = device
+        self._ends = frozenset(ends)
+        self._num_slots = limits.num_slots
+        self._limits = StepLimits(limits.vocab_size, limits.max_positions, limits.num_slots + SCRATCH)
+        self._tokens = np.zeros(limits.num_slots, np.int32)  # by slot, as the target read them
+        self._valid: NDArray[np.bool_] = np.zeros(limits.num_slots, np.bool_)  # by slot
+
+    @property
+    def slot_bytes(self) -> int:
+        """Return the bytes of a slot beside the target's own KV, once everything has been written."""
+        features = self._target_kv.features
+        own = self.kv.slot_bytes if self.model.has_own_kv else 0
+        return own + (0 if features is None else features[0].nbytes)
+
+    def note(self, step: PackedStep) -> None:
+        """Note that the target writes these rows."""
+        self._tokens[step.slots] = step.tokens
+        self._valid[step.slots] = False
+
+    def guess(self, plan: GuessPlan) -> GuessResult:
+        """Implement `GuessingEngine.guess`."""
+        texts = [self._text(item) for item in plan.items]
+        self._grow(self._read(texts))
+        return GuessResult(tuple(tuple(text.found) for text in texts))
+
+    def _text(self, item: GuessItem) -> _Text:
+        ends = frozenset[int]() if item.sampling.ignore_eos else self._ends
+        has_room = len(item.prefix_slots) < self._limits.max_positions
+        return _Text(item, ends, has_room and item.depth > 0 and item.tip not in ends)
+
+    # Reading committed rows
+
+    def _read(self, texts: Sequence[_Text]) -> list[_Span]:
+        """Read what is missing, up to the last rows, which the tips' forward can read along. Return those."""
+        while True:
+            spans, are_all = self._next_spans(texts)
+            if are_all:
+                return spans
+            self._run_first(spans, ())
+
+    def _next_spans(self, texts: Sequence[_Text]) -> tuple[list[_Span], bool]:
+        """Return what one forward can read, and whether nothing is missing then."""
+        spans, room, are_all, claimed = list[_Span](), READ_ROWS, True, set[int]()
+        for text in texts:
+            first = end = len(text.slots)
+            if self.model.has_own_kv:
+                valid = self._valid[text.slots]
+                first = end if valid.all() else int(valid.argmin())
+            if first < end:
+                if int(text.slots[first]) in claimed:  # a common beginning, which another text reads
+                    are_all = False
+                    continue
+                claimed.add(int(text.slots[first]))
+                end = min(end, first + room)
+                are_all &= end == len(text.slots)
+                room -= end - first
+            spans.append(_Span(text, first, end))
+        return spans, are_all
+
+    def _run_first(self, spans: Iterable[_Span], tips: Sequence[_Node]) -> Drafted | None:
+        """Read `spans`, and the tips behind theirs. Returns what follows the tips; None without rows."""
+        slots_of = {id(tip.text): tip.slots for tip in tips}
+        items, before = list[StepItem](), list[IntArray]()
+        for span in spans:
+            text, tip_slot = span.text, slots_of.get(id(span.text), ())
+            slots = np.append(span.slots, tip_slot).astype(np.int32)
+            if not len(slots):
+                continue
+            tokens = self._tokens[span.slots]
+            if tip_slot:
+                tokens = np.append(tokens, text.item.tip).astype(np.int32)
+            items.append(_chain(text.slots[: span.first], tokens, slots, wants_last=bool(tip_slot)))
+            after = text.slots[max(0, span.first - 1) : span.first - 1 + len(slots)]
+            before.append(after if span.first else np.insert(after, 0, -1))
+        if not items:
+            return None
+        drafted = self._run(items, self._features(np.concatenate(before)), 1)
+        for span in spans:
+            self._valid[span.slots] = True
+        return drafted
+
+    def _features(self, before: IntArray) -> Tensor | None:
+        """Return the target's features at these slots; zeros for -1."""
+        stored = self._target_kv.features
+        if stored is None:
+            return None
+        places = torch.from_numpy(before.astype(np.int64)).to(self._device)
+        found = stored.index_select(0, places.clamp(min=0))
+        return found.masked_fill_((places < 0).unsqueeze(1), 0.0)
+
+    # Growing the tree
+
+    def _grow(self, spans: Sequence[_Span]) -> None:
+        """Find the followers of the tips, and of likely nodes below them."""
+        texts = [span.text for span in spans if span.text.wants_followers][:SCRATCH]
+        nodes = [_Node(text, (), 0.0, (self._num_slots + at,)) for at, text in enumerate(texts)]
+        drafted = self._run_first(spans, nodes)
+        level, next_slot = 1, self._num_slots + len(nodes)
+        while drafted is not None and nodes:
+            followers = self._followers(nodes, drafted.logits)
+            level += 1
+            nodes = self._likeliest(nodes, followers, level, next_slot)
+            next_slot += len(nodes)
+            if nodes:
+                drafted = self._run([_item(node) for node in nodes], _of_parents(nodes, drafted), level)
+
+    def _followers(self, nodes: Sequence[_Node], logits: Tensor) -> list[Followers]:
+        """Find each node's followers and add them to its text."""
+        ranked = rank_rows(logits, [_choice_row(node) for node in nodes], NUM_CANDIDATES)
+        found = [Followers(node.path, *own) for node, own in zip(nodes, ranked, strict=True)]
+        for node, own in zip(nodes, found, strict=True):
+            node.text.found.append(own)
+        return found
+
+    def _likeliest(
+        self, nodes: Sequence[_Node], followers: Sequence[Followers], level: int, first_slot: int
+    ) -> list[_Node]:
+        """Return the nodes of the next level: of each text's, the likeliest, as many as it orders."""
+        children = dict[int, list[tuple[float, int, int]]]()  # by text: logprob, row of the parent, token
+        for row, (node, own) in enumerate(zip(nodes, followers, strict=True)):
+            text = node.text
+            deepest = min(text.item.depth, self.model.depth)
+            position = len(text.slots) + len(node.path) + 1
+            if level > deepest or position >= self._limits.max_positions:
+                continue
+            logprobs = promised(text.item.confidence, own.scores)
+            children.setdefault(id(text), []).extend(
+                (node.logprob + logprob, row, token)
+                for logprob, token in zip(logprobs, own.tokens, strict=True)
+                if token not in text.ends
+            )
+        chosen = [
+            child
+            for own in children.values()
+            for child in heapq.nlargest(nodes[own[0][1]].text.item.width, own)
+        ]
+        room = self._num_slots + SCRATCH - first_slot
+        if len(chosen) > room:
+            chosen = heapq.nlargest(room, chosen)
+        found = []
+        for slot, (logprob, row, token) in enumerate(chosen, first_slot):
+            parent = nodes[row]
+            found.append(
+                _Node(parent.text, (*parent.path, token), logprob, (*parent.slots, slot), parent=row)
+            )
+        return found
+
+    def _run(self, items: Sequence[StepItem], features: Tensor | None, level: int) -> Drafted:
+        """Run one forward of the model over these rows."""
+        step = pack(StepPlan(tuple(items)), self._limits)
+        packed = np.concatenate((step.tokens, step.positions, step.slots, step.outputs))
+        on_device = torch.from_numpy(packed).to(self._device)
+        tokens, positions, slots = on_device[: 3 * step.num_rows].view(3, step.num_rows)
+        attention = self._backend.prepare(step, self._device)
+        with current_step(StepContext(self.kv, slots, attention)):
+            outputs = on_device[3 * step.num_rows :]
+            return self.model.forward(DraftRows(tokens, positions, features, outputs, level))
+
+
+def _chain(prefix_slots: IntArray, tokens: IntArray, slots: IntArray, wants_last: bool) -> StepItem:
+    """Make an item of rows that follow each other."""
+    count, first = len(tokens), len(prefix_slots)
+    return StepItem(
+        session=0,
+        prefix_slots=prefix_slots,
+        tokens=tokens,
+        positions=np.arange(first, first + count, dtype=np.int32),
+        parents=np.arange(-1, count - 1, dtype=np.int32),
+        slots=slots,
+        outputs=np.arange(count - wants_last, count, dtype=np.int32),
+        sampling=_GREEDY,
+    )
+
+
+def _item(node: _Node) -> StepItem:
+    """Make the item of a node below a tip."""
+    *above, own = node.slots
+    prefix = np.append(node.text.slots, above).astype(np.int32)
+    return _chain(prefix, np.array([node.path[-1]], np.int32), np.array([own], np.int32), wants_last=True)
+
+
+def _choice_row(node: _Node) -> ChoiceRow:
+    """Return what the order of a node's followers depends on besides the logits, grammars left out."""
+    item = node.text.item
+    generated = None
+    if item.history is not None:  # which holds all tokens up to the tip, so that only the path is read
+        known = np.zeros(item.history.num_generated, np.int32)
+        generated = np.append(known, node.path).astype(np.int32)
+    position = len(item.prefix_slots) + len(node.path)
+    return ChoiceRow(item.sampling, position, generated=generated, history=item.history)
+
+
+def _of_parents(nodes: Sequence[_Node], drafted: Drafted) -> Tensor | None:
+    if drafted.features is None:
+        return None
+    parents = torch.tensor([node.parent for node in nodes], device=drafted.features.device)
+    return drafted.features.index_select(0, parents)

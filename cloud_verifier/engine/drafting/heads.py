@@ -1,0 +1,211 @@
+"""Small heads on the target, trained for it, and their files.
+
+A file holds only what is new: embeddings, final norm and output head are the target's. Its metadata name the
+target by vocabulary, width and number of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cloud_verifier.engine.attention.backend import (
+    KVStore,
+    StepAttention,
+    StepContext,
+    current_step,
+    running_step,
+)
+from cloud_verifier.engine.drafting.nouns import Drafted, DraftRows
+from cloud_verifier.engine.drafting.unrolled import UnrolledAttention
+from cloud_verifier.engine.model.transformers_adapter import TargetModel
+from common.errors import UserError
+
+FORMAT = "forerun heads 1"
+NORM_EPS = 1e-6
+
+
+def keep_features(target: TargetModel) -> None:
+    """Keep the target's last hidden state of each row at its slot, from now on."""
+
+    def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        step = running_step()
+        if step is not None:
+            step.kv.write_features(step.slots, output[0][0])
+
+    target.decoder.register_forward_hook(keep)
+
+
+class RecurrentHead(nn.Module):
+    """One more decoder layer of the target's own class, fed with a token and the hidden state before it.
+
+    This is the form of EAGLE (Li et al. 2024, arXiv 2401.15077) and of multi-token prediction modules
+    (DeepSeek-V3, 2.2): both inputs are normed, joined and projected to the target's width. The layer's
+    output, after the target's final norm, stands for the target's hidden state one level below. The target's
+    embeddings and head are shared.
+    """
+
+    kind = "recurrent"
+    has_own_kv = True
+
+    def __init__(self, target: TargetModel, depth: int) -> None:
+        super().__init__()
+        width = target.hidden_size
+        self.depth = depth
+        self.embedding_norm = nn.RMSNorm(width, eps=NORM_EPS)
+        self.feature_norm = nn.RMSNorm(width, eps=NORM_EPS)
+        self.joined = nn.Linear(2 * width, width, bias=False)
+        self.layer = target.new_layer()
+        self.to(target.device, target.dtype)
+        self._target = target.with_layers([self.layer])
+        self._hidden = torch.empty(0)  # the last output of the layer, normed
+        self._target.decoder.register_forward_hook(self._note)
+
+    def _note(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        self._hidden = output[0]
+
+    def joined_inputs(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Return the layer's input [..., H] of tokens and of the features [..., H] before them."""
+        parts = self.embedding_norm(self._target.embed(tokens)), self.feature_norm(features)
+        joined: Tensor = self.joined(torch.cat(parts, dim=-1))
+        return joined
+
+    def forward(self, rows: DraftRows) -> Drafted:
+        assert rows.features is not None
+        inputs = self.joined_inputs(rows.tokens, rows.features)
+        logits = self._target.forward(inputs[None], rows.positions[None], rows.outputs, embedded=True)
+        return Drafted(logits, self._hidden[0].index_select(0, rows.outputs))
+
+    def read(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Return hidden states [B, T, H] of whole texts [B, T], by the attention in force."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        inputs = self.joined_inputs(tokens, features)
+        self._target.decoder(inputs_embeds=inputs, position_ids=positions, use_cache=False)
+        return self._hidden
+
+    def levels(self, tokens: Tensor, hidden: Tensor, depth: int) -> Iterator[Tensor]:
+        """Yield each level's hidden states [B, T - L, H] of the rows from L on, in training: level L of a row
+        sees its L - 1 rows before at the levels above, and all earlier rows at level 1.
+
+        Args: tokens int64 [B, T]; hidden [B, T, H], the target's.
+        """
+        passes = UnrolledAttention()
+        with current_step(StepContext(cast(KVStore, passes), tokens, cast(StepAttention, passes))):
+            for level in range(1, depth + 1):
+                hidden = self.read(tokens, functional.pad(hidden, (0, 0, 1, 0))[:, :-1])
+                yield hidden[:, level:]
+
+
+class MedusaHeads(nn.Module):
+    """One head for each level, on the target's last hidden state alone (Medusa: Cai et al. 2024, arXiv
+    2401.10774; Stern et al. 2018).
+
+    Head k is a residual block before the target's head; it says which token comes k places behind the tip,
+    whatever lies between. So the nodes of a level have the same candidates, under the same noise.
+    """
+
+    kind = "medusa"
+    has_own_kv = False
+
+    def __init__(self, target: TargetModel, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+        width = target.hidden_size
+        self.weights = nn.Parameter(torch.zeros(depth, width, width))
+        self.biases = nn.Parameter(torch.zeros(depth, width))
+        self.to(target.device, target.dtype)
+        self._head = target.head
+
+    def _block(self, features: Tensor, level: int) -> Tensor:
+        """Return what stands for the hidden state `level` rows further, [..., H]."""
+        inner = functional.linear(features, self.weights[level - 1], self.biases[level - 1])
+        return features + functional.silu(inner)
+
+    def forward(self, rows: DraftRows) -> Drafted:
+        assert rows.features is not None
+        features = rows.features.index_select(0, rows.outputs)
+        return Drafted(self._head(self._block(features, rows.level)), features)
+
+    def levels(self, _tokens: Tensor, hidden: Tensor, depth: int) -> Iterator[Tensor]:
+        """Yield each level's states [B, T - L, H] of the rows from L on, as `RecurrentHead.levels`."""
+        for level in range(1, depth + 1):
+            yield self._block(hidden[:, :-level], level)
+
+
+Heads = RecurrentHead | MedusaHeads
+KINDS: dict[str, type[Heads]] = {each.kind: each for each in (RecurrentHead, MedusaHeads)}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsLabel:
+    """Holds a file's metadata: what the heads are, and the target that they were trained for."""
+
+    kind: str
+    depth: int  # levels that they were trained for
+    vocabulary: str  # fingerprint of the target's token table, hex
+    hidden_size: int
+    num_layers: int
+
+    @classmethod
+    def of(cls, kind: str, depth: int, target: TargetModel, fingerprint: bytes) -> HeadsLabel:
+        return cls(kind, depth, fingerprint.hex(), target.hidden_size, target.num_layers)
+
+
+def save_heads(heads: Heads, label: HeadsLabel, path: Path) -> None:
+    """Write a file of heads in bfloat16, whole or not at all."""
+    weights = {name: tensor.detach().bfloat16().contiguous() for name, tensor in heads.state_dict().items()}
+    told = {name: str(value) for name, value in asdict(label).items()}
+    partial = path.with_name(path.name + ".part")
+    save_file(weights, partial, {"format": FORMAT, **told})
+    partial.replace(path)
+
+
+def load_heads(path: Path, target: TargetModel, fingerprint: bytes) -> Heads:
+    """Load heads of `forerun heads train` for this target. Raises `UserError` if they are of another one."""
+    try:
+        with safe_open(path, "pt") as file:
+            label = _label(path, file.metadata() or {})
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"--drafter {path} cannot be read: {error}") from error
+    for name, ours in asdict(HeadsLabel.of(label.kind, label.depth, target, fingerprint)).items():
+        theirs = getattr(label, name)
+        if theirs != ours:
+            raise UserError(
+                f"--drafter {path} was trained for another target: its {name} is {theirs}, and that of "
+                f"'{target.name}' is {ours}; train heads with `forerun heads train --model {target.name}`"
+            )
+    keep_features(target)
+    heads = KINDS[label.kind](target, label.depth)
+    wrong = [
+        name
+        for name, own in heads.state_dict().items()
+        if name not in weights or weights[name].shape != own.shape
+    ]
+    if wrong or len(weights) != len(heads.state_dict()):
+        raise UserError(
+            f"--drafter {path} does not hold the weights of its {label.kind} heads of depth {label.depth}: "
+            f"{wrong[0] if wrong else 'there are others'}; train or download the file anew"
+        )
+    heads.load_state_dict(weights)
+    return heads.eval().requires_grad_(False)
+
+
+def _label(path: Path, told: dict[str, str]) -> HeadsLabel:
+    if told.get("format") != FORMAT or told.get("kind") not in KINDS:
+        raise UserError(f"--drafter {path} is no file of `forerun heads train`, or of another version")
+    return HeadsLabel(
+        told["kind"],
+        int(told["depth"]),
+        told["vocabulary"],
+        int(told["hidden_size"]),
+        int(told["num_layers"]),
+    )

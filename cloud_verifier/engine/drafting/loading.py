@@ -1,0 +1,30 @@
+"""Loads the drafter that `--drafter` names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cloud_verifier.engine.drafting.heads import load_heads
+from cloud_verifier.engine.drafting.models import EarlyExit, load_small_model
+from cloud_verifier.engine.drafting.nouns import DraftModel
+from cloud_verifier.engine.model.transformers_adapter import TargetModel
+from common.errors import UserError
+from common.vocabulary import Vocabulary
+
+EXIT = "exit:"
+
+
+def load_draft(source: str, target: TargetModel, vocabulary: Vocabulary) -> DraftModel:
+    """Load a file of `forerun heads train`, a folder or hub id of a small model, or `exit:K`.
+
+    Raises `UserError` if there is none, or if it does not fit the target.
+    """
+    if source.startswith(EXIT):
+        number = source.removeprefix(EXIT)
+        if not number.isdecimal():
+            raise UserError(f"--drafter is {source!r}; it must be {EXIT}K with a number of layers K")
+        return EarlyExit(target, int(number))
+    path = Path(source).expanduser()
+    if path.is_file():
+        return load_heads(path, target, vocabulary.fingerprint)
+    return load_small_model(source, target, vocabulary)

@@ -1,0 +1,284 @@
+"""A drafter guesses by the whole text, however late it reads it, and leaves the target as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from cloud_verifier.core.nouns import Followers, GuessItem, StepPlan
+from cloud_verifier.engine.drafting import drafter as drafter_module
+from cloud_verifier.engine.drafting.models import EarlyExit
+from cloud_verifier.engine.drafting.nouns import DraftModel
+from cloud_verifier.engine.engine import TorchEngine
+from cloud_verifier.engine.model.transformers_adapter import TargetModel
+from common.calibration import Confidence
+from common.choice import History, rank
+from common.sampling import SamplingParams
+from tests.cloud_verifier.engine.drafting.rig import (
+    DEPTH,
+    NUM_SLOTS,
+    SAMPLINGS,
+    WARM,
+    draft_of,
+    engine_of,
+    guess,
+    guess_item,
+    plainly,
+    read,
+    small_model,
+    write,
+)
+from tests.cloud_verifier.engine.tiny import Session, Slots, ints, target
+
+pytestmark = pytest.mark.torch
+
+FAMILIES = "llama, qwen3, mistral, gemma2, gemma3_text, gpt_oss, phi3, gpt2, opt, stablelm, qwen3_moe"
+KINDS = ("exit", "small", "recurrent", "medusa")
+PROMPT = [5, 9, 2, 41, 7, 7, 80, 13]
+
+
+@pytest.fixture(scope="module")
+def llama() -> TargetModel:
+    return target("llama")
+
+
+@pytest.mark.parametrize("family", FAMILIES.split(", "))
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "warm"])
+def test_an_exit_behind_the_last_layer_guesses_what_the_target_chooses(
+    family: str, sampling: SamplingParams
+) -> None:
+    model = target(family)
+    engine = engine_of(EarlyExit(model, model.num_layers), model)
+    session, tip = read(engine, PROMPT, sampling)
+    sure = Confidence(sharpness=1e4)  # follows the best candidate, by however little it is ahead
+    (found,) = guess(engine, guess_item(session, tip, confidence=sure))
+    best = {each.path: each.tokens[0] for each in found}
+    text = write(engine, session, tip, DEPTH)
+    assert [best[tuple(text[:level])] for level in range(DEPTH)] == text
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "warm"])
+def test_a_small_model_ranks_as_it_does_alone(llama: TargetModel, sampling: SamplingParams) -> None:
+    small = small_model()
+    engine = engine_of(draft_of("small", llama), llama)
+    session, tip = read(engine, PROMPT, sampling)
+    (found,) = guess(engine, guess_item(session, tip, width=3))
+    assert [len(each.path) for each in found] == [0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    for each in found:
+        text = [*PROMPT, tip, *each.path]
+        with plainly(small):
+            logits = small.plain_logits(text, 1)[0].numpy()
+        expected = rank(logits, sampling, len(text) - 1, len(each.tokens))
+        assert list(each.tokens) == expected.tokens.tolist()
+        np.testing.assert_allclose(each.scores, expected.scores, atol=1e-4)
+
+
+def test_the_likeliest_nodes_of_a_level_are_followed(llama: TargetModel) -> None:
+    engine = engine_of(draft_of("small", llama), llama)
+    session, tip = read(engine, PROMPT)
+    wide, narrow = (guess(engine, guess_item(session, tip, 2, width))[0] for width in (5, 2))
+    assert [each.path for each in narrow] == [(), *((token,) for token in narrow[0].tokens[:2])]
+    assert [each.path for each in narrow] == [each.path for each in wide[:3]]
+
+
+def test_no_followers_are_sought_behind_an_end(llama: TargetModel) -> None:
+    draft = draft_of("small", llama)
+    for ignore_eos in (False, True):
+        sampling = SamplingParams(temperature=0.8, seed=5, ignore_eos=ignore_eos)
+        engine = engine_of(draft, llama)
+        assert engine.drafter is not None
+        session, tip = read(engine, PROMPT, sampling)
+        item = guess_item(session, tip, 2, 2)
+        first = guess(engine, item)[0][0].tokens[0]
+        engine.drafter._ends = frozenset([first])
+        paths = [each.path for each in guess(engine, item)[0]]
+        assert ((first,) in paths) == ignore_eos
+        engine.drafter._ends = frozenset([tip])
+        assert bool(guess(engine, item)[0]) == ignore_eos
+
+
+def test_nothing_is_guessed_beyond_the_last_position(llama: TargetModel) -> None:
+    engine = engine_of(draft_of("small", llama), llama)
+    last = llama.max_positions
+    for length, levels in ((last - 2, 2), (last - 1, 1), (last, 0)):
+        session, tip = read(engine, [index % 90 for index in range(length)])
+        (found,) = guess(engine, guess_item(session, tip))
+        assert len({len(each.path) for each in found}) == levels
+
+
+def test_penalties_and_bias_reach_the_candidates(llama: TargetModel) -> None:
+    sampling = SamplingParams(temperature=0.8, seed=5, presence_penalty=1.9, logit_bias=((17, 9.0),))
+    small = small_model()
+    engine = engine_of(draft_of("small", llama), llama)
+    session, tip = read(engine, PROMPT, WARM)
+    item = guess_item(session, tip, 3, 1)
+    item.sampling = sampling
+    item.history = History.of(sampling, ints(PROMPT), ints([tip]))
+    for each in guess(engine, item)[0]:
+        text = [*PROMPT, tip, *each.path]
+        with plainly(small):
+            logits = small.plain_logits(text, 1)[0].numpy()
+        expected = rank(logits, sampling, len(text) - 1, 8, ints(PROMPT), ints([tip, *each.path]))
+        assert list(each.tokens) == expected.tokens.tolist()
+
+
+def test_nodes_beyond_the_scratch_slots_are_left_out(
+    llama: TargetModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = draft_of("small", llama)
+    engine = engine_of(draft, llama)
+    session, tip = read(engine, PROMPT)
+    (all_of_them,) = guess(engine, guess_item(session, tip, 3, 4))
+    monkeypatch.setattr(drafter_module, "SCRATCH", 6)
+    engine = engine_of(draft, llama)
+    session, tip = read(engine, PROMPT)
+    (found,) = guess(engine, guess_item(session, tip, 3, 4))
+    assert len(all_of_them) == 9
+    assert len(found) == 6
+    assert {each.path for each in found} <= {each.path for each in all_of_them}
+
+
+def test_a_lack_of_memory_costs_the_guesses_and_no_more(llama: TargetModel) -> None:
+    class Hungry:
+        depth, has_own_kv = DEPTH, False
+
+        def forward(self, rows: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    engine = engine_of(Hungry(), llama)  # type: ignore[arg-type]  # it never drafts
+    session, tip = read(engine, PROMPT)
+    assert guess(engine, guess_item(session, tip)) == ((),)
+    assert len(write(engine, session, tip, 2)) == 2
+
+
+# Random texts that share beginnings, come and go, and are guessed for now and then
+
+
+@dataclass
+class RandomTexts:
+    """Sessions over one engine; each holds tokens and slots, and slots may be shared."""
+
+    engine: TorchEngine
+    seed: int
+    holders: dict[int, int] = field(default_factory=dict)  # by slot
+    sessions: list[tuple[Session, list[int]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+        self.slots = Slots(NUM_SLOTS)
+
+    def run(self, num_turns: int) -> Iterator[tuple[GuessItem, list[int], tuple[Followers, ...]]]:
+        """Take turns; yield every guess with the text that it is for."""
+        for turn in range(num_turns):
+            if len(self.sessions) < 2 or (len(self.sessions) < 5 and self.random.random() < 0.3):
+                self._open(turn)
+            if len(self.sessions) > 2 and self.random.random() < 0.15:
+                self._close(int(self.random.integers(len(self.sessions))))
+            self._step()
+            if self.random.random() < 0.5:
+                yield from self._guess()
+
+    def _open(self, key: int) -> None:
+        sampling = SamplingParams(temperature=float(self.random.choice([0.0, 0.8])), seed=key)
+        session, tokens = Session(key, self.slots, sampling), list[int]()
+        if self.sessions and self.random.random() < 0.7:
+            other, others = self.sessions[int(self.random.integers(len(self.sessions)))]
+            count = int(self.random.integers(len(others) + 1))
+            session.held, tokens = other.held[:count], others[:count]
+            for slot in session.held:
+                self.holders[slot] += 1
+        self.sessions.append((session, tokens))
+
+    def _close(self, place: int) -> None:
+        session, _ = self.sessions.pop(place)
+        for slot in session.held:
+            self.holders[slot] -= 1
+            if not self.holders[slot]:
+                self.slots.free.insert(0, slot)
+
+    def _step(self) -> None:
+        """A tree of random rows in some sessions, of which a random path is kept."""
+        items = []
+        for session, tokens in self.sessions:
+            if tokens and self.random.random() < 0.3:
+                continue
+            count = int(self.random.integers(1, 7))
+            room = len(self.slots.free) - count
+            if room < 8 or len(tokens) > 40:
+                continue
+            own = self.random.integers(0, 97, count).tolist()
+            parents = [-1, *(int(self.random.integers(row)) for row in range(1, count))]
+            item = session.item(own, parents, range(count))
+            last, rows = int(self.random.integers(count)), list[int]()
+            while last >= 0:
+                rows.insert(0, last)
+                last = parents[last]
+            items.append((session, tokens, item, rows))
+        self.engine.evaluate(StepPlan(tuple(item for _, _, item, _ in items)))
+        for session, tokens, item, rows in items:
+            kept = item.slots[rows].tolist()
+            session.held += kept
+            tokens.extend(item.tokens[rows].tolist())
+            self.holders.update(dict.fromkeys(kept, 1))
+            self.slots.free += [slot for slot in item.slots.tolist() if slot not in kept]
+
+    def _guess(self) -> Iterator[tuple[GuessItem, list[int], tuple[Followers, ...]]]:
+        some = [each for each in self.sessions if each[1] and self.random.random() < 0.7]
+        items = [
+            guess_item(session, int(self.random.integers(97)), int(self.random.integers(0, DEPTH + 1)))
+            for session, _ in some
+        ]
+        found = guess(self.engine, *items)
+        yield from zip(items, [list(tokens) for _, tokens in some], found, strict=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_read_late_and_in_parts_guesses_as_what_is_read_at_once(
+    llama: TargetModel, kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafter_module, "READ_ROWS", 5)
+    draft, compared = draft_of(kind, llama), 0
+    texts = RandomTexts(engine_of(draft, llama), seed)
+    for item, tokens, found in texts.run(30):
+        fresh = engine_of(draft, llama)
+        session, _ = read(fresh, tokens, item.sampling)
+        (expected,) = guess(fresh, guess_item(session, item.tip, item.depth, item.width))
+        assert [(each.path, each.tokens) for each in found] == [(each.path, each.tokens) for each in expected]
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours.scores, theirs.scores, atol=1e-4)
+        compared += len(found)
+    assert compared > 50
+
+
+def test_a_depth_of_0_reads_and_guesses_nothing(llama: TargetModel) -> None:
+    engine = engine_of(draft_of("recurrent", llama), llama)
+    assert engine.drafter is not None
+    session, tip = read(engine, PROMPT)
+    assert guess(engine, guess_item(session, tip, 0)) == ((),)
+    assert engine.drafter._valid[session.held].all()
+    assert engine.drafter._valid.sum() == len(PROMPT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_drafter_changes_no_bit_of_the_targets_choices(llama: TargetModel, kind: str) -> None:
+    def outcome(draft: DraftModel | None) -> list[bytes]:
+        engine, found = engine_of(draft, llama), list[bytes]()
+        evaluate = engine.evaluate
+
+        def noted(plan: StepPlan) -> object:
+            result = evaluate(plan)
+            found.extend(margins.tobytes() for margins in result.margins)
+            found.append(engine.logits(plan).numpy().tobytes())
+            return result
+
+        engine.evaluate = noted  # type: ignore[assignment,method-assign]
+        for _ in RandomTexts(engine, 11).run(12):
+            pass
+        return found
+
+    assert outcome(draft_of(kind, llama)) == outcome(None)
