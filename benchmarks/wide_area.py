@@ -6,10 +6,11 @@
 
 Every setting is a step floor, a temperature and a round trip. In each the schemes run on the same prompts,
 interleaved prompt by prompt: server streaming, the best synchronous block, `chain`, `tree`, Forerun, and the
-device alone, whose text is the draft's. Co-located speculation (the draft beside the target, on a processor
-like the device's) is the best synchronous block over a link of RTT 0. One rig (verifier, link, edge) serves
-all settings of a floor; the link's round trip is changed between them. After each setting one more text is
-written while the link is cut in its middle.
+device alone, whose text is the draft's. With --drafter a second verifier has a drafter of its own: `heads
+alone` streams from it, `both ends` is Forerun with it. Co-located speculation (the draft beside the target, on
+a processor like the device's) is the best synchronous block over a link of RTT 0. One rig (verifier, link,
+edge) serves all settings of a floor; the link's round trip is changed between them. After each setting one
+more text is written while the link is cut in its middle.
 
 The file is written after every setting. The same command again continues an interrupted run.
 """
@@ -24,7 +25,8 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,7 @@ from simulator.figures import Figures, as_json, figures, pace, rounded
 from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 
 COLOCATED, DEVICE_ONLY = "colocated", "device_only"
+HEADS_ALONE, BOTH_ENDS = "heads_alone", "both_ends"
 
 TITLES = {
     SERVER_STREAMING: "streaming",
@@ -54,6 +57,8 @@ TITLES = {
     "chain": "chain",
     "tree": "tree",
     FORERUN: "forerun",
+    HEADS_ALONE: "heads alone",
+    BOTH_ENDS: "both ends",
     COLOCATED: "co-located",
     DEVICE_ONLY: "device*",
 }
@@ -299,6 +304,7 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
     option("--seed", type=int, default=1)
     option("--target", default=str(demo_pair.TARGET_DIR), metavar="PATH")
     option("--draft", default=str(demo_pair.DRAFT_GGUF), metavar="PATH")
+    option("--drafter", metavar="WHAT", help="the verifier's own, as for `forerun verify` (none)")
     parser.set_defaults(run=_measure)
 
 
@@ -334,7 +340,9 @@ def common_settings(options: argparse.Namespace, prompts: Sequence[str]) -> dict
 
 def schemes_of(options: argparse.Namespace) -> list[str]:
     """Return schemes in the order of the tables; the others are compared with server streaming."""
-    return [name for name in TITLES if name in {SERVER_STREAMING, *options.schemes}]
+    absent = () if options.drafter else (HEADS_ALONE, BOTH_ENDS)
+    wanted = {SERVER_STREAMING, *options.schemes}.difference(absent)
+    return [name for name in TITLES if name in wanted]
 
 
 def settings_of(options: argparse.Namespace) -> list[LinkSetting]:
@@ -359,32 +367,43 @@ async def measure_all(options: argparse.Namespace, prompts: Sequence[str], repor
     done, total = 0, len(missing)
     with ProgressBar(sys.stderr) as bar:
         for floor_ms, settings in itertools.groupby(missing, lambda setting: setting.floor_ms):
-            target, draft = options.target, options.draft
-            async with Rig(RigSettings(target, draft, step_floor_ms=floor_ms, recall=options.recall)) as rig:
+            plain = RigSettings(options.target, options.draft, step_floor_ms=floor_ms, recall=options.recall)
+            async with AsyncExitStack() as stack:
+                rig, guessing = await stack.enter_async_context(Rig(plain)), None
+                if options.drafter:
+                    guessing = await stack.enter_async_context(Rig(replace(plain, drafter=options.drafter)))
                 for setting in settings:
                     bar.note(f"{setting}")
                     progress = partial(bar.show, done, total)
-                    row = await measure_setting(rig, options, prompts, setting, progress)
+                    row = await measure_setting(rig, guessing, options, prompts, setting, progress)
                     report.add(setting, row, COLOCATED in options.schemes)
                     report.write(options.out)
                     done += 1
 
 
 async def measure_setting(
-    rig: Rig, options: argparse.Namespace, prompts: Sequence[str], setting: LinkSetting, progress: Progress
+    rig: Rig,
+    guessing: Rig | None,
+    options: argparse.Namespace,
+    prompts: Sequence[str],
+    setting: LinkSetting,
+    progress: Progress,
 ) -> Row:
     """Measure one row of the report."""
     params = SamplingParams(
         temperature=setting.temperature, max_tokens=options.max_tokens, seed=options.seed, ignore_eos=True
     )
     sampling = asdict(params)
-    rig.link.rtt(setting.rtt_ms)
+    for each in (rig, guessing) if guessing is not None else (rig,):
+        each.link.rtt(setting.rtt_ms)
     known = {**POLICIES, FORERUN: options.policy}
     policies = {name: known[name] for name in schemes_of(options) if name in known}
     search = (
         Search(tuple(options.blocks), EVERY, FINALISTS, PATIENCE) if has_search(options, setting) else None
     )
-    measured = await measure(rig, prompts, sampling, policies, search, progress)
+    guessed = {HEADS_ALONE: "off", BOTH_ENDS: options.policy}
+    guessed = {name: policy for name, policy in guessed.items() if name in schemes_of(options)}
+    measured = await measure(rig, prompts, sampling, policies, search, progress, guessing, guessed)
     reference = measured.runs[SERVER_STREAMING][0]["tokens"]
     survives = await _text_after_a_cut(rig, prompts[0], options.policy, sampling) == reference
     return row_of(setting, measured, survives)

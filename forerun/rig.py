@@ -173,12 +173,14 @@ class RigSettings:
     step_floor_ms: float = 0.0
     link_seed: int = 1
     recall: bool = False  # both sides propose repeated tokens
+    drafter: str | None = None  # the verifier's own, as for `forerun verify`
 
     @property
     def target_options(self) -> list[str]:
         """Return the options of `forerun verify` for the target and its step floor."""
-        floor = ["--step-floor", str(self.step_floor_ms)] if self.step_floor_ms else []
-        return ["--model", self.target, "--threads", "1", "--log-level", "warning", *floor]
+        more = ["--step-floor", str(self.step_floor_ms)] if self.step_floor_ms else []
+        more += ["--drafter", self.drafter] if self.drafter else []
+        return ["--model", self.target, "--threads", "1", "--log-level", "warning", *more]
 
 
 class Rig(Processes):

@@ -14,6 +14,8 @@ from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 """Block lengths searched for the best synchronous block."""
 
+NO_POLICIES: Mapping[str, str] = {}
+
 Progress = Callable[[str], None]
 Runs = dict[str, list[dict[str, Any]]]
 """The `done` events of all prompts, by scheme."""
@@ -73,25 +75,32 @@ async def measure(
     policies: Mapping[str, str],
     search: Search | None,
     progress: Progress,
+    guessing: Rig | None = None,
+    guessed: Mapping[str, str] = NO_POLICIES,
 ) -> MeasuredScheme:
     """Run every scheme on every prompt, interleaved prompt by prompt so that all see the same machine.
 
-    `policies` are the edge's policies by scheme; a `search` adds `SYNC_BEST`. Before each run the draft
-    model's KV is cleared of the prompt.
+    `policies` are the edge's policies by scheme; a `search` adds `SYNC_BEST`. The schemes of `guessed` run on
+    the rig `guessing`. Before each run the draft model's KV is cleared of the prompt.
     """
-    await rig.complete(prompts[0], "sync:4", {**sampling, "max_tokens": 8})  # both sides are warm now
+    for each in (rig, guessing) if guessing is not None else (rig,):
+        await each.complete(prompts[0], "sync:4", {**sampling, "max_tokens": 8})  # both sides are warm now
     blocks = await _search(rig, prompts, sampling, search, progress) if search else {}
     finalists = best_of(blocks, search.finalists) if search else []
     names = {**policies, **{f"sync:{block}": f"sync:{block}" for block in finalists}}
-    runs: Runs = {name: [] for name in names}
+    runs: Runs = {name: [] for name in (*names, *guessed)}
     for number, prompt in enumerate(prompts, 1):
         for name, policy in names.items():
             progress(f"prompt {number} of {len(prompts)}: {name}")
             runs[name].append(await _run(rig, prompt, policy, sampling))
+        for name, policy in guessed.items():
+            assert guessing is not None, "these schemes need it"
+            progress(f"prompt {number} of {len(prompts)}: {name}")
+            runs[name].append(await _run(guessing, prompt, policy, sampling))
     if not finalists:
         return MeasuredScheme(runs)
     best = min(finalists, key=lambda block: pace(runs[f"sync:{block}"]))
-    kept = {name: runs[name] for name in policies}
+    kept = {name: runs[name] for name in (*policies, *guessed)}
     return MeasuredScheme({**kept, SYNC_BEST: runs[f"sync:{best}"]}, best, blocks)
 
 
