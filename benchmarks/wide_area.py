@@ -7,8 +7,8 @@
 Every setting is a step floor, a temperature and a round trip. In each the schemes run on the same prompts,
 interleaved prompt by prompt: server streaming, the best synchronous block, `chain`, `tree`, Forerun, and the
 device alone, whose text is the draft's. With --drafter a second verifier has a drafter of its own: `heads
-alone` streams from it, `both ends` is Forerun with it. Co-located speculation (the draft beside the target, on
-a processor like the device's) is the best synchronous block over a link of RTT 0. One rig (verifier, link,
+alone` streams from it, `both ends` is Forerun with it. Co-located speculation (the draft beside the target,
+on a processor like the device's) is the best synchronous block over a link of RTT 0. One rig (verifier, link,
 edge) serves all settings of a floor; the link's round trip is changed between them. After each setting one
 more text is written while the link is cut in its middle.
 
