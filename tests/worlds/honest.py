@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -9,7 +10,18 @@ from functools import lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.nouns import Reply, SchedulerConfig, StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.nouns import (
+    Followers,
+    GuessItem,
+    GuessPlan,
+    GuessResult,
+    Reply,
+    SchedulerConfig,
+    StepItem,
+    StepPlan,
+    StepResult,
+    TargetInfo,
+)
 from cloud_verifier.core.rules import decide
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.acceptance import Acceptance, AcceptanceRule, Draft, draw, quantised
@@ -30,6 +42,7 @@ Law = dict[Text, float]
 
 PROMPT = (1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)  # it repeats itself, for verifiers that guess
 INFO = TargetInfo("tiny", VOCAB, 64, 200, (), FINGERPRINT)
+STEP_TIME = 0.030  # seconds
 NEIGHBOUR = 99  # the key of another session
 TOKENS = (0, 1, 2)
 BAN = tuple((token, -1000.0) for token in range(len(TOKENS), VOCAB))  # what is left is a vocabulary of three
@@ -81,6 +94,23 @@ class TableTarget:
         choices = self._decide(item) if item.ask is not None else _none(item)
         return StepResult((choices,), (np.zeros(len(item.outputs), np.float32),))
 
+    def guess(self, plan: GuessPlan) -> GuessResult:
+        """Guess by another tiny model, without chance."""
+        return GuessResult(tuple(self._guess(item) for item in plan.items))
+
+    def _guess(self, item: GuessItem) -> tuple[Followers, ...]:
+        salt, text = self._bench.spec.guess_salt, self._bench.committed(item.session)
+        assert salt is not None, "the engine has a drafter"
+        said = list[Followers]()
+        paths: list[Text] = [()]
+        for _ in range(item.depth):
+            for path in paths:
+                law = next_law(salt, PLAIN, (*text, *path))
+                best = np.argsort(-law, kind="stable")[:2]
+                said.append(Followers(path, tuple(best.tolist()), tuple(np.log(law[best]).tolist())))
+            paths = [(*said[-1].path, token) for token in said[-1].tokens][: item.width]
+        return tuple(said)
+
     def _decide(self, item: StepItem) -> NDArray[np.int32]:
         bench, outputs = self._bench, item.outputs.tolist()
         paths: list[Text] = []
@@ -108,6 +138,7 @@ class Spec:
     draft_salt: int = 99
     kept: int = 3  # tokens of a draft
     fill: bool = True
+    guess_salt: int | None = None  # of the verifier's own drafter; None: it has none
     config: SchedulerConfig = field(default_factory=SchedulerConfig)
     decide: Callable[..., NDArray[np.int32]] = decide
 
@@ -118,7 +149,10 @@ class Bench:
     def __init__(self, spec: Spec, chances: Chances) -> None:
         self.spec = spec
         self.chances = chances
-        self.scheduler = VerifyScheduler(INFO, spec.config)
+        info = INFO if spec.guess_salt is None else dataclasses.replace(INFO, guess_depth=2)
+        self.scheduler = VerifyScheduler(info, spec.config)
+        self.now = 0.0  # seconds
+        self.num_guessed = 0  # plans of guesses with a depth
         self.engine = TableTarget(self)
         self.tree = SpeculationTree(PROMPT)  # the edge's
         self.lost = 0  # commits to come that never reach the edge
@@ -204,19 +238,27 @@ class Bench:
         another session in it, too: one alone in it would end."""
         if fails:
             self.scheduler.on_open(NEIGHBOUR, Open(PROMPT, PLAIN, FINGERPRINT), 0.0)
-        plan = self.scheduler.next_step(0.0)
+        if (guesses := self.scheduler.next_guess(self.now)) is not None:
+            self.num_guessed += any(item.depth > 0 for item in guesses.items)
+            self.scheduler.on_guessed(self.engine.guess(guesses), self.now)
+        plan = self.scheduler.next_step(self.now)
         if plan is None:
             return
+        self.now += STEP_TIME
         self.num_rows += plan.num_outputs
         if meanwhile is not None:
             meanwhile()
         if fails:
-            self.scheduler.on_step_failed(LocalError("the engine failed"), 0.0)
-            self.scheduler.on_close(NEIGHBOUR, None, 0.0)
+            self.scheduler.on_step_failed(LocalError("the engine failed"), self.now)
+            self.scheduler.on_close(NEIGHBOUR, None, self.now)
         else:
-            self.scheduler.on_step_done(self.engine.evaluate(plan), 0.0)
+            self.scheduler.on_step_done(self.engine.evaluate(plan), self.now)
         self.scheduler.check_integrity()
         self._collect()
+
+    def committed(self, session: int) -> Text:
+        """The text of a session, without its prompt."""
+        return tuple(self.scheduler.sessions[session].tree.committed[len(PROMPT) :])
 
     def evaluated(self, item: StepItem) -> Text:
         """The text before an item's first row."""

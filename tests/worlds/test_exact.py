@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -65,14 +66,22 @@ def propose(tree: Tree) -> Propose:
     return Propose(tuple(tokens), bytes(len(tokens)), tuple(deltas), anchor=len(PROMPT) - 1)
 
 
-def text_with(tree: Tree, sampling: SamplingParams) -> tuple[int, ...]:
-    """What a session commits that proposes this tree at once and nothing later."""
-    scheduler, engine = VerifyScheduler(INFO), TinyTarget(INFO)
+def text_with(tree: Tree, sampling: SamplingParams, blend: float | None = None) -> tuple[int, ...]:
+    """What a session commits that proposes this tree at once and nothing later. With `blend` the verifier has
+    a drafter of its own, as good as that says."""
+    info = INFO if blend is None else replace(INFO, guess_depth=3)
+    scheduler, engine = VerifyScheduler(info), TinyTarget(info, blend=blend or 0.0)
     scheduler.on_open(1, Open(PROMPT, sampling, FINGERPRINT), 0.0)
     scheduler.on_propose(1, propose(tree), 0.0)
     text: list[int] = []
-    while (plan := scheduler.next_step(0.0)) is not None:
-        scheduler.on_step_done(engine.evaluate(plan), 0.0)
+    now = 0.0
+    while scheduler.sessions:
+        if (guesses := scheduler.next_guess(now)) is not None:
+            scheduler.on_guessed(engine.guess(guesses), now)
+        plan = scheduler.next_step(now)
+        assert plan is not None
+        now += 0.030
+        scheduler.on_step_done(engine.evaluate(plan), now)
         for effect in scheduler.effects():
             if isinstance(effect, Reply) and isinstance(effect.message, Commit):
                 text += effect.message.tokens
@@ -84,3 +93,12 @@ def test_every_tree_yields_the_targets_own_text(name: str) -> None:
     sampling = PARAMETERS[name]
     alone = target_alone(PROMPT, sampling, ())
     assert {text_with(tree, sampling) for tree in trees()} == {alone}
+
+
+@pytest.mark.parametrize("blend", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_every_tree_beside_own_guesses_yields_the_targets_own_text(name: str, blend: float) -> None:
+    sampling = replace(PARAMETERS[name], max_tokens=6)
+    alone = target_alone(PROMPT, sampling, ())
+    some = itertools.islice(trees(), 0, None, 64)
+    assert {text_with(tree, sampling, blend) for tree in some} == {alone}

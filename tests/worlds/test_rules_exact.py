@@ -154,6 +154,15 @@ def beside_guesses(bench: Bench) -> None:
     bench.step()
 
 
+def beside_own_drafts(bench: Bench) -> None:
+    """The verifier's own drafter guesses after the first step; then the edge sends drafts of its own."""
+    bench.send(bench.grow(bench.tree.tip))
+    bench.step()
+    bench.hear()
+    bench.send(bench.chain(1))
+    bench.step()
+
+
 SCENARIOS: dict[str, tuple[Scenario, Spec]] = {
     "a chain": (a_chain, Spec()),
     "two chains": (two_chains, Spec()),
@@ -169,6 +178,8 @@ SCENARIOS: dict[str, tuple[Scenario, Spec]] = {
     "the stream changes": (the_stream_changes, Spec()),
     "without fill": (without_fill, of(REJECTION, Spec(), fill=False)),
     "beside guesses": (beside_guesses, of(REJECTION, Spec(), config=RECALL)),
+    "beside own drafts": (beside_own_drafts, of(REJECTION, Spec(), guess_salt=5)),
+    "beside own drafts that are the target's": (beside_own_drafts, of(REJECTION, Spec(), guess_salt=1)),
 }
 
 
@@ -183,6 +194,13 @@ def test_guesses_stand_beside_the_drafts() -> None:
     bench = Bench(of(REJECTION, Spec(), config=RECALL), SeededChances(3))
     beside_guesses(bench)
     assert bench.num_rows > 5, "two tips, four drafts at most, and guesses"
+
+
+def test_own_drafts_stand_beside_the_drafts() -> None:
+    bench = Bench(of(REJECTION, Spec(), guess_salt=5), SeededChances(3))
+    beside_own_drafts(bench)
+    assert bench.num_guessed == 1
+    assert bench.num_rows > 4, "two tips, two drafts at most, and guesses"
 
 
 KINDS: dict[str, dict[str, object]] = {
