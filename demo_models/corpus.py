@@ -1,14 +1,19 @@
-"""The training text: the source of Python's own standard library, split by whole modules.
+"""The training text: generated functions, and the source of Python's own standard library.
 
-Nothing is downloaded: the text is what `sysconfig` says this interpreter carries, so two Python versions
-train on slightly different text. Python is distributed under the PSF licence; see README.md.
+Nothing is downloaded: the library is what `sysconfig` says this interpreter carries, so two Python versions
+train on slightly different text. Python is distributed under the PSF licence; see README.md. The library is
+split by whole modules, the functions by what they compute.
 """
 
-import json
+import random
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
+
+from demo_models.forms import draw_form
+from demo_models.functions import Function
+from demo_models.pipelines import draw_pipeline
 
 # Third-party code, tests, and the tables and user interfaces that would fill a large part of a short run.
 EXCLUDED_PARTS: Final = frozenset((
@@ -38,20 +43,38 @@ HELD_OUT: Final[tuple[str, ...]] = (
     "wsgiref/handlers.py",
 )
 
-PROMPT_STARTS: Final = {
-    "bisect": ("bisect.py", "def insort_right("),
-    "configparser": ("configparser.py", "class RawConfigParser("),
-    "csv": ("csv.py", "class DictReader:"),
-    "fractions": ("fractions.py", "    def __new__(cls"),
-    "html": ("html/parser.py", "class HTMLParser("),
-    "json": ("json/decoder.py", "class JSONDecodeError("),
-    "shutil": ("shutil.py", "def copyfile("),
-    "textwrap": ("textwrap.py", "def wrap(text, width"),
-}
-"""Name of each prompt, the held-out module it comes from, and the text it begins with."""
+LIBRARY_SHARE: Final = 0.2
+"""Part of the training text that is library source, in characters; the rest is generated functions."""
 
-PROMPT_LINES: Final = 12
-"""Lines per prompt: 60 to 200 tokens of this tokenizer."""
+PIPELINE_SHARE: Final = 0.65
+"""Part of the generated functions that are pipelines; the others are forms."""
+
+MOST_FUNCTIONS: Final = 8
+ALONE_SHARE: Final = 0.8
+"""Chance that a document ends after each function. Above a half, a greedy text ends with its function."""
+
+SPOKEN_SHARE: Final = 0.2
+"""Part of the functions that answer a request in a comment, as in a chat, and have no docstring."""
+
+BARE_SHARE: Final = 0.1
+"""Part of the forms of one kind that have neither docstring nor types: their names say what they do."""
+
+NUM_PROMPTS: Final = 8
+PROMPT_SEED: Final = 11
+"""Of the bundled prompts, chosen by hand among a dozen."""
+
+PROMPT_LINES: Final = 5
+"""Least lines of a bundled prompt's body, so that there is something to watch."""
+
+PROMPT_CHARACTERS: Final = 75
+"""Most characters of its description."""
+
+BODY_WEIGHT, OTHER_WEIGHT = 1.0, 0.2
+"""Weight of a token in the loss. Docstrings hold much that cannot be foreseen: the arguments of examples.
+Equal weights teach that first, and teach late that a body follows from its docstring."""
+
+Text: TypeAlias = tuple[tuple[str, float], ...]
+"""Parts of a text to train on, each with the weight of its tokens. Parts are cut where tokens are, too."""
 
 Modules: TypeAlias = dict[str, str]
 """Path of a source file below the library root, with forward slashes -> its text; in the order of paths."""
@@ -86,14 +109,78 @@ def read_source(path: Path) -> str:
         return ""
 
 
-def write_prompts(held_out: Mapping[str, str], path: Path) -> None:
-    """Write `PROMPT_LINES` lines from each start to `path` as a JSON list.
+def training_texts(library: Modules, num_documents: int, seed: int) -> list[Text]:
+    """Return `num_documents` of generated functions and their share of library modules, in random order."""
+    rng = random.Random(seed)
+    texts = [document(rng) for _ in range(num_documents)]
+    wanted = LIBRARY_SHARE / (1 - LIBRARY_SHARE) * sum(len(part) for text in texts for part, _ in text)
+    for module in rng.sample(list(library.values()), len(library)):
+        if wanted <= 0:
+            break
+        texts.append(((module, OTHER_WEIGHT),))
+        wanted -= len(module)
+    rng.shuffle(texts)
+    return texts
 
-    Raises ValueError when a module does not contain its start, as in a Python version that has moved it.
-    """
-    prompts = []
-    for name, (module, start) in PROMPT_STARTS.items():
-        text = held_out[module]
-        lines = text[text.index(start) :].splitlines(keepends=True)[:PROMPT_LINES]
-        prompts.append({"name": name, "module": module, "text": "".join(lines)})
-    path.write_text(json.dumps(prompts, indent=2) + "\n", encoding="utf-8")
+
+def document(rng: random.Random) -> Text:
+    """Return one to `MOST_FUNCTIONS` functions that are trained on, two blank lines apart."""
+    parts: list[tuple[str, float]] = []
+    for left in reversed(range(MOST_FUNCTIONS)):
+        head, body = trained_function(rng)
+        is_last = not left or rng.random() < ALONE_SHARE
+        parts += [(head, OTHER_WEIGHT), (body if is_last else f"{body}\n\n", BODY_WEIGHT)]
+        if is_last:
+            break
+    return tuple(parts)
+
+
+def trained_function(rng: random.Random) -> tuple[str, str]:
+    """Return head and body of a function that is trained on."""
+    while True:
+        function = draw_function(rng)
+        if not function.is_held_out and function.fits and (head := head_of(function, rng)) is not None:
+            return head, function.indented_body
+
+
+def plain(text: Text) -> str:
+    """Return the text without weights."""
+    return "".join(part for part, _ in text)
+
+
+def head_of(function: Function, rng: random.Random) -> str | None:
+    """Return what stands before the body: a docstring with examples, if there are any, or a request."""
+    if rng.random() < SPOKEN_SHARE:
+        return f"{function.request(rng)}\n{function.head}"
+    if not function.combination and rng.random() < BARE_SHARE:
+        return function.bare_head
+    return function.prompt(rng)
+
+
+def held_out_functions(seed: int) -> Iterator[tuple[Function, str]]:
+    """Yield functions that are not trained on, each with its prompt, and no combination twice."""
+    rng, seen = random.Random(f"held out {seed}"), set[str]()
+    while True:
+        function = draw_function(rng)
+        if not function.is_held_out or not function.fits or function.combination in seen:
+            continue
+        if (prompt := function.prompt(rng)) is not None:
+            seen.add(function.combination)
+            yield function, prompt
+
+
+def draw_function(rng: random.Random) -> Function:
+    """Return a pipeline or one of the forms."""
+    return draw_pipeline(rng) if rng.random() < PIPELINE_SHARE else draw_form(rng)
+
+
+def bundled_prompts() -> list[dict[str, str]]:
+    """Return `NUM_PROMPTS` held-out prompts, whose functions begin and end differently."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for function, prompt in held_out_functions(PROMPT_SEED):
+        lines = function.body.split("\n")
+        if len(lines) >= PROMPT_LINES and len(function.description) <= PROMPT_CHARACTERS:
+            found.setdefault((lines[0], lines[-1]), {"name": function.name, "text": prompt})
+        if len(found) == NUM_PROMPTS:
+            break
+    return list(found.values())

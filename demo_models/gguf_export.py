@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from demo_models.architecture import HEAD_SIZE, NUM_HEADS, NUM_KV_HEADS, ROPE_THETA
+from demo_models.architecture import ROPE_THETA
 from demo_models.tokenizer import END_OF_TEXT, LLAMA_CPP_PRE
 
 FloatArray = npt.NDArray[np.float32]
@@ -63,29 +63,32 @@ def gguf_tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, FloatArray]]:
     """
     weights = model.state_dict()
     names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
+    heads_of = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
     for layer in range(model.config.num_hidden_layers):
         names |= {
             f"model.layers.{layer}.{name}": f"blk.{layer}.{short}" for name, short in BLOCK_TENSORS.items()
         }
     for name, short in names.items():
         array: FloatArray = weights[f"{name}.weight"].float().contiguous().numpy()
-        heads = NUM_HEADS if "q_proj" in name else NUM_KV_HEADS if "k_proj" in name else 0
+        heads = heads_of.get(short.rpartition(".")[2])
         yield f"{short}.weight", np.ascontiguousarray(interleave_rows(array, heads) if heads else array)
 
 
 def add_header(writer: gguf.GGUFWriter, config: LlamaConfig, *, quantised: bool) -> None:
     """Write the architecture keys that llama.cpp needs for arch llama."""
+    assert config.num_key_value_heads is not None, "set by llama_config"
+    assert config.head_dim is not None, "set by llama_config"
     writer.add_name("Forerun demo draft")
     writer.add_license("PSF-2.0")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(NUM_HEADS)
-    writer.add_head_count_kv(NUM_KV_HEADS)
-    writer.add_key_length(HEAD_SIZE)
-    writer.add_value_length(HEAD_SIZE)
-    writer.add_rope_dimension_count(HEAD_SIZE)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(ROPE_THETA)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)

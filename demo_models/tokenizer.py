@@ -24,8 +24,9 @@ QWEN2_SPLIT: Final = (
 
 
 CHAT_TEMPLATE: Final = """\
-{#- For a model that writes Python and nothing else. It goes on where the last user's text ends; what it wrote
-    before stands where it wrote it; all that others say is a comment. -#}
+{#- For a model that writes Python and nothing else. A request in words is a comment, as before the functions
+    of the training text. Code of a user goes on where it ends. What the model wrote stands where it wrote it,
+    and what others say is a comment. -#}
 {%- for message in messages %}
     {%- set content = message['content'] or '' %}
     {%- if message['role'] == 'assistant' %}
@@ -34,10 +35,17 @@ CHAT_TEMPLATE: Final = """\
         {%- if not loop.first %}
             {{- '\\n' }}
         {%- endif %}
-        {%- if message['role'] == 'user' %}
+        {%- if loop.previtem is defined and loop.previtem['role'] == 'assistant' %}
+            {{- '\\n' if (loop.previtem['content'] or '').endswith('\\n') else '\\n\\n' }}
+        {%- endif %}
+        {%- set code = content.startswith(('def ', 'class ', 'import ', 'from ', '#', '@', ' '))
+            or '=' in content or '(' in content or '\\n' in content or ' ' not in content %}
+        {%- if message['role'] != 'user' %}
+            {{- '# ' ~ content | replace('\\n', '\\n# ') }}
+        {%- elif code %}
             {{- content }}
         {%- else %}
-            {{- '# ' ~ content | replace('\\n', '\\n# ') }}
+            {{- '# ' ~ content ~ '\\n' }}
         {%- endif %}
     {%- endif %}
 {%- endfor %}

@@ -1,8 +1,8 @@
 """Make the demo pair again: `python -m demo_models.train`.
 
-Four stages, each of which can be run alone with `--stage`: the tokenizer (seconds), the target, the draft,
-and a refinement of the draft. By default the last three take 34, 18 and 4 minutes, whatever the machine;
-`--target-seconds` and so on set other times, `--target-steps` and so on a repeatable number of steps instead.
+Three stages, each of which can be run alone with `--stage`: the tokenizer (a minute), the target and the
+draft. By default the last two take 100 and 25 minutes, whatever the machine; `--target-seconds` and
+`--draft-seconds` set other times, `--target-steps` and `--draft-steps` a repeatable number of steps instead.
 """
 
 import argparse
@@ -11,25 +11,22 @@ import json
 import logging
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from demo_models import ROOT
 from demo_models.architecture import CONTEXT_LENGTH, draft_from, load_target
-from demo_models.corpus import Modules, load_split, write_prompts
+from demo_models.corpus import Modules, bundled_prompts, load_split, plain, training_texts
 from demo_models.gguf_export import read_gguf, write_gguf
 from demo_models.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from demo_models.training import (
     TOKENS_PER_STEP,
+    Packed,
     Progress,
-    WindowStream,
-    continue_prefixes,
     distil_draft,
     pack,
     train_target,
@@ -37,62 +34,46 @@ from demo_models.training import (
 
 logger = logging.getLogger(__name__)
 
-REFINING_RATE = 0.4
-"""Learning rates of the refinement, as a part of those that the draft was trained with."""
+TOKENIZER_TEXTS = 10_000
+"""Texts that the tokenizer is trained on; more change little."""
 
-OWN_WORDS_REPEATS = 4
-"""How often the target's own text stands in the draft's training text: every eighth window or so."""
-
-SECONDS = {"target": 2040.0, "draft": 1000.0, "refine": 240.0}
+SECONDS = {"target": 6000.0, "draft": 1500.0}
 """Wall-clock time of each stage that trains a model, if the command line says nothing else."""
 
 
 class Training:
-    """One call of the command: its options, and the two halves of the corpus."""
+    """One call of the command: its options and the training text."""
 
-    def __init__(self, options: argparse.Namespace, training: Modules, held_out: Modules) -> None:
-        self.options, self.texts, self.held_out = options, list(training.values()), held_out
+    def __init__(self, options: argparse.Namespace, library: Modules) -> None:
+        self.options = options
+        self.texts = training_texts(library, options.documents, options.seed)
         self.output: Path = options.output
         self.target_dir = self.output / "target"
         self.draft_gguf = self.output / "draft" / "draft-q8_0.gguf"
 
     def make_tokenizer(self) -> None:
-        """Train the tokenizer, and cut the prompts from the held-out modules."""
-        save_tokenizer(train_tokenizer(self.texts), self.target_dir, CONTEXT_LENGTH)
-        write_prompts(self.held_out, self.output / "prompts.json")
+        """Train the tokenizer, and draw the prompts."""
+        save_tokenizer(
+            train_tokenizer(map(plain, self.texts[:TOKENIZER_TEXTS])), self.target_dir, CONTEXT_LENGTH
+        )
+        prompts = json.dumps(bundled_prompts(), indent=2) + "\n"
+        (self.output / "prompts.json").write_text(prompts, encoding="utf-8")
 
     def make_target(self) -> None:
         """Train the target and write it as bf16 safetensors, at every checkpoint."""
-        tokens, progress = self.library(), self.progress("target")
-        train_target(tokens, progress, self.options.seed, self.save_target)
+        packed, progress = self.packed(), self.progress("target")
+        train_target(packed, progress, self.options.seed, self.save_target)
         self.record("target", progress, progress.elapsed_time)
 
     def make_draft(self) -> None:
         """Distil the draft from the written target and write it as Q8_0 GGUF, at every checkpoint."""
-        options, target, library = self.options, load_target(self.target_dir), self.library()
-        started_at = time.monotonic()
-        own_words = continue_prefixes(
-            target, library, options.sampled_rows, options.sampled_length, options.seed
-        )
-        took = time.monotonic() - started_at
-        logger.info("sampled %d tokens from the target in %.0f s", len(own_words), took)
-        stream = WindowStream(torch.cat((library, own_words.repeat(OWN_WORDS_REPEATS))), options.seed)
-        draft = draft_from(target)
-        self.save_draft(draft)
-        progress = self.progress("draft")
-        distil_draft(draft, target, stream, progress, self.save_draft)
-        self.record("draft", progress, time.monotonic() - started_at)
+        target = load_target(self.target_dir)
+        draft, progress = draft_from(target), self.progress("draft")
+        distil_draft(draft, target, self.packed(), progress, self.options.seed + 1, self.save_draft)
+        self.record("draft", progress, progress.elapsed_time)
 
-    def refine_draft(self) -> None:
-        """Go on with the written draft on library text alone, in another order and with smaller steps."""
-        target, draft = load_target(self.target_dir), read_gguf(self.draft_gguf)
-        stream = WindowStream(self.library(), self.options.seed + 1)
-        progress = self.progress("refine")
-        distil_draft(draft, target, stream, progress, self.save_draft, rate=REFINING_RATE)
-        self.record("refine", progress, progress.elapsed_time)
-
-    def library(self) -> Tensor:
-        """Return the packed tokens of the training modules."""
+    def packed(self) -> Packed:
+        """Return the training text, packed."""
         return pack(load_tokenizer(self.target_dir), self.texts)
 
     def progress(self, stage: str) -> Progress:
@@ -132,7 +113,6 @@ STAGES: dict[str, Callable[[Training], None]] = {
     "tokenizer": Training.make_tokenizer,
     "target": Training.make_target,
     "draft": Training.make_draft,
-    "refine": Training.refine_draft,
 }
 
 
@@ -151,8 +131,7 @@ def parser() -> argparse.ArgumentParser:
             help=f"wall-clock time (default: {seconds:.0f})",
         )
         add(f"--{stage}-steps", type=int, help=f"number of steps instead of --{stage}-seconds")
-    add("--sampled-rows", type=int, default=192, help="texts that the target writes (default: 192)")
-    add("--sampled-length", type=int, default=448, help="tokens in each of those texts (default: 448)")
+    add("--documents", type=int, default=45_000, help="number of generated documents (default: 45000)")
     add("--f32-gguf", type=Path, help="only write the existing draft, dequantised, to this path")
     return found
 
@@ -162,12 +141,12 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     transformers_logging.disable_progress_bar()
     options = parser().parse_args(arguments)
-    training = Training(options, *load_split())
+    training = Training(options, load_split()[0])
     if options.f32_gguf is not None:
         training.save_draft(read_gguf(training.draft_gguf), options.f32_gguf, quantised=False)
         return 0
     for stage in options.stage or STAGES:
-        logger.info("stage %s: %d training modules", stage, len(training.texts))
+        logger.info("stage %s: %d texts", stage, len(training.texts))
         STAGES[stage](training)
     return 0
 

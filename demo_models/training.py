@@ -18,28 +18,32 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from demo_models.architecture import END_OF_TEXT_ID, TARGET_LAYERS, grow, new_model
+from demo_models.corpus import Text
 
 logger = logging.getLogger(__name__)
 
-TOKENS_PER_STEP: Final = 4096
+TOKENS_PER_STEP: Final = 2048
 """Tokens in every batch, whatever its context length."""
 
 SHALLOW_LAYERS: Final = 5
-GROW_AT: Final = 0.5
+GROW_AT: Final = 0.8
 """Part of the target's run that it spends with `SHALLOW_LAYERS` blocks."""
 
-LONG_CONTEXT_FROM: Final = 0.85
-"""Part of a run after which it reads windows of 1024 tokens instead of 512."""
+TOKENS_PER_PASS: Final = 1024
+"""Tokens that go through the model at once: fewer than a step's, so that they stay in the cache."""
+
+CONTEXTS: Final = ((0.6, 256), (0.93, 512), (1.0, 1024))
+"""Length of the windows, in tokens, until each part of a run. Attention over 512 costs three times as much as
+over 256, in which most functions fit."""
 
 REPORT_EVERY: Final = 20
 """Steps between two lines of progress."""
 
-PREFIX_TOKENS: Final = 64
-GREEDY_SHARE: Final = 0.75
-"""Part of the rows continued greedily; the others are sampled at temperature 0.8, so that the text varies."""
-
 NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration, from Jordan 2024."""
+
+Packed: TypeAlias = tuple[Tensor, Tensor]
+"""Tokens and their weights in the loss, of one shape."""
 
 Loss: TypeAlias = Callable[[LlamaForCausalLM, Tensor], Tensor]
 Checkpoint: TypeAlias = Callable[[LlamaForCausalLM], None]
@@ -48,59 +52,56 @@ Checkpoint: TypeAlias = Callable[[LlamaForCausalLM], None]
 # --- text -----------------------------------------------------------------------------------------------
 
 
-def pack(tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
-    """Return one int64 vector: the texts' tokens, each text followed by the end-of-text token."""
-    encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    ids = [token for encoding in encodings for token in (*encoding.ids, END_OF_TEXT_ID)]
-    return torch.tensor(ids, dtype=torch.int64)
+def pack(tokenizer: Tokenizer, texts: Sequence[Text]) -> Packed:
+    """Return the texts' tokens, int64, each text followed by the end-of-text token, and their f32 weights."""
+    parts = [part for text in texts for part, _ in text]
+    encodings = iter(tokenizer.encode_batch_fast(parts, add_special_tokens=False))
+    ids, weights = [], []
+    for text in texts:
+        for _, weight in text:
+            found = next(encodings).ids
+            ids += [np.array(found, np.int64)]
+            weights += [np.full(len(found), weight, np.float32)]
+        ids += [np.array([END_OF_TEXT_ID])]
+        weights += [weights[-1][-1:]]
+    return torch.from_numpy(np.concatenate(ids)), torch.from_numpy(np.concatenate(weights))
 
 
 class WindowStream:
-    """Endless shuffled windows over a packed vector; each epoch cuts it at another random offset."""
+    """Endless shuffled windows over packed texts. Each begins with a text, so that a model never has to
+    complete a function of which it cannot see the beginning; in a long text, others follow the first."""
 
-    def __init__(self, tokens: Tensor, seed: int) -> None:
-        self._tokens = tokens
+    def __init__(self, packed: Packed, seed: int) -> None:
+        self._tokens, self._weights = packed
+        self._begins = np.flatnonzero(self._tokens.numpy() == END_OF_TEXT_ID) + 1
         self._random = np.random.default_rng(seed)
         self._pending: list[int] = []
         self._length = 0
 
-    def next_batch(self, context: int) -> Tensor:
-        """Return int64 `[TOKENS_PER_STEP // context, context + 1]`: inputs, and targets shifted by one."""
+    def next_batch(self, context: int) -> Packed:
+        """Return tokens and weights, each `[TOKENS_PER_STEP // context, context + 1]`: inputs, and targets
+        shifted by one."""
         if context != self._length:
             self._length, self._pending = context, []
         starts = [self._next_start() for _ in range(TOKENS_PER_STEP // context)]
-        return torch.stack([self._tokens[start : start + context + 1] for start in starts])
+        tokens, weights = (
+            torch.stack([vector[start : start + context + 1] for start in starts])
+            for vector in (self._tokens, self._weights)
+        )
+        return tokens, weights
 
     def _next_start(self) -> int:
         if not self._pending:
-            offset = int(self._random.integers(self._length))
-            starts = np.arange(offset, len(self._tokens) - self._length, self._length)
-            self._pending = [int(start) for start in self._random.permutation(starts)]
+            self._pending = [int(start) for start in self._random.permutation(self._starts())]
         return self._pending.pop()
 
-
-@torch.no_grad()
-def continue_prefixes(
-    target: LlamaForCausalLM, tokens: Tensor, num_rows: int, length: int, seed: int
-) -> Tensor:
-    """Return one packed int64 vector of `num_rows * length` tokens: windows of `tokens`, continued.
-
-    The first `PREFIX_TOKENS` of every row come from the packed vector `tokens`, the rest from the model. At
-    run time the draft continues what the target has committed, not library source; training on such text is
-    what DistillSpec (Zhou et al. 2024) found to raise acceptance most.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    starts = torch.randint(len(tokens) - PREFIX_TOKENS, (num_rows,), generator=generator)
-    rows = torch.stack([tokens[start : start + PREFIX_TOKENS] for start in starts.tolist()])
-    num_greedy = int(GREEDY_SHARE * num_rows)
-    step, cache, out = rows, None, [rows]
-    for _ in range(length - PREFIX_TOKENS):
-        result = target(input_ids=step, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        logits, cache = result.logits[:, -1], result.past_key_values
-        step = logits.argmax(-1, keepdim=True)
-        step[num_greedy:] = torch.multinomial((logits[num_greedy:] / 0.8).softmax(-1), 1, generator=generator)
-        out.append(step)
-    return torch.cat(out, dim=1).flatten()
+    def _starts(self) -> list[int]:
+        start, starts = 0, []
+        while (end := start + self._length) < len(self._tokens):
+            starts.append(start)
+            begin = self._begins[np.searchsorted(self._begins, end) :][:1]
+            start = int(begin[0]) if len(begin) and begin[0] - end < self._length else end
+        return starts
 
 
 # --- the optimizer --------------------------------------------------------------------------------------
@@ -215,12 +216,12 @@ def learning_rate_factor(fraction: float, flat_until: float = 0.35, final: float
 # --- the runs -------------------------------------------------------------------------------------------
 
 
-def train_target(tokens: Tensor, progress: Progress, seed: int, checkpoint: Checkpoint) -> None:
-    """Train the target on packed `tokens`, shallow first."""
-    stream = WindowStream(tokens, seed)
+def train_target(packed: Packed, progress: Progress, seed: int, checkpoint: Checkpoint) -> None:
+    """Train the target on packed texts, shallow first."""
+    stream = WindowStream(packed, seed)
     model = new_model(SHALLOW_LAYERS, seed)
     optimizer = PairOptimizer(model, 0.02, 0.003)
-    for until in (0.15, 0.3, GROW_AT, 0.6, 0.8, 1.0):
+    for until in (0.2, 0.4, 0.6, GROW_AT, 0.9, 1.0):
         fit(model, optimizer, stream, next_token_loss, progress, until)
         checkpoint(model)
         if until == GROW_AT:
@@ -231,13 +232,14 @@ def train_target(tokens: Tensor, progress: Progress, seed: int, checkpoint: Chec
 def distil_draft(
     draft: LlamaForCausalLM,
     target: LlamaForCausalLM,
-    stream: WindowStream,
+    packed: Packed,
     progress: Progress,
+    seed: int,
     checkpoint: Checkpoint,
-    rate: float = 1.0,
 ) -> None:
-    """Train `draft` in place towards the target's distributions; `rate` scales the learning rates."""
-    optimizer = PairOptimizer(draft, 0.01 * rate, 0.0015 * rate)
+    """Train `draft` in place towards the target's distributions over packed texts."""
+    stream = WindowStream(packed, seed)
+    optimizer = PairOptimizer(draft, 0.01, 0.0015)
     for until in (0.25, 0.5, 0.75, 1.0):
         fit(draft, optimizer, stream, distillation_loss(target), progress, until)
         checkpoint(draft)
@@ -256,10 +258,8 @@ def fit(
     recent: list[float] = []
     while (fraction := progress.fraction) < until:
         optimizer.scale(learning_rate_factor(fraction))
-        loss = loss_of(model, stream.next_batch(512 if fraction < LONG_CONTEXT_FROM else 1024))
-        loss.backward()  # type: ignore[no-untyped-call]  # torch ships this one method without types
+        recent.append(accumulate(model, stream.next_batch(context_length(fraction)), loss_of))
         optimizer.step()
-        recent.append(loss.item())
         progress.num_steps += 1
         if progress.num_steps % REPORT_EVERY == 0:
             logger.info(
@@ -273,19 +273,36 @@ def fit(
             recent.clear()
 
 
-def next_token_loss(model: LlamaForCausalLM, batch: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats per token of `batch` `[rows, context + 1]`."""
-    logits = model(input_ids=batch[:, :-1], use_cache=False).logits
-    return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+def context_length(fraction: float) -> int:
+    """Return the length of the windows at a part of a run."""
+    return next(length for until, length in CONTEXTS if fraction <= until)
+
+
+def accumulate(model: LlamaForCausalLM, batch: Packed, loss_of: Loss) -> float:
+    """Add up the gradients of a batch, `TOKENS_PER_PASS` at a time, and return its weighted mean loss."""
+    tokens, weights = batch
+    shares = weights[:, 1:] / weights[:, 1:].sum()
+    rows, total = max(1, TOKENS_PER_PASS // shares.size(1)), 0.0
+    for some, share in zip(torch.split(tokens, rows), torch.split(shares, rows), strict=True):
+        loss = (loss_of(model, some) * share.flatten()).sum()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch ships this one method without types
+        total += loss.item()
+    return total
+
+
+def next_token_loss(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
+    """Return the cross-entropy in nats of each token that `tokens` `[rows, context + 1]` predicts."""
+    logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
 
 
 def distillation_loss(target: LlamaForCausalLM) -> Loss:
-    """Return the mean KL(target || draft) in nats per token (Hinton et al. 2015, at temperature 1)."""
+    """Return KL(target || draft) in nats of each token (Hinton et al. 2015, at temperature 1)."""
 
-    def loss(draft: LlamaForCausalLM, batch: Tensor) -> Tensor:
+    def loss(draft: LlamaForCausalLM, tokens: Tensor) -> Tensor:
         with torch.no_grad():
-            wanted = target(input_ids=batch[:, :-1], use_cache=False).logits.log_softmax(-1)
-        got = draft(input_ids=batch[:, :-1], use_cache=False).logits.log_softmax(-1)
-        return F.kl_div(got.flatten(0, 1), wanted.flatten(0, 1), reduction="batchmean", log_target=True)
+            wanted = target(input_ids=tokens[:, :-1], use_cache=False).logits.log_softmax(-1)
+        got = draft(input_ids=tokens[:, :-1], use_cache=False).logits.log_softmax(-1)
+        return F.kl_div(got.flatten(0, 1), wanted.flatten(0, 1), reduction="none", log_target=True).sum(-1)
 
     return loss

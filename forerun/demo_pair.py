@@ -14,4 +14,4 @@ DRAFT_GGUF: Final = FOLDER / "draft" / "draft-q8_0.gguf"
 """Draft model for llama.cpp, Q8_0, with the same tokenizer embedded."""
 
 PROMPTS: Final = FOLDER / "prompts.json"
-"""List of `{"name", "module", "text"}`: beginnings of modules outside the pair's training data."""
+"""List of `{"name", "text"}`: functions outside the pair's training data, as far as their docstrings."""

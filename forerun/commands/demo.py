@@ -17,6 +17,7 @@ from edge_client.texts.events import TextAdded
 from forerun import demo_pair
 from forerun.chat.display import legend, new_display
 from forerun.commands.comparison import SchemeComparison, compare
+from forerun.doctests import Outcome, Verdict, run_doctests
 from forerun.options import SAMPLING, SamplingOptions, add_command, option
 from forerun.prompts import bundled, some_of
 from forerun.rig import Rig, RigSettings, check_models
@@ -26,8 +27,9 @@ from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 
 DESCRIPTION = """\
 Start a verifier with the bundled target model and an edge with the bundled draft model as two processes, with
-an emulated wide-area link between them. Complete a few prompts and show the text as it arrives. Then run the
-same prompts over the same link in three ways, and compare them in a table:
+an emulated wide-area link between them. Complete a few functions and show the text as it arrives. Run the
+doctests of what was written, in a process with limits. Then run the same prompts over the same link in three
+ways, and compare them in a table:
 
   server streaming   the plain cloud service: the target alone, token by token
   best sync block    classic split speculation: draft k tokens, wait for the verdict; with the best k
@@ -102,11 +104,13 @@ async def _demo(options: DemoOptions, sampling: dict[str, Any]) -> None:
     prompts = list(options.prompt or ()) or some_of(bundled(), options.num_prompts)
     note("loading the target model and the draft model, each in a process of its own")
     async with Rig(options.rig) as rig:
+        texts = await _write(rig, prompts, options.policy, sampling, show=not options.json)
+        outcomes = [outcome for text in texts for outcome in run_doctests(text)]
         if not options.json:
-            await _show_texts(rig, prompts, options.policy, sampling)
+            _print_doctests(outcomes)
         comparison = await compare(rig, prompts, sampling, options.policy, progress=note)
     if options.json:
-        print(json.dumps(_as_json(options, prompts, comparison), indent=2))
+        print(json.dumps(_as_json(options, prompts, outcomes, comparison), indent=2))
     else:
         print_table(options, comparison)
 
@@ -130,17 +134,40 @@ async def _page(options: DemoOptions, browser: bool) -> int:
     return 0
 
 
-async def _show_texts(rig: Rig, prompts: Sequence[str], policy: str, sampling: dict[str, Any]) -> None:
+async def _write(
+    rig: Rig, prompts: Sequence[str], policy: str, sampling: dict[str, Any], *, show: bool
+) -> list[str]:
+    """Return each prompt with its completion. If `show` is set, print them as they arrive."""
     painter = Painter(sys.stdout)
-    print(legend(painter))
+    if show:
+        print(legend(painter))
+    texts = []
     for number, prompt in enumerate(prompts, 1):
-        print(f"\n{painter.bold(f'── prompt {number} of {len(prompts)} ──')}\n{painter.dim(prompt)}", end="")
-        display = new_display(painter, origin=True)
+        if show:
+            title = painter.bold(f"── prompt {number} of {len(prompts)} ──")
+            print(f"\n{title}\n{painter.dim(prompt)}", end="")
+        display = new_display(painter, origin=True) if show else None
+        parts = [prompt]
         async for event in rig.events(prompt, policy, sampling):
-            if event["event"] == "text":
+            if event["event"] != "text":
+                continue
+            parts.append(event["text"])
+            if display is not None:
                 origin = TokenOrigin.DRAFTED if event["drafted"] else TokenOrigin.SERVER
                 display.take(TextAdded((TextSpan(event["text"], origin),)))
-        print()
+        texts.append("".join(parts))
+    return texts
+
+
+def _print_doctests(outcomes: Sequence[Outcome]) -> None:
+    """Print which of the functions written return what their docstrings say, if any has examples."""
+    if not outcomes:
+        return
+    passed = sum(outcome.verdict is Verdict.PASSED for outcome in outcomes)
+    print(f"\ndoctests: {passed} of {len(outcomes)} functions pass")
+    for outcome in outcomes:
+        mark = "✓" if outcome.verdict is Verdict.PASSED else "✗"
+        print(f"  {mark} {outcome.function}" + (f": {outcome.why}" if outcome.why else ""))
 
 
 ROWS = (
@@ -182,10 +209,16 @@ def _cell(value: float | bool) -> str:
     return ("yes" if value else "NO") if isinstance(value, bool) else f"{value:.2f}"
 
 
-def _as_json(options: DemoOptions, prompts: Sequence[str], comparison: SchemeComparison) -> dict[str, Any]:
+def _as_json(
+    options: DemoOptions,
+    prompts: Sequence[str],
+    outcomes: Sequence[Outcome],
+    comparison: SchemeComparison,
+) -> dict[str, Any]:
     settings = {key: value for key, value in vars(options).items() if key not in ("prompt", "json")}
     return {
         "settings": {**settings, "prompts": len(prompts), "sync_best_block": comparison.best_block},
+        "doctests": [{**asdict(outcome), "verdict": outcome.verdict.value} for outcome in outcomes],
         "schemes": {name: as_json(found) for name, found in comparison.schemes.items()},
         "sync_search_ms_per_token": {str(k): round(found, 3) for k, found in comparison.blocks.items()},
         "speedup_over_server_streaming": round(comparison.speedup(SERVER_STREAMING), 3),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from demo_models import DRAFT_GGUF, PROMPTS, ROOT, TARGET_DIR
-from demo_models.corpus import load_split
+from demo_models.corpus import held_out_functions
 
 MAX_DIFFERENCE = 1e-4
 """Bound on a logit's difference, f32 on both sides: each sums in its own order. 2.9e-5 was measured on
@@ -105,18 +106,36 @@ def test_exporting_the_shipped_draft_again_changes_no_byte(tmp_path: Path) -> No
 
 
 @pytest.mark.torch
-def test_the_pair_agrees_on_held_out_code() -> None:
-    """The slice is 12 windows spread evenly over all held-out modules, which differ much from each other."""
+@pytest.mark.slow
+def test_the_target_completes_held_out_functions_and_the_draft_agrees_mostly() -> None:
+    """20 of the 100 functions that README.md reports on."""
     from demo_models.architecture import load_target
-    from demo_models.evaluate import compare
+    from demo_models.evaluate import EVALUATION_SEED, measure_functions
     from demo_models.gguf_export import read_gguf
     from demo_models.tokenizer import load_tokenizer
-    from demo_models.training import pack
 
-    tokens = pack(load_tokenizer(TARGET_DIR), list(load_split()[1].values()))
-    spread = tokens[: len(tokens) // 12 * 12].view(12, -1)[:, :512].flatten()
-    result = compare(load_target(TARGET_DIR), read_gguf(DRAFT_GGUF), spread, 512)
-    assert result.agreement >= 0.75
+    prompts = [prompt for _, prompt in islice(held_out_functions(EVALUATION_SEED), 20)]
+    found = measure_functions(
+        load_target(TARGET_DIR), read_gguf(DRAFT_GGUF), load_tokenizer(TARGET_DIR), prompts
+    )
+    assert found.passed >= 14
+    assert all(0.65 <= acceptance <= 0.9 for acceptance in found.acceptance.values())
+
+
+@pytest.mark.torch
+def test_a_text_is_the_targets_own_and_a_model_accepts_itself() -> None:
+    import torch
+
+    from demo_models.architecture import new_model
+    from demo_models.evaluate import accepted, write
+
+    model = new_model(1, seed=0).eval()
+    for temperature in (0.0, 0.8):
+        text = write(model, [5, 6, 7], temperature, seed=3)
+        assert all(accepted(model, text))
+    with torch.no_grad():
+        greedy = write(model, [5, 6, 7], 0.0, seed=4).added[0]
+        assert greedy == model(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1].argmax()
 
 
 @pytest.mark.torch
@@ -124,26 +143,12 @@ def test_a_model_agrees_with_itself_everywhere() -> None:
     import torch
 
     from demo_models.architecture import new_model
-    from demo_models.evaluate import compare
+    from demo_models.evaluate import compare, summarise
 
     model = new_model(1, seed=0).eval()
     result = compare(model, model, torch.arange(129), context=32)
-    assert result.agreement == 1.0
-    assert result.kl.abs().max() < 1e-5
+    assert len(result.agrees) == 128
     assert torch.equal(result.target_loss, result.draft_loss)
-    assert len(result.rank) == 128
-
-
-@pytest.mark.torch
-def test_ranks_and_quintiles_count_what_they_say() -> None:
-    import torch
-
-    from demo_models.evaluate import Comparison, quintiles, summarise
-
-    confidence = torch.linspace(0.1, 1.0, 10)
-    rank = torch.tensor([9, 3, 2, 1, 1, 0, 0, 0, 0, 0])
-    result = Comparison(torch.zeros(10), torch.zeros(10), torch.zeros(10), rank, confidence)
-    assert [part["agreement"] for part in quintiles(result)] == [0.0, 0.0, 0.5, 1.0, 1.0]
     summary = summarise(result, num_bytes_per_token=3.0)
-    assert summary["agreement"] == 0.5
-    assert summary["target_choice_in_draft_top"] == {"1": 0.5, "2": 0.7, "3": 0.8, "4": 0.9, "8": 0.9}
+    assert summary["agreement"] == 1.0
+    assert summary["target"] == summary["draft"]

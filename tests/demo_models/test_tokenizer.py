@@ -113,9 +113,19 @@ def test_what_the_model_wrote_stands_where_it_wrote_it_and_what_others_say_is_a_
     text = "# Be brief.\n# Be right.\ndef f(x):\n    pass"
     assert prompt_of(("user", "def f(x):\n    return ")) == "def f(x):\n    return "
     assert prompt_of(*told) == text
-    assert prompt_of(*told, ("user", "class A")) == text + "\nclass A"
-    assert prompt_of(*told, ("tool", "4"), ("user", "y = ")) == text + "\n# 4\ny = "
+    assert prompt_of(*told, ("user", "class A")) == text + "\n\n\nclass A"
+    assert prompt_of(*told, ("tool", "4"), ("user", "y = ")) == text + "\n\n\n# 4\ny = "
     assert prompt_of(("user", "x = "), ("assistant", None)) == "x = "
+
+
+@pytest.mark.api
+def test_a_request_in_words_is_a_comment_before_the_function_and_two_blank_lines_after_the_last() -> None:
+    asked = "Return the sum of the even numbers in a list."
+    function = "def f():\n    return 1\n"
+    text = f"# {asked}\n{function}"
+    assert prompt_of(("user", asked)) == f"# {asked}\n"
+    assert prompt_of(("user", asked), ("assistant", function)) == text
+    assert prompt_of(("user", asked), ("assistant", function), ("user", asked)) == f"{text}\n\n# {asked}\n"
 
 
 def test_the_committed_template_is_the_one_that_is_written() -> None:

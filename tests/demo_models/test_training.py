@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from demo_models import PROMPTS, TARGET_DIR
-from demo_models.corpus import HELD_OUT, PROMPT_LINES, PROMPT_STARTS, load_split, write_prompts
+from demo_models import TARGET_DIR
+from demo_models.corpus import HELD_OUT, LIBRARY_SHARE, load_split, plain, training_texts
 
 # The text ------------------------------------------------------------------------------------------------
 
@@ -39,23 +39,13 @@ def test_third_party_code_tests_and_tables_are_left_out(tmp_path: Path) -> None:
     assert load_split(tmp_path) == ({"kept.py": "e = 1\n"}, {"csv.py": "f = 1\n"})
 
 
-def test_a_prompt_is_the_first_lines_from_its_start(tmp_path: Path) -> None:
-    held_out = {module: f"import os\n{start}\n" + "pass\n" * 40 for module, start in PROMPT_STARTS.values()}
-    write_prompts(held_out, tmp_path / "prompts.json")
-    for prompt in json.loads((tmp_path / "prompts.json").read_text(encoding="utf-8")):
-        assert prompt["text"].startswith(PROMPT_STARTS[prompt["name"]][1])
-        assert prompt["text"].count("\n") == PROMPT_LINES
-
-
-def test_the_committed_prompts_have_60_to_200_tokens() -> None:
-    pytest.importorskip("tokenizers")
-    from demo_models.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(TARGET_DIR)
-    prompts = json.loads(PROMPTS.read_text(encoding="utf-8"))
-    origins = {prompt["name"]: prompt["module"] for prompt in prompts}
-    assert origins == {name: module for name, (module, _) in PROMPT_STARTS.items()}
-    assert all(60 <= len(tokenizer.encode(prompt["text"]).ids) <= 200 for prompt in prompts)
+def test_a_fifth_of_the_training_text_is_library() -> None:
+    modules = load_split()[0]
+    texts = training_texts(modules, num_documents=1000, seed=0)
+    plain_texts = [plain(text) for text in texts]
+    library = sum(len(text) for text in plain_texts if text in set(modules.values()))
+    assert LIBRARY_SHARE <= library / sum(map(len, plain_texts)) < LIBRARY_SHARE + 0.1
+    assert len(texts) > 1000
 
 
 @pytest.mark.torch
@@ -64,50 +54,43 @@ def test_texts_are_packed_with_an_end_of_text_token_after_each() -> None:
     from demo_models.training import pack
 
     tokenizer = load_tokenizer(TARGET_DIR)
-    expected = [*tokenizer.encode("import os\n").ids, 0, *tokenizer.encode("x").ids, 0]
-    assert pack(tokenizer, ["import os\n", "x"]).tolist() == expected
+    first, second, other = (tokenizer.encode(text).ids for text in ("import os\n", "x", "y = 1"))
+    tokens, weights = pack(tokenizer, [(("import os\n", 0.25), ("x", 1.0)), (("y = 1", 0.5),)])
+    assert tokens.tolist() == [*first, *second, 0, *other, 0]
+    expected = [0.25] * len(first) + [1.0] * (len(second) + 1) + [0.5] * (len(other) + 1)
+    assert weights.tolist() == expected
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("context", [512, 1024])
+@pytest.mark.parametrize("context", [256, 512, 1024])
 def test_a_batch_holds_windows_of_consecutive_tokens(context: int) -> None:
     import torch
 
     from demo_models.training import TOKENS_PER_STEP, WindowStream
 
-    first, second = (WindowStream(torch.arange(50_000), seed=0).next_batch(context) for _ in range(2))
+    packed = torch.arange(50_000), torch.arange(50_000) / 2
+    (first, weights), (second, _) = (WindowStream(packed, seed=0).next_batch(context) for _ in range(2))
     assert first.shape == (TOKENS_PER_STEP // context, context + 1)
     assert bool((first.diff(dim=1) == 1).all())
+    assert torch.equal(weights, first / 2)
     assert torch.equal(first, second), "the same seed gives the same windows"
 
 
 @pytest.mark.torch
-def test_an_epoch_reads_no_window_twice() -> None:
+def test_windows_begin_with_texts_and_no_token_is_read_twice() -> None:
     import torch
 
-    from demo_models.training import WindowStream
+    from demo_models.training import TOKENS_PER_STEP, WindowStream
 
-    stream = WindowStream(torch.arange(512 * 17), seed=0)
-    starts = torch.cat([stream.next_batch(512)[:, 0] for _ in range(2)])
-    assert len(set(starts.tolist())) == 16
-
-
-@pytest.mark.torch
-def test_the_targets_words_begin_with_windows_of_the_text_and_continue_greedily() -> None:
-    import torch
-
-    from demo_models.architecture import new_model
-    from demo_models.training import PREFIX_TOKENS, continue_prefixes
-
-    target, length = new_model(1, seed=0).eval(), PREFIX_TOKENS + 6
-    rows, again = (
-        continue_prefixes(target, torch.arange(1000), 4, length, seed=0).view(4, length) for _ in range(2)
-    )
-    assert bool((rows[:, :PREFIX_TOKENS].diff(dim=1) == 1).all())
-    with torch.no_grad():
-        expected = target(rows[:3]).logits[:, PREFIX_TOKENS - 1 : -1].argmax(-1)
-    assert torch.equal(rows[:3, PREFIX_TOKENS:], expected)
-    assert torch.equal(rows, again), "the same seed gives the same text"
+    lengths = (100, 300, 40, 2000, *(150,) * 150)  # of the texts, each with its end-of-text token
+    ends = torch.tensor(lengths).cumsum(0)
+    tokens = torch.arange(1, sum(lengths) + 1)
+    tokens[ends - 1] = 0
+    batch, _ = WindowStream((tokens, torch.ones(len(tokens))), seed=0).next_batch(256)
+    starts = (batch[:, 0] - 1).tolist()
+    assert len(set(starts)) == TOKENS_PER_STEP // 256
+    inside = set(starts) - {0, *ends.tolist()}
+    assert all(440 < start < 2440 for start in inside), "only the long text goes on in a second window"
 
 
 # The models ----------------------------------------------------------------------------------------------
@@ -200,7 +183,7 @@ def test_training_on_one_batch_lowers_its_loss_and_the_rates_scale_from_their_ba
     optimizer = PairOptimizer(model, matrix_lr=0.02, other_lr=0.003)
     losses = []
     for _ in range(6):
-        loss = next_token_loss(model, batch)
+        loss = next_token_loss(model, batch).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.item())
@@ -208,6 +191,27 @@ def test_training_on_one_batch_lowers_its_loss_and_the_rates_scale_from_their_ba
     optimizer.scale(0.5)
     optimizer.scale(0.5)
     assert optimizer.learning_rates == [0.01, 0.0015]
+
+
+@pytest.mark.torch
+def test_passes_add_up_to_the_weighted_mean_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from demo_models import training
+    from demo_models.architecture import new_model
+
+    model = new_model(1, seed=0)
+    tokens = torch.arange(4 * 17).view(4, 17)
+    weights = torch.rand(4, 17, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(training, "TOKENS_PER_PASS", 32)
+    found = training.accumulate(model, (tokens, weights), training.next_token_loss)
+    gradient = model.lm_head.weight.grad.clone()
+    model.zero_grad()
+    shares = (weights[:, 1:] / weights[:, 1:].sum()).flatten()
+    expected = (training.next_token_loss(model, tokens) * shares).sum()
+    expected.backward()  # type: ignore[no-untyped-call]
+    assert found == pytest.approx(expected.item())
+    assert torch.allclose(gradient, model.lm_head.weight.grad, atol=1e-6)
 
 
 @pytest.mark.torch
@@ -241,22 +245,19 @@ def test_every_stage_leaves_files_that_load(tmp_path: Path, monkeypatch: pytest.
     from demo_models import train, training
     from demo_models.gguf_export import read_gguf
 
-    modules, held_out = load_split()
-    few = {name: modules[name] for name in list(modules)[:20]}
-    monkeypatch.setattr(train, "load_split", lambda: (few, held_out))
     monkeypatch.setattr(training, "TOKENS_PER_STEP", 1024)
     arguments = [
         "--output",
         str(tmp_path),
+        "--documents",
+        "500",
         "--target-steps",
         "2",
         "--draft-steps",
         "2",
-        "--refine-steps",
-        "1",
     ]
-    assert train.main([*arguments, "--sampled-rows", "2", "--sampled-length", "66"]) == 0
+    assert train.main(arguments) == 0
     draft = read_gguf(tmp_path / "draft" / "draft-q8_0.gguf")
     assert draft.config.num_hidden_layers == 2
     log = json.loads((tmp_path / "training_log.json").read_text(encoding="utf-8"))
-    assert {stage: log[stage]["num_steps"] for stage in log} == {"target": 2, "draft": 2, "refine": 1}
+    assert {stage: log[stage]["num_steps"] for stage in log} == {"target": 2, "draft": 2}

@@ -885,9 +885,13 @@ async function tryChat() {
 let wanted = null; // the newest wish that is not sent yet
 let sending = false;
 
+// The demonstration's model writes small functions from such a sentence.
+const DEMO_REQUEST = "Return the sum of the even numbers in a list.";
+
 async function findLink() {
   try {
     showLink(await (await ask("/v1/demo/link")).json());
+    if ($("link").hidden && !$("prompt").value) $("prompt").value = DEMO_REQUEST;
     $("link").hidden = false;
   } catch { /* the next look tries again */ }
 }
