@@ -38,20 +38,17 @@ def rank_rows(logits: Tensor, rows: Sequence[ChoiceRow], count: int) -> list[Can
     values, tokens = adjusted.topk(min(FRONT, logits.shape[1]), dim=1)
     scaled = values.double()
     scaled -= scaled[:, :1].clone()
-    late: list[list[tuple[float, int]]] = [[] for _ in rows]
-    if all(row.params.greedy for row in rows):
-        scores = scaled
-    else:
+    scores, late = scaled, list[list[tuple[float, int]]]([[] for _ in rows])
+    is_noisy = not all(row.params.greedy for row in rows)
+    keys = noise_keys([row.params.seed for row in rows], [row.position + 1 for row in rows], logits.device)
+    if is_noisy:
         scaled /= column([row.params.temperature or 1.0 for row in rows], scaled)
-        keys = noise_keys(
-            [row.params.seed for row in rows], [row.position + 1 for row in rows], logits.device
-        )
         noise = gumbel(keys.unsqueeze(1), tokens)
         noise.masked_fill_(column([row.params.greedy for row in rows], tokens).bool(), 0.0)
         noise.masked_fill_(_dropped(adjusted, scaled, tokens, rows), -torch.inf)
         scores = scaled + noise
     best, order = scores.topk(min(count, scores.shape[1]), dim=1)
-    if scores is not scaled and values.shape[1] < logits.shape[1]:
+    if is_noisy and values.shape[1] < logits.shape[1]:
         late = _late(adjusted, values, scaled[:, -1], best[:, -1], keys, rows)
     found = zip(tokens.gather(1, order).tolist(), best.tolist(), late, strict=True)
     return [_merged(own, own_scores, others, count) for own, own_scores, others in found]
