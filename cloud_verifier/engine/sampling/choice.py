@@ -364,10 +364,15 @@ def noise_bits(keys: Tensor, tokens: Tensor) -> Tensor:
     return state.bitwise_xor_(_shifted(state, noise.MIX_SHIFTS[2], scratch))
 
 
+def noise_cells(keys: Tensor, tokens: Tensor) -> Tensor:
+    """Return the bits that name a cell of the unit interval, int64 from 0; shapes as in `noise_bits`."""
+    bits = noise_bits(keys, tokens)
+    return _shifted(bits, _UNUSED_BITS, bits)
+
+
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
     """Return standard Gumbel noise, float64, of token ids under keys; shapes as in `noise_bits`."""
-    bits = noise_bits(keys, tokens)
-    uniform = _shifted(bits, _UNUSED_BITS, bits).double().add_(0.5).mul_(2.0**-noise.UNIFORM_BITS)
+    uniform = noise_cells(keys, tokens).double().add_(0.5).mul_(2.0**-noise.UNIFORM_BITS)
     return uniform.log_().neg_().log_().neg_()
 
 

@@ -45,12 +45,26 @@ def test_penalties_follow_the_path() -> None:
     np.testing.assert_allclose(scores, expected.scores, atol=1e-6)
 
 
-def test_of_a_large_vocabulary_the_likeliest_tokens_are_ranked() -> None:
-    logits = 3 * torch.randn((8, 20 * FRONT), generator=torch.Generator().manual_seed(0))
-    rows = [ChoiceRow(SamplingParams(temperature=0.5, seed=7), position) for position in range(8)]
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.5])
+def test_noise_lifts_unlikely_tokens_of_a_large_vocabulary_too(temperature: float) -> None:
+    logits = 3 * torch.randn((24, 20 * FRONT), generator=torch.Generator().manual_seed(0))
+    rows = [ChoiceRow(SamplingParams(temperature=temperature, seed=7), position) for position in range(24)]
+    beyond = 0
+    for own, row, (tokens, scores) in zip(logits.numpy(), rows, rank_rows(logits, rows, 8), strict=True):
+        expected = rank(own, row.params, row.position, 8)
+        assert list(tokens) == expected.tokens.tolist()
+        np.testing.assert_allclose(scores, expected.scores, atol=1e-6)
+        beyond += len(set(tokens) - set(own.argsort()[-FRONT:].tolist()))
+    assert (beyond > 20) == (temperature > 1.0)
+
+
+def test_of_filtered_rows_only_the_likeliest_tokens_are_ranked() -> None:
+    logits = torch.randn((8, 20 * FRONT), generator=torch.Generator().manual_seed(0))
+    params = SamplingParams(temperature=1.5, seed=7, top_k=10 * FRONT)
+    rows = [ChoiceRow(params, position) for position in range(8)]
     for own, row, (tokens, _) in zip(logits.numpy(), rows, rank_rows(logits, rows, 8), strict=True):
         likeliest = set(own.argsort()[-FRONT:].tolist())
-        order = rank(own, row.params, row.position, len(own)).tokens.tolist()
+        order = rank(own, row.params, row.position, 10 * FRONT).tokens.tolist()
         assert list(tokens) == [token for token in order if token in likeliest][:8]
 
 
