@@ -7,12 +7,12 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from common.calibration import SHIPPED, Calibration, promised
 from common.chances import Chances, SeededChances
 from common.errors import LocalError
 from common.messages import INITIAL_CREDIT
-from common.prompt_lookup import LEAST, NgramTable, PromptLookup, grow_guesses
+from common.prompt_lookup import LEAST, NO_TEXTS, PromptLookup, SharedTexts, grow_guesses
 from common.tree import Node, SpeculationTree
-from common.calibration import SHIPPED, Calibration, promised
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.drawing import Drawing, untold
 from edge_client.core.nouns import DraftRow, Expansion, Reroot, SessionConfig
@@ -35,11 +35,11 @@ class Growth:
         self,
         config: SessionConfig,
         policy: GrowthPolicy,
-        ngrams: NgramTable | None = None,
+        shared: SharedTexts = NO_TEXTS,
         chances: Chances | None = None,
         pace: DraftPace | None = None,
     ) -> None:
-        """Guess from `ngrams`; draw drafts by `chances` (default: the seed's); learn the draft model's
+        """Guess from `shared` texts; draw drafts by `chances` (default: the seed's); learn the draft model's
         `pace`."""
         self.tree = SpeculationTree(config.begins_with)
         last_position = len(config.prompt) + config.sampling.max_tokens - 1
@@ -57,7 +57,7 @@ class Growth:
         if config.draws:
             self._drawing = Drawing(chances or SeededChances(config.sampling.seed))
             drafts = False  # guesses would bias the draws
-        self._lookup = PromptLookup(config.begins_with, ngrams) if config.recall and drafts else None
+        self._lookup = PromptLookup(config.begins_with, shared) if config.recall and drafts else None
         self._reference = Reference(config.references) if config.references and drafts else None
         if self._reference is not None:
             for token in config.committed:
@@ -137,6 +137,11 @@ class Growth:
             grow_guesses(self.tree, self._reference, last, room)
         if self._lookup is not None:
             grow_guesses(self.tree, self._lookup, last, min(MOST_GUESSED, room), surely)
+
+    def close(self) -> None:
+        """Let other sessions look up in this text, which has ended."""
+        if self._lookup is not None:
+            self._lookup.close()
 
     # The target -------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from common.messages import (
     Open,
     Opened,
 )
-from common.prompt_lookup import NgramTable
+from common.prompt_lookup import NO_TEXTS, SharedTexts
 from common.tree import Node
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.growth import Growth
@@ -131,20 +131,20 @@ class EdgeSession:
         self,
         config: SessionConfig,
         policy: GrowthPolicy,
-        ngrams: NgramTable | None = None,
+        shared: SharedTexts = NO_TEXTS,
         chances: Chances | None = None,
         luck: Luck | None = None,
         pace: DraftPace | None = None,
     ) -> None:
-        """Guess from `ngrams`; draw drafts by `chances` and vary pauses by `luck` (default: both from the
-        seed); learn the draft model's `pace`."""
+        """Guess from `shared` texts; draw drafts by `chances` and vary pauses by `luck` (default: both from
+        the seed); learn the draft model's `pace`."""
         self.config = config
         self.policy = policy
         self.state = StreamState.NEW
         self.stats = SessionStats()
         self.draft_times = StepTimeSums()
         self.target_times = StepTimeSums()  # by this session's rows, as the verifier reports them
-        self._growth = Growth(config, policy, ngrams, chances, pace)
+        self._growth = Growth(config, policy, shared, chances, pace)
         self.tree, self.view = self._growth.tree, self._growth.view
         self.calibration = self._growth.calibration
         self._effects: list[Effect] = []
@@ -599,6 +599,7 @@ class EdgeSession:
     def _end(self, reason: FinishReason | None, error: ForerunError | None) -> None:
         self._move(StreamEvent.END)
         self.view.stream_up = False
+        self._growth.close()
         self._effects.append(Finished(reason, error))
 
     def _nobody_answers(self, now: float) -> ForerunError:

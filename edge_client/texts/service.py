@@ -17,7 +17,8 @@ from typing import Protocol
 
 from common.errors import ForerunError, UnavailableError, UserError
 from common.privacy import Privacy
-from common.prompt_lookup import NgramTable
+from common.prompt_lookup import SharedTexts
+from common.suffix_index import GrowingIndex
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description
 from common.calibration import Beliefs, PriorTable
@@ -162,7 +163,7 @@ class TextService:
         self._drafts = drafts
         self._clock = clock
         self._beliefs = Beliefs(settings.priors)
-        self._ngrams = NgramTable(settings.ngrams) if settings.ngrams else None
+        self._shared = SharedTexts(GrowingIndex(capacity=settings.ngrams) if settings.ngrams else None)
         self._numbers = itertools.count(1)
         self._name = secrets.token_hex(16)  # unique
         self.orders = Orders.NONE
@@ -262,7 +263,7 @@ class TextService:
         def begin(written: Sequence[int]) -> SessionRun:
             policy = make_policy(_policy_of(request, has_seat=seat is not None))
             pace = self._drafts.pace if self._drafts is not None else None
-            session = EdgeSession(self._config(request, written, seat), policy, self._ngrams, pace=pace)
+            session = EdgeSession(self._config(request, written, seat), policy, self._shared, pace=pace)
             return Generation(session, route, seat)
 
         return begin

@@ -33,8 +33,9 @@ from common.messages import (
     TokenLogprobs,
 )
 from common.privacy import Privacy
-from common.prompt_lookup import NgramTable
+from common.prompt_lookup import SharedTexts
 from common.sampling import SamplingParams
+from common.suffix_index import GrowingIndex
 from common.tree import Node
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.drawing import FIRST
@@ -894,9 +895,9 @@ COPIED = (11, 12, 13, 14, 15, 16, 1, 2, 3, 4, 5, 6, 11, 12, 13, 14, 15, 16)
 """A prompt whose end stood at its beginning."""
 
 
-def guessing(policy: GrowthPolicy, ngrams: NgramTable | None = None) -> EdgeSession:
+def guessing(policy: GrowthPolicy) -> EdgeSession:
     config = SessionConfig(COPIED, SamplingParams(max_tokens=20), b"print", recall=True)
-    session = EdgeSession(config, policy, ngrams)
+    session = EdgeSession(config, policy)
     session.start(0.0)
     return session
 
@@ -973,15 +974,16 @@ def test_drafts_that_stay_here_take_no_room_from_guesses() -> None:
 
 
 def test_a_device_guesses_from_what_it_wrote_before() -> None:
-    table = NgramTable(100)
+    shared = SharedTexts(GrowingIndex(capacity=100))
     first = EdgeSession(
-        SessionConfig((5,), SamplingParams(max_tokens=9), b"print", recall=True), chain(), table
+        SessionConfig((5,), SamplingParams(max_tokens=9), b"print", recall=True), chain(), shared
     )
     first.start(0.0)
     first.on_message(Opened(0, 64), 0.1)
     first.on_message(Commit(1, (6, 4, 9, 3)), 0.2)
+    first.close(0.3)
     later = SessionConfig((2, 5), SamplingParams(max_tokens=9), b"print", recall=True)
-    session = EdgeSession(later, chain(), table)
+    session = EdgeSession(later, chain(), shared)
     session.start(0.0)
     session.on_message(Opened(1, 64), 0.1)
     session.on_drafter_failed(OUT_OF_PAPER, 0.2)
