@@ -294,16 +294,22 @@ def merge(trees: Sequence[list[Guess]]) -> list[Guess]:
 
 
 def grow_guesses(
-    tree: SpeculationTree, recall: GuessSource, last_position: int, most: int, surely: float = LEAST
+    tree: SpeculationTree,
+    recall: GuessSource,
+    last_position: int,
+    most: int,
+    surely: float = LEAST,
+    *,
+    from_tip: bool = True,
 ) -> None:
-    """Attach the guesses of `recall` below the tip, and below the end of the likeliest path.
+    """Attach the guesses of `recall` below the tip, if `from_tip`, and below the end of the likeliest path.
 
     Args: last_position, of the text, where a guess would save no step; most, new nodes; surely, the least
     log-probability (nats) of each new node if its parents are right.
     """
     limit = tree.num_speculative + most
     path = likeliest_path(tree)
-    for start in dict.fromkeys((0, len(path))):
+    for start in dict.fromkeys((0, len(path)) if from_tip else (len(path),)):
         node = path[start - 1] if start else tree.tip
         room = min(most, last_position - 1 - node.position)
         if room < 1:

@@ -173,7 +173,7 @@ class EdgeSession:
         if self.state is not StreamState.NEW:
             raise self._illegal("start")
         self._offline.left_alone(now)
-        self._growth.guess(beside_draft=self._drafter_ok)
+        self._growth.guess(beside_draft=self._is_drafting)
         config, plain = self.config, self.config.draft_top if self.config.draws else 0
         start = StartDrafter(
             config.begins_with, self.tree.tip.id, config.sampling, plain, len(config.committed)
@@ -227,6 +227,8 @@ class EdgeSession:
         self.stats.read += reading.num_tokens
         self._hindrance = None
         self._growth.branch(expansions)
+        if not self._owes_guess:
+            self._growth.guess(beside_draft=self._is_drafting, from_tip=False)
         self._pump(now)
 
     @_input
@@ -481,7 +483,7 @@ class EdgeSession:
             return
         if self._owes_guess:
             self._owes_guess = False
-            self._growth.guess(beside_draft=self._drafter_ok)
+            self._growth.guess(beside_draft=self._is_drafting)
         self._effects += self._offline.begin(now)
         if self._offline.active:
             confidence = self.calibration.confidence
@@ -500,6 +502,11 @@ class EdgeSession:
             self._standing = self._own_standing
             self._effects.append(ChangeMode(self._standing))
         self._silence.listen(self._is_owed(), now)
+
+    @property
+    def _is_drafting(self) -> bool:
+        """Whether the draft model's own drafts are to be expected where a guess would stand."""
+        return self._drafter_ok and self._own_standing.mode is Mode.AHEAD
 
     @property
     def _own_standing(self) -> ModeStatus:

@@ -52,6 +52,7 @@ from edge_client.core.nouns import (
     Fallback,
     Finished,
     Mode,
+    ModeStatus,
     MoveTip,
     ReadingTime,
     Reroot,
@@ -989,6 +990,30 @@ def test_a_device_guesses_from_what_it_wrote_before() -> None:
     session.on_drafter_failed(OUT_OF_PAPER, 0.2)
     session.on_message(Commit(2, (6, 4)), 0.3)
     assert [node.token for node in session.tree.speculative()] == [9, 3]
+
+
+def test_guesses_go_on_below_what_the_draft_has_found() -> None:
+    """The draft says 1 after a token that is new; (1, 2, ...) stood there before, and agreed twice."""
+    prompt = (*COPIED[6:12], 50, *COPIED[6:12], 51)
+    config = SessionConfig(prompt, SamplingParams(max_tokens=20), b"print", recall=True)
+    session = EdgeSession(config, TreePolicy())
+    session.start(0.0)
+    assert session.tree.num_speculative == 0
+    draft(session, (1,), 0.1)
+    assert [node.token for node in session.tree.speculative()][:4] == [1, 2, 3, 4]
+    session.check_integrity()
+
+
+def test_while_the_draft_rests_less_likely_guesses_count_too() -> None:
+    policy = AdaptivePolicy()
+    config = SessionConfig((1, 2, 3, 4, 5, 1), SamplingParams(max_tokens=20), b"print", recall=True)
+    session = EdgeSession(config, policy)
+    session.start(0.0)
+    assert session.tree.num_speculative == 0
+    policy.governor.standing = ModeStatus(Mode.SERVER_ONLY, "the draft is too slow")
+    session.on_message(Opened(5, 64), 0.1)
+    session.on_message(Commit(6, (2,)), 0.2)
+    assert [node.token for node in session.tree.speculative()][:1] == [3]
 
 
 def test_beside_a_draft_model_only_likely_guesses_count() -> None:
