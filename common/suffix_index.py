@@ -85,6 +85,11 @@ class SuffixIndex:
         return len(self._order)
 
     @property
+    def text(self) -> Buffer:
+        """The tokens and gaps as bytes."""
+        return self._text
+
+    @property
     def size(self) -> int:
         """The number of tokens, gaps and start included: the place after the last token."""
         return len(self._text) // UNIT

@@ -31,6 +31,7 @@ COMMANDS = {
     "fleet": "forerun.commands.fleet",
     "pull": "forerun.commands.pull",
     "models": "forerun.commands.models",
+    "index": "forerun.commands.index",
     "link": "forerun.commands.simulate:add_link",
     "certs": "forerun.commands.certs",
     "record": "forerun.commands.record",

@@ -123,7 +123,7 @@ class VerifyScheduler:
         self.ledger = Ledger(info.near_tie)
         self.counters = self.ledger.counters
         self.draining = False
-        self.texts = TenantTexts(self.config.shared_ngrams)
+        self.texts = TenantTexts(self.config.shared_texts)
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
         self.backoff = OomBackoff(most_rows(self.config))
         self._batcher = Batcher(self.config, self.backoff, self.cost, info.rows_per_read, self.tenants)
