@@ -81,10 +81,12 @@ def spec_of(seed: int) -> WorldSpec:
 
 
 def referring(seed: int) -> WorldSpec:
-    """The world of a seed whose edges are also given texts: what they will write, that with changes, another
-    text, the prompt, or tokens at random. Apart from `spec_of`, whose worlds are on record."""
+    """The world of a seed whose edges are also given texts, or have them in files: what they will write, that
+    with changes, another text, the prompt, or tokens at random. Apart from `spec_of`, whose worlds are on
+    record."""
     spec, draw = spec_of(seed), random.Random(f"references {seed}")
-    return replace(spec, edges=tuple(replace(e, references=_references(e, spec, draw)) for e in spec.edges))
+    spec = replace(spec, edges=tuple(replace(e, references=_references(e, spec, draw)) for e in spec.edges))
+    return replace(spec, files=_references(spec.edges[0], spec, draw))
 
 
 def _references(edge: EdgeSpec, spec: WorldSpec, draw: random.Random) -> tuple[tuple[int, ...], ...]:

@@ -74,6 +74,7 @@ class WorldSpec:
     steps_failing: tuple[int, ...] = ()  # engine steps that raise
     memory: int = 3  # tokens that the target looks at
     remember: int = 0  # tokens of earlier texts that all edges guess from
+    files: tuple[tuple[int, ...], ...] = ()  # token ids of files that all edges guess from
     plans_later: float = 0.0  # how often an edge decides after a Commit only when others had their turn
     looks_ahead: float = 0.0  # how often the engine goes on with a step that was planned ahead
     lag: tuple[float, float] = (0.0, 0.0)  # from a step's end to when the verifier hears of it, if it did
@@ -149,7 +150,8 @@ class World:
         self.trace: list[str] = []
         info = TargetInfo("tiny", VOCAB, 512, spec.num_slots, spec.eos, FINGERPRINT)
         self.hosts = [Host(self, info, chances) for _ in range(spec.verifiers)]
-        shared = SharedTexts(GrowingIndex(capacity=spec.remember) if spec.remember else None)
+        written = GrowingIndex(capacity=spec.remember) if spec.remember else None
+        shared = SharedTexts(written, tuple(map(GrowingIndex, spec.files)))
         pace = DraftPace() if spec.shares_pace else None
         self.edges = [Edge(i, e, spec.memory, shared, chances, pace) for i, e in enumerate(spec.edges)]
         self.streams: dict[int, Edge] = {}  # alive
