@@ -277,8 +277,8 @@ class SchedulerConfig:
     recall: bool = setting(False, "the verifier's own guesses, copied from earlier in the same text")
     shared_texts: int = setting(
         0,
-        "newest tokens of each tenant's texts, kept for recall (10 bytes each); the speed of guesses lets users "
-        "of a tenant infer each other's texts; 0: none",
+        "newest tokens of each tenant's texts, kept for recall (10 bytes each); the speed of guesses lets "
+        "users of a tenant infer each other's texts; 0: none",
         unit="tokens",
         low=0,
     )
