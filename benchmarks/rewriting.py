@@ -26,6 +26,8 @@ from typing import Any
 
 from benchmarks.daemon import DaemonProcess
 from benchmarks.reports import parser_of
+from common.prompt_lookup import SharedTexts
+from common.suffix_index import GrowingIndex
 from edge_client.core.nouns import SessionConfig
 from edge_client.core.policies import make_policy
 from forerun.bench.report import finish
@@ -106,11 +108,11 @@ class Task:
     new: str
 
     @classmethod
-    def of(cls, seed: int) -> Task:
-        """Return the task of a seed."""
+    def of(cls, seed: int, every: int = EVERY) -> Task:
+        """Return the task of a seed, with one of `every` lines changed."""
         draw = random.Random(seed)
         old = written_file(draw)
-        return cls("\n".join(old) + "\n", "\n".join(changed(old, draw)) + "\n")
+        return cls("\n".join(old) + "\n", "\n".join(changed(old, draw, every)) + "\n")
 
 
 # In virtual time.
@@ -140,12 +142,12 @@ def draft_of(truth: Sequence[int], mean: float, seed: int) -> ReplayedDraft:
 
 def simulated(options: argparse.Namespace, seed: int) -> dict[str, list[SessionResult]]:
     """Return each scheme's result on one task."""
-    task = Task.of(seed)
-    old, new = word_ids(task.old, task.new)
+    task = Task.of(seed, options.every)
+    old, new = word_ids(task.old, Task.of(seed + 1000).new if options.unlike else task.new)
     prompt = old[:16] if options.without_file else old
     world = World(
         link=LinkSpec(rtt=options.rtt / 1e3),
-        device=DeviceSpec(recall=True),
+        device=DeviceSpec(recall=True, draft_time=options.draft_step / 1e3),
         verifier=VerifierSpec(step_time=options.step / 1e3, step_time_per_node=options.row / 1e3),
         draft=draft_of(new, options.mean, seed),
         tokens=len(new),
@@ -156,16 +158,26 @@ def simulated(options: argparse.Namespace, seed: int) -> dict[str, list[SessionR
     world = replace(world, verifier=limits)
     silent = replace(world, verifier=replace(limits, recall=False))
 
-    def run(world: World, policy: str, references: tuple[tuple[int, ...], ...] = ()) -> list[SessionResult]:
+    def run(
+        world: World,
+        policy: str,
+        references: tuple[tuple[int, ...], ...] = (),
+        files: tuple[GrowingIndex, ...] = (),
+    ) -> list[SessionResult]:
         class Device(SimulatedDevice):
             def _config(self) -> SessionConfig:
                 return replace(super()._config(), prompt=prompt, references=references)
+
+            def _shared(self) -> SharedTexts:
+                return SharedTexts(files=files)
 
         return simulate(world, lambda _: make_policy(policy), Device)
 
     return {
         "streaming": run(silent, "off"),
+        "draft": run(replace(silent, device=replace(world.device, recall=False)), "adaptive"),
         "recall": run(world, "adaptive"),
+        "index": run(world, "adaptive", files=(GrowingIndex(old),)),
         "reference": run(world, "adaptive", (old,)),
     }
 
@@ -223,7 +235,7 @@ def _write(folder: Path, prompt: str, text: str) -> Path:
 
 async def served(options: argparse.Namespace, seed: int, folder: Path) -> dict[str, dict[str, Any]]:
     """Return each scheme's figures on one task."""
-    task = Task.of(seed)
+    task = Task.of(seed, options.every)
     path = _write(folder, "Write the file.\n" if options.without_file else task.old, task.new)
     async with Processes() as processes, contextlib.AsyncExitStack() as stack:
         given = ["--step", str(options.step), "--text", str(path), *(["--recall"] * options.server_recall)]
@@ -270,10 +282,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option("--rtt", type=float, default=60.0, metavar="MS", help="round trip of the link (%(default)s)")
     option("--step", type=float, default=30.0, metavar="MS", help="target step time (%(default)s)")
     option("--tasks", type=int, default=3, metavar="N", help="files to rewrite (%(default)s)")
+    option("--every", type=int, default=EVERY, metavar="N", help="one of N lines is changed (%(default)s)")
     option("--without-file", action="store_true", help="leave the file out of the prompt")
     option("--server-recall", action="store_true", help="let the verifier guess repeated text, too")
     option(
         "--row", type=float, default=0.05, metavar="MS", help="simulate: of each further row (%(default)s)"
+    )
+    option("--unlike", action="store_true", help="simulate: write another file than the given one")
+    option(
+        "--draft-step", type=float, default=5.0, metavar="MS", help="simulate: draft step time (%(default)s)"
     )
     option("--mean", type=float, default=0.7, help="simulate: the draft's acceptance (%(default)s)")
     option("--max-nodes", type=int, default=16, metavar="N", help="simulate: nodes of a step (%(default)s)")

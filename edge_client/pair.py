@@ -19,6 +19,7 @@ from edge_client.llama.model import FEWEST_SEQUENCES, MOST_SEQUENCES, LlamaSetti
 from edge_client.network.tls import TlsSettings
 from edge_client.process.paths import path_of
 from edge_client.settings import DraftSection, EdgeConfig, VerifierSection
+from edge_client.texts.datastore import IndexFiles
 from edge_client.texts.queue import Admission
 from edge_client.texts.service import TextService, TextSettings
 from edge_client.verifiers import Verifiers
@@ -30,6 +31,7 @@ class DraftFiles:
 
     model: str  # of the draft model, or of one whose tokens are the target's
     priors: PriorTable | None = None
+    indexes: tuple[Path, ...] = ()  # of the user's files
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,10 @@ async def open_pair(
     )
     settings = _text_settings(config, files.priors)
     drafts = opened.model
-    texts = TextService(opened.words, opened.vocabulary, verifiers, drafts, settings, admission=admission)
+    indexes = IndexFiles(files.indexes if draft.recall else (), opened.vocabulary.fingerprint)
+    texts = TextService(
+        opened.words, opened.vocabulary, verifiers, drafts, settings, admission=admission, indexes=indexes
+    )
     service = TextEndpoints(texts, _defaults(config, files, opened.words.chat_template), pair=name)
     status = PairStatus(
         texts,
@@ -96,7 +101,7 @@ def _text_settings(config: EdgeConfig, priors: PriorTable | None) -> TextSetting
     return TextSettings(
         seats=config.draft.seats,
         max_waiting=config.api.max_queue,
-        ngrams=config.draft.ngrams if config.draft.recall else 0,
+        remember=config.draft.remember if config.draft.recall else 0,
         patience=config.verifier.patience,
         privacy=Privacy[config.verifier.privacy.upper()],
         priors=priors,

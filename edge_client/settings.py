@@ -260,13 +260,19 @@ class DraftSection:
         "proposals copied from earlier in the same text, beside those of the draft model",
         alias="--recall",
     )
-    ngrams: int = setting(
-        65536,
-        "size of the n-gram table that recall builds over all texts of this daemon; 0: no table",
-        unit="entries",
+    remember: int = setting(
+        262_144,
+        "newest tokens of this daemon's texts, kept in memory for recall (10 bytes each); 0: none",
+        unit="tokens",
         low=0,
         high=2**24,
-        alias="--ngrams",
+        alias="--remember",
+    )
+    index: tuple[str, ...] = setting(
+        (),
+        "indexes of your files, from which recall proposes; read anew when they change",
+        form="a name given by `forerun index`, or the path of an index",
+        alias="--index",
     )
     policy: str = setting(
         "adaptive",

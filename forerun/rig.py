@@ -205,7 +205,7 @@ class Rig(Processes):
     async def start_edge(self) -> RigProcess:
         """Start one more edge behind the link and wait until it is ready."""
         where = ["--verifier", str(self.link.address), "--draft", self.settings.draft]
-        more = ["--threads", "1", "--ngrams", "0", *PRIVACY, *self.core(0)]
+        more = ["--threads", "1", "--remember", "0", *PRIVACY, *self.core(0)]
         edge = await self.start("edge", "edge", "pipe", *where, *more)
         await edge.read(START_TIMEOUT)
         return edge

@@ -22,6 +22,7 @@ from cloud_verifier.core.scheduler import VerifyScheduler
 from common.calibration import Beliefs, PriorTable
 from common.errors import LocalError
 from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
+from common.prompt_lookup import NO_TEXTS, SharedTexts
 from common.sampling import SamplingParams
 from common.wire.size import request_size, response_size
 from edge_client.core import nouns as edge_effects
@@ -101,6 +102,7 @@ class SimulatedDevice:
         self.session = EdgeSession(
             self._config(),
             make(self.knowledge),
+            self._shared(),
             pace=world.device.pace(),
         )
         self.arrivals: list[float] = []
@@ -131,6 +133,10 @@ class SimulatedDevice:
             asks_when_silent=False,  # nothing is lost here, and nobody sets timers
             num_read=0 if world.device.time_to_read(len(prompt)) else len(prompt),
         )
+
+    def _shared(self) -> SharedTexts:
+        """Return the texts beside its own that the device looks up in."""
+        return NO_TEXTS
 
     def start(self) -> None:
         self.began_at = self._events.now

@@ -275,11 +275,11 @@ class SchedulerConfig:
     )
     # Sessions without fill never get guesses.
     recall: bool = setting(False, "the verifier's own guesses, copied from earlier in the same text")
-    shared_ngrams: int = setting(
+    shared_texts: int = setting(
         0,
-        "size of an n-gram table per tenant for recall; the speed of guesses lets users of a tenant infer "
-        "each other's texts; 0: no table",
-        unit="entries",
+        "newest tokens of each tenant's texts, kept for recall (10 bytes each); the speed of guesses lets "
+        "users of a tenant infer each other's texts; 0: none",
+        unit="tokens",
         low=0,
     )
     rules: tuple[AcceptanceRule, ...] = (
@@ -288,7 +288,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         check_section(self)
-        if self.shared_ngrams and not self.recall:
-            raise UserError(f"shared_ngrams is {self.shared_ngrams}; it must be 0, or above 0 with recall")
+        if self.shared_texts and not self.recall:
+            raise UserError(f"shared_texts is {self.shared_texts}; it must be 0, or above 0 with recall")
         if self.max_live_nodes < INITIAL_CREDIT:  # else nodes sent before `Opened` would be dropped (rule 4)
             raise UserError(f"max_live_nodes is {self.max_live_nodes}; it must be at least {INITIAL_CREDIT}")

@@ -39,7 +39,7 @@ from cloud_verifier.core.preemption import Preemption
 from cloud_verifier.core.rate_limits import Quotas, RateLimiter, RetryTimes
 from cloud_verifier.core.session import StepProgress, VerifySession
 from cloud_verifier.core.speculation import Credit, SpeculationBudget
-from cloud_verifier.core.tenants import NgramTables, Tenants
+from cloud_verifier.core.tenants import Tenants, TenantTexts
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.estimators import IntervalEstimator
 from common.mask_time import MaskTime
@@ -128,7 +128,7 @@ class VerifyScheduler:
         self.ledger = Ledger(info.near_tie)
         self.counters = self.ledger.counters
         self.draining = False
-        self.ngrams = NgramTables(self.config.shared_ngrams)
+        self.texts = TenantTexts(self.config.shared_texts)
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
         self.backoff = OomBackoff(most_rows(self.config))
         self._batcher = Batcher(self.config, self.backoff, self.cost, info.rows_per_read, self.tenants)
@@ -456,7 +456,7 @@ class VerifyScheduler:
             request.sampling.ends(self._eos),
             self.config.max_live_nodes,
             now,
-            PromptLookup(request.prompt, self.ngrams.of(caller.tenant)) if recalls else None,
+            PromptLookup(request.prompt, self.texts.of(caller.tenant)) if recalls else None,
             caller.tenant,
             caller.deadline_at,
         )

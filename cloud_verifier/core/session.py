@@ -299,6 +299,8 @@ class VerifySession:
     def end(self) -> None:
         """End the text. The session keeps its slots while it is in a step."""
         self._move(SessionEvent.END)
+        if self._lookup is not None:
+            self._lookup.close()
 
     def abandon(self, memory: KvMemory, keep: bool = True) -> None:
         """Give up every slot, after the end and the last step. With `keep` the cache takes evaluated ones."""
@@ -478,6 +480,8 @@ class VerifySession:
         for node, choice in zip(rows.nodes, choices, strict=True):
             node.choice = choice
         self._walk(progress)
+        if self._lookup is not None:
+            self._lookup.recycle(rows.nodes, self.tree.committed)
         on_path = [output for output, node in enumerate(rows.nodes) if node.committed]
         progress.outputs = on_path[: len(progress.tokens)]  # the last one may be a tip that ends the text
         kept, freed = rows.slots[: rows.chunk], list[int]()

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from common.prompt_lookup import NgramTable
+from common.prompt_lookup import NO_TEXTS, SharedTexts
+from common.suffix_index import GrowingIndex
 
 MAX_AWAY = 4096
 """Tenants without a session whose service is remembered. Beyond that the first to leave is forgotten."""
 
-MAX_TABLES = 64
-"""Tenants with an n-gram table; each table takes some 0.4 KB a key."""
+MAX_WITH_TEXTS = 64
+"""Tenants whose texts are remembered, in some 10 bytes a token."""
 
 
 @dataclass(slots=True)
@@ -80,22 +81,23 @@ class Tenants:
             tenant.num_wasted += num_wasted
 
 
-class NgramTables:
-    """Holds one n-gram table for each tenant. The speed of guesses may reveal texts to users of the same
-    tenant, never to another tenant. Beyond `MAX_TABLES` the longest unused table is forgotten.
+class TenantTexts:
+    """Holds the texts of each tenant, for others of its sessions to look up in. The speed of guesses may
+    reveal texts to users of the same tenant, never to another tenant. Beyond `MAX_WITH_TEXTS` the texts of
+    the longest unused tenant are forgotten.
 
-    Args: capacity, `NgramTable`'s, of each; 0: no tables.
+    Args: capacity, tokens of each tenant, the newest; 0: none.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._tables = OrderedDict[str, NgramTable]()
+        self._texts = OrderedDict[str, SharedTexts]()
 
-    def of(self, tenant: str) -> NgramTable | None:
+    def of(self, tenant: str) -> SharedTexts:
         if not self._capacity:
-            return None
-        found = self._tables.pop(tenant, None)
-        table = self._tables[tenant] = NgramTable(self._capacity) if found is None else found
-        if len(self._tables) > MAX_TABLES:
-            self._tables.popitem(last=False)
-        return table
+            return NO_TEXTS
+        found = self._texts.pop(tenant, None)
+        texts = self._texts[tenant] = found or SharedTexts(GrowingIndex(capacity=self._capacity))
+        if len(self._texts) > MAX_WITH_TEXTS:
+            self._texts.popitem(last=False)
+        return texts

@@ -11,7 +11,7 @@ from common.calibration import SHIPPED, Calibration, promised
 from common.chances import Chances, SeededChances
 from common.errors import LocalError
 from common.messages import INITIAL_CREDIT
-from common.prompt_lookup import LEAST, NgramTable, PromptLookup, grow_guesses
+from common.prompt_lookup import LEAST, NO_TEXTS, PromptLookup, SharedTexts, grow_guesses
 from common.tree import Node, SpeculationTree
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.drawing import Drawing, untold
@@ -24,7 +24,7 @@ from edge_client.core.sent_nodes import Untold
 MOST_GUESSED = 32
 """New guesses after a commit: what a verifier evaluates in the two steps of a usual round trip."""
 
-SURELY_GUESSED = math.log(0.5)
+SURELY_GUESSED = math.log(0.35)
 """The least chance of a guess beside a draft model, whose own drafts beat doubtful guesses."""
 
 
@@ -35,11 +35,11 @@ class Growth:
         self,
         config: SessionConfig,
         policy: GrowthPolicy,
-        ngrams: NgramTable | None = None,
+        shared: SharedTexts = NO_TEXTS,
         chances: Chances | None = None,
         pace: DraftPace | None = None,
     ) -> None:
-        """Guess from `ngrams`; draw drafts by `chances` (default: the seed's); learn the draft model's
+        """Guess from `shared` texts; draw drafts by `chances` (default: the seed's); learn the draft model's
         `pace`."""
         self.tree = SpeculationTree(config.begins_with)
         last_position = len(config.prompt) + config.sampling.max_tokens - 1
@@ -57,7 +57,7 @@ class Growth:
         if config.draws:
             self._drawing = Drawing(chances or SeededChances(config.sampling.seed))
             drafts = False  # guesses would bias the draws
-        self._lookup = PromptLookup(config.begins_with, ngrams) if config.recall and drafts else None
+        self._lookup = PromptLookup(config.begins_with, shared) if config.recall and drafts else None
         self._reference = Reference(config.references) if config.references and drafts else None
         if self._reference is not None:
             for token in config.committed:
@@ -129,14 +129,25 @@ class Growth:
             self._promised(expansion)
             self._calibrate(expansion, followed_by)
 
-    def guess(self, *, beside_draft: bool) -> None:
-        """Grow the continuation of given and of repeated text; beside a draft model, only its likely part."""
+    def guess(self, *, beside_draft: bool, from_tip: bool = True) -> None:
+        """Grow the continuation of given and of repeated text; beside a draft model, only its likely part.
+
+        Not `from_tip`: only where the likeliest path ends. A draft step has made that longer, and where the
+        text is known the draft model need not go on token by token: it evaluates the guesses as one batch
+        (CS drafting, arXiv 2312.11462; staged speculation, arXiv 2308.04623).
+        """
         surely = SURELY_GUESSED if beside_draft else LEAST
         last, room = self.view.last_position, self.view.credit_left  # unsent drafts take no credit
         if self._reference is not None:
-            grow_guesses(self.tree, self._reference, last, room)
+            grow_guesses(self.tree, self._reference, last, room, from_tip=from_tip)
         if self._lookup is not None:
-            grow_guesses(self.tree, self._lookup, last, min(MOST_GUESSED, room), surely)
+            most = min(MOST_GUESSED, room)
+            grow_guesses(self.tree, self._lookup, last, most, surely, from_tip=from_tip)
+
+    def close(self) -> None:
+        """Let other sessions look up in this text, which has ended."""
+        if self._lookup is not None:
+            self._lookup.close()
 
     # The target -------------------------------------------------------------------------------------------
 

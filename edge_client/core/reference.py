@@ -10,23 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.estimators import RatioEstimator
-from common.prompt_lookup import (
-    HALF_LIFE,
-    LEAST,
-    LONGEST,
-    PRIOR_WEIGHT,
-    SHORTEST,
-    Chain,
-    TokenIndex,
-    log_chance,
-)
-
-GAP = -1
-"""Stands between two given texts. No token has this id."""
+from common.prompt_lookup import HALF_LIFE, LEAST, LONGEST, PRIOR_WEIGHT, Guess, log_chance
+from common.suffix_index import DEPTH, FIRST, GrowingIndex
 
 BACK, AHEAD = 16, 128
-"""Tokens before and after the expected place that are searched for one equal token: a repeated line, or some
+"""Tokens before and after the expected place among which one equal token is enough: a repeated line, or some
 lines left out. Elsewhere two are needed."""
+
+LOOKED_AT = 1024  # places of a match of which the nearest is taken
 
 _Place = tuple[int, int]
 """The place of the next token in the given text, and the number of tokens before it that agree (at most
@@ -42,44 +33,40 @@ class Reference:
 
     def __init__(self, texts: Sequence[Sequence[int]]) -> None:
         """`texts` are token ids. The answer is expected to begin with the first."""
-        self._index = TokenIndex()
+        self._index = GrowingIndex()
         for text in texts:
-            for token in (*text, GAP):
-                self._index.add(token)
+            self._index.extend(text)
+            self._index.separate()
         self._tail: list[int] = []  # the newest tokens of the session's text
-        self._place: _Place = (0, 0)
+        self._place: _Place = (FIRST, 0)
         self._by_length = [RatioEstimator(_prior(n), PRIOR_WEIGHT, HALF_LIFE) for n in range(LONGEST + 1)]
 
     def append(self, token: int) -> None:
         """Learn from a token that the target wrote, and follow it in the given text."""
         expected, length = self._place
-        if (said := self._at(expected)) != GAP:
+        for said in self._index.tokens(expected, 1):
             self._by_length[length].add(float(said == token), 1.0)
-        self._tail = [*self._tail[1 - LONGEST :], token]
+        self._tail = [*self._tail[1 - DEPTH :], token]
         self._place = self._follow(self._place, self._tail)
 
     def guess(
         self, most: int, path: Sequence[int] = (), least: float = LEAST, surely: float = LEAST
-    ) -> list[Chain]:
-        """Return the chain that may follow the text and `path`, if any. Arguments: see `PromptLookup`."""
+    ) -> list[Guess]:
+        """Return the tokens that may follow the text and `path`. Arguments: see `PromptLookup`."""
         place, tail = self._place, self._tail
         for token in path:
-            tail = [*tail[1 - LONGEST :], token]
+            tail = [*tail[1 - DEPTH :], token]
             place = self._follow(place, tail)
         at, length = place
-        chain = Chain()
-        while len(chain) < most and (token := self._at(at)) != GAP:
+        found = list[Guess]()
+        for token in self._index.tokens(at, most):
             logprob = log_chance(self._by_length[length].ratio)
             least -= logprob
             if least > 0 or logprob < surely:
                 break
-            chain.append((token, logprob))
-            at, length = at + 1, min(length + 1, LONGEST)
-        return [chain] if chain else []
-
-    def _at(self, place: int) -> int:
-        text = self._index.text
-        return text[place] if place < len(text) else GAP
+            found.append(Guess(len(found) - 1, token, logprob))
+            length = min(length + 1, LONGEST)
+        return found
 
     def _follow(self, place: _Place, tail: Sequence[int]) -> _Place:
         """Return the place after the tail's last token, which was expected at `place`.
@@ -87,15 +74,16 @@ class Reference:
         After a difference the longest agreement counts, of equals the nearest. If nothing agrees, the token
         counts as a replacement of the expected one.
         """
-        expected, length = place
-        if self._at(expected) == tail[-1]:
+        index, (expected, length) = self._index, place
+        if index.tokens(expected, 1) == [tail[-1]]:
             return expected + 1, min(length + 1, LONGEST)
-        window = range(max(1, expected + 1 - BACK), min(len(self._index.text), expected + 1 + AHEAD))
-        near = [at for at in window if self._index.text[at - 1] == tail[-1]]
-        far = self._index.places(tail) if len(tail) >= SHORTEST else ()
-        found = {at: self._index.length(at, tail) for at in (*near, *far)}
-        best = max(found, key=lambda at: (found[at], -abs(at - expected - 1)), default=None)
-        return (min(expected + 1, len(self._index.text)), 0) if best is None else (best, found[best])
+        match = index.find(tail)
+        away = {at: abs(at - expected - 1) for at in index.places(match, LOOKED_AT)}
+        if match.length == 1:
+            away = {at: each for at, each in away.items() if -BACK < at - expected <= AHEAD}
+        if not away:
+            return min(expected + 1, index.size), 0
+        return min(away, key=away.__getitem__), min(match.length, LONGEST)
 
 
 def _prior(length: int) -> float:

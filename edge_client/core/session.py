@@ -24,7 +24,7 @@ from common.messages import (
     Open,
     Opened,
 )
-from common.prompt_lookup import NgramTable
+from common.prompt_lookup import NO_TEXTS, SharedTexts
 from common.tree import Node
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.growth import Growth
@@ -131,20 +131,20 @@ class EdgeSession:
         self,
         config: SessionConfig,
         policy: GrowthPolicy,
-        ngrams: NgramTable | None = None,
+        shared: SharedTexts = NO_TEXTS,
         chances: Chances | None = None,
         luck: Luck | None = None,
         pace: DraftPace | None = None,
     ) -> None:
-        """Guess from `ngrams`; draw drafts by `chances` and vary pauses by `luck` (default: both from the
-        seed); learn the draft model's `pace`."""
+        """Guess from `shared` texts; draw drafts by `chances` and vary pauses by `luck` (default: both from
+        the seed); learn the draft model's `pace`."""
         self.config = config
         self.policy = policy
         self.state = StreamState.NEW
         self.stats = SessionStats()
         self.draft_times = StepTimeSums()
         self.target_times = StepTimeSums()  # by this session's rows, as the verifier reports them
-        self._growth = Growth(config, policy, ngrams, chances, pace)
+        self._growth = Growth(config, policy, shared, chances, pace)
         self.tree, self.view = self._growth.tree, self._growth.view
         self.calibration = self._growth.calibration
         self._effects: list[Effect] = []
@@ -173,7 +173,7 @@ class EdgeSession:
         if self.state is not StreamState.NEW:
             raise self._illegal("start")
         self._offline.left_alone(now)
-        self._growth.guess(beside_draft=self._drafter_ok)
+        self._growth.guess(beside_draft=self._is_drafting)
         config, plain = self.config, self.config.draft_top if self.config.draws else 0
         start = StartDrafter(
             config.begins_with, self.tree.tip.id, config.sampling, plain, len(config.committed)
@@ -227,6 +227,8 @@ class EdgeSession:
         self.stats.read += reading.num_tokens
         self._hindrance = None
         self._growth.branch(expansions)
+        if not self._owes_guess:
+            self._growth.guess(beside_draft=self._is_drafting, from_tip=False)
         self._pump(now)
 
     @_input
@@ -482,7 +484,7 @@ class EdgeSession:
             return
         if self._owes_guess:
             self._owes_guess = False
-            self._growth.guess(beside_draft=self._drafter_ok)
+            self._growth.guess(beside_draft=self._is_drafting)
         self._effects += self._offline.begin(now)
         if self._offline.active:
             confidence = self.calibration.confidence
@@ -501,6 +503,11 @@ class EdgeSession:
             self._standing = self._own_standing
             self._effects.append(ChangeMode(self._standing))
         self._silence.listen(self._is_owed(), now)
+
+    @property
+    def _is_drafting(self) -> bool:
+        """Whether the draft model's own drafts are to be expected where a guess would stand."""
+        return self._drafter_ok and self._own_standing.mode is Mode.AHEAD
 
     @property
     def _own_standing(self) -> ModeStatus:
@@ -600,6 +607,7 @@ class EdgeSession:
     def _end(self, reason: FinishReason | None, error: ForerunError | None) -> None:
         self._move(StreamEvent.END)
         self.view.stream_up = False
+        self._growth.close()
         self._effects.append(Finished(reason, error))
 
     def _nobody_answers(self, now: float) -> ForerunError:

@@ -71,6 +71,11 @@ class EdgePaths:
         return self.state / "responses"
 
     @property
+    def indexes(self) -> Path:
+        """The folder of indexes of the user's files (`forerun index`)."""
+        return self.state / "indexes"
+
+    @property
     def log(self) -> Path:
         """The log of a daemon without a service manager, if one is requested."""
         return self.state / "edge.log"

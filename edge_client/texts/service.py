@@ -18,7 +18,8 @@ from typing import Protocol
 from common.calibration import Beliefs, PriorTable
 from common.errors import ForerunError, UnavailableError, UserError
 from common.privacy import Privacy
-from common.prompt_lookup import NgramTable
+from common.prompt_lookup import SharedTexts
+from common.suffix_index import GrowingIndex
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description
 from edge_client.core.draft_pace import DraftPace
@@ -31,6 +32,7 @@ from edge_client.network.drafts import DraftSeat, LateSeat
 from edge_client.network.generation import Generation
 from edge_client.texts.alone import AloneRun
 from edge_client.texts.answer import TextAnswer
+from edge_client.texts.datastore import IndexFiles
 from edge_client.texts.detokenizer import Words
 from edge_client.texts.figures import SessionRun, TextAccount, TextFigures, Totals
 from edge_client.texts.queue import Admission, QueuePlace
@@ -85,7 +87,7 @@ class TextSettings:
 
     seats: int = 8  # texts at once
     max_waiting: int = 64  # behind them, all clients together
-    ngrams: int = 65536  # entries kept of all texts; 0 = none
+    remember: int = 262_144  # newest tokens of all texts, for recall; 0 = none
     patience: float | None = 0.8  # seconds without a verifier before a fallback begins; None: never
     first_backoff: float = 0.02  # least seconds before a text's first reconnect: short, for its reader
     max_attempts: int | None = None  # reconnects in a row without text before a text fails; None: for ever
@@ -137,7 +139,7 @@ class TextService:
 
     Args: words, the target's tokens as the draft's file has them; vocabulary, their table; drafts, where the
     draft model's seats come from, or None to leave the verifiers alone; admission, the queue if other text
-    services of the daemon share it.
+    services of the daemon share it; indexes, of the user's files.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class TextService:
         settings: TextSettings,
         clock: Callable[[], float] = time.monotonic,
         admission: Admission | None = None,
+        indexes: IndexFiles | None = None,
     ) -> None:
         self.words = words
         self.vocabulary = vocabulary
@@ -162,7 +165,8 @@ class TextService:
         self._drafts = drafts
         self._clock = clock
         self._beliefs = Beliefs(settings.priors)
-        self._ngrams = NgramTable(settings.ngrams) if settings.ngrams else None
+        self._written = GrowingIndex(capacity=settings.remember) if settings.remember else None
+        self._indexes = indexes or IndexFiles((), vocabulary.fingerprint)
         self._numbers = itertools.count(1)
         self._name = secrets.token_hex(16)  # unique
         self.orders = Orders.NONE
@@ -203,6 +207,7 @@ class TextService:
             seat = await self._seat(request, account, notes)
             if seat is not None:
                 stack.callback(seat.release)
+            await self._indexes.refresh()
             account.began_at = self._clock()
             if request.writer is Writer.DRAFT:
                 account.mode = Mode.DEVICE_ONLY.value
@@ -261,8 +266,9 @@ class TextService:
 
         def begin(written: Sequence[int]) -> SessionRun:
             policy = make_policy(_policy_of(request, has_seat=seat is not None))
+            shared = SharedTexts(self._written, self._indexes.indexes)
             pace = self._drafts.pace if self._drafts is not None else None
-            session = EdgeSession(self._config(request, written, seat), policy, self._ngrams, pace=pace)
+            session = EdgeSession(self._config(request, written, seat), policy, shared, pace=pace)
             return Generation(session, route, seat)
 
         return begin

@@ -110,29 +110,30 @@ async def _run(config: EdgeConfig, paths: EdgePaths, reconfigure: Reconfigure, f
 
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, on_signal, each)
-    around = replace(surroundings(config), reconfigure=reconfigure, flags=flags)
+    around = replace(surroundings(config, paths), reconfigure=reconfigure, flags=flags)
     await EdgeDaemon(config, paths, around).run(stop, hurry)
     return 0
 
 
-def surroundings(config: EdgeConfig) -> DaemonSurroundings:
+def surroundings(config: EdgeConfig, paths: EdgePaths) -> DaemonSurroundings:
     """Return what only the command line knows: environment, files and version."""
     from edge_client.daemon import DaemonSurroundings
     from edge_client.process.notify import watchdog_interval
 
     return DaemonSurroundings(
         version=own_version(),
-        drafts={name: draft_files(name, each) for name, each in config.each_pair.items()},
+        drafts={name: draft_files(name, each, paths.indexes) for name, each in config.each_pair.items()},
         notify_socket=os.environ.get("NOTIFY_SOCKET", ""),
         watchdog=watchdog_interval(os.environ, os.getpid()),
         on_ready=_greet,
     )
 
 
-def draft_files(pair: str, config: EdgeConfig) -> DraftFiles:
+def draft_files(pair: str, config: EdgeConfig, indexes: Path) -> DraftFiles:
     """Return a pair's local files. Raise `UserError` if one is missing or the model has another hash."""
     from edge_client.llama.model import find_model
     from edge_client.pair import DraftFiles
+    from edge_client.texts.datastore import place_of
 
     name, prior = config.draft.model, config.draft.prior
     if not name:
@@ -142,7 +143,8 @@ def draft_files(pair: str, config: EdgeConfig) -> DraftFiles:
             "too, for its tokenizer"
         )
     model = find_model(name, models_folder(name), config.draft.sha256)
-    return DraftFiles(model, read_priors(Path(prior)) if prior else None)
+    priors = read_priors(Path(prior)) if prior else None
+    return DraftFiles(model, priors, tuple(place_of(each, indexes) for each in config.draft.index))
 
 
 def _log_file(name: str) -> TextIO:

@@ -132,7 +132,7 @@ class PipeOptions(TlsOptions, CoreOption):
     )
     draft: str = option(REQUIRED, "draft model: GGUF file or hf://organisation/repository/file.gguf", "PATH")
     recall: bool = option(True, "propose tokens copied from earlier in the same text", action=SWITCH)
-    ngrams: int = option(65536, "entries of the n-gram table of --recall; 0: no table", "N")
+    remember: int = option(262144, "newest tokens of all texts, kept for --recall; 0: none", "N")
     drafting: bool = option(True, "load the draft model; without it only --recall proposes", action=SWITCH)
     threads: int = option(0, "threads of the draft model; 0: all but one", "N")
     gpu_layers: int = option(0, "layers of the draft model on an accelerator; -1: all", "N")
@@ -388,7 +388,7 @@ async def _texts(options: PipeOptions) -> AsyncIterator[tuple[TextService, str]]
     previews = options.drafting and options.previews
     settings = TextSettings(
         seats=1,
-        ngrams=options.ngrams,
+        remember=options.remember,
         patience=1.0 if previews else None,
         first_backoff=0.1,
         max_attempts=MAX_ATTEMPTS,

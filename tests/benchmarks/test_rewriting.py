@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks.rewriting import EVERY, NUM_LINES, Task, main
+from simulator.drafts import BetaDraft
+from simulator.link import LinkSpec
+from simulator.schemes import run_scheme
+from simulator.world import DeviceSpec, VerifierSpec, World
 
 MOST_STEPS = 0.15  # target steps a token
 
@@ -41,6 +45,30 @@ def test_a_reference_takes_few_target_steps(
     if "--without-file" in options:
         assert steps["recall"] > 2 * steps["reference"]
     assert found["reference"]["draft_steps_per_token"] < found["recall"]["draft_steps_per_token"]
+
+
+SLOW = ("--draft-step", "60", "--mean", "0.65", "--without-file")
+"""A device whose draft model is slower than the verifier."""
+
+
+def test_a_slow_device_with_an_index_is_faster_where_half_of_the_text_repeats(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = simulated(capsys, *SLOW, "--every", "2")
+    ms = {name: each["ms_per_token"] for name, each in found.items()}
+    assert ms["draft"] == pytest.approx(ms["streaming"], rel=0.01), "the draft model alone helps nothing"
+    assert ms["index"] < 0.6 * ms["streaming"]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_slow_device_with_an_index_is_never_slower_where_nothing_repeats(seed: int) -> None:
+    """The tokens are drawn, so two that stood side by side foretell nothing."""
+    slow = DeviceSpec(draft_time=0.060, recall=True)
+    verifier = VerifierSpec().with_product_limits()
+    world = World(LinkSpec(rtt=0.060), slow, verifier, BetaDraft(0.65), tokens=400, seed=seed)
+    (helped,) = run_scheme("adaptive", world)
+    (alone,) = run_scheme("off", world)
+    assert helped.arrivals[-1] <= alone.arrivals[-1] + 0.001
 
 
 @pytest.mark.soak

@@ -160,7 +160,7 @@ def test_what_cannot_be_is_told_with_its_place(
         (["--tensor-parallel", "--quantize=int8"], ["--quantize", "--tensor-parallel"]),
         (["--tensor-parallel", "--deterministic", "--threads=1"], ["--deterministic", "--tensor-parallel"]),
         (["--tls-cert=c"], ["--tls-cert", "--tls-key"]),
-        (["--shared-ngrams=1", "--no-recall"], ["shared_ngrams", "recall"]),
+        (["--shared-texts=1", "--no-recall"], ["shared_texts", "recall"]),
     ],
 )
 def test_what_contradicts_itself_is_named(words: list[str], names: list[str]) -> None:

@@ -43,21 +43,21 @@ def spec_of(seed: int) -> WorldSpec:
     """The world of a seed: one to four edges, any delays, drafters and losses."""
     draw = random.Random(seed)
     recall = draw.choice([False, True])
-    ngrams = draw.choice([0, 0, 3, 300]) if recall else 0
+    remember = draw.choice([0, 0, 3, 300]) if recall else 0
     memory = draw.choice([1, 2, 3, 3])
     edges = tuple(_begun(_edge(draw), memory, draw) for _ in range(draw.randint(1, 4)))
     return WorldSpec(
         config=SchedulerConfig(
             prefill_chunk=5,
             recall=recall,
-            shared_ngrams=ngrams,
+            shared_texts=remember,
             promised_text=draw.choice([512, 2, 8]),
             prefix_cache=draw.random() < 0.8,
             max_context=draw.choice([2**20, 60]),
         ),
         num_slots=draw.choice([4096, 160, 90]),  # the longest text needs 68: with few, sessions give way
         memory=memory,
-        ngrams=draw.choice([0, 5, 300]),
+        remember=draw.choice([0, 5, 300]),
         edges=edges,
         seed=seed,
         delay=draw.choice([(0.0, 0.0), (0.001, 0.01), (0.005, 0.15)]),
@@ -81,10 +81,12 @@ def spec_of(seed: int) -> WorldSpec:
 
 
 def referring(seed: int) -> WorldSpec:
-    """The world of a seed whose edges are also given texts: what they will write, that with changes, another
-    text, the prompt, or tokens at random. Apart from `spec_of`, whose worlds are on record."""
+    """The world of a seed whose edges are also given texts, or have them in files: what they will write, that
+    with changes, another text, the prompt, or tokens at random. Apart from `spec_of`, whose worlds are on
+    record."""
     spec, draw = spec_of(seed), random.Random(f"references {seed}")
-    return replace(spec, edges=tuple(replace(e, references=_references(e, spec, draw)) for e in spec.edges))
+    spec = replace(spec, edges=tuple(replace(e, references=_references(e, spec, draw)) for e in spec.edges))
+    return replace(spec, files=_references(spec.edges[0], spec, draw))
 
 
 def guessing(spec: WorldSpec, seed: int) -> WorldSpec:

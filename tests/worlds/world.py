@@ -19,8 +19,9 @@ from common.acceptance import COUPLED, Acceptance
 from common.chances import Chances
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
 from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose, TokenLogprobs
-from common.prompt_lookup import NgramTable
+from common.prompt_lookup import SharedTexts
 from common.sampling import SamplingParams
+from common.suffix_index import GrowingIndex
 from edge_client.core import nouns as edge_effects
 from edge_client.core.draft_pace import AFTER_REST, DraftPace
 from edge_client.core.nouns import NOTHING_READ, Mode, ReadingTime, SessionConfig
@@ -72,7 +73,8 @@ class WorldSpec:
     eos: tuple[int, ...] = (0,)
     steps_failing: tuple[int, ...] = ()  # engine steps that raise
     memory: int = 3  # tokens that the target looks at
-    ngrams: int = 0  # keys of a table that all edges guess from
+    remember: int = 0  # tokens of earlier texts that all edges guess from
+    files: tuple[tuple[int, ...], ...] = ()  # token ids of files that all edges guess from
     plans_later: float = 0.0  # how often an edge decides after a Commit only when others had their turn
     looks_ahead: float = 0.0  # how often the engine goes on with a step that was planned ahead
     lag: tuple[float, float] = (0.0, 0.0)  # from a step's end to when the verifier hears of it, if it did
@@ -96,7 +98,7 @@ class Edge:
         index: int,
         spec: EdgeSpec,
         memory: int,
-        ngrams: NgramTable | None,
+        shared: SharedTexts,
         chances: Chances | None = None,
         pace: DraftPace | None = None,
     ) -> None:
@@ -116,7 +118,7 @@ class Edge:
             draft_top=spec.draft_top,
             logprobs=spec.logprobs,
         )
-        self.session = EdgeSession(config, spec.policy(), ngrams, chances, pace=pace)
+        self.session = EdgeSession(config, spec.policy(), shared, chances, pace=pace)
         self.drafter = spec.drafter()
         self.drafter.memory = memory
         self.pending: list[edge_effects.MoveTip] = []  # tip moves during a draft step
@@ -154,9 +156,10 @@ class World:
         depth = spec.guess_depth
         info = TargetInfo("tiny", VOCAB, 512, spec.num_slots, spec.eos, FINGERPRINT, guess_depth=depth)
         self.hosts = [Host(self, info, chances) for _ in range(spec.verifiers)]
-        ngrams = NgramTable(spec.ngrams) if spec.ngrams else None
+        written = GrowingIndex(capacity=spec.remember) if spec.remember else None
+        shared = SharedTexts(written, tuple(map(GrowingIndex, spec.files)))
         pace = DraftPace() if spec.shares_pace else None
-        self.edges = [Edge(i, e, spec.memory, ngrams, chances, pace) for i, e in enumerate(spec.edges)]
+        self.edges = [Edge(i, e, spec.memory, shared, chances, pace) for i, e in enumerate(spec.edges)]
         self.streams: dict[int, Edge] = {}  # alive
         self.arrival: dict[tuple[int, str], float] = {}  # last arrival per stream and direction
         self._next_stream = 0

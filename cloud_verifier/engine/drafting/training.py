@@ -182,7 +182,8 @@ def orthogonal(matrix: Tensor) -> Tensor:
     for _ in range(5):
         squared = found @ found.mT
         found = 3.4445 * found + (-4.7750 * squared + 2.0315 * squared @ squared) @ found
-    return found if wide else found.mT
+    result: Tensor = found if wide else found.mT
+    return result
 
 
 def batches(lengths: Sequence[int], seed: int) -> Iterator[list[int]]:

@@ -13,8 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from cloud_verifier.core.nouns import Followers, GuessItem, GuessPlan, IntArray, StepPlan
-from cloud_verifier.engine.engine import TorchEngine
+from cloud_verifier.core.nouns import Followers, GuessingEngine, GuessItem, GuessPlan, IntArray, StepPlan
 from cloud_verifier.engine.packing import item_of
 from common.calibration import SHIPPED, Calibration, Confidence, promised
 from common.sampling import SamplingParams
@@ -73,7 +72,7 @@ class TrialReport:
 
 
 def try_drafter(
-    engine: TorchEngine,
+    engine: GuessingEngine,
     prompts: Sequence[Sequence[int]],
     sampling: SamplingParams,
     step_floor: float = 0.0,
@@ -127,7 +126,7 @@ def _hits(texts: Sequence[TriedText], level: int) -> tuple[float, float]:
 class _Writer:
     """Writes texts with an engine, one at a time, from slot 0 on."""
 
-    def __init__(self, engine: TorchEngine, sampling: SamplingParams) -> None:
+    def __init__(self, engine: GuessingEngine, sampling: SamplingParams) -> None:
         self._engine = engine
         self._sampling = sampling
 
@@ -189,7 +188,7 @@ class _Writer:
         item = item_of(
             range(-1, len(tokens) - 1),
             own,
-            np.arange(held),
+            np.arange(held, dtype=np.int32),
             tokens=tokens,
             outputs=outputs,
             sampling=self._sampling,

@@ -33,7 +33,7 @@ class UnrolledAttention:
         """Return [B, T, Hq, Dv] of query [B, Hq, T, Dk], whose rows are of the last level."""
         (keys, values), later = levels[0], levels[1:]
         kv_heads, num_rows = keys.shape[1], query.shape[2]
-        query = query.unflatten(1, (kv_heads, -1))  # [B, Hkv, G, T, Dk]
+        query = query.view(len(query), kv_heads, -1, *query.shape[2:])  # [B, Hkv, G, T, Dk]
         rows = torch.arange(num_rows, device=query.device)
         apart = rows[:, None] - rows[None, :]
         visible = apart >= len(later)

@@ -47,13 +47,13 @@ def choose(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Tensor]:
     Raises `LocalError` for logits of another shape or type, without a finite maximum in each row, or
     penalties without their tokens.
     """
-    _check(logits, rows)
+    check_rows(logits, rows)
     return _choose_on_cpu(logits, rows) if logits.device.type == "cpu" else choose_dense(logits, rows)
 
 
 def choose_dense(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Tensor]:
     """Choose as `choose` does, without pruning; only checks and deep filters are brought to the host."""
-    _check(logits, rows)
+    check_rows(logits, rows)
     size = max(1, CHUNK // logits.shape[1])
     choices, margins = [logits.new_empty(0, dtype=torch.int64)], [logits.new_empty(0)]
     for at in range(0, len(rows), size):
@@ -64,7 +64,8 @@ def choose_dense(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Ten
     return torch.cat(choices), torch.cat(margins)
 
 
-def _check(logits: Tensor, rows: Sequence[ChoiceRow]) -> None:
+def check_rows(logits: Tensor, rows: Sequence[ChoiceRow]) -> None:
+    """Raise as `choose`."""
     if (
         logits.ndim != 2
         or logits.dtype != torch.float32
@@ -105,7 +106,7 @@ def _choose_adjusted(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor,
     if greedy:
         choices[greedy], margins[greedy] = _top_two(_take(logits, greedy).clone())
     if noisy:
-        scores = _scores(_take(logits, noisy), [rows[index] for index in noisy])
+        scores = noisy_scores(_take(logits, noisy), [rows[index] for index in noisy])
         choices[noisy], margins[noisy] = _top_two(scores)
     return choices, margins
 
@@ -121,11 +122,11 @@ def _top_two(scores: Tensor) -> tuple[Tensor, Tensor]:
     return choices, (best.double() - scores.amax(dim=1).double()).float()
 
 
-def _scores(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
+def noisy_scores(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
     """Processed logits plus noise, float64 [R, V], of rows that are all sampled."""
     scaled = logits.double()
     scaled.sub_(scaled.amax(dim=1, keepdim=True))
-    scaled.div_(column([row.params.temperature for row in rows], scaled))
+    scaled.div_(_column([row.params.temperature for row in rows], scaled))
     filtered = [index for index, row in enumerate(rows) if reference.has_filters(row.params)]
     if filtered:
         part = _take(scaled, filtered)
@@ -154,7 +155,7 @@ def _last_kept(
     """`last_of_front` of the `front` best tokens of each row; of all, if it is None."""
     values, tokens = _sorted_front(scaled, front)
     whole = values.shape[1] == scaled.shape[1]
-    return last_of_front(values, tokens, whole, params, lambda: weights(scaled).sum(dim=1, keepdim=True))
+    return last_of_front(values, tokens, whole, params, lambda: _weights(scaled).sum(dim=1, keepdim=True))
 
 
 def last_of_front(
@@ -172,9 +173,9 @@ def last_of_front(
     the last token kept stands above the front's end: `topk` decides which of several equal tokens at the end
     are in the front.
     """
-    top_k = column([one.top_k or UNBOUNDED for one in params], tokens)
+    top_k = _column([one.top_k or UNBOUNDED for one in params], tokens)
     count = torch.minimum(top_k, _num_nucleus(values, top_k, params, everything))
-    least = column([reference.log_min_p(one) for one in params], values)
+    least = _column([reference.log_min_p(one) for one in params], values)
     count = torch.minimum(count, (values >= least).sum(dim=1, keepdim=True)).clamp_(1, values.shape[1])
     value, token = values.gather(1, count - 1), tokens.gather(1, count - 1)
     within = (value > values[:, -1:]) & ((top_k <= values.shape[1]) | (top_k == UNBOUNDED))
@@ -199,17 +200,17 @@ def _num_nucleus(
     if all(one.top_p >= 1.0 for one in params):
         return torch.full_like(top_k, UNBOUNDED)
     columns = torch.arange(values.shape[1], device=values.device)
-    sums = weights(values).masked_fill_(columns >= top_k, 0).cumsum(dim=1)
+    sums = _weights(values).masked_fill_(columns >= top_k, 0).cumsum(dim=1)
     total = sums[:, -1:]
     if any(not one.top_k and one.top_p < 1.0 for one in params):
         total = torch.where(top_k == UNBOUNDED, everything(), total)
-    top_p = column([one.top_p for one in params], values)
+    top_p = _column([one.top_p for one in params], values)
     goal = torch.minimum(total, (total.double() * top_p).ceil_().long())
     count = (sums < goal).sum(dim=1, keepdim=True) + 1
     return torch.where(top_p < 1.0, count, UNBOUNDED)
 
 
-def weights(scaled: Tensor) -> Tensor:
+def _weights(scaled: Tensor) -> Tensor:
     """Unnormalised probabilities as integers, int64: their sums are exact in any order."""
     return scaled.exp().mul_(reference.WEIGHT_UNIT).round_().long()
 
@@ -329,7 +330,7 @@ def _take(table: Tensor, rows: Sequence[int]) -> Tensor:
     return table if len(rows) == table.shape[0] else table[list(rows)]
 
 
-def column(numbers: Sequence[float], like: Tensor) -> Tensor:
+def _column(numbers: Sequence[float], like: Tensor) -> Tensor:
     """Return one number per row, [R, 1], with the type and device of `like`."""
     return torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True).unsqueeze(1)
 

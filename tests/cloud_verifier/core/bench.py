@@ -68,7 +68,7 @@ class Bench:
         eos: tuple[int, ...] = (0,),
         idle: float = 300.0,
         recall: bool = False,
-        shared_ngrams: int = 0,
+        shared_texts: int = 0,
         rules: tuple[AcceptanceRule, ...] = LOSSLESS,
         **limits: float,
     ) -> None:
@@ -76,7 +76,7 @@ class Bench:
         config = SchedulerConfig(
             idle_timeout=idle,
             recall=recall,
-            shared_ngrams=shared_ngrams,
+            shared_texts=shared_texts,
             rules=rules,
             **limits,  # type: ignore[arg-type]  # as the fields are
         )

@@ -138,8 +138,8 @@ class GuessBench:
         self.depths: list[int] = []
         self.commits: list[Commit] = []
 
-    def open(self, key: int = 1, **sampling: object) -> None:
-        self.scheduler.on_open(key, ask(max_tokens=400, **sampling), self.now)
+    def open(self, key: int = 1) -> None:
+        self.scheduler.on_open(key, ask(max_tokens=400), self.now)
 
     def run(self, steps: int) -> None:
         """Let that many steps pass."""

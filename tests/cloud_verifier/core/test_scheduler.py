@@ -663,10 +663,10 @@ def test_no_guess_reaches_beyond_the_text() -> None:
     check_free(bench)
 
 
-def first_step_of_a_text_like_anothers(shared_ngrams: int = 0, others: str = "") -> tuple[int, ...]:
+def first_step_of_a_text_like_anothers(shared_texts: int = 0, others: str = "") -> tuple[int, ...]:
     """What is committed at first where only another session's text tells what comes. `others` is the tenant
     of that one."""
-    bench = Bench(recall=True, shared_ngrams=shared_ngrams)
+    bench = Bench(recall=True, shared_texts=shared_texts)
     ends(bench.open(1, ask((1, 2)), tenant=others))
     while bench.scheduler.sessions:
         bench.step()
@@ -678,8 +678,8 @@ def first_step_of_a_text_like_anothers(shared_ngrams: int = 0, others: str = "")
 def test_no_session_is_quickened_by_anothers_text_unless_that_is_asked_for() -> None:
     """The pace of a session tells nothing of what others wrote."""
     assert first_step_of_a_text_like_anothers() == (6,)
-    assert len(first_step_of_a_text_like_anothers(shared_ngrams=100)) > 1
-    another = first_step_of_a_text_like_anothers(shared_ngrams=100, others="other")
+    assert len(first_step_of_a_text_like_anothers(shared_texts=100)) > 1
+    another = first_step_of_a_text_like_anothers(shared_texts=100, others="other")
     assert another == (6,), "of another tenant never"
 
 
@@ -693,7 +693,7 @@ def test_a_resumed_text_is_remembered() -> None:
 # Settings ---------------------------------------------------------------------------------------------
 
 
-MAY_BE_NOTHING = ("recall", "shared_ngrams", "prefix_cache", "rules")
+MAY_BE_NOTHING = ("recall", "shared_texts", "prefix_cache", "rules")
 
 
 @pytest.mark.parametrize(
@@ -709,7 +709,7 @@ def test_a_limit_of_nothing_is_refused_by_name(field: str) -> None:
 @pytest.mark.parametrize(
     "limits",
     [
-        {"shared_ngrams": 5},  # without recall
+        {"shared_texts": 5},  # without recall
         {"max_live_nodes": 31},  # what an edge sends before it is told its credit must fit
     ],
 )

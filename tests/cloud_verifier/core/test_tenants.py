@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from cloud_verifier.core.tenants import MAX_AWAY, MAX_TABLES, NgramTables, Tenants
+from cloud_verifier.core.tenants import MAX_AWAY, MAX_WITH_TEXTS, Tenants, TenantTexts
+from common.prompt_lookup import NO_TEXTS
 from tests.cloud_verifier.core.bench import Bench, ask, rows
 
 
@@ -68,18 +69,18 @@ def test_what_is_remembered_of_tenants_that_are_away_is_bounded() -> None:
     assert (tenants.get("t0").service, tenants.get("t1").service, len(tenants)) == (0, 5, 1)
 
 
-def test_tables_of_texts_have_a_bound_and_one_tenant_each() -> None:
-    none, tables = NgramTables(0), NgramTables(5)
-    assert none.of("a") is None
-    first = tables.of("a")
-    assert tables.of("b") is not first
-    assert tables.of("a") is first
-    for number in range(MAX_TABLES - 1):
-        tables.of(f"tenant {number}")
-    assert tables.of("a") is first, "b was unused for longer"
-    for number in range(MAX_TABLES):
-        tables.of(f"other {number}")
-    assert tables.of("a") is not first
+def test_texts_of_tenants_are_kept_apart_and_bounded() -> None:
+    none, texts = TenantTexts(0), TenantTexts(5)
+    assert none.of("a") is NO_TEXTS
+    first = texts.of("a")
+    assert texts.of("b") is not first
+    assert texts.of("a") is first
+    for number in range(MAX_WITH_TEXTS - 1):
+        texts.of(f"tenant {number}")
+    assert texts.of("a") is first, "b was unused for longer"
+    for number in range(MAX_WITH_TEXTS):
+        texts.of(f"other {number}")
+    assert texts.of("a") is not first
 
 
 # Between tenants ---------------------------------------------------------------------------------------

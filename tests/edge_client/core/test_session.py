@@ -33,8 +33,9 @@ from common.messages import (
     TokenLogprobs,
 )
 from common.privacy import Privacy
-from common.prompt_lookup import NgramTable
+from common.prompt_lookup import SharedTexts
 from common.sampling import SamplingParams
+from common.suffix_index import GrowingIndex
 from common.tree import Node
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.drawing import FIRST
@@ -51,6 +52,7 @@ from edge_client.core.nouns import (
     Fallback,
     Finished,
     Mode,
+    ModeStatus,
     MoveTip,
     ReadingTime,
     Reroot,
@@ -894,9 +896,9 @@ COPIED = (11, 12, 13, 14, 15, 16, 1, 2, 3, 4, 5, 6, 11, 12, 13, 14, 15, 16)
 """A prompt whose end stood at its beginning."""
 
 
-def guessing(policy: GrowthPolicy, ngrams: NgramTable | None = None) -> EdgeSession:
+def guessing(policy: GrowthPolicy) -> EdgeSession:
     config = SessionConfig(COPIED, SamplingParams(max_tokens=20), b"print", recall=True)
-    session = EdgeSession(config, policy, ngrams)
+    session = EdgeSession(config, policy)
     session.start(0.0)
     return session
 
@@ -973,20 +975,45 @@ def test_drafts_that_stay_here_take_no_room_from_guesses() -> None:
 
 
 def test_a_device_guesses_from_what_it_wrote_before() -> None:
-    table = NgramTable(100)
+    shared = SharedTexts(GrowingIndex(capacity=100))
     first = EdgeSession(
-        SessionConfig((5,), SamplingParams(max_tokens=9), b"print", recall=True), chain(), table
+        SessionConfig((5,), SamplingParams(max_tokens=9), b"print", recall=True), chain(), shared
     )
     first.start(0.0)
     first.on_message(Opened(0, 64), 0.1)
     first.on_message(Commit(1, (6, 4, 9, 3)), 0.2)
+    first.close(0.3)
     later = SessionConfig((2, 5), SamplingParams(max_tokens=9), b"print", recall=True)
-    session = EdgeSession(later, chain(), table)
+    session = EdgeSession(later, chain(), shared)
     session.start(0.0)
     session.on_message(Opened(1, 64), 0.1)
     session.on_drafter_failed(OUT_OF_PAPER, 0.2)
     session.on_message(Commit(2, (6, 4)), 0.3)
     assert [node.token for node in session.tree.speculative()] == [9, 3]
+
+
+def test_guesses_go_on_below_what_the_draft_has_found() -> None:
+    """The draft says 1 after a token that is new; (1, 2, ...) stood there before, and agreed twice."""
+    prompt = (*COPIED[6:12], 50, *COPIED[6:12], 51)
+    config = SessionConfig(prompt, SamplingParams(max_tokens=20), b"print", recall=True)
+    session = EdgeSession(config, TreePolicy())
+    session.start(0.0)
+    assert session.tree.num_speculative == 0
+    draft(session, (1,), 0.1)
+    assert [node.token for node in session.tree.speculative()][:4] == [1, 2, 3, 4]
+    session.check_integrity()
+
+
+def test_while_the_draft_rests_less_likely_guesses_count_too() -> None:
+    policy = AdaptivePolicy()
+    config = SessionConfig((1, 2, 3, 4, 5, 1), SamplingParams(max_tokens=20), b"print", recall=True)
+    session = EdgeSession(config, policy)
+    session.start(0.0)
+    assert session.tree.num_speculative == 0
+    policy.governor.standing = ModeStatus(Mode.SERVER_ONLY, "the draft is too slow")
+    session.on_message(Opened(5, 64), 0.1)
+    session.on_message(Commit(6, (2,)), 0.2)
+    assert [node.token for node in session.tree.speculative()][:1] == [3]
 
 
 def test_beside_a_draft_model_only_likely_guesses_count() -> None:

@@ -47,7 +47,7 @@ def model() -> TargetModel:
 def texts(model: TargetModel) -> list[WrittenText]:
     random = np.random.default_rng(0)
     lengths = (19, 24, 7, 24, 30, 12)
-    return list(read_texts(model, [ints(random.integers(0, 97, length)) for length in lengths]))
+    return list(read_texts(model, [ints(random.integers(0, 97, length).tolist()) for length in lengths]))
 
 
 def heads_of(kind: str, model: TargetModel) -> Heads:

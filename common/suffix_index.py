@@ -1,0 +1,293 @@
+"""Index texts by what stands before each place, to find where the end of a text stood before.
+
+A *place* is the position of a token. All places are sorted by the tokens before them, the nearest first: a
+suffix array of the reversed text. So one binary search finds the longest match of a text's end, and all its
+places lie side by side. SuffixDecoding (arXiv 2411.04975) keeps the same counts in suffix trees, REST (arXiv
+2311.08252) in a suffix array; this array has four bytes a token beside the token itself.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+DEPTH = 32
+"""Tokens before a place that are compared. Places that agree in all of them stand in order of age, the
+newest first."""
+
+GAP = -1
+"""Stands between two texts. No token has this id, so no match crosses it."""
+
+UNIT = 4  # bytes of a token, an int32 in little-endian order
+
+FIRST = DEPTH + 1
+"""The place of the first token. Gaps stand before it, so that every place has `DEPTH` tokens before it."""
+
+START = np.full(FIRST, GAP, np.int32).tobytes()
+"""The gaps before the first token."""
+
+PACKED, PACKED_BITS = 3, 21
+"""Tokens in an int64, and the bits of each. Larger ids, of which no vocabulary of today has any, count as the
+largest: a search then has a few steps more."""
+
+LARGEST_PACKED = (1 << PACKED_BITS) - 1
+
+SORTED_AT_ONCE = 256
+"""Tokens from which sorting all of them is faster than inserting one after the other."""
+
+
+class Buffer(Protocol):
+    """Holds bytes whose slices are bytes: `bytes`, `bytearray` or a memory map."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: slice, /) -> Any: ...
+
+
+class Places(Protocol):
+    """Holds places in order: an array, or a view of a file."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: int, /) -> int: ...
+
+
+class Match(NamedTuple):
+    """The longest match of a text's end: its tokens, and the range of its places in the order. Without a
+    match the length is 0 and the range is empty."""
+
+    length: int
+    first: int
+    end: int
+
+    @property
+    def num_places(self) -> int:
+        """The number of places at which the same tokens stood before."""
+        return self.end - self.first
+
+
+NO_MATCH = Match(0, 0, 0)
+
+
+class SuffixIndex:
+    """Finds the end of a text in indexed texts. `FrozenIndex` and `GrowingIndex` hold the texts."""
+
+    def __init__(self, text: Buffer, order: Places) -> None:
+        self._text, self._order = text, order
+        self._context = _contexts(text, DEPTH)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @property
+    def text(self) -> Buffer:
+        """The tokens and gaps as bytes."""
+        return self._text
+
+    @property
+    def size(self) -> int:
+        """The number of tokens, gaps and start included: the place after the last token."""
+        return len(self._text) // UNIT
+
+    def find(self, tail: Sequence[int]) -> Match:
+        """Return the longest match of the end of `tail`, of `DEPTH` tokens at most, without gaps."""
+        order, context, length = self._order, self._context, 0
+        key = _as_key(tail[-DEPTH:])
+        at = bisect_left(order, key, *self._between(tail), key=context)
+        for neighbour in (at - 1, at):  # the longest match is beside the place where the key would stand
+            if 0 <= neighbour < len(order):
+                length = max(length, _num_equal(context(order[neighbour]), key))
+        if not length:
+            return NO_MATCH
+        key = key[: UNIT * length]
+        return Match(length, *self._range(key[: UNIT * length], at))
+
+    def places(self, match: Match, most: int) -> list[int]:
+        """Return the match's places, the newest first; if there are more than `most`, some of them, evenly
+        spread over what stood before."""
+        step = max(1, -(-match.num_places // most))
+        return sorted((self._order[at] for at in range(match.first, match.end, step)), reverse=True)
+
+    def tokens(self, place: int, count: int) -> list[int]:
+        """Return up to `count` tokens from `place` on, fewer where the index or a text ends."""
+        found = array("i", self._text[UNIT * place : UNIT * (place + count)]).tolist()
+        return found[: found.index(GAP)] if GAP in found else found
+
+    def _between(self, tail: Sequence[int]) -> tuple[int, int]:
+        """Return a range of the order that holds the place where `tail` would stand."""
+        return 0, len(self._order)
+
+    def _range(self, key: bytes, at: int) -> tuple[int, int]:
+        """Return the range of the places whose context begins with `key`, which lie around `at`. Most are
+        few, so the search doubles its steps from there on."""
+        order, begin = self._order, _contexts(self._text, len(key) // UNIT)
+        width = 1
+        while width <= at and begin(order[at - width]) == key:
+            width *= 2
+        first = bisect_left(order, key, max(0, at - width), at - width // 2, key=begin)
+        width = 1
+        while at + width <= len(order) and begin(order[at + width - 1]) == key:
+            width *= 2
+        end = bisect_right(order, key, at + width // 2, min(len(order), at + width - 1), key=begin)
+        return first, end
+
+
+class FrozenIndex(SuffixIndex):
+    """Finds the end of a text in texts that do not change.
+
+    The first steps of a search compare the three nearest tokens alone. Those of every `APART`-th place stand
+    together, a quarter of a byte a token, so that most steps of a search touch neither text nor order.
+
+    Args: text, the tokens as bytes, `START` first; order, of its places (`sort_places`).
+    """
+
+    APART = 32
+
+    def __init__(self, text: Buffer, order: npt.NDArray[np.int32]) -> None:
+        super().__init__(text, order.data)
+        tokens = np.frombuffer(text, np.uint32)  # type: ignore[call-overload]  # any buffer
+        places = order[:: self.APART]
+        nearest = np.zeros(len(places), np.int64)
+        for back in range(1, PACKED + 1):
+            nearest = nearest << PACKED_BITS | np.minimum(tokens[places - back], LARGEST_PACKED)
+        self._nearest = nearest.data
+
+    def _between(self, tail: Sequence[int]) -> tuple[int, int]:
+        if len(tail) < PACKED:
+            return super()._between(tail)
+        nearest = 0
+        for back in range(1, PACKED + 1):
+            nearest = nearest << PACKED_BITS | min(tail[-back], LARGEST_PACKED)
+        block = beyond = bisect_left(self._nearest, nearest)
+        if beyond < len(self._nearest) and self._nearest[beyond] == nearest:
+            beyond = bisect_right(self._nearest, nearest, block)
+        return max(0, self.APART * (block - 1)), min(len(self._order), self.APART * beyond)
+
+
+class GrowingIndex(SuffixIndex):
+    """Finds the end of a text in texts that grow, at a cost that rises slowly with their size.
+
+    Args: capacity, places; beyond it the oldest are forgotten, an eighth at a time; 0 for no bound.
+    """
+
+    _text: bytearray
+    _order: array[int]
+
+    def __init__(self, tokens: Sequence[int] = (), capacity: int = 0) -> None:
+        super().__init__(bytearray(START), array("i"))
+        self._capacity = capacity
+        self.extend(tokens)
+
+    def append(self, token: int) -> None:
+        """Add the token that follows the last one."""
+        place = self.size
+        at = bisect_left(self._order, self._context(place), key=self._context)
+        self._order.insert(at, place)
+        self._text += token.to_bytes(UNIT, "little")
+        self._forget()
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add the tokens that follow the last one."""
+        if len(tokens) < SORTED_AT_ONCE:
+            for token in tokens:
+                self.append(token)
+            return
+        first = self.size
+        self._text += np.array(tokens, np.int32).tobytes()
+        known = np.array(self._order)
+        self._order = array("i", sort_places(self._text, np.r_[known, first : self.size]).tobytes())
+        self._forget()
+
+    def separate(self, context: Sequence[int] = ()) -> None:
+        """End the text. The next one follows `context`, tokens that are compared and never proposed."""
+        self._text += np.array((GAP, *context), np.int32).tobytes()
+
+    def _forget(self) -> None:
+        """Drop the oldest places. The tokens before the oldest one left stay, as they are compared."""
+        if not self._capacity or len(self._order) <= self._capacity * 9 // 8:
+            return
+        order = np.array(self._order)
+        oldest = np.partition(order, -self._capacity)[-self._capacity]
+        dropped = int(oldest) - FIRST
+        self._order = array("i", (order[order >= oldest] - dropped).astype(np.int32).tobytes())
+        del self._text[: UNIT * dropped]
+
+
+def _contexts(text: Buffer, depth: int) -> Callable[[int], Any]:
+    """Return the function that gives the `depth` tokens before a place, reversed, in bytes that compare as
+    the tokens do."""
+    size = UNIT * depth
+
+    def context(place: int) -> Any:
+        last = 4 * place - 1
+        return text[last : last - size : -1]
+
+    return context
+
+
+def _as_key(tail: Sequence[int]) -> bytes:
+    """Return tokens as `SuffixIndex` compares them: the last first, each with its highest byte first."""
+    return array("i", tail).tobytes()[::-1]
+
+
+def _num_equal(context: bytes | bytearray, key: bytes) -> int:
+    """Return how many tokens of `key` agree with the context, from the nearest on."""
+    difference = int.from_bytes(context[: len(key)], "big") ^ int.from_bytes(key, "big")
+    return (len(key) - (difference.bit_length() + 7) // 8) // UNIT
+
+
+def sort_places(text: Buffer, places: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+    """Return `places` of a text, `START` first, in the order of an index.
+
+    Prefix doubling (Manber and Myers 1993): places whose rank by the nearest tokens is known are ranked by
+    twice as many. Only places that still share a rank are sorted again (Larsson and Sadakane 1999).
+    """
+    tokens = np.frombuffer(text, np.uint32)  # type: ignore[call-overload]  # any buffer
+    size = len(tokens)
+    rank = np.zeros(size, np.uint32)  # by place: where its first equal would stand in the order of all
+    left = np.arange(2, size, dtype=np.int32)  # places that share their rank with others
+    former = rank[2:]  # their ranks by fewer tokens
+    key = _paired(tokens[1:-1], tokens[:-2])
+    depth = 2
+    while True:
+        order = np.argsort(key)
+        left, key, former = left[order], key[order], former[order]
+        del order  # eight bytes a token
+        is_first = _differs(key)
+        rank[left] = former + _begin(is_first) - _begin(_differs(former))
+        left = left[~(is_first & np.r_[is_first[1:], True])]
+        if depth >= DEPTH or not len(left):
+            break
+        former = rank[left]
+        key = _paired(former, rank[left - depth])
+        depth *= 2
+    ordered = _paired(rank[places], (size - places).astype(np.uint32))  # the newest of equals first
+    ordered.sort()
+    return (size - (ordered & 0xFFFFFFFF).astype(np.int64)).astype(np.int32)
+
+
+def _paired(high: npt.NDArray[np.uint32], low: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+    """Return one number for each pair, which compares as the pair does."""
+    pairs = high.astype(np.uint64)
+    pairs <<= 32
+    pairs |= low
+    return pairs
+
+
+def _begin(is_first: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    """Return the index at which the group of each value begins."""
+    at = np.arange(len(is_first), dtype=np.uint32)
+    at[~is_first] = 0
+    return np.maximum.accumulate(at, out=at)
+
+
+def _differs(values: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Return where a value differs from the one before it."""
+    found = np.ones(len(values), np.bool_)
+    found[1:] = values[1:] != values[:-1]
+    return found

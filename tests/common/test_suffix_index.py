@@ -1,0 +1,192 @@
+"""The index finds what a search of every place finds, however it was built and whatever it has forgotten."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import common.suffix_index
+from common.suffix_index import (
+    DEPTH,
+    FIRST,
+    GAP,
+    LARGEST_PACKED,
+    NO_MATCH,
+    START,
+    FrozenIndex,
+    GrowingIndex,
+    SuffixIndex,
+    sort_places,
+)
+
+ALL = 10**9
+
+
+def naive(texts: Sequence[Sequence[int]], tail: Sequence[int], first: int = 0) -> tuple[int, list[int]]:
+    """The length of the longest match, and its places in the index, the newest first. Places of the first
+    text before `first` do not count."""
+    best, places, place = 0, list[int](), FIRST
+    for text in texts:
+        place += first
+        for at in range(first, len(text)):
+            length = 0
+            while length < min(at, len(tail), DEPTH) and text[at - 1 - length] == tail[-1 - length]:
+                length += 1
+            if length > best:
+                best, places = length, []
+            if length == best:
+                places.append(place)
+            place += 1
+        place, first = place + 1, 0  # the gap
+    return best, places[::-1] if best else []
+
+
+def grown(texts: Sequence[Sequence[int]], draw: random.Random) -> GrowingIndex:
+    """The texts, added token by token, piece by piece or all at once."""
+    index = GrowingIndex()
+    for text in texts:
+        cut = draw.randint(0, len(text))
+        index.extend(text[:cut])
+        for token in text[cut:]:
+            index.append(token)
+        index.separate()
+    return index
+
+
+def frozen(index: GrowingIndex) -> FrozenIndex:
+    text = bytes(index._text)
+    tokens = np.frombuffer(text, np.int32)
+    places = np.flatnonzero(tokens != GAP)
+    return FrozenIndex(text, sort_places(text, places[places >= FIRST]))
+
+
+def case(draw: random.Random) -> tuple[list[list[int]], list[int]]:
+    """Some texts of few kinds of tokens, and a tail that is an end of one or none of them."""
+    kinds = draw.choice([1, 2, 3, 8, 300])
+    texts = [draw.choices(range(kinds), k=draw.randint(0, 40)) for _ in range(draw.randint(1, 3))]
+    if draw.random() < 0.2:
+        texts[0] += texts[-1] + texts[0]
+    tail = list(draw.choice(texts)) if draw.random() < 0.5 else draw.choices(range(kinds), k=40)
+    tail = tail[: draw.randint(0, len(tail))]
+    return texts, [*tail[-draw.randint(1, 60) :], *draw.choices(range(kinds), k=draw.randint(0, 2))]
+
+
+def check(seed: int, num_cases: int) -> None:
+    draw, texts, indexes = random.Random(seed), list[list[int]](), tuple[SuffixIndex, ...]()
+    for number in range(num_cases):
+        if not number % 5:  # of each five cases, four differ in the tail alone
+            texts, tail = case(draw)
+            index = grown(texts, draw)
+            indexes = (index, frozen(index))
+        else:
+            tail = case(draw)[1]
+        expected = naive(texts, tail)
+        for each in indexes:
+            match = each.find(tail)
+            assert (match.length, each.places(match, ALL)) == expected, (seed, number)
+            assert match.num_places == len(expected[1])
+
+
+@pytest.mark.parametrize("at_once", [1, 12, 10**6])
+def test_a_look_up_equals_a_naive_search(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common.suffix_index, "SORTED_AT_ONCE", at_once)
+    monkeypatch.setattr(FrozenIndex, "APART", 1 + at_once % 7)
+    check(at_once, 3_400)
+
+
+@pytest.mark.soak
+def test_a_million_look_ups_equal_a_naive_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(100):
+        monkeypatch.setattr(common.suffix_index, "SORTED_AT_ONCE", (1, 12, 10**6)[seed % 3])
+        monkeypatch.setattr(FrozenIndex, "APART", (1, 2, 7, 32)[seed % 4])
+        check(1000 + seed, 10_000)
+
+
+def test_an_index_without_a_match_says_so() -> None:
+    assert GrowingIndex().find((1, 2)) == NO_MATCH
+    assert GrowingIndex((1, 2, 3)).find(()) == NO_MATCH
+    assert GrowingIndex((1, 2, 3)).find((3,)) == NO_MATCH, "nothing followed it yet"
+    assert frozen(GrowingIndex()).find((1, 2, 3)) == NO_MATCH
+
+
+def test_tokens_end_where_their_text_ends() -> None:
+    index = GrowingIndex((1, 2, 3))
+    index.separate((8, 9))
+    index.extend((4, 5))
+    assert index.tokens(FIRST, 9) == [1, 2, 3]
+    assert index.tokens(FIRST, 2) == [1, 2]
+    match = index.find((7, 8, 9))
+    assert (match.length, match.num_places) == (2, 1), "the context of a text is compared"
+    assert [index.tokens(place, 9) for place in index.places(match, 1)] == [[4, 5]]
+    assert index.find((8,)) == NO_MATCH, "and never proposed"
+
+
+def test_ids_too_large_to_pack_are_told_apart() -> None:
+    ids = [LARGEST_PACKED + n for n in (0, 1, 2)]
+    text = [*ids, 5, *reversed(ids), 6]
+    index = frozen(GrowingIndex(text))
+    for tail, follower in ((ids, 5), (ids[::-1], 6)):
+        assert [index.tokens(place, 1) for place in index.places(index.find(tail), 9)] == [[follower]]
+
+
+def test_of_many_places_some_are_shown_from_the_whole_range() -> None:
+    index = GrowingIndex([7, 1, 8, 1, 9, 1] * 30)
+    match = index.find((1,))
+    assert match.num_places == 89
+    few = index.places(match, 8)
+    assert len(few) == 8
+    assert {token for place in few for token in index.tokens(place, 1)} == {7, 8, 9}
+
+
+@pytest.mark.parametrize("piece", [1, 40, 700])
+def test_an_index_forgets_the_oldest_places_and_stays_right(piece: int) -> None:
+    draw = random.Random(piece)
+    tokens = draw.choices(range(3), k=4_000)
+    index = GrowingIndex(capacity=400)
+    for start in range(0, len(tokens), piece):
+        index.extend(tokens[start : start + piece])
+        num_added, kept = min(start + piece, len(tokens)), len(index)
+        assert min(num_added, 400) <= kept <= 450
+        if draw.random() < 20 * piece / len(tokens):
+            tail = draw.choices(range(3), k=40)
+            recent = tokens[max(0, num_added - kept - DEPTH) : num_added]
+            length, places = naive([recent], tail, max(0, len(recent) - kept))
+            match = index.find(tail)
+            shift = index.size - FIRST - len(recent)
+            assert (match.length, index.places(match, ALL)) == (length, [at + shift for at in places])
+    assert index.size <= 450 + FIRST
+
+
+def test_sorting_and_inserting_give_the_same_order() -> None:
+    tokens = random.Random(3).choices(range(2), k=2_000)
+    one, other = GrowingIndex(), GrowingIndex(tokens)
+    for token in tokens:
+        one.append(token)
+    assert one._order == other._order
+
+
+@pytest.mark.soak
+def test_ten_million_tokens_are_searched_in_microseconds() -> None:
+    """Texts whose tokens repeat as in source code: pieces of earlier text and rare words between them."""
+    draw = np.random.default_rng(1)
+    pieces = [draw.zipf(1.3, 5_000) % 50_000 for _ in range(40)]
+    tokens = np.concatenate([np.r_[pieces[n % 40][at : at + 400], n % 50_000] for n, at in _cuts()])
+    text = START + tokens[: 10**7].astype(np.int32).tobytes()
+    order = sort_places(text, np.arange(FIRST, FIRST + 10**7))
+    index = FrozenIndex(text, order)
+    assert len(text) + order.nbytes + index._nearest.nbytes < 100e6
+    ends = [int(at) for at in draw.integers(100, 10**7, 5_000)]
+    tails = [[*tokens[at - 32 : at].tolist()[: 32 - at % 8], *range(at % 8)] for at in ends]
+    began = time.process_time()
+    for tail in tails:
+        index.find(tail)
+    assert (time.process_time() - began) / len(tails) < 50e-6
+
+
+def _cuts() -> list[tuple[int, int]]:
+    draw = random.Random(2)
+    return [(draw.randrange(50_000), draw.randrange(4_600)) for _ in range(25_000)]
