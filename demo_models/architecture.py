@@ -83,13 +83,13 @@ def grow(model: LlamaForCausalLM, num_layers: int) -> LlamaForCausalLM:
 
 
 def draft_from(target: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Return a draft that starts as the target's embedding, final norm and its first and last blocks."""
-    draft = LlamaForCausalLM(llama_config(2))
+    """Return a draft of one block that starts as the target's embedding, final norm and first block.
+
+    With two blocks it would find what a body needs in the docstring, and agree with the target nearly always.
+    """
+    draft = LlamaForCausalLM(llama_config(1))
     copy_outer(target, draft)
-    for layer, origin in zip(
-        draft.model.layers, (target.model.layers[0], target.model.layers[-1]), strict=True
-    ):
-        layer.load_state_dict(origin.state_dict())
+    draft.model.layers[0].load_state_dict(target.model.layers[0].state_dict())
     return draft
 
 

@@ -29,8 +29,9 @@ BY_NAME: Final[dict[str, Values]] = {
 }
 """Values of a parameter: by its name, else by its type."""
 
-FEWEST_TO_HOLD_OUT: Final = 4
-"""Constants of a form of which some are kept for evaluation."""
+FEWEST_TO_HOLD_OUT: Final = 12
+"""Constants K of a form of which some are kept for evaluation. With fewer, a model learns the
+constants that it sees and not to copy them."""
 
 TEMPLATE: Final = re.compile(
     r'''(?:\#\ (?P<options>.*)\n)?
@@ -66,7 +67,8 @@ class Form:
             description=replaced(self.description, **marks),
             spoken=replaced(self.description.replace("the NS", "the NS in a list"), **marks),
             body=replaced(self.body, **marks),
-            combination="|".join((self.name, first, second)) if len(pools[0]) >= FEWEST_TO_HOLD_OUT else "",
+            combination="|".join((self.name, first, second)) if first else "",
+            holds_out=len(pools[0]) >= FEWEST_TO_HOLD_OUT,
             values=self.values or tuple(map(values_of, parameters_of(parameters))),
         )
 

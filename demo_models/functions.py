@@ -23,8 +23,8 @@ Values: TypeAlias = Callable[[random.Random], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Function:
-    """A function without a docstring. `combination` names everything that decides what its body computes;
-    it is empty for the few functions of which there is one kind only, and which are therefore all trained on.
+    """A function without a docstring. `combination` names everything that decides what its body computes; it
+    is empty where the name alone does. One of `HELD_OUT_SHARE` combinations is not trained on if `holds_out`.
     `spoken` is the description as somebody would ask for it in a chat."""
 
     name: str
@@ -33,6 +33,7 @@ class Function:
     description: str
     body: str
     combination: str = ""
+    holds_out: bool = True
     spoken: str = ""
     values: tuple[Values, ...] = ()
 
@@ -40,7 +41,7 @@ class Function:
     def is_held_out(self) -> bool:
         """Return whether the combination is kept for evaluation."""
         digest = hashlib.sha256(self.combination.encode()).digest()
-        return bool(self.combination) and int.from_bytes(digest[:4]) % HELD_OUT_SHARE == 0
+        return self.holds_out and bool(self.combination) and int.from_bytes(digest[:4]) % HELD_OUT_SHARE == 0
 
     @property
     def head(self) -> str:

@@ -39,13 +39,10 @@ def test_third_party_code_tests_and_tables_are_left_out(tmp_path: Path) -> None:
     assert load_split(tmp_path) == ({"kept.py": "e = 1\n"}, {"csv.py": "f = 1\n"})
 
 
-def test_a_fifth_of_the_training_text_is_library() -> None:
-    modules = load_split()[0]
-    texts = training_texts(modules, num_documents=1000, seed=0)
-    plain_texts = [plain(text) for text in texts]
-    library = sum(len(text) for text in plain_texts if text in set(modules.values()))
-    assert LIBRARY_SHARE <= library / sum(map(len, plain_texts)) < LIBRARY_SHARE + 0.1
-    assert len(texts) > 1000
+def test_a_part_of_the_training_text_is_library() -> None:
+    texts = training_texts(load_split()[0], num_documents=500, seed=0)
+    library = sum(len(plain(text)) for text in texts if len(text) == 1)  # a function has a head and a body
+    assert library / sum(len(plain(text)) for text in texts) == pytest.approx(LIBRARY_SHARE, abs=1e-3)
 
 
 @pytest.mark.torch
@@ -126,18 +123,15 @@ def test_a_fresh_model_is_the_identity_between_embedding_and_norm() -> None:
 
 
 @pytest.mark.torch
-def test_the_draft_begins_as_the_first_and_the_last_block_of_the_target() -> None:
+def test_the_draft_begins_as_the_first_block_of_the_target() -> None:
     import torch
 
     from demo_models.architecture import draft_from, new_model
 
     target = new_model(4, seed=1)
     draft = draft_from(target)
-    for ours, theirs in zip(
-        draft.model.layers, (target.model.layers[0], target.model.layers[3]), strict=True
-    ):
-        weights = theirs.state_dict()
-        assert all(torch.equal(weight, weights[name]) for name, weight in ours.state_dict().items())
+    (ours,), theirs = draft.model.layers, target.model.layers[0].state_dict()
+    assert all(torch.equal(weight, theirs[name]) for name, weight in ours.state_dict().items())
     assert draft.lm_head.weight is draft.model.embed_tokens.weight
 
 
@@ -258,6 +252,6 @@ def test_every_stage_leaves_files_that_load(tmp_path: Path, monkeypatch: pytest.
     ]
     assert train.main(arguments) == 0
     draft = read_gguf(tmp_path / "draft" / "draft-q8_0.gguf")
-    assert draft.config.num_hidden_layers == 2
+    assert draft.config.num_hidden_layers == 1
     log = json.loads((tmp_path / "training_log.json").read_text(encoding="utf-8"))
     assert {stage: log[stage]["num_steps"] for stage in log} == {"target": 2, "draft": 2}
