@@ -190,9 +190,9 @@ def test_a_chat_is_drafted_here_and_decided_there(daemon: Daemon) -> None:
         if ours["accepted"]:
             break
         found = asked(max_tokens=40, seed=1)
-    assert ours["tokens"] == 40
+    assert 1 < ours["tokens"] <= 40
     assert ours["accepted"] > 0
-    assert ours["target_steps"] < 40
+    assert ours["target_steps"] < ours["tokens"]
     alone = asked(max_tokens=40, extra_body={"forerun": {"speculate": False}})
     assert found.choices[0].message.content == alone.choices[0].message.content
 
