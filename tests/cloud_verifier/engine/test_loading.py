@@ -94,19 +94,19 @@ def test_all_kv_is_there_after_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def census() -> None:
         found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
         shapes = [tensor.shape for tensor in found if tensor.dtype == torch.float32]
-        left.append(sum(len(shape) == 3 and shape[1:] == (2, 64) for shape in shapes))  # KV of the demo model
+        left.append(sum(len(shape) == 3 and shape[1:] == (2, 128) for shape in shapes))  # KV of the demo model
 
     monkeypatch.setattr(torch.cuda, "empty_cache", census)
     engine, _ = load_engine(TARGET, 300, dtype="float32")
     assert left == [0]
     assert len(engine.kv.layers) == engine.model.num_layers
     assert (
-        sum(kv.rows.nbytes for kv in engine.kv.layers.values()) == 301 * engine.model.num_layers * 2 * 64 * 4
+        sum(kv.rows.nbytes for kv in engine.kv.layers.values()) == 301 * engine.model.num_layers * 2 * 128 * 4
     )
 
 
 def test_a_load_refuses_slots_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    slot = 10 * 2 * 64 * 4  # layers, KV heads, depths of the demo model
+    slot = 10 * 2 * 128 * 4  # layers, KV heads, depths of the demo model
     monkeypatch.setattr(loading, "free_memory", lambda device: 1000 * slot)
     with wording.raises(UserError):
         loading.load_engine(TARGET, 1000, dtype="float32")
