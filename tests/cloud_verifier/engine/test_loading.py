@@ -94,7 +94,7 @@ def test_all_kv_is_there_after_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def census() -> None:
         found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
         shapes = [tensor.shape for tensor in found if tensor.dtype == torch.float32]
-        left.append(sum(len(shape) == 3 and shape[1:] == (2, 128) for shape in shapes))  # KV of the demo pair
+        left.append(sum(len(shape) == 3 and shape[1:] == (2, 128) for shape in shapes))
 
     monkeypatch.setattr(torch.cuda, "empty_cache", census)
     engine, _ = load_engine(TARGET, 300, dtype="float32")

@@ -17,7 +17,7 @@ def test_a_model_of_ones_own_is_checked_without_being_served(capsys: pytest.Capt
     assert main(["models", "--check", TARGET, "--dtype", "bfloat16", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["served"], facts["layers"], facts["dtype"]) == (True, 10, "bfloat16")
-    assert facts["kv_bytes_per_token"] == 2560
+    assert facts["kv_bytes_per_token"] == 5120
     assert facts["exactness"] < 3
 
 
