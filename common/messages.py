@@ -117,7 +117,6 @@ class Commit:
     start: int
     tokens: tuple[int, ...]
     server_made: int = 0  # bit i set: token i was not among the edge's nodes
-    guessed: int = 0  # bit i set: token i was among the verifier's own guesses
     echo: int = 0  # Propose messages received on this stream so far
     hold_us: int = 0  # from the arrival of the newest of them to the sending of this
     queue_us: int = 0  # from the tip's readiness to the begin of its step
@@ -126,6 +125,7 @@ class Commit:
     evaluated: int = 0  # nodes the step evaluated for this session, the tip included
     steps: int = 1  # steps that this message covers
     logprobs: tuple[TokenLogprobs, ...] = ()  # one a token if the session asked, else none
+    guessed: int = 0  # bit i set: token i was among the verifier's own guesses
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,10 @@ def test_two_commits_say_together_what_they_said() -> None:
     assert joined(both, THIRD) == Commit(5, (1, 2, 3, 4, 5), 0b1110, 6, 50, 13, 600, 0, 8, 3)
 
 
+def test_what_was_guessed_stays_with_its_tokens() -> None:
+    assert joined(replace(FIRST, guessed=0b01), replace(SECOND, guessed=0b1)).guessed == 0b101
+
+
 def test_what_is_told_of_tokens_stays_with_them() -> None:
     one, two, three = (TokenLogprobs(-float(token), ((token, -0.5),)) for token in (1, 2, 3))
     first, second = replace(FIRST, logprobs=(one, two)), replace(SECOND, logprobs=(three,))
