@@ -125,7 +125,7 @@ class TableTarget:
 
 def _none(item: StepItem) -> NDArray[np.int32]:
     """No rule that draws looks at the coupled choices."""
-    return np.full(len(item.outputs), -1, np.int32)
+    return np.full(len(item.outputs), VOCAB - 1, np.int32)  # which no law of three tokens chooses
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,8 @@ class Bench:
         self.chances = chances
         info = INFO if spec.guess_salt is None else dataclasses.replace(INFO, guess_depth=2)
         self.scheduler = VerifyScheduler(info, spec.config)
+        for num_rows in (1, 20) * 50:
+            self.scheduler.cost.sample(num_rows, 0, STEP_TIME)  # it knows what steps take
         self.now = 0.0  # seconds
         self.num_guessed = 0  # plans of guesses with a depth
         self.engine = TableTarget(self)

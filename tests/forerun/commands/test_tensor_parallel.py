@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 TARGET = str(Path(__file__).parents[3] / "demo_models" / "target")
 PROMPT = "def read_lines(path):\n    with open(path) as file:\n        lines = file.read()\n"
 INFO = TargetInfo("tiny", VOCAB, 64, 64, (), FINGERPRINT)
-SAMPLINGS = (SamplingParams(max_tokens=40), SamplingParams(0.8, top_p=0.95, seed=11, max_tokens=40))
+SAMPLINGS = (
+    SamplingParams(max_tokens=40, ignore_eos=True),
+    SamplingParams(0.8, top_p=0.95, seed=11, max_tokens=40, ignore_eos=True),
+)
 
 
 @asynccontextmanager
