@@ -197,7 +197,7 @@ def test_guesses_stand_beside_the_drafts() -> None:
 
 
 def test_own_drafts_stand_beside_the_drafts() -> None:
-    bench = Bench(of(REJECTION, Spec(), guess_salt=5), SeededChances(3))
+    bench = Bench(of(REJECTION, Spec(), guess_salt=5), SeededChances(1))
     beside_own_drafts(bench)
     assert bench.num_guessed == 1
     assert bench.num_rows > 4, "two tips, two drafts at most, and guesses"
