@@ -27,6 +27,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.quantized]
 
 TARGET = str(Path(__file__).parents[4] / "demo_models" / "target")
 PROMPT = "def read_lines(path):\n    with open(path) as file:\n        lines = file.read()\n"
+SAMPLINGS = [
+    SamplingParams(temperature, seed=3, max_tokens=48, ignore_eos=True) for temperature in (0.0, 0.5)
+]
 
 
 def quantized(family: str, **settings: Any) -> tuple[Any, Any]:
@@ -154,9 +157,7 @@ def test_the_demo_target_shrinks(demo: tuple[TorchEngine, Any]) -> None:
 
 
 @pytest.mark.grpc
-@pytest.mark.parametrize(
-    "sampling", [SamplingParams(max_tokens=48), SamplingParams(0.5, seed=3, max_tokens=48)]
-)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 async def test_the_demo_target_writes_the_same_text_with_drafts_as_without(
     sampling: SamplingParams, demo: tuple[TorchEngine, tuple[bytes | None, ...]]
 ) -> None:
