@@ -54,18 +54,16 @@ class _Text:
     """A session's text in one guess."""
 
     item: GuessItem
+    slots: IntArray  # of the positions before the tip that the model reads
+    before: IntArray  # of the position before each of these and before the tip; empty if none is needed
     ends: frozenset[int]  # tokens that end the text
     wants_followers: bool  # of the tip
     found: list[Followers] = field(default_factory=list)
 
-    @property
-    def slots(self) -> IntArray:
-        return self.item.prefix_slots
-
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Positions of a text that are read now."""
+    """Part of `text.slots` that is read now."""
 
     text: _Text
     first: int
@@ -133,8 +131,11 @@ class Drafter:
 
     def _text(self, item: GuessItem) -> _Text:
         ends = frozenset[int]() if item.sampling.ignore_eos else self._ends
-        has_room = len(item.prefix_slots) < self._limits.max_positions
-        return _Text(item, ends, has_room and item.depth > 0 and item.tip not in ends)
+        first, length = self.model.first_position, len(item.prefix_slots)
+        has_room = first <= length < self._limits.max_positions
+        before = item.prefix_slots[first - 1 :] if first else item.prefix_slots[:0]
+        wants_followers = has_room and item.depth > 0 and item.tip not in ends
+        return _Text(item, item.prefix_slots[first:], before, ends, wants_followers)
 
     # Reading committed rows
 
@@ -178,8 +179,7 @@ class Drafter:
             if tip_slot:
                 tokens = np.append(tokens, text.item.tip).astype(np.int32)
             items.append(_chain(text.slots[: span.first], tokens, slots, wants_last=bool(tip_slot)))
-            after = text.slots[max(0, span.first - 1) : span.first - 1 + len(slots)]
-            before.append(after if span.first else np.insert(after, 0, -1))
+            before.append(text.before[span.first : span.first + len(slots)])
         if not items:
             return None
         drafted = self._run(items, self._features(np.concatenate(before)), 1)
@@ -188,13 +188,11 @@ class Drafter:
         return drafted
 
     def _features(self, before: IntArray) -> Tensor | None:
-        """Return the target's features at these slots; zeros for -1."""
+        """Return the target's features at these slots."""
         stored = self._target_kv.features
         if stored is None:
             return None
-        places = torch.from_numpy(before.astype(np.int64)).to(self._device)
-        found = stored.index_select(0, places.clamp(min=0))
-        return found.masked_fill_((places < 0).unsqueeze(1), 0.0)
+        return stored.index_select(0, torch.from_numpy(before.astype(np.int64)).to(self._device))
 
     # Growing the tree
 
@@ -228,7 +226,7 @@ class Drafter:
         for row, (node, own) in enumerate(zip(nodes, followers, strict=True)):
             text = node.text
             deepest = min(text.item.depth, self.model.depth)
-            position = len(text.slots) + len(node.path) + 1
+            position = len(text.item.prefix_slots) + len(node.path) + 1
             if level > deepest or position >= self._limits.max_positions:
                 continue
             logprobs = promised(text.item.confidence, own.scores)

@@ -24,9 +24,9 @@ from cloud_verifier.engine.attention.backend import (
     current_step,
     running_step,
 )
-from cloud_verifier.engine.drafting.nouns import Drafted, DraftRows
+from cloud_verifier.engine.drafting.nouns import MOST_LEVELS, Drafted, DraftRows
 from cloud_verifier.engine.drafting.unrolled import UnrolledAttention
-from cloud_verifier.engine.model.transformers_adapter import TargetModel
+from cloud_verifier.engine.model.transformers_adapter import PredictionParts, TargetModel
 from common.errors import UserError
 
 FORMAT = "forerun heads 1"
@@ -37,11 +37,24 @@ def keep_features(target: TargetModel) -> None:
     """Keep the target's last hidden state of each row at its slot, from now on."""
 
     def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        step = running_step()
-        if step is not None:
-            step.kv.write_features(step.slots, output[0][0])
+        write_features(output[0][0])
 
     target.decoder.register_forward_hook(keep)
+
+
+def write_features(features: Tensor) -> None:
+    """Keep features [T, F] of the rows of the step that runs, if any, at the rows' slots."""
+    step = running_step()
+    if step is not None:
+        step.kv.write_features(step.slots, features)
+
+
+def checkpoint_head(target: TargetModel) -> RecurrentHead:
+    """Return the multi-token prediction module of the target's own checkpoint, which is run once per level.
+    Raises `UserError` if it has none."""
+    parts = target.prediction_parts()
+    keep_features(target)
+    return RecurrentHead(target, MOST_LEVELS, parts).eval().requires_grad_(False)
 
 
 class RecurrentHead(nn.Module):
@@ -49,23 +62,30 @@ class RecurrentHead(nn.Module):
 
     This is the form of EAGLE (Li et al. 2024, arXiv 2401.15077) and of multi-token prediction modules
     (DeepSeek-V3, 2.2): both inputs are normed, joined and projected to the target's width. The layer's
-    output, after the target's final norm, stands for the target's hidden state one level below. The target's
-    embeddings and head are shared.
+    output, after a final norm, stands for the target's hidden state one level below. The target's
+    embeddings and head are shared, and its final norm, unless there are parts of a checkpoint.
     """
 
     kind = "recurrent"
+    first_position = 1
     has_own_kv = True
 
-    def __init__(self, target: TargetModel, depth: int) -> None:
+    def __init__(self, target: TargetModel, depth: int, parts: PredictionParts | None = None) -> None:
         super().__init__()
         width = target.hidden_size
         self.depth = depth
-        self.embedding_norm = nn.RMSNorm(width, eps=NORM_EPS)
-        self.feature_norm = nn.RMSNorm(width, eps=NORM_EPS)
-        self.joined = nn.Linear(2 * width, width, bias=False)
-        self.layer = target.new_layer()
+        if parts is None:
+            self.embedding_norm: nn.Module = nn.RMSNorm(width, eps=NORM_EPS)
+            self.feature_norm: nn.Module = nn.RMSNorm(width, eps=NORM_EPS)
+            self.joined: nn.Module = nn.Linear(2 * width, width, bias=False)
+            self.layer = target.new_layer()
+            self._target = target.with_layers([self.layer])
+        else:
+            self.embedding_norm, self.feature_norm = parts.embedding_norm, parts.feature_norm
+            self.joined, self.layer = parts.joined, parts.layer
+            self._target = target.with_layers([self.layer], parts.final_norm)
+        self._features_first = parts is not None and parts.features_first
         self.to(target.device, target.dtype)
-        self._target = target.with_layers([self.layer])
         self._hidden = torch.empty(0)  # the last output of the layer, normed
         self._target.decoder.register_forward_hook(self._note)
 
@@ -74,8 +94,8 @@ class RecurrentHead(nn.Module):
 
     def joined_inputs(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Return the layer's input [..., H] of tokens and of the features [..., H] before them."""
-        parts = self.embedding_norm(self._target.embed(tokens)), self.feature_norm(features)
-        joined: Tensor = self.joined(torch.cat(parts, dim=-1))
+        parts = [self.embedding_norm(self._target.embed(tokens)), self.feature_norm(features)]
+        joined: Tensor = self.joined(torch.cat(parts[::-1] if self._features_first else parts, dim=-1))
         return joined
 
     def forward(self, rows: DraftRows) -> Drafted:
@@ -97,11 +117,13 @@ class RecurrentHead(nn.Module):
 
         Args: tokens int64 [B, T]; hidden [B, T, H], the target's.
         """
+        tokens, hidden = tokens[:, 1:], hidden[:, :-1]
         passes = UnrolledAttention()
         with current_step(StepContext(cast(KVStore, passes), tokens, cast(StepAttention, passes))):
             for level in range(1, depth + 1):
-                hidden = self.read(tokens, functional.pad(hidden, (0, 0, 1, 0))[:, :-1])
-                yield hidden[:, level:]
+                hidden = self.read(tokens, hidden)
+                yield hidden[:, level - 1 :]
+                hidden = functional.pad(hidden, (0, 0, 1, 0))[:, :-1]
 
 
 class MedusaHeads(nn.Module):
@@ -113,6 +135,7 @@ class MedusaHeads(nn.Module):
     """
 
     kind = "medusa"
+    first_position = 1
     has_own_kv = False
 
     def __init__(self, target: TargetModel, depth: int) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cloud_verifier.engine.drafting.heads import load_heads
+from cloud_verifier.engine.drafting.eagle3 import is_eagle3, load_eagle3
+from cloud_verifier.engine.drafting.heads import checkpoint_head, load_heads
 from cloud_verifier.engine.drafting.models import EarlyExit, load_small_model
 from cloud_verifier.engine.drafting.nouns import DraftModel
-from cloud_verifier.engine.model.transformers_adapter import TargetModel
+from cloud_verifier.engine.model.transformers_adapter import TargetModel, read_settings
 from common.errors import UserError
 from common.vocabulary import Vocabulary
 
 EXIT = "exit:"
+MTP = "mtp"
 
 
 def load_draft(source: str, target: TargetModel, vocabulary: Vocabulary) -> DraftModel:
-    """Load a file of `forerun heads train`, a folder or hub id of a small model, or `exit:K`.
+    """Load a file of `forerun heads train`, a folder or hub id of EAGLE-3 heads or of a small model, `mtp`
+    or `exit:K`.
 
     Raises `UserError` if there is none, or if it does not fit the target.
     """
@@ -24,7 +27,12 @@ def load_draft(source: str, target: TargetModel, vocabulary: Vocabulary) -> Draf
         if not number.isdecimal():
             raise UserError(f"--drafter is {source!r}; it must be {EXIT}K with a number of layers K")
         return EarlyExit(target, int(number))
+    if source == MTP:
+        return checkpoint_head(target)
     path = Path(source).expanduser()
     if path.is_file():
         return load_heads(path, target, vocabulary.fingerprint)
+    settings = read_settings(source)
+    if is_eagle3(settings):
+        return load_eagle3(source, settings, target)
     return load_small_model(source, target, vocabulary)

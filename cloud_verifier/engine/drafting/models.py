@@ -16,6 +16,7 @@ class EarlyExit:
     """
 
     depth = MOST_LEVELS
+    first_position = 0
     has_own_kv = False
 
     def __init__(self, target: TargetModel, num_layers: int) -> None:
@@ -33,6 +34,7 @@ class SmallModel:
     """Guesses with another causal LM of the same vocabulary. Raises `UserError` if it has another one."""
 
     depth = MOST_LEVELS
+    first_position = 0
     has_own_kv = True
 
     def __init__(self, model: TargetModel, vocab_size: int) -> None:

@@ -17,7 +17,7 @@ class DraftRows:
 
     tokens: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
-    features: Tensor | None  # [T, F] of the position before each row; zeros before the first position
+    features: Tensor | None  # [T, F] of the position before each row; None if the target keeps none
     outputs: Tensor  # int64 [O] rows whose followers are sought
     level: int  # 1 for the tip and the rows before it, 2 for the nodes below it, ...
 
@@ -40,6 +40,11 @@ class DraftModel(Protocol):
     @property
     def depth(self) -> int:
         """Return the most levels that it can guess."""
+        ...
+
+    @property
+    def first_position(self) -> int:
+        """Return the first position of a text that it reads: 1 if it needs the features of the one before."""
         ...
 
     @property

@@ -11,9 +11,9 @@ import inspect
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from http.client import HTTPException
 from importlib.util import find_spec
@@ -31,12 +31,15 @@ from torch import Tensor
 from transformers import (
     AttentionInterface,
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.modeling_layers import MtpModel
 from transformers.utils import logging as hf_logging
 
 from cloud_verifier.core.nouns import Chat
@@ -81,6 +84,18 @@ _WHAT_TO_GIVE = (
     "Give a folder that holds config.json, *.safetensors and tokenizer.json, or the id of a model on the "
     "Hugging Face hub if this machine can reach it."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionParts:
+    """Holds the modules of a multi-token prediction module that a checkpoint brings."""
+
+    embedding_norm: torch.nn.Module
+    feature_norm: torch.nn.Module
+    joined: torch.nn.Module  # [.., 2H] -> [.., H]
+    layer: torch.nn.Module
+    final_norm: torch.nn.Module
+    features_first: bool  # the order of what is joined
 
 
 class TargetModel:
@@ -229,14 +244,44 @@ class TargetModel:
         `layers`."""
         return self._model.get_submodule(self._layers_path.rpartition(".")[0])
 
-    def with_layers(self, layers: Sequence[torch.nn.Module]) -> TargetModel:
-        """Return the model with other decoder layers. All else is shared, but no hooks of modules that hold
-        the layers. Raises as `layers`."""
+    def with_layers(
+        self, layers: Sequence[torch.nn.Module], final_norm: torch.nn.Module | None = None
+    ) -> TargetModel:
+        """Return the model with other decoder layers, and with another norm behind them if one is given. All
+        else is shared, but no hooks of modules that hold the layers. Raises as `layers`."""
         path = self._layers_path
         twin = copy.copy(self)
         replaced = _replaced(self._model, path.split("."), torch.nn.ModuleList(layers))
+        if final_norm is not None:
+            replaced = _replaced(replaced, [*path.split(".")[:-1], "norm"], final_norm)
         twin.module = twin._model = cast(PreTrainedModel, replaced)
         return twin
+
+    def prediction_parts(self) -> PredictionParts:
+        """Load the first multi-token prediction module of the model's folder or hub id, by transformers'
+        own classes. Raises `UserError` if there is none, or none that transformers knows."""
+        if not getattr(self._text, "num_mtp_layers", None):
+            raise UserError(
+                f"--drafter mtp is not possible: '{self.name}' names no multi-token prediction module"
+            )
+        found: Any = _loading(self.name, lambda: MtpModel.from_pretrained(self._model))
+        kinds = [getattr(config, "layer_types", None) or [""] for config in (found.config, self._text)]
+        if kinds[0][0] != kinds[1][0]:
+            raise UserError(
+                f"--drafter mtp is not possible: the module of '{self.name}' has {kinds[0][0]}, unlike the "
+                "model's first layer; train heads with `forerun heads train`"
+            )
+        found.set_attn_implementation(ATTENTION)
+        first = found.layers[0]
+        final_norm = found.shared_post_norm if found.use_shared_post_norm else first.post_norm
+        return PredictionParts(
+            first.enorm,
+            first.hnorm,
+            first.eh_proj,
+            first.mtp_block,
+            torch.nn.Identity() if final_norm is None else final_norm,
+            features_first=bool(getattr(found.config, "mtp_hidden_states_first", False)),
+        )
 
     @cached_property
     def _layers_path(self) -> str:
@@ -382,18 +427,15 @@ def load_target(
     kind = torch_dtype(dtype)
     if quantization is not None:
         check_quantization(quantization)
-    path = Path(source).expanduser()
-    if not path.is_dir() and _meant_as_folder(source):
-        raise UserError(f"cannot load the target model '{source}': there is no such folder. {_WHAT_TO_GIVE}")
-    place = str(path) if path.is_dir() else _on_the_hub(source)
+    place = _place(source)
     config = _loading(source, lambda: AutoConfig.from_pretrained(place, trust_remote_code=False))
     refuse_config(source, config)
     if quantization is not None and getattr(config, "quantization_config", None) is not None:
         raise UserError(f"the weights of '{source}' are stored quantized; leave --quantize out")
     if num_processes > 1:
         refuse_division(source, config, num_processes)
-    if path.is_dir():
-        check_weights(source, path)
+    if Path(place).is_dir():
+        check_weights(source, Path(place))
     places = None if quantization is not None or num_processes > 1 else device_map(where)
     if dtype == "auto" and where.type == "cpu":
         stays = config.dtype == torch.bfloat16 and computes_bfloat16()
@@ -411,6 +453,41 @@ def load_target(
     if num_processes == 1:
         torch.nn.Module.to(model, where)
     return TargetModel(source, model, words, shrinkage)
+
+
+def read_settings(source: str) -> dict[str, Any]:
+    """Return the config.json of a folder or hub id. Raises `UserError` if there is none."""
+    place = _place(source)
+    found: tuple[dict[str, Any], Any] = _loading(source, lambda: PreTrainedConfig.get_config_dict(place))
+    return found[0]
+
+
+def local_folder(source: str) -> Path:
+    """Return the folder, or the one that a hub id is downloaded to. Raises `UserError` if there is none."""
+    place = _place(source)
+    return Path(place if Path(place).is_dir() else _loading(source, lambda: snapshot_download(place)))
+
+
+def _place(source: str) -> str:
+    """Return the folder or hub id to load from. Raises `UserError` for a folder that there is not."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return str(path)
+    if _meant_as_folder(source):
+        raise UserError(f"cannot load the model '{source}': there is no such folder. {_WHAT_TO_GIVE}")
+    return _on_the_hub(source)
+
+
+def new_decoder(settings: Mapping[str, Any]) -> torch.nn.Module:
+    """Make random decoder layers of transformers' own class, with our attention and without embeddings.
+
+    `settings` are those of a config.json. Raises `ValueError` for a family that transformers lacks.
+    """
+    config: Any = AutoConfig.for_model(**{**settings, "vocab_size": 1})
+    decoder: Any = AutoModel.from_config(config, attn_implementation="eager")
+    decoder.set_attn_implementation(ATTENTION)
+    decoder.embed_tokens = None
+    return cast(torch.nn.Module, decoder)
 
 
 def _replaced(module: torch.nn.Module, path: Sequence[str], new: torch.nn.Module) -> torch.nn.Module:

@@ -62,7 +62,7 @@ def test_a_recurrent_head_guesses_as_it_does_in_plain_transformers(
     engine = engine_of(head, model)
     session, tip = read(engine, PROMPT, sampling)
     (found,) = guess(engine, guess_item(session, tip))
-    above = torch.cat((torch.zeros(1, model.hidden_size), features_of(model, PROMPT)))
+    above = features_of(model, PROMPT)
     for each in found:
         text, features, logits = [*PROMPT, tip, *each.path], above, torch.empty(0)
         for length in range(len(PROMPT) + 1, len(text) + 1):  # each level's output is the next one's input
@@ -74,10 +74,10 @@ def test_a_recurrent_head_guesses_as_it_does_in_plain_transformers(
 def one_level_on(
     model: TargetModel, head: RecurrentHead, tokens: list[int], features: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the head over a whole text in plain transformers, with the features before each row. Returns the
-    features with the last row's output behind them, and its logits [1, V]."""
-    last = len(tokens) - 1
-    rows = DraftRows(torch.tensor(tokens), torch.arange(last + 1), features, torch.tensor([last]), 1)
+    """Run the head over a whole text in plain transformers, with the features before each row but the first.
+    Returns the features with the last row's output behind them, and its logits [1, V]."""
+    last = len(tokens) - 2
+    rows = DraftRows(torch.tensor(tokens[1:]), torch.arange(last + 1), features, torch.tensor([last]), 1)
     with plainly(model):
         found = head.forward(rows)
     assert found.features is not None
@@ -97,7 +97,7 @@ def test_levels_in_training_are_those_of_a_guess(family: str) -> None:
     for own, text in enumerate(texts):
         for level, row in [(1, 1), (1, 7), (2, 2), (2, 6), (3, 5), (4, 4), (4, 7)]:
             tip = row - level + 1
-            features = torch.cat((torch.zeros(1, model.hidden_size), hidden[own, :tip]))
+            features = hidden[own, :tip]
             for last in range(tip, row + 1):
                 features, _ = one_level_on(model, head, text[: last + 1], features)
             torch.testing.assert_close(found[level - 1][own, row - level], features[-1], atol=1e-4, rtol=1e-3)
