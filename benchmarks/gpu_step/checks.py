@@ -160,8 +160,8 @@ LITTLE = 16 << 10
 def load_errors(device: torch.device, backend: AttentionBackend) -> Iterator[dict[str, Any]]:
     """Check a load in half precision: its probe keeps no memory, it takes all KV, and a step of only
     a prompt's beginning wants no logits."""
-    probe(_tiny("llama", device, BF16), backend=backend)  # libraries allocate their own memory once
-    model = _tiny("llama", device, BF16)
+    probe(tiny_model("llama", device, BF16), backend=backend)  # libraries allocate their own memory once
+    model = tiny_model("llama", device, BF16)
     release()
     kept = -_allocated(device)
     report = probe(model, backend=backend)
@@ -202,7 +202,7 @@ def _graph_error(
     family: str, device: torch.device, dtype: torch.dtype, capture: Capture, num_steps: int
 ) -> dict[str, Any]:
     eager, replayed = (
-        TorchEngine(_tiny(family, device, dtype), 600, backend=TritonBackend()) for _ in range(2)
+        TorchEngine(tiny_model(family, device, dtype), 600, backend=TritonBackend()) for _ in range(2)
     )
     eager.runner, replayed.runner = DeviceRunner(eager), DeviceRunner(replayed, capture)
     random = np.random.default_rng(0)
@@ -241,7 +241,8 @@ def _next_plan(book: Book, random: np.random.Generator, step: int, variety: int)
     return StepPlan(tuple(items))
 
 
-def _tiny(family: str, device: torch.device, dtype: torch.dtype) -> TargetModel:
+def tiny_model(family: str, device: torch.device, dtype: torch.dtype) -> TargetModel:
+    """Return a random model with two layers."""
     kind, extras = FAMILIES[family]
     torch.manual_seed(0)
     config = getattr(hf, kind)(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu_step import checks, serving, steps
+from benchmarks.gpu_step import checks, guesses, serving, steps
 from benchmarks.gpu_step.clock import TimeBudget, TimedCapture
 from benchmarks.gpu_step.rates import RateRun, Texts, prompts_of, slots_for
 from benchmarks.gpu_step.settings import GpuSettings, build
@@ -58,6 +58,14 @@ class Parts:
         yield from checks.load_errors(device, self._backend())
         capture = TimedCapture(device)
         yield from checks.graph_errors(device, capture, num_steps=settings.check_steps, cases=cases)
+
+    def guesses(self) -> Iterator[Row]:
+        """Check the own drafter beside the reference, and time it beside a step."""
+        tiny = checks.tiny_model("llama", self._device, torch.float32)
+        yield guesses.guess_errors(tiny, self._backend(), self._settings.check_steps)
+        yield from guesses.guess_times(self._model, self._settings, self._backend())
+        del self.__dict__["_model"]  # which keeps features from now on
+        release()
 
     def bandwidth(self) -> Iterator[Row]:
         """Measure the device's bandwidth."""
