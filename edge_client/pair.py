@@ -13,7 +13,7 @@ from common.privacy import Privacy
 from edge_client.api.service import Defaults, TextEndpoints
 from edge_client.api.status import PairStatus, verifier_status
 from edge_client.core.nouns import Fallback
-from edge_client.drafting.model import DraftModel
+from edge_client.drafting.model import SharedDraftModel
 from edge_client.drafting.models import DraftModels
 from edge_client.llama.model import FEWEST_SEQUENCES, MOST_SEQUENCES, LlamaSettings
 from edge_client.network.tls import TlsSettings
@@ -39,7 +39,7 @@ class Pair:
     """Holds the parts of one pair."""
 
     service: TextEndpoints
-    drafts: DraftModel | None
+    drafts: SharedDraftModel | None
     verifiers: Verifiers
     status: PairStatus
 
@@ -119,7 +119,7 @@ def _defaults(config: EdgeConfig, files: DraftFiles, template: str) -> Defaults:
     )
 
 
-def _draft_status(drafts: DraftModel | None, file: str) -> dict[str, Any]:
+def _draft_status(drafts: SharedDraftModel | None, file: str) -> dict[str, Any]:
     if drafts is None:
         return {"state": "off", "file": file}
     return {

@@ -84,7 +84,7 @@ class Reroot:
     dead: tuple[int, ...]
 
 
-class Drafter(Protocol):
+class SessionDrafter(Protocol):
     """Runs the draft model for one session at a time. One thread calls it."""
 
     @property

@@ -46,7 +46,7 @@ do not notice the wait."""
 
 
 class DraftSource(Protocol):
-    """Loads the draft model when needed and provides its seats (`DraftModel`)."""
+    """Loads the draft model when needed and provides its seats (`SharedDraftModel`)."""
 
     @property
     def pace(self) -> DraftPace: ...

@@ -24,7 +24,7 @@ from edge_client.api.security import Gate
 from edge_client.api.service import Defaults, TextEndpoints
 from edge_client.api.stored import StoredResponses
 from edge_client.core.draft_pace import DraftPace
-from edge_client.core.nouns import Drafted, Drafter, DraftRow, Expand, Expansion, MoveTip, StartDrafter
+from edge_client.core.nouns import Drafted, DraftRow, Expand, Expansion, MoveTip, SessionDrafter, StartDrafter
 from edge_client.network.channel import StreamSource, VerifierChannel
 from edge_client.texts.infill import Infill, InfillFamily
 from edge_client.texts.journal import Journal
@@ -102,7 +102,7 @@ class Seats:
 class TinySeat:
     """One drafter's."""
 
-    def __init__(self, source: Seats, drafter: Drafter) -> None:
+    def __init__(self, source: Seats, drafter: SessionDrafter) -> None:
         self._source = source
         self._worker = DrafterThread(drafter)
         self._worker.__enter__()
