@@ -62,9 +62,9 @@ async def open_pair(
     stack: AsyncExitStack,
 ) -> Pair:
     """Open a pair; `stack` closes it. Raises `UserError` for files and addresses that cannot be used."""
-    draft, drafting = config.draft, config.draft.policy != "off"
+    draft = config.draft
     opened = models.open(
-        _llama(files.model, draft), drafting=drafting, seats=draft.seats, keep_alive=draft.keep_alive
+        _llama(files.model, draft), drafting=draft.is_loaded, seats=draft.seats, keep_alive=draft.keep_alive
     )
     section = config.verifier
     tls = verifier_tls(section)
@@ -83,6 +83,7 @@ async def open_pair(
         Fallback(section.fallback),
         draft=lambda: _draft_status(drafts, files.model),
         verifiers=lambda: [verifier_status(each) for each in verifiers.snapshot()],
+        proposes=lambda: service.proposes,
     )
     return Pair(service, drafts, verifiers, status)
 
@@ -110,7 +111,7 @@ def _text_settings(config: EdgeConfig, priors: PriorTable | None) -> TextSetting
 
 def _defaults(config: EdgeConfig, files: DraftFiles, template: str) -> Defaults:
     return Defaults(
-        draft_name=Path(files.model).stem if config.draft.policy != "off" else "",
+        draft_name=Path(files.model).stem if config.draft.is_loaded else "",
         policy=config.draft.growth_policy(),
         recall=config.draft.recall,
         fallback=Fallback(config.verifier.fallback),

@@ -212,7 +212,8 @@ class TextService:
             if request.writer is Writer.DRAFT:
                 account.mode = Mode.DEVICE_ONLY.value
             else:
-                account.mode = (Mode.AHEAD if seat is not None else Mode.SERVER_ONLY).value
+                is_off = _policy_of(request, has_seat=seat is not None) == "off"
+                account.mode = (Mode.SERVER_ONLY if is_off else Mode.AHEAD).value
             ends = request.sampling.ends(self._eos_ids(request.writer))
             answer = TextAnswer(request, self.words, ends, self._begin(request, seat), account, self._clock)
             live = Live(answer, client, notes)
@@ -286,7 +287,8 @@ class TextService:
             sampling=request.sampling,
             fingerprint=self.vocabulary.fingerprint,
             session_id=request.id,
-            recall=request.recall and (drafting or not request.drafting),
+            has_drafter=drafting,
+            recall=request.recall and (drafting or request.repeats),
             references=request.references,
             eos_token_ids=self._eos_ids(request.writer),
             ends_are_told=self.verifiers.best() is not None,
@@ -318,9 +320,9 @@ class TextService:
 
 
 def _policy_of(request: TextRequest, *, has_seat: bool) -> str:
-    """Return the growth policy. Without a draft model only given texts are drafted from, which needs no other
-    policy than the usual one."""
-    if has_seat or not request.drafting or request.policy == "off":
+    """Return the growth policy. If the draft model was wanted and has no seat, only given texts are drafted
+    from, which needs no other policy than the usual one."""
+    if has_seat or request.repeats or request.policy == "off":
         return request.policy
     return "adaptive" if request.references else "off"
 

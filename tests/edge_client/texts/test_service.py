@@ -134,6 +134,8 @@ async def test_a_text_begins_with_what_the_one_before_it_taught() -> None:
         (replace(REQUEST, policy="tree", drafting=False), "tree", True),
         (replace(REQUEST, policy="tree", writer=Writer.TARGET), "off", False),
         (replace(REQUEST, policy="sync:4", writer=Writer.TARGET, references=((5,),)), "adaptive", False),
+        (replace(REQUEST, policy="tree", writer=Writer.TARGET, drafting=False), "off", False),
+        (replace(REQUEST, policy="tree", recall=False, drafting=False), "off", False),
         (replace(REQUEST, policy="off", references=((5,),), drafting=False), "off", True),
     ],
 )
