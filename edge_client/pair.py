@@ -20,6 +20,7 @@ from edge_client.network.tls import TlsSettings
 from edge_client.process.paths import path_of
 from edge_client.settings import DraftSection, EdgeConfig, VerifierSection
 from edge_client.texts.datastore import IndexFiles
+from edge_client.texts.earlier import EarlierTexts
 from edge_client.texts.queue import Admission
 from edge_client.texts.service import TextService, TextSettings
 from edge_client.verifiers import Verifiers
@@ -32,6 +33,7 @@ class DraftFiles:
     model: str  # of the draft model, or of one whose tokens are the target's
     priors: PriorTable | None = None
     indexes: tuple[Path, ...] = ()  # of the user's files
+    earlier: Path | None = None  # of earlier texts; None: they are in memory alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,19 @@ async def open_pair(
     settings = _text_settings(config, files.priors)
     drafts = opened.model
     indexes = IndexFiles(files.indexes if draft.recall else (), opened.vocabulary.fingerprint)
+    earlier = None
+    if draft.recall and draft.remember:
+        earlier = EarlierTexts(draft.remember, files.earlier, opened.vocabulary.fingerprint)
+        stack.push_async_callback(earlier.close)
     texts = TextService(
-        opened.words, opened.vocabulary, verifiers, drafts, settings, admission=admission, indexes=indexes
+        opened.words,
+        opened.vocabulary,
+        verifiers,
+        drafts,
+        settings,
+        admission=admission,
+        indexes=indexes,
+        earlier=earlier,
     )
     service = TextEndpoints(texts, _defaults(config, files, opened.words.chat_template), pair=name)
     status = PairStatus(
@@ -102,7 +115,6 @@ def _text_settings(config: EdgeConfig, priors: PriorTable | None) -> TextSetting
     return TextSettings(
         seats=config.draft.seats,
         max_waiting=config.api.max_queue,
-        remember=config.draft.remember if config.draft.recall else 0,
         patience=config.verifier.patience,
         privacy=Privacy[config.verifier.privacy.upper()],
         priors=priors,

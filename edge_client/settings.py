@@ -274,6 +274,10 @@ class DraftSection:
         high=2**24,
         alias="--remember",
     )
+    remember_on_disk: bool = setting(
+        False,
+        "keep the tokens of draft.remember in a file over restarts, readable by its owner alone",
+    )
     index: tuple[str, ...] = setting(
         (),
         "indexes of your files, from which recall proposes; read anew when they change",
