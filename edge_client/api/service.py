@@ -384,7 +384,6 @@ class TextEndpoints:
             revises=asked.revise and asked.stream,
             policy=asked.policy if asked.policy != "adaptive" else defaults.policy,
             recall=defaults.recall if asked.recall is None else asked.recall,
-            drafting=self.texts.can_draft,
             references=references,
             acceptance=asked.acceptance,
             advised=tuple(advised.items()),

@@ -200,6 +200,8 @@ class TextService:
         request = self.orders.apply(request)
         if request.writer is Writer.DRAFT and self._drafts is None:
             raise UserError("no draft model is configured here, so it cannot write alone")
+        if self._drafts is None:
+            request = replace(request, drafting=False)
         account = TextAccount(asked_at=self._clock())
         request = request if request.id else replace(request, id=f"text-{next(self._numbers)}")
         async with place or self.admission.place(client), contextlib.AsyncExitStack() as stack:
