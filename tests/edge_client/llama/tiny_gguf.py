@@ -59,8 +59,7 @@ def write_vocabulary(path: Path, source: Path) -> Path:
     writer = gguf.GGUFWriter(path, fields.pop("general.architecture").contents())
     for name, found in fields.items():
         if not name.startswith("GGUF."):
-            value, kinds = found.contents(), (*found.types, None)
-            writer.add_key_value(name, value, kinds[0], kinds[1])
+            writer.add_key_value(name, found.contents(), *found.types)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
