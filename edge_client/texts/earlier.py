@@ -18,7 +18,7 @@ from edge_client.texts.datastore import read_or_set_aside, write
 logger = logging.getLogger(__name__)
 
 SAVE_AFTER = 600.0
-"""Seconds of texts that a crash may lose. Writing 262,144 tokens takes some 10 ms of a thread."""
+"""Seconds of texts that a crash may lose. Writing 262,144 tokens (2.2 MB) takes a thread some 20 ms."""
 
 
 class EarlierTexts:
