@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
@@ -60,6 +60,25 @@ class Guess(NamedTuple):
 def chain(tokens: Sequence[tuple[int, float]]) -> list[Guess]:
     """Return guesses of which each follows the one before it."""
     return [Guess(above, *each) for above, each in enumerate(tokens, start=-1)]
+
+
+def copied(
+    tokens: Sequence[int], length: int, trust: Callable[[int], float], least: float, surely: float
+) -> list[Guess]:
+    """Return the leading `tokens` that are likely enough, each below the one before it.
+
+    Args: tokens, which follow a match of `length` tokens; trust, the chance of the next token by the length
+    of the match, at most `LONGEST`; least and surely as of `PromptLookup.guess`.
+    """
+    found = list[Guess]()
+    for token in tokens:
+        logprob = log_chance(trust(length))
+        least -= logprob
+        if least > 0 or logprob < surely:
+            break
+        found.append(Guess(len(found) - 1, token, logprob))
+        length = min(length + 1, LONGEST)
+    return found
 
 
 class Standing(IntEnum):
@@ -122,7 +141,7 @@ class TrustedIndex:
         if not path:
             self._known = length, rows
         if len(rows) == 1:
-            return self._copied(rows[0], length, least, surely)
+            return copied(rows[0], length, self._trust_alone, least, surely)
         found, heap = list[Guess](), self._offers(_Offer(0.0, -1, 0, 0.0, 0, rows), -1, length)
         heapq.heapify(heap)
         while heap and len(found) < most:
@@ -145,17 +164,9 @@ class TrustedIndex:
             found.append(_Offer(above.unlikely - logprob, parent, token, logprob, above.depth + 1, rows))
         return found
 
-    def _copied(self, row: Sequence[int], length: int, least: float, surely: float) -> list[Guess]:
-        """Return the tokens after the only place of a match, one below the other."""
-        found = list[Guess]()
-        for token in row:
-            logprob = log_chance(self._trust[length][Standing.ALONE].ratio)
-            least -= logprob
-            if least > 0 or logprob < surely:
-                break
-            found.append(Guess(len(found) - 1, token, logprob))
-            length = min(length + 1, LONGEST)
-        return found
+    def _trust_alone(self, length: int) -> float:
+        """Return the trust in a token after the only place of a match."""
+        return self._trust[length][Standing.ALONE].ratio
 
     def _look(self, tail: Sequence[int], path: Sequence[int], most: int) -> tuple[int, list[list[int]]]:
         """Return the length of the longest match of the end of `tail`, and up to `most` tokens after each of

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,11 @@ class Places(Protocol):
 
     def __len__(self) -> int: ...
 
+    @overload
     def __getitem__(self, key: int, /) -> int: ...
+
+    @overload
+    def __getitem__(self, key: slice, /) -> Iterable[int]: ...
 
 
 class Match(NamedTuple):
@@ -88,6 +92,11 @@ class SuffixIndex:
     def text(self) -> Buffer:
         """The tokens and gaps as bytes."""
         return self._text
+
+    @property
+    def order(self) -> Places:
+        """The places in order."""
+        return self._order
 
     @property
     def size(self) -> int:
@@ -182,6 +191,19 @@ class GrowingIndex(SuffixIndex):
         super().__init__(bytearray(START), array("i"))
         self._capacity = capacity
         self.extend(tokens)
+
+    @classmethod
+    def copy_of(cls, index: SuffixIndex, capacity: int = 0) -> GrowingIndex:
+        """Return an index of the same texts that can grow."""
+        found = cls(capacity=capacity)
+        found._text[:] = index.text[:]
+        found._order = array("i", index.order[:])
+        found._forget()
+        return found
+
+    def snapshot(self) -> tuple[bytes, bytes]:
+        """Return text and order as bytes, which do not change with the index."""
+        return bytes(self._text), self._order.tobytes()
 
     def append(self, token: int) -> None:
         """Add the token that follows the last one."""

@@ -13,13 +13,14 @@ from common.privacy import Privacy
 from edge_client.api.service import Defaults, TextEndpoints
 from edge_client.api.status import PairStatus, verifier_status
 from edge_client.core.nouns import Fallback
-from edge_client.drafting.model import DraftModel
+from edge_client.drafting.model import SharedDraftModel
 from edge_client.drafting.models import DraftModels
 from edge_client.llama.model import FEWEST_SEQUENCES, MOST_SEQUENCES, LlamaSettings
 from edge_client.network.tls import TlsSettings
 from edge_client.process.paths import path_of
 from edge_client.settings import DraftSection, EdgeConfig, VerifierSection
 from edge_client.texts.datastore import IndexFiles
+from edge_client.texts.earlier import EarlierTexts
 from edge_client.texts.queue import Admission
 from edge_client.texts.service import TextService, TextSettings
 from edge_client.verifiers import Verifiers
@@ -32,6 +33,7 @@ class DraftFiles:
     model: str  # of the draft model, or of one whose tokens are the target's
     priors: PriorTable | None = None
     indexes: tuple[Path, ...] = ()  # of the user's files
+    earlier: Path | None = None  # of earlier texts; None: they are in memory alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Pair:
     """Holds the parts of one pair."""
 
     service: TextEndpoints
-    drafts: DraftModel | None
+    drafts: SharedDraftModel | None
     verifiers: Verifiers
     status: PairStatus
 
@@ -62,9 +64,9 @@ async def open_pair(
     stack: AsyncExitStack,
 ) -> Pair:
     """Open a pair; `stack` closes it. Raises `UserError` for files and addresses that cannot be used."""
-    draft, drafting = config.draft, config.draft.policy != "off"
+    draft = config.draft
     opened = models.open(
-        _llama(files.model, draft), drafting=drafting, seats=draft.seats, keep_alive=draft.keep_alive
+        _llama(files.model, draft), drafting=draft.is_loaded, seats=draft.seats, keep_alive=draft.keep_alive
     )
     section = config.verifier
     tls = verifier_tls(section)
@@ -74,8 +76,19 @@ async def open_pair(
     settings = _text_settings(config, files.priors)
     drafts = opened.model
     indexes = IndexFiles(files.indexes if draft.recall else (), opened.vocabulary.fingerprint)
+    earlier = None
+    if draft.recall and draft.remember:
+        earlier = EarlierTexts(draft.remember, files.earlier, opened.vocabulary.fingerprint)
+        stack.push_async_callback(earlier.close)
     texts = TextService(
-        opened.words, opened.vocabulary, verifiers, drafts, settings, admission=admission, indexes=indexes
+        opened.words,
+        opened.vocabulary,
+        verifiers,
+        drafts,
+        settings,
+        admission=admission,
+        indexes=indexes,
+        earlier=earlier,
     )
     service = TextEndpoints(texts, _defaults(config, files, opened.words.chat_template), pair=name)
     status = PairStatus(
@@ -83,6 +96,7 @@ async def open_pair(
         Fallback(section.fallback),
         draft=lambda: _draft_status(drafts, files.model),
         verifiers=lambda: [verifier_status(each) for each in verifiers.snapshot()],
+        proposes=lambda: service.proposes,
     )
     return Pair(service, drafts, verifiers, status)
 
@@ -101,7 +115,6 @@ def _text_settings(config: EdgeConfig, priors: PriorTable | None) -> TextSetting
     return TextSettings(
         seats=config.draft.seats,
         max_waiting=config.api.max_queue,
-        remember=config.draft.remember if config.draft.recall else 0,
         patience=config.verifier.patience,
         privacy=Privacy[config.verifier.privacy.upper()],
         priors=priors,
@@ -110,7 +123,7 @@ def _text_settings(config: EdgeConfig, priors: PriorTable | None) -> TextSetting
 
 def _defaults(config: EdgeConfig, files: DraftFiles, template: str) -> Defaults:
     return Defaults(
-        draft_name=Path(files.model).stem if config.draft.policy != "off" else "",
+        draft_name=Path(files.model).stem if config.draft.is_loaded else "",
         policy=config.draft.growth_policy(),
         recall=config.draft.recall,
         fallback=Fallback(config.verifier.fallback),
@@ -119,7 +132,7 @@ def _defaults(config: EdgeConfig, files: DraftFiles, template: str) -> Defaults:
     )
 
 
-def _draft_status(drafts: DraftModel | None, file: str) -> dict[str, Any]:
+def _draft_status(drafts: SharedDraftModel | None, file: str) -> dict[str, Any]:
     if drafts is None:
         return {"state": "off", "file": file}
     return {

@@ -205,7 +205,8 @@ class DraftSection:
 
     model: str = setting(
         "",
-        "the draft model, which every daemon needs; with draft.policy off only its tokens are read",
+        "the draft model, which every daemon needs; with draft.drafting false or draft.policy off only its "
+        "tokens are read",
         form="a GGUF file, hf://organisation/repository/file.gguf, or the name given to `forerun pull`",
         is_path=True,
         alias="--draft",
@@ -255,6 +256,11 @@ class DraftSection:
         high=365 * DAY,
         alias="--keep-alive",
     )
+    drafting: bool = setting(
+        True,
+        "load the draft model; without it draft.recall alone proposes",
+        alias="--drafting",
+    )
     recall: bool = setting(
         True,
         "proposals copied from earlier in the same text, beside those of the draft model",
@@ -267,6 +273,10 @@ class DraftSection:
         low=0,
         high=2**24,
         alias="--remember",
+    )
+    remember_on_disk: bool = setting(
+        False,
+        "keep the tokens of draft.remember in a file over restarts, readable by its owner alone",
     )
     index: tuple[str, ...] = setting(
         (),
@@ -296,6 +306,11 @@ class DraftSection:
 
     def __post_init__(self) -> None:
         check_section(self)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Tell whether the draft model is loaded when a text needs it."""
+        return self.drafting and self.policy != "off"
 
     def growth_policy(self) -> str:
         """Return the growth policy within the power budget. Raise `UserError` if it cannot have one."""

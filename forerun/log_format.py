@@ -101,7 +101,7 @@ PATIENCE = 5.0
 """Seconds to wait at the end for the last lines."""
 
 
-class _Writer(logging.StreamHandler[TextIO]):
+class _LogThread(logging.StreamHandler[TextIO]):
     """Writes waiting lines in its own thread, and reports lost lines."""
 
     def __init__(self, out: TextIO, waiting: _PendingLines) -> None:
@@ -141,7 +141,7 @@ def writing(level: str | None, style: str, out: TextIO | None = None) -> Iterato
     warning); style, one of `FORMATS`.
     """
     waiting = _PendingLines(queue.Queue(MAX_WAITING))
-    writer = _Writer(out or sys.stderr, waiting)
+    writer = _LogThread(out or sys.stderr, waiting)
     writer.setFormatter(FORMATS[style]())
     root, ours = logging.getLogger(), [logging.getLogger(name) for name in OURS]
     handlers, levels = root.handlers[:], [(each, each.level) for each in (root, *ours)]

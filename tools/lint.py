@@ -32,7 +32,7 @@ ALLOWED = {
         forerun.commands.service._check_ours simulator.proxy.cli._read_script
         simulator.documents.read_text simulator.tables.read_rows""",
     "this program started the process; asyncio limits a line to 64 KiB": """
-        forerun.rig.json_lines
+        forerun.rig.json_lines forerun.doctest_child.main
         forerun.bench.stage.Stage.run forerun.bench.stage.Stage._took forerun.rig.RigProcess.read
         forerun.rig.Rig.events""",
     "the kernel writes the file": """
@@ -40,7 +40,9 @@ ALLOWED = {
         forerun.bench.report._processor""",
     "`Guarded` ends a request's body at api.max_body_bytes": """
         edge_client.api.app._body forerun.commands.demo_page.demo_routes.post""",
-    "the size is checked first": "common.config.merge.read_toml forerun.commands.verify.check",
+    "the size is checked first": """
+        common.config.merge.read_toml forerun.commands.verify.check
+        edge_client.texts.datastore._tokens""",
 }
 """Reason -> functions that may read without a limit, by their dotted names."""
 

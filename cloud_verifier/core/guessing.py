@@ -28,10 +28,10 @@ SURE = 4  # decisions in a row against guesses, after which steps follow each ot
 PROBE = 32  # steps without guesses after which some are tried again
 PROBE_DEPTH = 2
 SCALE = (0.0, 0.5, 1.5)
-"""Tokens that the nodes in a tree promise beyond the first, at least, by class: none, few, many."""
+"""Tokens that the nodes in a tree promise beyond the first, at least, by coverage: none, few, many."""
 
 PRIOR = ((0.6, 0.65), (0.3, 0.7), (0.1, 0.7))
-"""Tokens that the first level wins before any measurement, by class, and the factor of each further level."""
+"""Tokens that the first level wins before it is measured, by coverage; the factor of each further level."""
 
 NOT_ASKED = (-1, 0, 0)
 
@@ -41,7 +41,7 @@ LEAST_WIN = 1e-3  # tokens; a level that wins less says nothing about the next
 
 
 class Wins:
-    """Estimates the tokens that each level of guesses wins in a step, by the class of the tree (`SCALE`).
+    """Estimates the tokens that each level of guesses wins in a step, by the coverage of the tree (`SCALE`).
 
     What is known of a level fades while it is not tried. Then it counts as the level above promises it: less
     by the factor between their means over all sessions, `shared`, which learn with this one.
@@ -49,34 +49,38 @@ class Wins:
 
     def __init__(self, depth: int, shared: Wins | None = None) -> None:
         self._shared = shared
-        self._won = [[0.0] * depth for _ in PRIOR]  # tokens, by class and level
+        self._won = [[0.0] * depth for _ in PRIOR]  # tokens, by coverage and level
         self._steps = [[0.0] * depth for _ in PRIOR]
-        self._means = [list[float]() for _ in PRIOR]  # of each class, when asked for
+        self._means = [list[float]() for _ in PRIOR]  # by coverage, when asked for
 
-    def means(self, place: int) -> list[float]:
-        """Return the tokens that each level wins in a step, in a tree of class `place`."""
-        if not self._means[place]:
-            first, factor = PRIOR[place]
-            before = self._shared.means(place) if self._shared is not None else None
+    def means(self, coverage: int) -> list[float]:
+        """Return the tokens that each level wins in a step, in a tree of this coverage."""
+        if not self._means[coverage]:
+            first, factor = PRIOR[coverage]
+            before = self._shared.means(coverage) if self._shared is not None else None
             found, expected = list[float](), first if before is None else before[0]
-            for level, (won, steps) in enumerate(zip(self._won[place], self._steps[place], strict=True)):
+            for level, (won, steps) in enumerate(
+                zip(self._won[coverage], self._steps[coverage], strict=True)
+            ):
                 if level and before is not None:
                     factor = min(before[level] / max(before[level - 1], LEAST_WIN), 1.0)
                 if level:
                     expected = found[-1] * factor
                 found.append((won + WEIGHT * expected) / (steps + WEIGHT))
-            self._means[place] = found
-        return self._means[place]
+            self._means[coverage] = found
+        return self._means[coverage]
 
-    def note(self, place: int, depth: int, won: Mapping[int, int]) -> None:
+    def note(self, coverage: int, depth: int, won: Mapping[int, int]) -> None:
         """Learn from a step with guesses of `depth` levels; `won` holds its tokens by level."""
-        for level in range(len(self._won[place])):
+        for level in range(len(self._won[coverage])):
             tried = level < depth
-            self._won[place][level] = FADE * self._won[place][level] + (won.get(level, 0) if tried else 0)
-            self._steps[place][level] = FADE * self._steps[place][level] + tried
-        self._means[place] = []
+            self._won[coverage][level] = FADE * self._won[coverage][level] + (
+                won.get(level, 0) if tried else 0
+            )
+            self._steps[coverage][level] = FADE * self._steps[coverage][level] + tried
+        self._means[coverage] = []
         if self._shared is not None:
-            self._shared.note(place, depth, won)
+            self._shared.note(coverage, depth, won)
 
 
 class OwnGuesses:
@@ -90,7 +94,7 @@ class OwnGuesses:
     ) -> None:
         self.calibration = calibration
         self.wins = wins
-        self.asked = NOT_ASKED  # tip id, depth and class of the tree when guesses were last asked for
+        self.asked = NOT_ASKED  # tip id, depth and coverage of the tree when guesses were last asked for
         self._tree = tree
         self._last = last_position
         self._said: dict[int, Followers] = {}  # by node id
@@ -136,20 +140,20 @@ class OwnGuesses:
         return node.id in self._made and not node.wire_id
 
     @property
-    def place(self) -> int:
-        """The class of the tree now, by what it holds without the drafter's own nodes (`SCALE`)."""
+    def coverage(self) -> int:
+        """How well nodes of others cover the text after the tip now, as a step of `SCALE`."""
         tree = self._tree
         promise = sum(math.exp(tree.worth(node)) for node in tree.speculative() if not self.made(node))
         return sum(1 for least in SCALE[1:] if promise >= least) if promise else 0
 
     def settle(self, part: StepProgress) -> int:
         """Learn from a finished step what the guesses before it have won; return that in tokens."""
-        tip, depth, place = self.asked
+        tip, depth, coverage = self.asked
         if tip < 0 or part.lost or not part.tokens:
             return 0
         self.asked = NOT_ASKED
         won = won_by_level(part.made, len(part.tokens))
-        self.wins.note(place, depth, won)
+        self.wins.note(coverage, depth, won)
         return sum(won.values())
 
     def _at(self, path: Sequence[int]) -> Node | None:
@@ -228,8 +232,8 @@ class Guessing:
         """Return what to guess before the next step, or None. The step's tips alone take `bare` seconds."""
         asking = [each for each in ready if each.own is not None and each.own.asked[0] != each.tree.tip.id]
         decoding = [each for each in asking if not each.num_prefill and not each.dear_masks]
-        places = {session.key: session.own.place for session in decoding if session.own is not None}
-        depth, lost = self._best_depth(decoding, places, len(ready), bare)
+        coverages = {session.key: session.own.coverage for session in decoding if session.own is not None}
+        depth, lost = self._best_depth(decoding, coverages, len(ready), bare)
         items = list(_reading(asking))
         if depth:
             self._quiet = 0
@@ -241,7 +245,7 @@ class Guessing:
         for session, levels in items:
             assert session.own is not None, "it asks"
             session.own.asked = (
-                (session.tree.tip.id, levels, places.get(session.key, 0)) if levels else NOT_ASKED
+                (session.tree.tip.id, levels, coverages.get(session.key, 0)) if levels else NOT_ASKED
             )
         self.running = GuessedTime(tuple(session for session, _ in items), now, depth, lost)
         return GuessPlan(tuple(session.guess_item(levels, WIDTH) for session, levels in items))
@@ -265,7 +269,7 @@ class Guessing:
         return sum(part.session.own.settle(part) for part in parts if part.session.own is not None)
 
     def _best_depth(
-        self, decoding: Sequence[VerifySession], places: Mapping[int, int], num_ready: int, bare: float
+        self, decoding: Sequence[VerifySession], coverages: Mapping[int, int], num_ready: int, bare: float
     ) -> tuple[int, float]:
         """Return the levels at which all sessions together write most per second, and the tokens that each
         session could have had in the time of guessing; 0 for none."""
@@ -275,9 +279,9 @@ class Guessing:
         known = float(num_ready)
         for session in decoding:
             assert session.own is not None, "it asks"
-            place = places[session.key]
-            known += SCALE[place]
-            gains = [sum(each) for each in zip(gains, session.own.wins.means(place), strict=True)]
+            coverage = coverages[session.key]
+            known += SCALE[coverage]
+            gains = [sum(each) for each in zip(gains, session.own.wins.means(coverage), strict=True)]
         best, best_rate, tokens = 0, known / bare, known
         for level in range(self.depth):
             tokens += gains[level]

@@ -104,10 +104,16 @@ class TextEndpoints:
         models = self._models_of(target_name(found.model) if found is not None else "")
         return {self.pair: next(iter(models.values())), **models} if self.pair else models
 
+    @property
+    def proposes(self) -> bool:
+        """Tell whether the default model is drafted here: by a draft model, or else from known texts."""
+        defaults = self.defaults
+        return bool(defaults.draft_name) or (defaults.recall and defaults.policy != "off")
+
     def _models_of(self, target: str) -> dict[str, Writer]:
         target, draft = target or UNTOLD, self.defaults.draft_name
         if not draft:
-            return {target: Writer.TARGET}
+            return {target: Writer.SPLIT if self.proposes else Writer.TARGET}
         return {f"{target}@{draft}": Writer.SPLIT, target: Writer.TARGET, draft: Writer.DRAFT}
 
     def writer(self, name: str) -> tuple[str, Writer]:
@@ -261,7 +267,7 @@ class TextEndpoints:
         if writer is Writer.DRAFT or self.texts.orders is Orders.REMOTE_OFF:
             return
         why = self.texts.verifiers.refusal()
-        falls_back = (asked.fallback or self.defaults.fallback) is Fallback.DRAFT
+        falls_back = (asked.fallback or self.defaults.fallback) is Fallback.DRAFT and self.texts.can_draft
         alone = falls_back and writer is Writer.SPLIT and isinstance(why, UnavailableError)
         if why is not None and not alone:
             raise why

@@ -46,6 +46,7 @@ class PairStatus:
     fallback: Fallback
     draft: Callable[[], dict[str, Any]]
     verifiers: Callable[[], list[dict[str, Any]]]
+    proposes: Callable[[], bool]  # whether a text that begins now is drafted
 
     def __call__(self) -> dict[str, Any]:
         verifiers = self.verifiers()
@@ -70,7 +71,7 @@ class PairStatus:
         if orders is Orders.HALT:
             return None
         if is_reachable and orders is not Orders.REMOTE_OFF:
-            return Mode.AHEAD if can_draft and orders is not Orders.DRAFT_OFF else Mode.SERVER_ONLY
+            return Mode.AHEAD if self.proposes() and orders is not Orders.DRAFT_OFF else Mode.SERVER_ONLY
         alone = orders is Orders.REMOTE_OFF or (can_draft and self.fallback is Fallback.DRAFT)
         return Mode.DEVICE_ONLY if alone else Mode.WAITING
 

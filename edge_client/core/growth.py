@@ -68,6 +68,11 @@ class Growth:
         """Return the function that gives the distributions to send with nodes; None if none are needed."""
         return None if self._drawing is None else partial(untold, self.tree, self.expansions)
 
+    @property
+    def has_texts(self) -> bool:
+        """Whether there are texts from which guesses are copied."""
+        return self._lookup is not None or self._reference is not None
+
     def check_integrity(self) -> None:
         """Raise `LocalError` unless the tree is whole and the counts of sent nodes agree."""
         self.tree.check_integrity()

@@ -84,7 +84,7 @@ class Reroot:
     dead: tuple[int, ...]
 
 
-class Drafter(Protocol):
+class SessionDrafter(Protocol):
     """Runs the draft model for one session at a time. One thread calls it."""
 
     @property
@@ -125,6 +125,10 @@ class ModeStatus:
 
 GOES_AHEAD = ModeStatus(Mode.AHEAD, "the draft runs ahead")
 """The constant status of a policy without a governor."""
+
+ONLY_REPEATS = ModeStatus(Mode.AHEAD, "repeats of known texts are proposed, without a draft model")
+STREAMS = ModeStatus(Mode.SERVER_ONLY, "the verifier writes alone")
+"""The constant status of a session without a drafter: with and without texts to look up in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +254,7 @@ class SessionConfig:
     model: str = ""
     session_id: str = ""
     prior: Prior | None = None  # the draft's initial calibration; None: as shipped
+    has_drafter: bool = True  # without one only repeats are proposed
     recall: bool = False  # also propose repeats of the text, which take no draft step
     references: tuple[tuple[int, ...], ...] = ()  # token ids of texts that this one may repeat
     first_backoff: float = 0.1  # seconds before the first reconnect, at least; see `reconnect`

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.estimators import RatioEstimator
-from common.prompt_lookup import HALF_LIFE, LEAST, LONGEST, PRIOR_WEIGHT, Guess, log_chance
+from common.prompt_lookup import HALF_LIFE, LEAST, LONGEST, PRIOR_WEIGHT, Guess, copied
 from common.suffix_index import DEPTH, FIRST, GrowingIndex
 
 BACK, AHEAD = 16, 128
@@ -58,15 +58,10 @@ class Reference:
             tail = [*tail[1 - DEPTH :], token]
             place = self._follow(place, tail)
         at, length = place
-        found = list[Guess]()
-        for token in self._index.tokens(at, most):
-            logprob = log_chance(self._by_length[length].ratio)
-            least -= logprob
-            if least > 0 or logprob < surely:
-                break
-            found.append(Guess(len(found) - 1, token, logprob))
-            length = min(length + 1, LONGEST)
-        return found
+        return copied(self._index.tokens(at, most), length, self._trust, least, surely)
+
+    def _trust(self, length: int) -> float:
+        return self._by_length[length].ratio
 
     def _follow(self, place: _Place, tail: Sequence[int]) -> _Place:
         """Return the place after the tail's last token, which was expected at `place`.

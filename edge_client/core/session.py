@@ -31,6 +31,8 @@ from edge_client.core.growth import Growth
 from edge_client.core.nouns import (
     GOES_AHEAD,
     NOTHING_READ,
+    ONLY_REPEATS,
+    STREAMS,
     ChangeMode,
     Connect,
     Effect,
@@ -158,7 +160,7 @@ class EdgeSession:
         self._draft_ended_at: float | None = None  # of the latest draft step
         self._reads_now = 0  # committed tokens that the draft step under way has to read
         self._hindrance: ModeStatus | None = None  # why nothing is drafted now, whatever the policy wants
-        self._drafter_ok = True
+        self._drafter_ok = config.has_drafter
         self._governed = policy if isinstance(policy, AdaptivePolicy) else None
         if config.draws and self._governed is not None:
             self._governed.hold_nothing_back()  # see `drawing`
@@ -514,6 +516,8 @@ class EdgeSession:
         """The mode while a verifier is there. The same object until the mode changes."""
         if self._hindrance is not None:
             return self._hindrance
+        if not self.config.has_drafter:
+            return ONLY_REPEATS if self._growth.has_texts else STREAMS
         return GOES_AHEAD if self._governed is None else self._governed.standing
 
     def _is_owed(self) -> bool:

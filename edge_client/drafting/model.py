@@ -39,7 +39,7 @@ async def _enough_room(settings: LlamaSettings, size: int) -> None:
     """Make no room."""
 
 
-class DraftModel:
+class SharedDraftModel:
     """Owns a draft model and its seats, for one event loop, until `close`. The constructor reads the tokens,
     which stay, and raises `UserError` for an unreadable file.
 

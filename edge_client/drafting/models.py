@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from common.child import available_memory
 from common.vocabulary import Vocabulary
-from edge_client.drafting.model import DraftModel
+from edge_client.drafting.model import SharedDraftModel
 from edge_client.llama.measure_pace import KeptPaces
 from edge_client.llama.model import LlamaModel, LlamaSettings
 from edge_client.llama.trial import ModelTrials
@@ -25,7 +25,7 @@ class OpenedDraft:
 
     words: LlamaModel
     vocabulary: Vocabulary  # of `words`
-    model: DraftModel | None  # None: only the tokens are used
+    model: SharedDraftModel | None  # None: only the tokens are used
 
 
 class DraftModels:
@@ -52,7 +52,9 @@ class DraftModels:
         if key not in self._opened:
             model, words = None, None
             if drafting:
-                model = DraftModel(settings, seats, keep_alive, self._trials, self._paces, self._make_room)
+                model = SharedDraftModel(
+                    settings, seats, keep_alive, self._trials, self._paces, self._make_room
+                )
                 self._stack.push_async_callback(model.close)
                 words = model.tokens
             else:

@@ -467,7 +467,7 @@ class DraftGroup:
 
 @dataclass(slots=True)
 class MemberDrafter:
-    """Presents a group's member as a `Drafter`. `expand` blocks until the draft step has ended.
+    """Presents a group's member as a `SessionDrafter`. `expand` blocks until the draft step has ended.
 
     Answers to other members stay in `answers`. All drafters of a group must share that mapping.
     """

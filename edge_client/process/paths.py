@@ -76,6 +76,11 @@ class EdgePaths:
         return self.state / "indexes"
 
     @property
+    def earlier(self) -> Path:
+        """The folder of earlier texts that survive a restart, one file a pair."""
+        return self.state / "earlier"
+
+    @property
     def log(self) -> Path:
         """The log of a daemon without a service manager, if one is requested."""
         return self.state / "edge.log"

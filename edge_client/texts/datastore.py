@@ -79,18 +79,20 @@ def place_of(name: str, folder: Path) -> Path:
 
 
 def write(
-    path: Path, fingerprint: bytes, roots: Sequence[str], files: Sequence[IndexedFile], text: bytes
+    path: Path,
+    fingerprint: bytes,
+    text: bytes,
+    order: bytes,
+    roots: Sequence[str] = (),
+    files: Sequence[IndexedFile] = (),
 ) -> None:
-    """Sort the places of `text` and write the index, all or nothing. Raises `UserError`."""
-    tokens = np.frombuffer(text, np.int32)
-    places = np.flatnonzero(tokens != GAP)
-    order = sort_places(text, places[places >= FIRST]).tobytes()
+    """Write the index of a text and the order of its places, all or nothing. Raises `UserError`."""
     header = json.dumps(
         {
             "version": VERSION,
             "fingerprint": fingerprint.hex(),
             "roots": list(roots),
-            "num_tokens": len(tokens),
+            "num_tokens": len(text) // UNIT,
             "num_places": len(order) // UNIT,
             "crc32": zlib.crc32(order, zlib.crc32(text)),
             "files": [asdict(file) for file in files],
@@ -105,6 +107,17 @@ def write(
         write_private(path, bytes(content))
     except OSError as error:
         raise UserError(f"the index {path} cannot be written: {error.strerror or error}") from error
+
+
+def read_or_set_aside(path: Path) -> Datastore | None:
+    """Read an index as `read` does; set a damaged one aside, with a line in the log, and return None."""
+    try:
+        return read(path)
+    except DamagedIndex as error:
+        aside = path.with_name(f"{path.name}.damaged")
+        os.replace(path, aside)
+        logger.warning("%s; it is set aside as %s", error, aside)
+        return None
 
 
 def read(path: Path) -> Datastore:
@@ -187,8 +200,14 @@ def update(path: Path, roots: Sequence[str], words: Words, fingerprint: bytes) -
         text += tokens + START[:UNIT]
     done.num_gone = len(before)
     if done.has_changed or known is None or tuple(roots) != known.roots:
-        write(path, fingerprint, roots, files, bytes(text))
+        write(path, fingerprint, bytes(text), _ordered(bytes(text)), roots, files)
     return done
+
+
+def _ordered(text: bytes) -> bytes:
+    """Return the order of all places of a text."""
+    places = np.flatnonzero(np.frombuffer(text, np.int32) != GAP)
+    return sort_places(text, places[places >= FIRST]).tobytes()
 
 
 def _known(path: Path, fingerprint: bytes) -> Datastore | None:
@@ -294,12 +313,8 @@ class IndexFiles:
                 self._read = {**self._read, path: (now, index)}
 
     def _open(self, path: Path) -> FrozenIndex | None:
-        try:
-            found = read(path)
-        except DamagedIndex as error:
-            aside = path.with_name(f"{path.name}.damaged")
-            os.replace(path, aside)
-            logger.warning("%s; it is set aside as %s", error, aside)
+        found = read_or_set_aside(path)
+        if found is None:
             return None
         if found.fingerprint != self._fingerprint:
             raise UserError(

@@ -48,7 +48,7 @@ class TextRequest:
     policy: str = "adaptive"
     recall: bool = True  # also propose repetitions of the text
     references: tuple[tuple[int, ...], ...] = ()  # texts in tokens that this one may repeat
-    drafting: bool = True  # run the draft model; without it `recall` alone proposes
+    drafting: bool = True  # run the draft model; without it repeats alone are proposed
     acceptance: Acceptance = COUPLED
     advised: tuple[tuple[str, float], ...] = ()  # sampling values that the target's makers chose, by name
     begun: Begun = NOTHING
@@ -57,6 +57,11 @@ class TextRequest:
     def drafts(self) -> bool:
         """Tell whether the draft model takes part."""
         return self.drafting and self.writer is not Writer.TARGET and self.policy != "off"
+
+    @property
+    def repeats(self) -> bool:
+        """Tell whether repeats are proposed without the draft model."""
+        return self.recall and not self.drafting and self.writer is Writer.SPLIT
 
     def __post_init__(self) -> None:
         if not self.prompt:

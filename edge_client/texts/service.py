@@ -19,7 +19,6 @@ from common.calibration import Beliefs, PriorTable
 from common.errors import ForerunError, UnavailableError, UserError
 from common.privacy import Privacy
 from common.prompt_lookup import SharedTexts
-from common.suffix_index import GrowingIndex
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description
 from edge_client.core.draft_pace import DraftPace
@@ -34,6 +33,7 @@ from edge_client.texts.alone import AloneRun
 from edge_client.texts.answer import TextAnswer
 from edge_client.texts.datastore import IndexFiles
 from edge_client.texts.detokenizer import Words
+from edge_client.texts.earlier import EarlierTexts
 from edge_client.texts.figures import SessionRun, TextAccount, TextFigures, Totals
 from edge_client.texts.queue import Admission, QueuePlace
 from edge_client.texts.request import TextRequest, Writer
@@ -46,7 +46,7 @@ do not notice the wait."""
 
 
 class DraftSource(Protocol):
-    """Loads the draft model when needed and provides its seats (`DraftModel`)."""
+    """Loads the draft model when needed and provides its seats (`SharedDraftModel`)."""
 
     @property
     def pace(self) -> DraftPace: ...
@@ -87,7 +87,6 @@ class TextSettings:
 
     seats: int = 8  # texts at once
     max_waiting: int = 64  # behind them, all clients together
-    remember: int = 262_144  # newest tokens of all texts, for recall; 0 = none
     patience: float | None = 0.8  # seconds without a verifier before a fallback begins; None: never
     first_backoff: float = 0.02  # least seconds before a text's first reconnect: short, for its reader
     max_attempts: int | None = None  # reconnects in a row without text before a text fails; None: for ever
@@ -139,7 +138,7 @@ class TextService:
 
     Args: words, the target's tokens as the draft's file has them; vocabulary, their table; drafts, where the
     draft model's seats come from, or None to leave the verifiers alone; admission, the queue if other text
-    services of the daemon share it; indexes, of the user's files.
+    services of the daemon share it; indexes, of the user's files; earlier, texts to look up in.
     """
 
     def __init__(
@@ -152,6 +151,7 @@ class TextService:
         clock: Callable[[], float] = time.monotonic,
         admission: Admission | None = None,
         indexes: IndexFiles | None = None,
+        earlier: EarlierTexts | None = None,
     ) -> None:
         self.words = words
         self.vocabulary = vocabulary
@@ -165,7 +165,7 @@ class TextService:
         self._drafts = drafts
         self._clock = clock
         self._beliefs = Beliefs(settings.priors)
-        self._written = GrowingIndex(capacity=settings.remember) if settings.remember else None
+        self._earlier = earlier
         self._indexes = indexes or IndexFiles((), vocabulary.fingerprint)
         self._numbers = itertools.count(1)
         self._name = secrets.token_hex(16)  # unique
@@ -200,6 +200,8 @@ class TextService:
         request = self.orders.apply(request)
         if request.writer is Writer.DRAFT and self._drafts is None:
             raise UserError("no draft model is configured here, so it cannot write alone")
+        if self._drafts is None:
+            request = replace(request, drafting=False)
         account = TextAccount(asked_at=self._clock())
         request = request if request.id else replace(request, id=f"text-{next(self._numbers)}")
         async with place or self.admission.place(client), contextlib.AsyncExitStack() as stack:
@@ -212,7 +214,8 @@ class TextService:
             if request.writer is Writer.DRAFT:
                 account.mode = Mode.DEVICE_ONLY.value
             else:
-                account.mode = (Mode.AHEAD if seat is not None else Mode.SERVER_ONLY).value
+                is_off = _policy_of(request, has_seat=seat is not None) == "off"
+                account.mode = (Mode.SERVER_ONLY if is_off else Mode.AHEAD).value
             ends = request.sampling.ends(self._eos_ids(request.writer))
             answer = TextAnswer(request, self.words, ends, self._begin(request, seat), account, self._clock)
             live = Live(answer, client, notes)
@@ -266,7 +269,8 @@ class TextService:
 
         def begin(written: Sequence[int]) -> SessionRun:
             policy = make_policy(_policy_of(request, has_seat=seat is not None))
-            shared = SharedTexts(self._written, self._indexes.indexes)
+            earlier = None if self._earlier is None else self._earlier.index
+            shared = SharedTexts(earlier, self._indexes.indexes)
             pace = self._drafts.pace if self._drafts is not None else None
             session = EdgeSession(self._config(request, written, seat), policy, shared, pace=pace)
             return Generation(session, route, seat)
@@ -286,7 +290,8 @@ class TextService:
             sampling=request.sampling,
             fingerprint=self.vocabulary.fingerprint,
             session_id=request.id,
-            recall=request.recall and (drafting or not request.drafting),
+            has_drafter=drafting,
+            recall=request.recall and (drafting or request.repeats),
             references=request.references,
             eos_token_ids=self._eos_ids(request.writer),
             ends_are_told=self.verifiers.best() is not None,
@@ -308,6 +313,8 @@ class TextService:
         if isinstance(answer.run, Generation):
             session = answer.run.session
             self._beliefs.learn(session.config.sampling, session.calibration)
+            if self._earlier is not None:
+                self._earlier.text_ended()
         figures, request = answer.figures, answer.request
         reason = answer.finish.name.lower() if answer.finish is not None else "broken off"
         self.totals.add(figures, reason)
@@ -318,9 +325,9 @@ class TextService:
 
 
 def _policy_of(request: TextRequest, *, has_seat: bool) -> str:
-    """Return the growth policy. Without a draft model only given texts are drafted from, which needs no other
-    policy than the usual one."""
-    if has_seat or not request.drafting or request.policy == "off":
+    """Return the growth policy. If the draft model was wanted and has no seat, only given texts are drafted
+    from, which needs no other policy than the usual one."""
+    if has_seat or request.repeats or request.policy == "off":
         return request.policy
     return "adaptive" if request.references else "off"
 

@@ -139,7 +139,7 @@ def _parsed(source: str) -> jinja2.Template | str:
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
+    class GenerationBlock(Extension):
         """Reads transformers' block around the model's own texts, a mark for training."""
 
         tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
@@ -149,7 +149,7 @@ def _parsed(source: str) -> jinja2.Template | str:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock]
     )
     # as transformers does it: Jinja's own filter escapes HTML
     environment.filters["tojson"] = lambda value, indent=None, **_: json.dumps(

@@ -67,7 +67,7 @@ class OracleCounts:
 
 
 class KnowingDrafter:
-    """Implements `Drafter` without a model: it looks up which of its nodes lie on the text."""
+    """Implements `SessionDrafter` without a model: it looks up which of its nodes lie on the text."""
 
     def __init__(self, text: LoadText, said: Knowledge) -> None:
         self._text = text.whole

@@ -47,7 +47,7 @@ class InitOptions(DaemonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions(DaemonOptions):
+class ConfigCheckOptions(DaemonOptions):
     """Declares which file is checked."""
 
     file: Path = argument(REQUIRED, "configuration file to check", "FILE")
@@ -67,7 +67,7 @@ def add_actions(actions: Any) -> None:
     words = "write a file of commented-out defaults; never overwrites a file"
     add_command(verbs, "init", words, _init, InitOptions)
     words = "check a configuration file; exit code 2 with a message if it is wrong"
-    add_command(verbs, "check", words, _check, CheckOptions)
+    add_command(verbs, "check", words, _check, ConfigCheckOptions)
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -110,7 +110,7 @@ def _init(options: InitOptions) -> int:
     return 0
 
 
-def _check(options: CheckOptions) -> int:
+def _check(options: ConfigCheckOptions) -> int:
     """Check the file alone, so that neither the environment nor other files hide its errors."""
     found = load_config({}, {}, [options.file])
     count = sum(origin.layer == "file" for origin in found.origins.values())

@@ -122,29 +122,31 @@ def surroundings(config: EdgeConfig, paths: EdgePaths) -> DaemonSurroundings:
 
     return DaemonSurroundings(
         version=own_version(),
-        drafts={name: draft_files(name, each, paths.indexes) for name, each in config.each_pair.items()},
+        drafts={name: draft_files(name, each, paths) for name, each in config.each_pair.items()},
         notify_socket=os.environ.get("NOTIFY_SOCKET", ""),
         watchdog=watchdog_interval(os.environ, os.getpid()),
         on_ready=_greet,
     )
 
 
-def draft_files(pair: str, config: EdgeConfig, indexes: Path) -> DraftFiles:
+def draft_files(pair: str, config: EdgeConfig, paths: EdgePaths) -> DraftFiles:
     """Return a pair's local files. Raise `UserError` if one is missing or the model has another hash."""
     from edge_client.llama.model import find_model
     from edge_client.pair import DraftFiles
-    from edge_client.texts.datastore import place_of
+    from edge_client.texts.datastore import SUFFIX, place_of
 
     name, prior = config.draft.model, config.draft.prior
     if not name:
         raise UserError(
             "no draft model is named; give --draft FILE (a GGUF file, or a name that `forerun pull` knows), "
-            f"or set {f'pairs.{pair}.draft.model' if pair else 'draft.model'}. --policy off needs the file, "
-            "too, for its tokenizer"
+            f"or set {f'pairs.{pair}.draft.model' if pair else 'draft.model'}. --no-drafting and --policy "
+            "off need the file, too, for its tokenizer"
         )
     model = find_model(name, models_folder(name), config.draft.sha256)
     priors = read_priors(Path(prior)) if prior else None
-    return DraftFiles(model, priors, tuple(place_of(each, indexes) for each in config.draft.index))
+    indexes = tuple(place_of(each, paths.indexes) for each in config.draft.index)
+    earlier = paths.earlier / f"{pair or 'default'}{SUFFIX}" if config.draft.remember_on_disk else None
+    return DraftFiles(model, priors, indexes, earlier)
 
 
 def _log_file(name: str) -> TextIO:

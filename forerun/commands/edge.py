@@ -133,6 +133,7 @@ class PipeOptions(TlsOptions, CoreOption):
     draft: str = option(REQUIRED, "draft model: GGUF file or hf://organisation/repository/file.gguf", "PATH")
     recall: bool = option(True, "propose tokens copied from earlier in the same text", action=SWITCH)
     remember: int = option(262144, "newest tokens of all texts, kept for --recall; 0: none", "N")
+    index: tuple[str, ...] = option((), "index of `forerun index`, from which --recall proposes", "NAME")
     drafting: bool = option(True, "load the draft model; without it only --recall proposes", action=SWITCH)
     threads: int = option(0, "threads of the draft model; 0: all but one", "N")
     gpu_layers: int = option(0, "layers of the draft model on an accelerator; -1: all", "N")
@@ -382,13 +383,14 @@ async def _texts(options: PipeOptions) -> AsyncIterator[tuple[TextService, str]]
     """
     from edge_client.drafting.models import DraftModels
     from edge_client.llama.model import LlamaSettings
+    from edge_client.texts.datastore import IndexFiles, place_of
+    from edge_client.texts.earlier import EarlierTexts
     from edge_client.texts.service import TextService, TextSettings
     from edge_client.verifiers.single import SingleVerifier
 
     previews = options.drafting and options.previews
     settings = TextSettings(
         seats=1,
-        remember=options.remember,
         patience=1.0 if previews else None,
         first_backoff=0.1,
         max_attempts=MAX_ATTEMPTS,
@@ -418,4 +420,11 @@ async def _texts(options: PipeOptions) -> AsyncIterator[tuple[TextService, str]]
             if not previews:
                 raise
             greeting = f"{error}; the draft begins alone"
-        yield TextService(opened.words, vocabulary, verifier, opened.model, settings), greeting
+        files = IndexFiles(
+            tuple(place_of(each, paths.indexes) for each in options.index), vocabulary.fingerprint
+        )
+        earlier = EarlierTexts(options.remember) if options.remember else None
+        texts = TextService(
+            opened.words, vocabulary, verifier, opened.model, settings, indexes=files, earlier=earlier
+        )
+        yield texts, greeting

@@ -90,7 +90,7 @@ class TrainOptions(HeadsOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions(HeadsOptions):
+class HeadsCheckOptions(HeadsOptions):
     """Declares a trial of a drafter."""
 
     drafter: str = option(REQUIRED, "drafter, as for `forerun verify`", "WHAT")
@@ -104,7 +104,7 @@ def add_parser(commands: Any) -> None:
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     add_command(actions, "train", "train heads on texts of a target", _train, TrainOptions, TRAIN)
-    add_command(actions, "check", "tell what a drafter is worth here", _check, CheckOptions, CHECK)
+    add_command(actions, "check", "tell what a drafter is worth here", _check, HeadsCheckOptions, CHECK)
 
 
 # Training --------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def _trained(report: dict[str, Any]) -> str:
 # Checking --------------------------------------------------------------------------------------------------
 
 
-def _check(options: CheckOptions) -> int:
+def _check(options: HeadsCheckOptions) -> int:
     engine = _engine(options, options.drafter)
     from cloud_verifier.engine.drafting.trial import try_drafter
 

@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.messages import Commit, Open
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
-from edge_client.core.nouns import Drafter, DraftRow, Expansion, Reroot
+from edge_client.core.nouns import DraftRow, Expansion, Reroot, SessionDrafter
 from forerun import demo_pair
 from forerun.options import (
     REQUIRED,
@@ -171,7 +171,7 @@ def _effects(scheduler: VerifyScheduler, engine: TargetEngine, times: list[float
 
 
 def said_before(
-    drafter: Drafter, prompt: Sequence[int], text: Sequence[int], sampling: SamplingParams
+    drafter: SessionDrafter, prompt: Sequence[int], text: Sequence[int], sampling: SamplingParams
 ) -> list[Expansion]:
     """Return the draft's candidates before every token of `text`."""
     ids = count(1)
@@ -198,7 +198,9 @@ def recorded_text(prompt: Sequence[int], text: Sequence[int], said: Sequence[Exp
     return RecordedText(len(prompt), tokens, tuple(candidates), tuple(scores), tuple(ranks))
 
 
-def draft_step_ms(drafter: Drafter, prompt: Sequence[int], sampling: SamplingParams) -> dict[int, float]:
+def draft_step_ms(
+    drafter: SessionDrafter, prompt: Sequence[int], sampling: SamplingParams
+) -> dict[int, float]:
     """Return the median milliseconds of a draft step by its rows, children of one node after the prompt."""
     ids = count(1)
     tip = next(ids)

@@ -161,6 +161,21 @@ def test_an_index_forgets_the_oldest_places_and_stays_right(piece: int) -> None:
     assert index.size <= 450 + FIRST
 
 
+def test_a_copy_is_the_same_and_grows_apart() -> None:
+    first = GrowingIndex(random.Random(3).choices(range(4), k=300))
+    first.separate((1, 2))
+    first.extend((3, 3))
+    text, order = first.snapshot()
+    for source in (first, FrozenIndex(text, np.frombuffer(order, np.int32))):
+        copy = GrowingIndex.copy_of(source)
+        assert copy.snapshot() == (text, order)
+        copy.separate()
+        copy.extend((2, 3, 3))
+        assert copy.find((2, 3)).num_places > first.find((2, 3)).num_places
+        assert first.snapshot() == (text, order)
+        assert len(GrowingIndex.copy_of(source, capacity=100)) == 100, "the newest"
+
+
 def test_sorting_and_inserting_give_the_same_order() -> None:
     tokens = random.Random(3).choices(range(2), k=2_000)
     one, other = GrowingIndex(), GrowingIndex(tokens)

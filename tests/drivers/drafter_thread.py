@@ -11,12 +11,12 @@ from common.errors import ForerunError, LocalError
 from edge_client.core.nouns import (
     NOTHING_READ,
     Drafted,
-    Drafter,
     Expand,
     Expansion,
     MoveTip,
     Outcome,
     ReadingTime,
+    SessionDrafter,
     StartDrafter,
 )
 from tests.worlds.models import begin
@@ -27,7 +27,7 @@ Job = tuple[StartDrafter | Expand | MoveTip, Drafted | None]
 class DrafterThread:
     """A context manager. Leaving it waits for the draft step under way."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: SessionDrafter) -> None:
         self._drafter = drafter
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="drafter", daemon=True)

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 
 import demo_models
+from tests.edge_client.llama.tiny_gguf import write_vocabulary
 from tests.ports import free_port
 
 if TYPE_CHECKING:
@@ -306,6 +307,50 @@ def test_a_file_of_two_pairs_makes_one_daemon_of_both(verifier: str, tmp_path: P
     assert "pair fast: mode: ahead" in told
     assert "pair plain: mode: server-only" in told
     assert daemon.process.end() == 0
+
+
+def test_without_a_draft_model_it_drafts_from_an_index_and_after_a_restart_from_earlier_texts(
+    verifier: str, tmp_path: Path
+) -> None:
+    names = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")
+    places = {name: str(tmp_path / name.lower()) for name in names}
+    file, project = (
+        write_vocabulary(tmp_path / "vocabulary.gguf", demo_models.DRAFT_GGUF),
+        tmp_path / "project",
+    )
+    draft = "--draft", str(file)
+    known, new = "def parse_header(", "def count_words("
+
+    def written(*words: str) -> list[tuple[str, dict[str, Any]]]:
+        """Both texts, and the figures of each, by a daemon that ends then."""
+        daemon = ready("--verifier", verifier, *draft, "--no-drafting", *words, **places)
+        found = [
+            daemon.openai.completions.create(model="default", prompt=prompt, max_tokens=60, temperature=0)
+            for prompt in (known, new)
+        ]
+        status = daemon.get("/v1/status")
+        assert (status["mode"], status["draft"]["state"]) == ("ahead", "off")
+        assert daemon.process.end() == 0
+        return [(each.choices[0].text, (each.model_extra or {})["forerun"]) for each in found]
+
+    before = written()
+    project.mkdir()
+    (project / "known.py").write_text(known + before[0][0], encoding="utf-8")
+    subprocess.run(
+        [sys.executable, "-m", "forerun", "index", str(project), *draft],
+        env={**os.environ, **places}, capture_output=True, timeout=PATIENCE, check=True,
+    )  # fmt: skip
+    indexed = written("--index", "project", "--draft-remember-on-disk")
+    restarted = written("--draft-remember-on-disk")
+    (path,) = (Path(places["XDG_STATE_HOME"]) / "forerun" / "earlier").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for texts in (indexed, restarted):
+        assert [text for text, _ in texts] == [text for text, _ in before]
+        assert [ours["notes"] for _, ours in texts] == [[], []]
+    runs = (before[0], indexed[0]), (indexed[1], restarted[1])  # the file, and the text before the restart
+    for (_, cold), (_, warm) in runs:
+        assert warm["accepted"] > cold["accepted"] + 0.3 * warm["tokens"]
+        assert warm["target_steps"] < 0.5 * cold["target_steps"]
 
 
 def test_commands_find_it_and_its_files_are_its_owners_alone(daemon: Daemon, places: dict[str, str]) -> None:

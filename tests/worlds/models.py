@@ -27,7 +27,7 @@ from common.errors import PeerError, UserError
 from common.messages import Open
 from common.noise import gumbel, noise_bits
 from common.sampling import SamplingParams
-from edge_client.core.nouns import NOTHING_READ, Drafter, DraftRow, Expansion, ReadingTime, Reroot
+from edge_client.core.nouns import NOTHING_READ, DraftRow, Expansion, ReadingTime, Reroot, SessionDrafter
 
 FloatArray = NDArray[np.float32]
 TokenArray = NDArray[np.int32]
@@ -214,7 +214,7 @@ def target_alone(
 
 
 class TinyDrafter:
-    """A `Drafter` over the tiny model. `salt` 1 is the target itself; `blend` mixes another model in.
+    """A `SessionDrafter` over the tiny model. `salt` 1 is the target itself; `blend` mixes another model in.
 
     `lie` shuffles the candidates and claims certainty; `mute_after` gives no candidates after so many rows;
     without `knows_grammar` it drafts what the session's grammar forbids.
@@ -298,7 +298,7 @@ class TinyDrafter:
 
 
 def begin(
-    drafter: Drafter,
+    drafter: SessionDrafter,
     tokens: Sequence[int],
     tip: int,
     sampling: SamplingParams,

@@ -209,7 +209,10 @@ async def test_texts_under_way_are_told_without_their_words_and_with_their_priva
     """The verifier insists on no more than is asked for here: off is asked for, and padded holds."""
     async with world(settings=TextSettings(privacy=Privacy.OFF), step_time=0.01) as it:
         page = StatusPage(
-            {"": PairStatus(it.texts, Fallback.WAIT, dict, list)}, {}, lambda: {"broker": ""}, lambda: 0.0
+            {"": PairStatus(it.texts, Fallback.WAIT, dict, list, lambda: True)},
+            {},
+            lambda: {"broker": ""},
+            lambda: 0.0,
         )
         fields: dict[str, Any] = {"ignore_eos": True, "forerun": {"speculate": False}}
         text = asyncio.create_task(it.complete("abc", max_tokens=500, **fields))
@@ -234,5 +237,5 @@ async def test_a_daemon_whose_draft_fits_no_verifier_is_not_ready_and_says_why(f
     why = "its token 5 is another"
     unfit = {"health": "unfit", "reachable": False, "why": why}
     async with world() as it:
-        page = PairStatus(it.texts, fallback, dict, lambda: [unfit])
+        page = PairStatus(it.texts, fallback, dict, lambda: [unfit], lambda: True)
         assert why in page.why_not_ready()

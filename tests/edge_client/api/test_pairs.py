@@ -91,7 +91,7 @@ async def two_pairs(
             found.append(TextEndpoints(texts, Defaults(draft_name=draft), pair=pair))
         services = {each.pair: each.texts for each in found}
         status = {
-            name: PairStatus(texts, Fallback.WAIT, lambda: {"state": "loaded"}, list)
+            name: PairStatus(texts, Fallback.WAIT, lambda: {"state": "loaded"}, list, lambda: True)
             for name, texts in services.items()
         }
         page = StatusPage(status, {}, dict, lambda: 0.0)
@@ -295,7 +295,7 @@ async def test_one_ready_pair_is_enough_and_else_each_says_why() -> None:
 
         def why(*verifiers: dict[str, Any]) -> str:
             pairs = {
-                name: PairStatus(texts, Fallback.WAIT, dict, lambda each=each: [each])  # type: ignore[misc]
+                name: PairStatus(texts, Fallback.WAIT, dict, lambda each=each: [each], lambda: True)  # type: ignore[misc]
                 for name, each in zip(SALTS, verifiers, strict=True)
             }
             return StatusPage(pairs, {}, dict, lambda: 0.0).why_not_ready()

@@ -24,8 +24,9 @@ from edge_client.api.security import Gate
 from edge_client.api.service import Defaults, TextEndpoints
 from edge_client.api.stored import StoredResponses
 from edge_client.core.draft_pace import DraftPace
-from edge_client.core.nouns import Drafted, Drafter, DraftRow, Expand, Expansion, MoveTip, StartDrafter
+from edge_client.core.nouns import Drafted, DraftRow, Expand, Expansion, MoveTip, SessionDrafter, StartDrafter
 from edge_client.network.channel import StreamSource, VerifierChannel
+from edge_client.texts.earlier import EarlierTexts
 from edge_client.texts.infill import Infill, InfillFamily
 from edge_client.texts.journal import Journal
 from edge_client.texts.metrics import metrics_page
@@ -102,7 +103,7 @@ class Seats:
 class TinySeat:
     """One drafter's."""
 
-    def __init__(self, source: Seats, drafter: Drafter) -> None:
+    def __init__(self, source: Seats, drafter: SessionDrafter) -> None:
         self._source = source
         self._worker = DrafterThread(drafter)
         self._worker.__enter__()
@@ -208,6 +209,8 @@ async def world(
     *,
     config: SchedulerConfig | None = None,
     seats: Seats | None = None,
+    drafts: bool = True,
+    earlier: EarlierTexts | None = None,
     step_time: float = 0.0,
     num_slots: int = 4096,
     headers: Mapping[str, str] | None = None,
@@ -223,7 +226,8 @@ async def world(
     more: Callable[[TextService], tuple[Route, ...]] = lambda texts: (),
     embedder: Embedder | None = None,
 ) -> AsyncIterator[World]:
-    """Everything in one process, and HTTP without a socket. `through` puts something before the verifier."""
+    """Everything in one process, and HTTP without a socket. `through` puts something before the verifier.
+    Not `drafts`: the device has no draft model."""
     seats = seats or Seats()
     async with contextlib.AsyncExitStack() as stack:
         system = await stack.enter_async_context(running(config, step_time, num_slots=num_slots))
@@ -231,9 +235,15 @@ async def world(
         channel = await stack.enter_async_context(VerifierChannel(address))
         described = replace(await channel.describe(), chat_template=template)
         texts = TextService(
-            Letters(), VOCABULARY, OneVerifier(channel, described), seats, settings or TextSettings()
+            Letters(),
+            VOCABULARY,
+            OneVerifier(channel, described),
+            seats if drafts else None,
+            settings or TextSettings(),
+            earlier=earlier,
         )
-        service = endpoints(texts, defaults or Defaults(draft_name="tiny-draft"), lambda: 1_700_000_000.0)
+        usual = Defaults(draft_name="tiny-draft" if drafts else "")
+        service = endpoints(texts, defaults or usual, lambda: 1_700_000_000.0)
         api = Api(
             Pairs(service),
             ApiSettings(gate or Gate(), max_body_bytes=max_body_bytes, resumes=resumes, embedder=embedder),

@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import CapacityError, UnavailableError, UserError
 from common.sampling import SamplingParams
-from edge_client.drafting.model import DraftModel, ModelState
+from edge_client.drafting.model import ModelState, SharedDraftModel
 from edge_client.drafting.pool import PoolSeat
 from edge_client.llama.model import LlamaSettings
 from edge_client.texts.alone import AloneRun
@@ -59,15 +59,15 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
     return Loads(monkeypatch)
 
 
-Made = Callable[..., DraftModel]
+Made = Callable[..., SharedDraftModel]
 
 
 @pytest.fixture
 async def make(path: Path) -> AsyncIterator[Made]:
-    made: list[DraftModel] = []
+    made: list[SharedDraftModel] = []
 
-    def one(seats: int = 2, keep_alive: float = NEVER, **changes: int) -> DraftModel:
-        made.append(DraftModel(settings(path, **changes), seats, keep_alive))
+    def one(seats: int = 2, keep_alive: float = NEVER, **changes: int) -> SharedDraftModel:
+        made.append(SharedDraftModel(settings(path, **changes), seats, keep_alive))
         return made[-1]
 
     yield one
@@ -81,7 +81,7 @@ async def text_at(seat: PoolSeat) -> list[int]:
     return [token async for shown in run.shown() for token in shown.tokens]
 
 
-async def until(model: DraftModel, state: ModelState) -> None:
+async def until(model: SharedDraftModel, state: ModelState) -> None:
     """Let the loop run until the model is in that state."""
     async with asyncio.timeout(LONG_WAIT):
         while model.state is not state:  # noqa: ASYNC110  the model has no event for it
@@ -149,7 +149,7 @@ async def test_too_few_sequences_for_the_seats_are_told_as_such(make: Made) -> N
 
 async def test_a_file_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
     with wording.raises(UserError):
-        DraftModel(settings(tmp_path / "nothing.gguf"))
+        SharedDraftModel(settings(tmp_path / "nothing.gguf"))
 
 
 async def test_at_once_means_after_the_last_seat(make: Made, loads: Loads) -> None:
@@ -202,7 +202,7 @@ async def test_a_file_that_llama_cpp_dies_of_is_refused_and_this_process_lives(
     from edge_client.llama.trial import ModelTrials
 
     file, trials = copied(path, tmp_path), ModelTrials(tmp_path / "tried.json")
-    model = DraftModel(settings(file), trials=trials)
+    model = SharedDraftModel(settings(file), trials=trials)
     copied(path, tmp_path, lambda data: data.replace(b"<filler1>", b"<filler2>"))  # while the daemon runs
     try:
         with wording.raises(UserError):
@@ -215,4 +215,4 @@ async def test_a_file_that_llama_cpp_dies_of_is_refused_and_this_process_lives(
         await model.close()
     copied(path, tmp_path, lambda data: data[:-1])
     with pytest.raises(UserError, match="cannot be loaded as a GGUF model"):
-        DraftModel(settings(file), trials=trials)
+        SharedDraftModel(settings(file), trials=trials)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from common.child import available_memory
-from edge_client.drafting.model import DraftModel, ModelState
+from edge_client.drafting.model import ModelState, SharedDraftModel
 from edge_client.drafting.models import MEMORY, DraftModels, OpenedDraft
 from edge_client.llama.model import LlamaSettings
 from edge_client.process.paths import EdgePaths
@@ -37,7 +37,7 @@ class Folder:
         )
         return self.models.open(replace(settings, **changes), drafting=True, seats=2, keep_alive=keep_alive)
 
-    def model(self, file: int, keep_alive: float = LONG_AGO, **changes: Any) -> DraftModel:
+    def model(self, file: int, keep_alive: float = LONG_AGO, **changes: Any) -> SharedDraftModel:
         found = self.open(file, keep_alive, **changes).model
         assert found is not None
         return found

@@ -39,7 +39,7 @@ async def linked(**flags: object) -> AsyncIterator[tuple[World, FleetFollower]]:
 
     async with world() as found, Verifiers((found.system.address,)) as verifiers:
         await verifiers.heard(10)
-        status = PairStatus(found.texts, Fallback.WAIT, dict, list)
+        status = PairStatus(found.texts, Fallback.WAIT, dict, list, lambda: True)
         yield (
             found,
             FleetFollower(

@@ -53,6 +53,20 @@ def write_tiny_gguf(path: Path, shape: TinyShape | None = None, seed: int = 7) -
     return path
 
 
+def write_vocabulary(path: Path, source: Path) -> Path:
+    """Write the file `source` without its weights."""
+    fields = dict(gguf.GGUFReader(source).fields)
+    writer = gguf.GGUFWriter(path, fields.pop("general.architecture").contents())
+    for name, found in fields.items():
+        if not name.startswith("GGUF."):
+            writer.add_key_value(name, found.contents(), *found.types)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def tiny_tokens(num_vocab: int) -> list[str]:
     """Spelling of each token: bytes, the merges' results, fillers, a control token, a padding entry."""
     tokens = [*_byte_alphabet(), *(merge.replace(" ", "") for merge in MERGES)]

@@ -134,6 +134,8 @@ async def test_a_text_begins_with_what_the_one_before_it_taught() -> None:
         (replace(REQUEST, policy="tree", drafting=False), "tree", True),
         (replace(REQUEST, policy="tree", writer=Writer.TARGET), "off", False),
         (replace(REQUEST, policy="sync:4", writer=Writer.TARGET, references=((5,),)), "adaptive", False),
+        (replace(REQUEST, policy="tree", writer=Writer.TARGET, drafting=False), "off", False),
+        (replace(REQUEST, policy="tree", recall=False, drafting=False), "off", False),
         (replace(REQUEST, policy="off", references=((5,),), drafting=False), "off", True),
     ],
 )
@@ -145,6 +147,11 @@ async def test_what_proposes_where_the_draft_model_takes_no_part(
     session = await session_of(found, request_)
     assert (session.policy.name, session.config.recall) == (policy, recall)
     assert seats.num_taken == 0
+
+
+async def test_a_device_without_a_draft_model_proposes_repeats_although_the_model_is_asked_for() -> None:
+    session = await session_of(texts(), replace(REQUEST, policy="tree"))
+    assert (session.policy.name, session.config.recall, session.config.has_drafter) == ("tree", True, False)
 
 
 @pytest.mark.parametrize("orders", [Orders.NONE, Orders.REMOTE_OFF])
