@@ -10,9 +10,9 @@ from enum import Enum
 import numpy as np
 
 from cloud_verifier.core.arrivals import Arrivals, Offers
-from cloud_verifier.core.guessing import OwnGuesses
 from cloud_verifier.core.memory import KvMemory, Lease
 from cloud_verifier.core.nouns import GuessItem, IntArray, StepItem
+from cloud_verifier.core.own_guesses import OwnGuesses
 from common.choice import History
 from common.errors import LocalError
 from common.estimators import RatioEstimator

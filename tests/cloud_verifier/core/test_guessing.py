@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cloud_verifier.core.guessing import LEAST, PROBE, SURE, OwnGuesses, Wins, won_by_level
+from cloud_verifier.core.guessing import PROBE, SURE
 from cloud_verifier.core.nouns import (
     Followers,
     GuessPlan,
@@ -16,6 +16,7 @@ from cloud_verifier.core.nouns import (
     StepResult,
     TargetInfo,
 )
+from cloud_verifier.core.own_guesses import LEAST, OwnGuesses, Wins, won_by_level
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.calibration import Calibration, Confidence, Prior
 from common.messages import Commit
