@@ -31,6 +31,8 @@ from simulator.world import DeviceSpec, VerifierSpec, World
 
 HEADS_ALONE, BOTH = "heads alone", "both ends"
 TOLERATED = 1.02
+TEXTS = 3
+"""Sessions of each way, one after the other. The pace of a single one differs by 3 % from text to text."""
 
 
 def random_world(number: int) -> World:
@@ -91,13 +93,19 @@ def ways(number: int) -> dict[str, tuple[str, World]]:
 
 def measured(numbers: Sequence[int], workers: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each world: ms per token by way, and the last over the best of the others."""
-    jobs = [job for number in numbers for job in ways(number).values()]
+    jobs = [
+        (scheme, replace(world, seed=world.seed + 10_000 * text))
+        for number in numbers
+        for scheme, world in ways(number).values()
+        for text in range(TEXTS)
+    ]
     names = list(ways(0))
     with Pool(workers, len(jobs)) as pool, progress_bar("runs") as show:
         results = pool.map(jobs)
         for place, number in enumerate(numbers):
-            times = {name: 1e3 * pace([each.as_run() for each in next(results)]) for name in names}
-            show(len(names) * (place + 1), len(jobs), f"world {number}")
+            runs = {name: [each.as_run() for _ in range(TEXTS) for each in next(results)] for name in names}
+            times = {name: pace(found) for name, found in runs.items()}
+            show(len(names) * TEXTS * (place + 1), len(jobs), f"world {number}")
             ratio = times[BOTH] / min(times[name] for name in names if name != BOTH)
             yield {
                 "world": number,

@@ -40,7 +40,7 @@ from forerun import demo_pair
 from forerun.bench.report import Machine
 from forerun.bench.report import settings_of as settings_given
 from forerun.bench.report import table as table_of
-from forerun.commands.comparison import MeasuredScheme, Progress, Search, measure
+from forerun.commands.comparison import HEADS_ALONE, MeasuredScheme, Progress, Search, measure
 from forerun.commands.edge import DEVICE
 from forerun.rig import Rig, RigSettings, check_models
 from forerun.terminal import ProgressBar
@@ -49,7 +49,7 @@ from simulator.figures import Figures, as_json, figures, pace, rounded
 from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 
 COLOCATED, DEVICE_ONLY = "colocated", "device_only"
-HEADS_ALONE, BOTH_ENDS = "heads_alone", "both_ends"
+BOTH_ENDS = "both_ends"
 
 TITLES = {
     SERVER_STREAMING: "streaming",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from common.acceptance import COUPLED, Acceptance, Draft
 from common.privacy import Privacy
@@ -72,6 +73,14 @@ class Open:
     privacy: Privacy | None = None  # the least level; None = the edge does not know privacy
 
 
+class Wait(NamedTuple):
+    """Asks the verifier to await nodes: after a commit that leaves it none of the edge's, the next ones come
+    `due_us` later, and it may rest for `most_us` until then."""
+
+    due_us: int = 0
+    most_us: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Propose:
     """The message adds nodes to the tree, in order; the nodes of one stream count 1, 2, 3 ...
@@ -88,6 +97,7 @@ class Propose:
     anchor: int | None = None  # position of a committed token, counted from the prompt's first
     seen_advance: int = 0  # committed tokens the edge has learned of since its last Propose
     drafts: tuple[Draft | None, ...] = ()  # none, or one distribution a node (rule 18)
+    wait: Wait | None = None  # from now on; None = as before, at first no wait
 
 
 @dataclass(frozen=True, slots=True)

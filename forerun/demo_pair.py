@@ -13,5 +13,8 @@ TARGET_DIR: Final = FOLDER / "target"
 DRAFT_GGUF: Final = FOLDER / "draft" / "draft-q8_0.gguf"
 """Draft model for llama.cpp, Q8_0, with the same tokenizer embedded."""
 
+HEADS: Final = FOLDER / "heads.safetensors"
+"""Heads for the verifier's own drafter, made for this target by `forerun heads train`."""
+
 PROMPTS: Final = FOLDER / "prompts.json"
 """List of `{"name", "text"}`: functions outside the pair's training data, as far as their docstrings."""

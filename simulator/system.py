@@ -267,6 +267,7 @@ class SimulatedVerifier:
         self._heads: dict[int, HeadKnowledge] = {}
         self._choices: dict[int, np.ndarray] = {}  # [position] the target's choice at each
         self._ahead: NextStep | None = None  # what the engine goes on with at the end of the running step
+        self._wakes_at: float | None = None  # to begin a step that has waited for nodes
 
     def admit(self, device: SimulatedDevice) -> None:
         """Register the session before its `Open` arrives."""
@@ -306,6 +307,9 @@ class SimulatedVerifier:
         plan = self.scheduler.next_step(self._events.now)
         if plan is not None:
             self._step(plan)
+        elif (until := self.scheduler.waits_until) is not None and until != self._wakes_at:
+            self._wakes_at = until
+            self._events.at(until, self._carry_out)
 
     def _guess(self, plan: GuessPlan) -> None:
         heads = self.world.verifier.heads

@@ -98,6 +98,11 @@ class Arrivals:
         self._seen = tree.tip_position
 
     @property
+    def seen(self) -> int:
+        """The position of the last committed token that the edge has seen."""
+        return self._seen
+
+    @property
     def num_live(self) -> int:
         """The number of live nodes that the edge has proposed, without the verifier's own guesses."""
         return sum(1 for node in self._tree.speculative() if node.wire_id)

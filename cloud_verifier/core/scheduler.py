@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from cloud_verifier.core.admission import (
     ANYBODY,
@@ -96,7 +96,7 @@ class Alarms:
             heapq.heappop(self._heap)
 
 
-DRAIN_KEY, QUOTA_KEY, MASK_KEY = -1, -2, -3  # of their alarms; sessions have keys above 0
+DRAIN_KEY, QUOTA_KEY, MASK_KEY, WAIT_KEY = -1, -2, -3, -4  # of their alarms; sessions have keys above 0
 FULL, ROOMY = 0.02, 0.05  # shares of KV slots that are not reserved (`why_not_ready`)
 RETRY_AFTER = 1.0  # seconds, until the rate of ending sessions is known
 
@@ -133,6 +133,7 @@ class VerifyScheduler:
         self.backoff = OomBackoff(most_rows(self.config))
         self._batcher = Batcher(self.config, self.backoff, self.cost, info.rows_per_read, self.tenants)
         self._effects: list[Effect | StepDone] = []  # of a step: its commits
+        self.waits_until: float | None = None  # seconds; the next step waits for nodes of edges
         self._running: Running | None = None
         self._planned: NextStep | None = None  # the step after the running one
         self._may_guess = False  # a step is over and nothing was guessed since
@@ -263,6 +264,10 @@ class VerifyScheduler:
             return None
         self.preemption.readmit(now)
         ready = self._ready(now)
+        self.waits_until = self._wait_until(ready, now)
+        self._alarms.set(WAIT_KEY, self.waits_until)
+        if self.waits_until is not None:
+            return None
         batch = self._batcher.batch(ready, alone=len(self.sessions) == 1)
         if not batch.members:
             return None
@@ -497,6 +502,19 @@ class VerifyScheduler:
             if suspect in ready:
                 return [suspect]
         return ready
+
+    def _wait_until(self, ready: Sequence[VerifySession], now: float) -> float | None:
+        """Return the time until which the next step waits for announced nodes; None if some session need not
+        wait: others then wait no longer than for its step."""
+        times = list[float]()
+        for session in ready:
+            until = session.wait(now)
+            if until is None:
+                return None
+            times.append(until)
+        for session in ready:
+            session.ready_at = min(times)
+        return min(times, default=None)
 
     def _recall(self, decoding: Iterable[VerifySession]) -> None:
         """Add the guesses that are copied from earlier in the same text."""

@@ -10,6 +10,7 @@ from enum import Enum
 import numpy as np
 
 from cloud_verifier.core.arrivals import Arrivals, Offers
+from cloud_verifier.core.awaiting import Awaited
 from cloud_verifier.core.memory import KvMemory, Lease
 from cloud_verifier.core.nouns import GuessItem, IntArray, StepItem
 from cloud_verifier.core.own_guesses import OwnGuesses
@@ -198,6 +199,7 @@ class VerifySession:
         self.grammar = request.sampling.grammar
         self.dear_masks = self.masks_known = False  # see `MaskTime`
         self.rows_taken = 0.0  # draft rows of its own in a step, smoothed
+        self.awaited = Awaited()
         self.own: OwnGuesses | None = None  # of the engine's own drafter, if it has one
         self.account = DraftAccount()
         self._stop_ids = stop_ids
@@ -267,7 +269,8 @@ class VerifySession:
         rows = self.rows
         alone = rows is not None and len(rows.nodes) == 1 and self.stalled_at is None
         guesses = self._lookup is not None or self._offers is not None or self.dear_masks
-        return alone and self.request.fill and not self.tree.num_speculative and not guesses
+        plain = not guesses and not self.awaited.is_pending
+        return alone and self.request.fill and not self.tree.num_speculative and plain
 
     @property
     def ends_next(self) -> bool:
@@ -329,12 +332,24 @@ class VerifySession:
         """Attach the nodes of one Propose. Raises `PeerError` for a message that breaks the protocol."""
         could_run = self.rows is not None or self.ready
         self.arrivals.take(message)
+        if message.wait is not None:
+            self.awaited.told(message.wait)
+        if self.awaited.is_told:
+            self.awaited.arrived(self.arrivals.seen, self._has_nodes)
         self.num_proposes += 1
         self.proposed_at = now
         if not message.tokens:
             self._bare_step_granted = True
         if not could_run and self.ready:
             self.ready_at = now
+
+    def wait(self, now: float) -> float | None:
+        """Return the time until which the next step should wait for the edge's nodes; None if it need not."""
+        return None if self.num_prefill else self.awaited.until(now)
+
+    @property
+    def _has_nodes(self) -> bool:
+        return any(node.wire_id for node in self.tree.speculative())
 
     def guess(self, most: int) -> None:
         """Add guesses copied from earlier in the text, `most` live ones at most. Guesses do not count against
@@ -439,6 +454,9 @@ class VerifySession:
             self._apply_tree(rows, choices.tolist(), progress, memory)
             if rows.chunk and rows.nodes:
                 memory.publish(self.lease, self.evaluated, in_next)
+        if self.awaited.is_told:
+            had_nodes = any(node.wire_id for node in nodes[1:])
+            self.awaited.committed(self.tree.tip_position, had_nodes, self._has_nodes, now)
         self.num_turns += 1
         self.rows_taken += (progress.num_drafts - self.rows_taken) / 8
         return progress

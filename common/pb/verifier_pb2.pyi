@@ -156,7 +156,7 @@ class LogitBias(_message.Message):
     def __init__(self, token: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Propose(_message.Message):
-    __slots__ = ("tokens", "logprobs", "parent_deltas", "anchor", "seen_advance", "draft_sizes", "draft_tokens", "draft_counts")
+    __slots__ = ("tokens", "logprobs", "parent_deltas", "anchor", "seen_advance", "draft_sizes", "draft_tokens", "draft_counts", "wait_due_us", "wait_most_us")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PARENT_DELTAS_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +165,8 @@ class Propose(_message.Message):
     DRAFT_SIZES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_DUE_US_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MOST_US_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     logprobs: bytes
     parent_deltas: _containers.RepeatedScalarFieldContainer[int]
@@ -173,7 +175,9 @@ class Propose(_message.Message):
     draft_sizes: _containers.RepeatedScalarFieldContainer[int]
     draft_tokens: _containers.RepeatedScalarFieldContainer[int]
     draft_counts: bytes
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bytes] = ..., parent_deltas: _Optional[_Iterable[int]] = ..., anchor: _Optional[int] = ..., seen_advance: _Optional[int] = ..., draft_sizes: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., draft_counts: _Optional[bytes] = ...) -> None: ...
+    wait_due_us: int
+    wait_most_us: int
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bytes] = ..., parent_deltas: _Optional[_Iterable[int]] = ..., anchor: _Optional[int] = ..., seen_advance: _Optional[int] = ..., draft_sizes: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., draft_counts: _Optional[bytes] = ..., wait_due_us: _Optional[int] = ..., wait_most_us: _Optional[int] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()

@@ -29,6 +29,7 @@ from common.messages import (
     Propose,
     ServerMessage,
     TokenLogprobs,
+    Wait,
 )
 from common.pb import verifier_pb2 as pb
 from common.privacy import Privacy
@@ -136,6 +137,8 @@ def _fill_propose(out: pb.Propose, message: Propose) -> None:
         out.draft_sizes.extend(0 if draft is None else len(draft.tokens) for draft in message.drafts)
         out.draft_tokens.extend(draft_tokens(message.drafts))
         out.draft_counts = bytes(count - 1 for draft in message.drafts if draft for count in draft.counts)
+    if message.wait is not None:
+        out.wait_due_us, out.wait_most_us = message.wait
 
 
 def draft_tokens(drafts: Sequence[Draft | None]) -> list[int]:
@@ -310,7 +313,18 @@ def _propose(message: pb.Propose) -> Propose:
     seen = bounds.in_range("propose.seen_advance", message.seen_advance, 0, bounds.MAX_POSITION)
     told = message.draft_sizes or message.draft_tokens or message.draft_counts
     drafts = _drafts(message, len(tokens)) if told else ()
-    return Propose(tokens, logprobs, deltas, anchor, seen, drafts)
+    return Propose(tokens, logprobs, deltas, anchor, seen, drafts, _wait(message))
+
+
+def _wait(message: pb.Propose) -> Wait | None:
+    has_due, has_most = message.HasField("wait_due_us"), message.HasField("wait_most_us")
+    if has_due != has_most:
+        raise PeerError("propose has one of wait_due_us and wait_most_us; it must have both or neither")
+    if not has_due:
+        return None
+    for name, found in (("wait_due_us", message.wait_due_us), ("wait_most_us", message.wait_most_us)):
+        bounds.in_range(f"propose.{name}", found, 0, bounds.MAX_WAIT_US)
+    return Wait(message.wait_due_us, message.wait_most_us)
 
 
 def _drafts(message: pb.Propose, num_nodes: int) -> tuple[Draft | None, ...]:

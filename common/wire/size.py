@@ -36,6 +36,8 @@ def _propose(message: Propose) -> int:
     if message.anchor is not None:
         size += 1 + _varint(message.anchor)
     size += _number(message.seen_advance)
+    if message.wait is not None:
+        size += sum(1 + _varint(each) for each in message.wait)
     return size + _drafts(message.drafts) if message.drafts else size
 
 

@@ -7,11 +7,20 @@ from collections.abc import Callable, Sequence
 
 from common.acceptance import Draft
 from common.errors import LocalError
-from common.messages import Propose, pack_logprob
+from common.messages import Propose, Wait, pack_logprob
 from common.tree import Node, SpeculationTree
 
 Untold = Callable[[Node], Draft | None]
 """Returns a node's distribution, if the verifier does not have it yet."""
+
+
+NO_WAIT = Wait()
+MUCH = 0.125
+"""Share of its greater value by which a time of `Wait` must change to be told again."""
+
+
+def _differs(new: Wait, old: Wait) -> bool:
+    return any(abs(one - other) > MUCH * max(one, other) for one, other in zip(new, old, strict=True))
 
 
 class Outgoing:
@@ -19,6 +28,7 @@ class Outgoing:
 
     def __init__(self, opened_at: float = 0.0) -> None:
         self.opened_at = opened_at
+        self.wait = NO_WAIT  # that the verifier was told
         self.nudged = False  # an empty Propose was sent since the last Commit
         self._next = 1
         self._sent_at = deque[tuple[int, float]]()  # (n-th Propose, seconds)
@@ -44,8 +54,10 @@ class Outgoing:
         nodes: Sequence[Node],
         now: float,
         untold: Untold | None = None,
+        wait: Wait = NO_WAIT,
     ) -> Propose:
-        """Number `nodes` (unsent, parents first or sent before) and pack them in a message for now."""
+        """Number `nodes` (unsent, parents first or sent before) and pack them in a message for now. `wait` is
+        told with nodes, if it differs much from what the verifier knows."""
         self._num_proposes += 1
         self._sent_at.append((self._num_proposes, now))
         seen, self._unseen = self._unseen, 0
@@ -61,7 +73,17 @@ class Outgoing:
         chain = deltas.count(1) == len(deltas) - (anchored and deltas[0] == 0)  # as `parent_deltas` tells
         anchor = tree.tip_position if anchored else None
         told = tuple(drafts) if any(drafts) else ()
-        return Propose(tuple(tokens), bytes(logprobs), () if chain else tuple(deltas), anchor, seen, told)
+        is_news = bool(nodes) and _differs(wait, self.wait)
+        self.wait = wait if is_news else self.wait
+        return Propose(
+            tuple(tokens),
+            bytes(logprobs),
+            () if chain else tuple(deltas),
+            anchor,
+            seen,
+            told,
+            wait if is_news else None,
+        )
 
     def _take(self, tree: SpeculationTree, node: Node) -> int:
         """Number the node; return its parent's distance in ids, 0 for the tip."""

@@ -55,7 +55,7 @@ from edge_client.core.offline import Offline
 from edge_client.core.policies import AdaptivePolicy, GrowthPolicy
 from edge_client.core.policies.governor import SETTLED
 from edge_client.core.reconnect import Luck, Reconnects, Silence, patience_for, same_kind
-from edge_client.core.sent_nodes import Outgoing
+from edge_client.core.sent_nodes import NO_WAIT, Outgoing
 
 MOST_READ = 0.8
 """The greatest share of the text's remaining time to spend reading: later drafts would not pay."""
@@ -547,7 +547,9 @@ class EdgeSession:
         return quiet and self.view.stream_up and not self.policy.fill
 
     def _propose(self, nodes: Sequence[Node], now: float) -> None:
-        message = self._outgoing.propose(self.tree, nodes, now, self._growth.untold)
+        governed = self._governed if self._drafter_ok else None
+        wait = NO_WAIT if governed is None else governed.wait(self.view)
+        message = self._outgoing.propose(self.tree, nodes, now, self._growth.untold, wait)
         self.view.num_sent += len(nodes)
         self.stats.proposed += len(nodes)
         self.stats.proposes += 1

@@ -14,6 +14,9 @@ from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 """Block lengths searched for the best synchronous block."""
 
+HEADS_ALONE = "heads_alone"
+"""The scheme of server streaming from a verifier that has a drafter of its own."""
+
 NO_POLICIES: Mapping[str, str] = {}
 
 Progress = Callable[[str], None]
@@ -54,16 +57,23 @@ class SchemeComparison:
 
 
 async def compare(
-    rig: Rig, prompts: Sequence[str], sampling: dict[str, Any], policy: str, progress: Progress
+    rig: Rig,
+    guessing: Rig | None,
+    prompts: Sequence[str],
+    sampling: dict[str, Any],
+    policy: str,
+    progress: Progress,
 ) -> SchemeComparison:
     """Compare server streaming, the best synchronous block and Forerun.
 
-    The reference text is the server's own without drafts.
+    Forerun runs on the rig `guessing`, whose verifier has a drafter of its own, if there is one; then that
+    drafter alone is compared, too. The reference text is the server's own without drafts.
     """
-    policies = {SERVER_STREAMING: "off", FORERUN: policy}
-    found = await measure(rig, prompts, sampling, policies, Search(), progress)
+    own = {HEADS_ALONE: "off", FORERUN: policy} if guessing is not None else NO_POLICIES
+    policies = {SERVER_STREAMING: "off"} | ({} if own else {FORERUN: policy})
+    found = await measure(rig, prompts, sampling, policies, Search(), progress, guessing, own)
     references = [run["tokens"] for run in found.runs[SERVER_STREAMING]]
-    order = (SERVER_STREAMING, SYNC_BEST, FORERUN)
+    order = [name for name in (SERVER_STREAMING, SYNC_BEST, HEADS_ALONE, FORERUN) if name in found.runs]
     schemes = {name: figures(found.runs[name], references) for name in order}
     return SchemeComparison(schemes, found.best_block, found.blocks)
 

@@ -6,7 +6,8 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from edge_client.texts.detokenizer import TextSpan, TokenOrigin
 from edge_client.texts.events import TextAdded
 from forerun import demo_pair
 from forerun.chat.display import legend, new_display
-from forerun.commands.comparison import SchemeComparison, compare
+from forerun.commands.comparison import HEADS_ALONE, SchemeComparison, compare
 from forerun.doctests import Outcome, Verdict, run_doctests
 from forerun.options import SAMPLING, SamplingOptions, add_command, option
 from forerun.prompts import bundled, some_of
@@ -28,12 +29,13 @@ from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 DESCRIPTION = """\
 Start a verifier with the bundled target model and an edge with the bundled draft model as two processes, with
 an emulated wide-area link between them. Complete a few functions and show the text as it arrives. Run the
-doctests of what was written, in a process with limits. Then run the same prompts over the same link in three
+doctests of what was written, in a process with limits. Then run the same prompts over the same link in four
 ways, and compare them in a table:
 
   server streaming   the plain cloud service: the target alone, token by token
   best sync block    classic split speculation: draft k tokens, wait for the verdict; with the best k
-  forerun            the draft runs ahead of the network
+  heads alone        server streaming from a verifier that guesses by itself, with the bundled heads
+  forerun            the draft runs ahead of the network, and the verifier guesses, too
 
 The bundled target is tiny, so every target step is slowed to --step-floor ms, as of a large model."""
 
@@ -52,6 +54,11 @@ class DemoOptions(SamplingOptions):
     bandwidth: float = option(0.0, "bandwidth each way, in kB/s; 0: unlimited", "KBPS")
     step_floor: float = option(30.0, "least time of a target step", "MS")
     prompt: tuple[str, ...] | None = option(None, "prompt (default: bundled ones); may be repeated", "TEXT")
+    drafter: str | None = option(
+        None,
+        "the verifier's own drafter (default: the bundled heads for the bundled target); none: no",
+        "WHAT",
+    )
     num_prompts: int = option(3, "number of bundled prompts", "N")
     policy: str = option("adaptive", "growth policy of the forerun scheme")
     target: str = option(str(demo_pair.TARGET_DIR), "folder of the target model", "PATH")
@@ -75,7 +82,7 @@ class DemoOptions(SamplingOptions):
 
     @property
     def rig(self) -> RigSettings:
-        """Return the settings of the demonstrated system."""
+        """Return the settings of the demonstrated system; its verifier has no drafter."""
         return RigSettings(
             self.target,
             self.draft,
@@ -84,6 +91,14 @@ class DemoOptions(SamplingOptions):
             bandwidth_kbps=self.bandwidth,
             step_floor_ms=self.step_floor,
         )
+
+    @property
+    def own_drafter(self) -> str | None:
+        """Return the drafter of the verifier, if it is to have one."""
+        if self.drafter is None:
+            bundled_target = self.target == str(demo_pair.TARGET_DIR)
+            return str(demo_pair.HEADS) if bundled_target and demo_pair.HEADS.exists() else None
+        return None if self.drafter == "none" else self.drafter
 
 
 def add_parser(commands: Any) -> None:
@@ -103,12 +118,16 @@ def _run(options: DemoOptions) -> int:
 async def _demo(options: DemoOptions, sampling: dict[str, Any]) -> None:
     prompts = list(options.prompt or ()) or some_of(bundled(), options.num_prompts)
     note("loading the target model and the draft model, each in a process of its own")
-    async with Rig(options.rig) as rig:
-        texts = await _write(rig, prompts, options.policy, sampling, show=not options.json)
+    async with AsyncExitStack() as stack:
+        rig, guessing = await stack.enter_async_context(Rig(options.rig)), None
+        if options.own_drafter is not None:
+            settings = replace(options.rig, drafter=options.own_drafter)
+            guessing = await stack.enter_async_context(Rig(settings))
+        texts = await _write(guessing or rig, prompts, options.policy, sampling, show=not options.json)
         outcomes = [outcome for text in texts for outcome in run_doctests(text)]
         if not options.json:
             _print_doctests(outcomes)
-        comparison = await compare(rig, prompts, sampling, options.policy, progress=note)
+        comparison = await compare(rig, guessing, prompts, sampling, options.policy, progress=note)
     if options.json:
         print(json.dumps(_as_json(options, prompts, outcomes, comparison), indent=2))
     else:
@@ -130,7 +149,7 @@ def _wants_page() -> bool:
 async def _page(options: DemoOptions, browser: bool) -> int:
     from forerun.commands.demo_page import show_page
 
-    await show_page(options.rig, options.listen, browser)
+    await show_page(replace(options.rig, drafter=options.own_drafter), options.listen, browser)
     return 0
 
 
@@ -170,6 +189,14 @@ def _print_doctests(outcomes: Sequence[Outcome]) -> None:
         print(f"  {mark} {outcome.function}" + (f": {outcome.why}" if outcome.why else ""))
 
 
+TITLES = {
+    SERVER_STREAMING: "server streaming",
+    SYNC_BEST: "best sync block (k={k})",
+    HEADS_ALONE: "heads alone",
+    FORERUN: "forerun",
+}
+"""Of the schemes, in the order of the table."""
+
 ROWS = (
     ("ms per token", "ms_per_token"),
     ("  p50 of 16-token windows", "ms_per_token_p50"),
@@ -187,15 +214,16 @@ ROWS = (
 def print_table(options: DemoOptions, comparison: SchemeComparison) -> None:
     """Print the comparison as a table."""
     painter = Painter(sys.stdout)
-    titles = ("", "server streaming", f"best sync block (k={comparison.best_block})", "forerun")
-    columns = [comparison.schemes[name] for name in (SERVER_STREAMING, SYNC_BEST, FORERUN)]
-    rows = ([label, *(_cell(getattr(column, key)) for column in columns)] for label, key in ROWS)
-    faster = painter.bold(f"{comparison.speedup(SERVER_STREAMING):.2f} times")
-    print(f"\n{painter.bold(_headline(options))}", *table(titles, rows, left=("",)), sep="\n")
-    print(
-        f"\nForerun wrote the same text {faster} faster per token than server streaming and "
-        f"{comparison.speedup(SYNC_BEST):.2f} times faster than the best synchronous block."
+    columns = {name: each for name, each in TITLES.items() if name in comparison.schemes}
+    titles = ["", *(each.format(k=comparison.best_block) for each in columns.values())]
+    rows = (
+        [label, *(_cell(getattr(comparison.schemes[name], key)) for name in columns)] for label, key in ROWS
     )
+    print(f"\n{painter.bold(_headline(options))}", *table(titles, rows, left=("",)), sep="\n")
+    print("\nms per token over Forerun's, for the same text:")
+    for name, title in zip(columns, titles[1:], strict=True):
+        if name != FORERUN:
+            print(f"  {title}: {painter.bold(f'{comparison.speedup(name):.2f}')}")
 
 
 def _headline(options: DemoOptions) -> str:
@@ -221,6 +249,9 @@ def _as_json(
         "doctests": [{**asdict(outcome), "verdict": outcome.verdict.value} for outcome in outcomes],
         "schemes": {name: as_json(found) for name, found in comparison.schemes.items()},
         "sync_search_ms_per_token": {str(k): round(found, 3) for k, found in comparison.blocks.items()},
-        "speedup_over_server_streaming": round(comparison.speedup(SERVER_STREAMING), 3),
-        "speedup_over_sync_best": round(comparison.speedup(SYNC_BEST), 3),
+        **{
+            f"speedup_over_{name}": round(comparison.speedup(name), 3)
+            for name in comparison.schemes
+            if name != FORERUN
+        },
     }

@@ -438,6 +438,7 @@ class Host:
         self._steps = 0
         self._guesses = 0
         self._ahead: NextStep | None = None
+        self._wakes_at: float | None = None
 
     def receive(self, stream: int, message: Open | Propose | Close) -> None:
         scheduler, now = self.scheduler, self._world.now
@@ -478,6 +479,9 @@ class Host:
         plan = self.scheduler.next_step(world.now)
         if plan is not None:
             self._step(plan)
+        elif (until := self.scheduler.waits_until) is not None and until != self._wakes_at:
+            self._wakes_at = until
+            world.at(until, lambda: self.input(lambda: self.scheduler.on_timer(world.now)))
 
     def _guess(self, plan: GuessPlan) -> None:
         world, self._guesses = self._world, self._guesses + 1

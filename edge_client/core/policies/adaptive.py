@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from common.errors import UserError
-from common.messages import INITIAL_CREDIT
+from common.messages import INITIAL_CREDIT, Wait
 from common.tree import Node, SpeculationTree
-from edge_client.core.nouns import ModeStatus
+from edge_client.core.nouns import Mode, ModeStatus
 from edge_client.core.policies.base import (
     PATH_LOGPROB,
     GrowthView,
@@ -24,8 +24,9 @@ from edge_client.core.policies.base import (
     sort_likeliest_first,
     unsent,
 )
-from edge_client.core.policies.foresight import ArrivalModel
+from edge_client.core.policies.foresight import ArrivalModel, wait_for
 from edge_client.core.policies.governor import LOOK_AGAIN, Governor, TrafficBudget
+from edge_client.core.sent_nodes import NO_WAIT
 
 EARLY = 0.25
 """Turns of margin before a node must leave: the turn may begin sooner, and the awaited draft step may end
@@ -144,6 +145,12 @@ class AdaptivePolicy:
         self._outlook.update(view)
         early = max(EARLY * view.turn.smoothed, 2.0 * view.rtt.rtt_variance)
         return draft_ends_at + early <= self._outlook.usual.departure(view.now)
+
+    def wait(self, view: GrowthView) -> Wait:
+        """Return how long the verifier should wait for nodes after a commit that leaves it none."""
+        ahead = self._holds_back and self.standing.mode is Mode.AHEAD
+        self._outlook.wait = wait_for(view) if ahead else NO_WAIT
+        return self._outlook.wait
 
     def _worth_sending(self, view: GrowthView, nodes: Sequence[Node]) -> list[Node]:
         """Return the unsent nodes that save more than they cost, counted with the nodes below. No node hangs

@@ -1,7 +1,8 @@
 """Predicts when nodes reach the verifier, and where its tip will be then.
 
-The verifier never waits, so it moves on while drafts travel. If a path is right, each turn takes all of it
-that has arrived and one token more. A turn without drafts takes the tokens that the verifier finds by itself.
+The verifier moves on while drafts travel, unless they are close enough to wait for. If a path is right, each
+turn takes all of it that has arrived and one token more. A turn without drafts takes the tokens that the
+verifier finds by itself.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from common.messages import Wait
 from common.tree import Node
 from edge_client.core.policies.base import GrowthView
 
@@ -24,6 +26,42 @@ SWING, OUTER = 2.17, 1 / 6
 each."""
 
 
+MOST_AWAITED = 15
+"""Nodes, one below the other, that a verifier may be asked to wait for."""
+
+CERTAIN = 0.5
+"""Share of the rest that would just pay: nodes that come during a bare step are more than those awaited."""
+
+LONGEST = 5.0  # seconds; no user waits for such a step
+KNOWN_LINK = 2  # round trips before a verifier is asked to wait
+
+
+def wait_for(view: GrowthView) -> Wait:
+    """Return when the verifier has the next nodes after a commit that leaves it none, and the longest rest
+    until then that pays.
+
+    A step that waits for nodes brings the tokens that they save, too. A bare step begins at once and brings
+    its own tokens; the nodes that come meanwhile are of use to the next step if those tokens were foreseen.
+    """
+    if view.rtt.num_samples < KNOWN_LINK:
+        return Wait()
+    turn, step = max(view.turn.smoothed, 1e-6), view.pace.rows.predict(1)
+    survival = min(max(view.survival.mean, 1e-3), 0.99)
+    saved, chance, count = 0.0, 1.0, 0
+    bare = view.server.tokens
+    while count < MOST_AWAITED:
+        chance *= survival
+        more = chance * view.server.news(count)
+        if (bare + saved + more) * (turn + count * step) <= (bare + saved) * (turn + (count + 1) * step):
+            break
+        saved, count = saved + more, count + 1
+    most = 2.0 * turn * (bare + saved) / (2.0 * bare + survival**bare * saved) - turn
+    due = view.rtt.smoothed_rtt + 0.5 * view.rtt.rtt_variance + count * step
+    if not count or max(due, most) >= LONGEST:
+        return Wait()
+    return Wait(round(1e6 * due), round(1e6 * CERTAIN * max(0.0, most)))
+
+
 class ArrivalModel:
     """Predicts arrivals: one case if round trips hardly differ, else an early, a usual and a late one."""
 
@@ -31,15 +69,17 @@ class ArrivalModel:
         sent_at = dict[int, float]()
         self.usual, self._early, self._late = (Foresight(sent_at) for _ in range(3))
         self.cases: tuple[tuple[float, Foresight], ...] = ((1.0, self.usual),)  # each with its chance
+        self.wait = Wait()  # that the verifier was told
 
     def update(self, view: GrowthView) -> None:
         """Take in the view's present state."""
         deviation, turn = view.rtt.rtt_variance, view.turn.smoothed
-        self.usual.update(view)
+        rest = 0.0 if view.num_sent else _rest(self.wait, turn)
+        self.usual.update(view, 0.0, rest)
         felt = JITTER_FELT * turn <= deviation <= JITTER_TOO_LARGE * turn
         if felt and view.rtt.num_samples >= JITTER_KNOWN:
-            self._early.update(view, -SWING * deviation)
-            self._late.update(view, SWING * deviation)
+            self._early.update(view, -SWING * deviation, rest)
+            self._late.update(view, SWING * deviation, rest)
             self.cases = ((OUTER, self._early), (1.0 - 2.0 * OUTER, self.usual), (OUTER, self._late))
         else:
             self.cases = ((1.0, self.usual),)
@@ -52,6 +92,12 @@ class ArrivalModel:
             return (1 + levels[0][1]) * survival
         chance = sum(likely * math.exp((1 + count) * survival) for likely, count in levels)
         return math.log(chance) if chance > 0.0 else -math.inf
+
+
+def _rest(wait: Wait, turn: float) -> float:
+    """Return the seconds that a verifier without nodes rests, some turns after its commit."""
+    left = 1e-6 * wait.due_us % max(turn, 1e-6)
+    return left if left <= 1e-6 * wait.most_us else 0.0
 
 
 class Foresight:
@@ -79,9 +125,9 @@ class Foresight:
         self._top = 0  # position of the tip
         self._live: dict[int, Node] = {}
 
-    def update(self, view: GrowthView, later: float = 0.0) -> None:
+    def update(self, view: GrowthView, later: float = 0.0, rest: float = 0.0) -> None:
         """Take in the view, and drop old predictions if there is news. A round trip takes `later` seconds
-        longer."""
+        longer, and the verifier rests for `rest` seconds before the turn that takes the next nodes."""
         tree = view.tree
         self._live = tree.live
         if view.news_at != self._news_at or tree.tip.position != self._top:
@@ -90,7 +136,7 @@ class Foresight:
             self._one_way = max(0.0, 0.5 * (view.rtt.smoothed_rtt + later))
             self._turn = max(view.turn.smoothed, 1e-6)
             self._tokens = view.server.tokens
-            self._began_at = (view.news_at or 0.0) - self._one_way
+            self._began_at = (view.news_at or 0.0) - self._one_way + rest
             for gone in [node for node in self._sent_at if node not in tree.live]:
                 del self._sent_at[gone]
             self._known = {tree.tip.id: (0, 0)}

@@ -24,6 +24,7 @@ from common.messages import (
     Propose,
     ServerMessage,
     TokenLogprobs,
+    Wait,
     pack_logprob,
     unpack_logprob,
 )
@@ -114,7 +115,9 @@ def proposes(draw: st.DrawFn) -> Propose:
     deltas = draw(st.just(()) | st.lists(delta, min_size=size, max_size=size).map(tuple))
     logprobs = draw(st.binary(min_size=size, max_size=size))
     told = draw(st.just(()) | st.lists(st.none() | DRAFT, min_size=size, max_size=size).map(tuple))
-    return Propose(tokens, logprobs, deltas, anchor, draw(POSITION), told)
+    microseconds = st.integers(0, bounds.MAX_WAIT_US)
+    wait = draw(st.none() | st.builds(Wait, microseconds, microseconds))
+    return Propose(tokens, logprobs, deltas, anchor, draw(POSITION), told, wait)
 
 
 @st.composite

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.calibration import Survival
-from common.messages import INITIAL_CREDIT
+from common.estimators import RttEstimator
+from common.messages import INITIAL_CREDIT, Commit, Wait
 from common.tree import Node, SpeculationTree
 from edge_client.core.nouns import Mode
 from edge_client.core.policies import (
@@ -18,7 +19,7 @@ from edge_client.core.policies import (
     GrowthView,
     TokenCandidate,
 )
-from edge_client.core.policies.foresight import JITTER_KNOWN, ArrivalModel, Foresight
+from edge_client.core.policies.foresight import JITTER_KNOWN, ArrivalModel, Foresight, wait_for
 from edge_client.core.policies.governor import (
     DEAREST,
     FIRST_PRICE,
@@ -65,6 +66,50 @@ def test_a_policy_that_holds_nothing_back_sends_all_whatever_they_promise() -> N
     assert not policy.send(view)
     policy.hold_nothing_back()
     assert policy.send(view) == hopeless
+
+
+# Asking the verifier to wait
+
+
+def sure(view: GrowthView, survival: float = 0.9) -> GrowthView:
+    for _ in range(400):
+        view.survival.add(survival)
+    return view
+
+
+def test_nodes_are_announced_for_when_they_come() -> None:
+    """After the round trip, and the draft steps that their number takes."""
+    near, far = (wait_for(sure(make_view(rtt=rtt, step=0.001))) for rtt in (0.0, 0.060))
+    assert far.due_us - near.due_us == pytest.approx(60_000, abs=1_000)
+    assert 1_000 <= near.due_us < TURN * 1e6
+    assert 0 < near.most_us < TURN * 1e6
+
+
+def test_a_verifier_waits_the_longer_the_more_is_to_come() -> None:
+    sure_ones, doubtful = wait_for(sure(make_view())), wait_for(sure(make_view(), 0.5))
+    assert sure_ones.most_us > doubtful.most_us
+    assert sure_ones.due_us > doubtful.due_us  # fewer nodes are worth their time
+    view = sure(make_view())
+    for _ in range(100):
+        view.server.learn(Commit(0, (1, 2, 3, 4), guessed=0b0111))
+    assert wait_for(view).most_us < sure_ones.most_us  # it does not stand still without them
+
+
+def test_no_verifier_waits_for_a_draft_that_is_wrong_or_slow_or_unknown() -> None:
+    assert wait_for(sure(make_view(), 0.01)) == Wait()
+    assert wait_for(sure(make_view(step=10 * TURN))) == Wait()
+    view = sure(make_view())
+    view.rtt = RttEstimator()
+    assert wait_for(view) == Wait()
+
+
+def test_a_turn_for_which_the_verifier_waits_takes_what_comes_until_then() -> None:
+    view, foresight = sure(make_view(rtt=0.010)), Foresight()
+    foresight.update(view, 0.0, 0.0)
+    assert foresight.tip_met(view.tree.tip.id, view.now + 0.001) is None
+    view.news_at = view.now = 11.0
+    foresight.update(view, 0.0, 0.012)
+    assert foresight.tip_met(view.tree.tip.id, view.now + 0.001) is view.tree.tip
 
 
 def note_sent(foresight: Foresight, nodes: list[Node], now: float) -> None:

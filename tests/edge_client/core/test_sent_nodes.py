@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cloud_verifier.core.session import VerifySession
 from common.acceptance import Draft
 from common.errors import LocalError
-from common.messages import MAX_NODES, Open, Propose
+from common.messages import MAX_NODES, Open, Propose, Wait
 from common.sampling import SamplingParams
 from common.tree import Node, SpeculationTree
 from edge_client.core.drawing import untold
@@ -38,6 +38,17 @@ def test_a_chain_at_the_tip_names_only_its_anchor() -> None:
     tree = SpeculationTree(PROMPT)
     message = Outgoing().propose(tree, chain(tree, (1, 2, 3)), 0.0)
     assert message == Propose((1, 2, 3), b"\x08\x08\x08", (), anchor=2)
+
+
+def test_a_wait_is_told_with_nodes_and_again_when_it_has_changed_much() -> None:
+    tree, outgoing = SpeculationTree(PROMPT), Outgoing()
+    nodes = chain(tree, (1, 2, 3, 4))
+    waits = [Wait(20_000, 9_000), Wait(21_000, 9_500), Wait(21_000, 4_000), Wait()]
+    assert outgoing.propose(tree, [], 0.0, wait=waits[0]).wait is None
+    told = [
+        outgoing.propose(tree, [node], 0.0, wait=wait).wait for node, wait in zip(nodes, waits, strict=True)
+    ]
+    assert told == [waits[0], None, waits[2], Wait()]
 
 
 def test_a_chain_that_goes_on_names_nothing() -> None:
