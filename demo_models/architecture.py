@@ -13,9 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from demo_models.tokenizer import VOCAB_SIZE
 
 HIDDEN_SIZE: Final = 256
-HEAD_SIZE: Final = 64
-NUM_HEADS: Final = 4
-NUM_KV_HEADS: Final = 2
+HEAD_SIZE: Final = 32
+NUM_HEADS: Final = 8
+NUM_KV_HEADS: Final = 4
 ROPE_THETA: Final = 10_000.0
 CONTEXT_LENGTH: Final = 2048
 TARGET_LAYERS: Final = 10
@@ -23,7 +23,7 @@ END_OF_TEXT_ID: Final = 0
 
 
 def llama_config(num_layers: int) -> LlamaConfig:
-    """Return the configuration of `num_layers` blocks: 4 query and 2 KV heads of 64, tied embeddings."""
+    """Return the configuration of `num_layers` blocks: 8 query and 4 KV heads of 32, tied embeddings."""
     return LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=HIDDEN_SIZE,

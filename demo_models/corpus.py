@@ -43,10 +43,10 @@ HELD_OUT: Final[tuple[str, ...]] = (
     "wsgiref/handlers.py",
 )
 
-LIBRARY_SHARE: Final = 0.15
+LIBRARY_SHARE: Final = 0.08
 """Part of the training text that is library source, in characters; the rest is generated functions."""
 
-PIPELINE_SHARE: Final = 0.65
+PIPELINE_SHARE: Final = 0.7
 """Part of the generated functions that are pipelines; the others are forms."""
 
 MOST_FUNCTIONS: Final = 8
@@ -56,12 +56,15 @@ ALONE_SHARE: Final = 0.8
 SPOKEN_SHARE: Final = 0.2
 """Part of the functions that answer a request in a comment, as in a chat, and have no docstring."""
 
+SHORT_SHARE: Final = 0.4
+"""Part of the docstrings without examples: more functions for the same number of tokens."""
+
 BARE_SHARE: Final = 0.1
 """Part of the forms of one kind that have neither docstring nor types: their names say what they do."""
 
 NUM_PROMPTS: Final = 8
-PROMPT_SEED: Final = 6
-"""Of the bundled prompts: the first of a few of which the committed target completes all eight."""
+PROMPT_SEED: Final = 1
+"""Of the bundled prompts; the committed target completes all eight."""
 
 PROMPT_LINES: Final = 5
 """Least lines of a bundled prompt's body, so that there is something to watch."""
@@ -155,7 +158,7 @@ def head_of(function: Function, rng: random.Random) -> str | None:
         return f"{function.request(rng)}\n{function.head}"
     if not function.combination and rng.random() < BARE_SHARE:
         return function.bare_head
-    return function.prompt(rng)
+    return function.short_prompt if rng.random() < SHORT_SHARE else function.prompt(rng)
 
 
 def held_out_functions(seed: int) -> Iterator[tuple[Function, str]]:

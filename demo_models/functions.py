@@ -14,6 +14,7 @@ LINE_WIDTH: Final = 88
 HELD_OUT_SHARE: Final = 50
 """One of so many combinations is never trained on."""
 
+NUM_EXAMPLES: Final = 2
 MOST_CANDIDATES: Final = 24
 MOST_RESULT_CHARACTERS: Final = 60
 
@@ -63,23 +64,30 @@ class Function:
         None if there are not two examples with short and different results.
         """
         examples = self._examples(rng)
-        if len(examples) < 2:
+        if len(examples) < NUM_EXAMPLES:
             return None
+        lines = [line for call, result in examples for line in (f"    >>> {call}", f"    {result}")]
+        return "\n".join([self._begin(""), "", *lines, '    """', ""])
+
+    @property
+    def short_prompt(self) -> str:
+        """Return the `def` line and a docstring without examples."""
+        return self._begin('"""') + "\n"
+
+    def _begin(self, end: str) -> str:
         words = textwrap.fill(
-            f'"""{self.description}.',
+            f'"""{self.description}.{end}',
             LINE_WIDTH,
             initial_indent="    ",
             subsequent_indent="    ",
             break_on_hyphens=False,
         )
-        lines = [line for call, result in examples for line in (f"    >>> {call}", f"    {result}")]
-        return "\n".join([self.head + words, "", *lines, '    """', ""])
+        return self.head + words
 
     def _examples(self, rng: random.Random) -> list[tuple[str, str]]:
         namespace: dict[str, Any] = {}
         exec(self.head + self.indented_body, namespace)  # noqa: S102  # our own text, to see what it returns
         found: dict[str, str] = {}
-        wanted = rng.choice((2, 2, 3))
         for _ in range(MOST_CANDIDATES):
             arguments = [draw(rng) for draw in self.values]
             call = f"{self.name}({', '.join(map(repr, arguments))})"
@@ -91,7 +99,7 @@ class Function:
                 continue
             if len(call) + 8 < LINE_WIDTH:
                 found[result] = call
-            if len(found) == wanted:
+            if len(found) == NUM_EXAMPLES:
                 break
         return [(escaped(call), escaped(result)) for result, call in found.items()]
 

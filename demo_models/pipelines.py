@@ -43,15 +43,15 @@ NUMBER_ADJECTIVES: Final = (
     Piece("two-digit", "10 <= X <= 99", "two_digit"),
 )
 NUMBER_CLAUSES: Final = (
-    Piece("greater than K", "X > K", "above_K", range(1, 31)),
-    Piece("less than K", "X < K", "below_K", range(2, 31)),
-    Piece("at least K", "X >= K", "from_K", range(2, 31)),
-    Piece("at most K", "X <= K", "up_to_K", range(2, 31)),
+    Piece("greater than K", "X > K", "above_K", range(1, 61)),
+    Piece("less than K", "X < K", "below_K", range(2, 61)),
+    Piece("at least K", "X >= K", "from_K", range(2, 61)),
+    Piece("at most K", "X <= K", "up_to_K", range(2, 61)),
     Piece("divisible by K", "X % K == 0", "divisible_by_K", range(3, 13)),
     Piece("not divisible by K", "X % K != 0", "not_divisible_by_K", range(2, 13)),
-    Piece("not equal to K", "X != K", "except_K", range(1, 21)),
-    Piece("between K and 20", "K <= X <= 20", "between_K_and_20", range(1, 15)),
-    Piece("between K and 50", "K <= X <= 50", "between_K_and_50", range(1, 30)),
+    Piece("not equal to K", "X != K", "except_K", range(1, 61)),
+    Piece("between K and 20", "K <= X <= 20", "between_K_and_20", range(1, 20)),
+    Piece("between K and 50", "K <= X <= 50", "between_K_and_50", range(1, 50)),
     Piece("greater than limit", "X > limit", "above_limit"),
     Piece("less than limit", "X < limit", "below_limit"),
     Piece("divisible by divisor", "X % divisor == 0", "divisible"),
@@ -63,10 +63,10 @@ NUMBER_MAPS: Final = (
     Piece("the last digits of the N", "abs(X) % 10", "last_digits"),
     Piece("the halves, rounded down, of the N", "X // 2", "halves"),
     Piece("the doubles of the N", "2 * X", "doubled"),
-    Piece("the remainders of the N divided by K", "X % K", "remainders", range(3, 11)),
-    Piece("the N, each multiplied by K", "X * K", "times_K", range(3, 13)),
-    Piece("the N, each increased by K", "X + K", "plus_K", range(1, 13)),
-    Piece("the N, each decreased by K", "X - K", "minus_K", range(1, 13)),
+    Piece("the remainders of the N divided by K", "X % K", "remainders", range(3, 21)),
+    Piece("the N, each multiplied by K", "X * K", "times_K", range(3, 41)),
+    Piece("the N, each increased by K", "X + K", "plus_K", range(1, 61)),
+    Piece("the N, each decreased by K", "X - K", "minus_K", range(1, 61)),
     Piece("the N as strings", "str(X)", "strings", (), "str"),
 )
 WORD_ADJECTIVES: Final = (
@@ -439,9 +439,9 @@ def number_pipeline(rng: random.Random) -> Function:
     if source is NUMBER_LIST and noun in SIGNED_NOUNS:
         source = source._replace(draw=values.integers)
     source = source.named(rng.choice(source.pool) if source.pool else noun)
-    adjective = filled(rng, pick(rng, NUMBER_ADJECTIVES, 0.5))
+    adjective = filled(rng, pick(rng, NUMBER_ADJECTIVES, 0.4))
     clause = led_by("that are", filled(rng, pick(rng, NUMBER_CLAUSES, 0.5)))
-    return assemble(rng, source, adjective, clause, filled(rng, pick(rng, NUMBER_MAPS, 0.5)), "int")
+    return assemble(rng, source, adjective, clause, filled(rng, pick(rng, NUMBER_MAPS, 0.45)), "int")
 
 
 def word_pipeline(rng: random.Random) -> Function:
@@ -452,7 +452,7 @@ def word_pipeline(rng: random.Random) -> Function:
         clause = led_by("that are", filled(rng, pick(rng, WORD_CLAUSES, 0.9)))
     else:
         clause = led_by("that", filled(rng, pick(rng, WORD_VERBS, 0.8)))
-    return assemble(rng, source, adjective, clause, filled(rng, pick(rng, WORD_MAPS, 0.6)), "str")
+    return assemble(rng, source, adjective, clause, filled(rng, pick(rng, WORD_MAPS, 0.5)), "str")
 
 
 def character_pipeline(rng: random.Random) -> Function:

@@ -22,11 +22,11 @@ from demo_models.corpus import Text
 
 logger = logging.getLogger(__name__)
 
-TOKENS_PER_STEP: Final = 2048
+TOKENS_PER_STEP: Final = 4096
 """Tokens in every batch, whatever its context length."""
 
 SHALLOW_LAYERS: Final = 5
-GROW_AT: Final = 0.6
+GROW_AT: Final = 0.5
 """Part of the target's run that it spends with `SHALLOW_LAYERS` blocks."""
 
 TOKENS_PER_PASS: Final = 1024
@@ -36,7 +36,7 @@ CONTEXTS: Final = ((0.93, 256), (0.98, 512), (1.0, 1024))
 """Length of the windows, in tokens, until each part of a run. Attention over 512 costs three times as much
 as over 256, in which most functions fit; the longer ones teach positions that a chat reaches."""
 
-MATRIX_RATE, OTHER_RATE = 0.01, 0.002
+MATRIX_RATE, OTHER_RATE = 0.015, 0.003
 """Learning rates of the target. A step has few tokens of bodies, and at twice these rates their noise
 outweighs what they teach."""
 
@@ -225,7 +225,7 @@ def train_target(packed: Packed, progress: Progress, seed: int, checkpoint: Chec
     stream = WindowStream(packed, seed)
     model = new_model(SHALLOW_LAYERS, seed)
     optimizer = PairOptimizer(model, MATRIX_RATE, OTHER_RATE)
-    for until in (0.2, 0.4, GROW_AT, 0.7, 0.8, 0.9, 1.0):
+    for until in (0.25, GROW_AT, 0.6, 0.7, 0.8, 0.9, 1.0):
         fit(model, optimizer, stream, next_token_loss, progress, until)
         checkpoint(model)
         if until == GROW_AT:

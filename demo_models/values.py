@@ -14,16 +14,16 @@ WORDS: Final = """
     milk water coffee tea sugar salt pepper eye arm area idea echo alpha beta
     """.split()  # noqa: SIM905  # quotes and commas would make it longer
 
-MOST_WORDS: Final = 5
+MOST_WORDS: Final = 4
 
 
 def integers(rng: random.Random) -> list[int]:
-    """Return three to seven integers, a few of them negative or equal."""
-    return [rng.choice((rng.randint(-12, 12), rng.randint(0, 60))) for _ in range(rng.randint(3, 7))]
+    """Return three to five integers, a few of them negative or equal."""
+    return [rng.choice((rng.randint(-12, 12), rng.randint(0, 60))) for _ in range(rng.randint(3, 5))]
 
 
 def naturals(rng: random.Random) -> list[int]:
-    return [rng.choice((rng.randint(0, 12), rng.randint(1, 60))) for _ in range(rng.randint(3, 7))]
+    return [rng.choice((rng.randint(0, 12), rng.randint(1, 60))) for _ in range(rng.randint(3, 5))]
 
 
 def small(rng: random.Random) -> int:

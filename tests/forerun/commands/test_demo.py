@@ -23,7 +23,7 @@ def test_the_demo_compares_identical_texts(capfd: pytest.CaptureFixture[str]) ->
     words = ["demo", "--num-prompts", "1", "--max-tokens", "24", "--step-floor", "0", "--rtt", "4", "--json"]
     assert main([*words, "--temperature", "0.8", "--ignore-eos"]) == 0
     report = json.loads(capfd.readouterr().out)
-    assert set(report["schemes"]) == {"server_streaming", "sync_best", "forerun"}
+    assert set(report["schemes"]) == {"server_streaming", "sync_best", "heads_alone", "forerun"}
     assert all(scheme["identical"] for scheme in report["schemes"].values())
     assert report["schemes"]["server_streaming"]["target_steps_per_token"] == 1.0
     assert report["schemes"]["server_streaming"]["draft_tokens_per_token"] == 0.0
