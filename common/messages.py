@@ -81,6 +81,9 @@ class Wait(NamedTuple):
     most_us: int = 0
 
 
+NO_WAIT = Wait()
+
+
 @dataclass(frozen=True, slots=True)
 class Propose:
     """The message adds nodes to the tree, in order; the nodes of one stream count 1, 2, 3 ...

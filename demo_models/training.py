@@ -1,8 +1,8 @@
 """The two training runs: the target on next tokens, the draft on the target's distributions.
 
 Matrices of the blocks learn by Muon, all others by AdamW, under one learning-rate factor. Muon (Jordan 2024)
-orthogonalises each matrix's momentum by five Newton-Schulz steps. It is written here because the one in
-`torch.optim` iterates in bf16, which a CPU without bf16 instructions emulates slowly.
+orthogonalises each matrix's momentum, as for heads (`orthogonal`): the one in `torch.optim` iterates in bf16,
+which a CPU without bf16 instructions emulates slowly.
 """
 
 import logging
@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from cloud_verifier.engine.drafting.training import orthogonal
 from demo_models.architecture import END_OF_TEXT_ID, TARGET_LAYERS, grow, new_model
 from demo_models.corpus import Text
 
@@ -42,9 +43,6 @@ outweighs what they teach."""
 
 REPORT_EVERY: Final = 20
 """Steps between two lines of progress."""
-
-NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic iteration, from Jordan 2024."""
 
 Packed: TypeAlias = tuple[Tensor, Tensor]
 """Tokens and their weights in the loss, of one shape."""
@@ -111,19 +109,6 @@ class WindowStream:
 # --- the optimizer --------------------------------------------------------------------------------------
 
 
-def orthogonalise(matrices: Tensor, num_steps: int = 5) -> Tensor:
-    """Return the nearest (semi-)orthogonal matrices, approximately, for a stack `[n, rows, columns]`."""
-    first, third, fifth = NEWTON_SCHULZ
-    tall = matrices.size(-2) > matrices.size(-1)
-    x = matrices.mT if tall else matrices
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(num_steps):
-        gram = x @ x.mT
-        x = first * x + (third * gram + fifth * gram @ gram) @ x
-    result: Tensor = x.mT if tall else x
-    return result
-
-
 class Muon(torch.optim.Optimizer):
     """Momentum with orthogonalised updates; matrices of one shape are handled in one batched product."""
 
@@ -141,7 +126,7 @@ class Muon(torch.optim.Optimizer):
                 self._step_stack(params, group["lr"], group["momentum"])
 
     def _step_stack(self, params: list[Tensor], lr: float, momentum: float) -> None:
-        update = orthogonalise(torch.stack([self._nesterov(param, momentum) for param in params]))
+        update = orthogonal(torch.stack([self._nesterov(param, momentum) for param in params]))
         rows, columns = params[0].shape
         scale = max(1.0, rows / columns) ** 0.5
         for param, change in zip(params, update, strict=True):

@@ -31,11 +31,17 @@ NEAR = 1e-3
 """Nats by which a candidate's score may differ after other kernels in float32."""
 
 
-def engine_with_head(model: TargetModel, num_slots: int, backend: AttentionBackend) -> TorchEngine:
-    """Return an engine as `forerun verify --drafter` makes it."""
+def new_head(model: TargetModel) -> RecurrentHead:
+    """Return a random head; the model keeps features for it from now on."""
     torch.manual_seed(0)
     keep_features(model)
-    head = RecurrentHead(model, DEPTH).eval().requires_grad_(False)
+    return RecurrentHead(model, DEPTH).eval().requires_grad_(False)
+
+
+def engine_with(
+    head: RecurrentHead, model: TargetModel, num_slots: int, backend: AttentionBackend
+) -> TorchEngine:
+    """Return an engine as `forerun verify --drafter` makes it."""
     engine = TorchEngine(model, num_slots, backend=backend, draft=head)
     accelerate(engine)
     return engine
@@ -44,7 +50,8 @@ def engine_with_head(model: TargetModel, num_slots: int, backend: AttentionBacke
 def guess_errors(model: TargetModel, backend: AttentionBackend, num_steps: int) -> dict[str, Any]:
     """Compare the guesses of an engine with `backend` and graphs with those of the reference, after steps of
     trees whose tips are kept. The model is in float32."""
-    engines = [engine_with_head(model, 600, each) for each in (backend, TorchRefBackend())]
+    head = new_head(model)
+    engines = [engine_with(head, model, 600, each) for each in (backend, TorchRefBackend())]
     random, worst, guessed = np.random.default_rng(0), 0.0, 0
     book = Book(600, random)
     for step in range(num_steps):
@@ -77,7 +84,7 @@ def guess_times(
     """Time guesses of each depth, and a step of the tips alone, for one session and for many."""
     most = max(load.sessions for load in settings.loads)
     context = min(CONTEXT, *(load.context for load in settings.loads))
-    engine = engine_with_head(model, most * (context + 1), backend)
+    engine = engine_with(new_head(model), model, most * (context + 1), backend)
     for sessions in sorted({1, most}):
         book, random = Book(most * (context + 1), np.random.default_rng(0)), np.random.default_rng(1)
         for session in range(sessions):

@@ -107,6 +107,11 @@ class Arrivals:
         """The number of live nodes that the edge has proposed, without the verifier's own guesses."""
         return sum(1 for node in self._tree.speculative() if node.wire_id)
 
+    @property
+    def has_live(self) -> bool:
+        """Whether there are such nodes."""
+        return any(node.wire_id for node in self._tree.speculative())
+
     def take(self, message: Propose) -> None:
         """Attach the nodes of one Propose. Raises `PeerError` for a message that breaks the protocol."""
         self._check_shape(message)

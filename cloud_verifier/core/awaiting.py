@@ -13,7 +13,6 @@ from common.messages import Wait
 MOST_VAIN = 2
 """Waits in a row that brought no node, after which there are none until nodes come again."""
 
-
 MOST_UNSEEN = 256
 """Commits that the edge has not seen, of which the time is kept."""
 
@@ -22,7 +21,6 @@ class Awaited:
     """Knows when one session's next nodes are due. Times in seconds."""
 
     def __init__(self) -> None:
-        self.is_told = False  # whether steps may have to wait
         self.is_pending = False  # whether the step after the next one may have to
         self._due = self._most = 0.0
         self._unseen = deque[tuple[int, float]](maxlen=MOST_UNSEEN)  # commits: the tip's position, and when
@@ -30,18 +28,22 @@ class Awaited:
         self._waited = False  # since the last step
         self._vain = 0
 
+    @property
+    def is_told(self) -> bool:
+        """Whether steps may have to wait."""
+        return self._most > 0.0
+
     def told(self, wait: Wait) -> None:
         """Take what the edge says."""
         self._due, self._most = wait.due_us * 1e-6, wait.most_us * 1e-6
-        self.is_told = self._most > 0.0
+        if not self.is_told:
+            self._since, self.is_pending = None, False
 
     def committed(self, position: int, had_nodes: bool, has_nodes: bool, now: float) -> None:
         """Note that a step moved the tip to `position`; whether it evaluated nodes of the edge, and whether
         some are left."""
         self._unseen.append((position, now))
-        if had_nodes or has_nodes:
-            self._vain = 0
-        elif self._waited:
+        if self._waited and not (had_nodes or has_nodes):
             self._vain += 1
         self._waited = False
         if has_nodes:

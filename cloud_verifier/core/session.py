@@ -335,7 +335,7 @@ class VerifySession:
         if message.wait is not None:
             self.awaited.told(message.wait)
         if self.awaited.is_told:
-            self.awaited.arrived(self.arrivals.seen, self._has_nodes)
+            self.awaited.arrived(self.arrivals.seen, self.arrivals.has_live)
         self.num_proposes += 1
         self.proposed_at = now
         if not message.tokens:
@@ -346,10 +346,6 @@ class VerifySession:
     def wait(self, now: float) -> float | None:
         """Return the time until which the next step should wait for the edge's nodes; None if it need not."""
         return None if self.num_prefill else self.awaited.until(now)
-
-    @property
-    def _has_nodes(self) -> bool:
-        return any(node.wire_id for node in self.tree.speculative())
 
     def guess(self, most: int) -> None:
         """Add guesses copied from earlier in the text, `most` live ones at most. Guesses do not count against
@@ -456,7 +452,7 @@ class VerifySession:
                 memory.publish(self.lease, self.evaluated, in_next)
         if self.awaited.is_told:
             had_nodes = any(node.wire_id for node in nodes[1:])
-            self.awaited.committed(self.tree.tip_position, had_nodes, self._has_nodes, now)
+            self.awaited.committed(self.tree.tip_position, had_nodes, self.arrivals.has_live, now)
         self.num_turns += 1
         self.rows_taken += (progress.num_drafts - self.rows_taken) / 8
         return progress

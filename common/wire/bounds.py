@@ -16,8 +16,10 @@ MAX_TOKEN_ID = 2**31 - 1
 """Engines hold token ids as int32; the largest vocabularies have 2^18 entries."""
 
 MAX_POSITION = 2**31 - 1
-MAX_WAIT_US = 10_000_000
 """Engines hold positions as int32."""
+
+MAX_WAIT_US = 10_000_000
+"""No user waits for longer for one step."""
 
 MAX_PROMPT_TOKENS = 1_000_000
 """The longest contexts served today have about a million positions."""

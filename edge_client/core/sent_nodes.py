@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 
 from common.acceptance import Draft
 from common.errors import LocalError
-from common.messages import Propose, Wait, pack_logprob
+from common.messages import NO_WAIT, Propose, Wait, pack_logprob
 from common.tree import Node, SpeculationTree
 
 Untold = Callable[[Node], Draft | None]
 """Returns a node's distribution, if the verifier does not have it yet."""
 
 
-NO_WAIT = Wait()
 MUCH = 0.125
 """Share of its greater value by which a time of `Wait` must change to be told again."""
 

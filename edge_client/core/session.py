@@ -16,6 +16,7 @@ from common.errors import Code, ForerunError, LocalError, PeerError, Unavailable
 from common.messages import (
     INITIAL_CREDIT,
     MAX_NODES,
+    NO_WAIT,
     Close,
     Commit,
     Drain,
@@ -55,7 +56,7 @@ from edge_client.core.offline import Offline
 from edge_client.core.policies import AdaptivePolicy, GrowthPolicy
 from edge_client.core.policies.governor import SETTLED
 from edge_client.core.reconnect import Luck, Reconnects, Silence, patience_for, same_kind
-from edge_client.core.sent_nodes import NO_WAIT, Outgoing
+from edge_client.core.sent_nodes import Outgoing
 
 MOST_READ = 0.8
 """The greatest share of the text's remaining time to spend reading: later drafts would not pay."""

@@ -143,10 +143,10 @@ def test_the_draft_begins_as_the_first_block_of_the_target() -> None:
 def test_orthogonalised_matrices_have_singular_values_near_one(shape: tuple[int, int, int]) -> None:
     import torch
 
-    from demo_models.training import orthogonalise
+    from cloud_verifier.engine.drafting.training import orthogonal
 
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    values = torch.linalg.svdvals(orthogonalise(matrices))
+    values = torch.linalg.svdvals(orthogonal(matrices))
     assert values.max() < 1.3  # the quintic's band is about 0.7 to 1.2 (Jordan 2024)
     assert values.median() > 0.6
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from common.errors import UserError
-from common.messages import INITIAL_CREDIT, Wait
+from common.messages import INITIAL_CREDIT, NO_WAIT, Wait
 from common.tree import Node, SpeculationTree
 from edge_client.core.nouns import Mode, ModeStatus
 from edge_client.core.policies.base import (
@@ -26,7 +26,6 @@ from edge_client.core.policies.base import (
 )
 from edge_client.core.policies.foresight import ArrivalModel, wait_for
 from edge_client.core.policies.governor import LOOK_AGAIN, Governor, TrafficBudget
-from edge_client.core.sent_nodes import NO_WAIT
 
 EARLY = 0.25
 """Turns of margin before a node must leave: the turn may begin sooner, and the awaited draft step may end

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from common.messages import Wait
+from common.messages import NO_WAIT, Wait
 from common.tree import Node
 from edge_client.core.policies.base import GrowthView
 
@@ -44,7 +44,7 @@ def wait_for(view: GrowthView) -> Wait:
     its own tokens; the nodes that come meanwhile are of use to the next step if those tokens were foreseen.
     """
     if view.rtt.num_samples < KNOWN_LINK:
-        return Wait()
+        return NO_WAIT
     turn, step = max(view.turn.smoothed, 1e-6), view.pace.rows.predict(1)
     survival = min(max(view.survival.mean, 1e-3), 0.99)
     saved, chance, count = 0.0, 1.0, 0
@@ -58,7 +58,7 @@ def wait_for(view: GrowthView) -> Wait:
     most = 2.0 * turn * (bare + saved) / (2.0 * bare + survival**bare * saved) - turn
     due = view.rtt.smoothed_rtt + 0.5 * view.rtt.rtt_variance + count * step
     if not count or max(due, most) >= LONGEST:
-        return Wait()
+        return NO_WAIT
     return Wait(round(1e6 * due), round(1e6 * CERTAIN * max(0.0, most)))
 
 
@@ -69,7 +69,7 @@ class ArrivalModel:
         sent_at = dict[int, float]()
         self.usual, self._early, self._late = (Foresight(sent_at) for _ in range(3))
         self.cases: tuple[tuple[float, Foresight], ...] = ((1.0, self.usual),)  # each with its chance
-        self.wait = Wait()  # that the verifier was told
+        self.wait = NO_WAIT  # the verifier was told this, or nearly this
 
     def update(self, view: GrowthView) -> None:
         """Take in the view's present state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cloud_verifier.core.awaiting import Awaited
 from cloud_verifier.core.nouns import StepPlan
 from common.messages import Wait
 from tests.cloud_verifier.core.bench import Bench, ask, chain, commits, rows
@@ -71,6 +72,16 @@ def test_an_edge_that_announces_nothing_is_never_waited_for() -> None:
     for wait in (None, Wait(20_000, 0)):
         bench = wrong_draft(wait or Wait())
         assert rows(bench.begin(0.0)) == {1: [2]}
+
+
+def test_an_edge_that_takes_its_word_back_is_not_waited_for() -> None:
+    awaited = Awaited()
+    awaited.told(CLOSE)
+    awaited.committed(1, had_nodes=True, has_nodes=False, now=0.0)
+    assert awaited.is_pending
+    awaited.told(Wait())
+    assert not awaited.is_pending
+    assert awaited.until(0.0) is None
 
 
 def test_a_wait_counts_as_no_queue() -> None:
