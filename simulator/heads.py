@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cloud_verifier.core.nouns import Followers, GuessItem
+from cloud_verifier.core.nouns import Followers, GuessItem, GuessPlan, GuessResult
 from common.errors import UserError
 from simulator.events import Draws, DrawStream
 from simulator.knowledge import (
@@ -49,6 +51,18 @@ class HeadsSpec:
         return self.time + self.time_per_level * depth + self.time_per_node * num_nodes if depth else 0.0
 
 
+def guess(heads: Mapping[int, HeadKnowledge], plan: GuessPlan) -> GuessResult:
+    """Guess for all items, level by level, as the engine's drafter does. `heads` are by session."""
+    said = [list[Followers]() for _ in plan.items]
+    texts = [heads[item.session].levels(item) for item in plan.items]
+    for number, level in enumerate(itertools.zip_longest(*texts, fillvalue=((), 0.0))):
+        if number and sum(chance for _, chance in level) < plan.least_gain:
+            break
+        for own, (more, _) in zip(said, level, strict=True):
+            own.extend(more)
+    return GuessResult(tuple(map(tuple, said)))
+
+
 class HeadKnowledge:
     """Guesses one session's text from its truth. Everything is a function of (draws, position, level)."""
 
@@ -56,22 +70,23 @@ class HeadKnowledge:
         self._spec, self._knowledge, self._draws = spec, knowledge, draws
         self._tables = [beta_scores(mean, spec.k) for mean in spec.accuracy]
 
-    def guess(self, item: GuessItem) -> tuple[Followers, ...]:
-        """Return what may follow the tip and, level by level, its likeliest descendants."""
+    def levels(self, item: GuessItem) -> Iterator[tuple[list[Followers], float]]:
+        """Yield, level by level, what may follow the tip and then its likeliest descendants, with the chance
+        that one of the level's nodes is right."""
         tip = len(item.prefix_slots)
-        said = list[Followers]()
         paths: list[tuple[tuple[int, ...], float, bool]] = [((), 0.0, True)]
         for level in range(min(item.depth, len(self._tables))):
             position, below = tip + level + 1, list[tuple[tuple[int, ...], float, bool]]()
+            said, chance = list[Followers](), sum(math.exp(score) for _, score, _ in paths)
             for path, score, right in paths:
                 tokens, scores = self._candidates(position, level, path, right)
                 said.append(Followers(path, tokens, scores))
                 for token, more in zip(tokens[: item.width], scores, strict=False):
                     on_path = right and token == self._knowledge.truth(position)
                     below.append(((*path, token), score + more, on_path))
+            yield said, chance
             below.sort(key=lambda each: -each[1])
             paths = below[: item.width]
-        return tuple(said)
 
     def _candidates(self, position: int, level: int, path: tuple[int, ...], right: bool) -> Candidates:
         draws, table = self._draws, self._tables[level]

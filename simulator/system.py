@@ -33,7 +33,7 @@ from edge_client.core.session import EdgeSession
 from simulator.drafts import HONEST
 from simulator.events import Draws, EventHeap
 from simulator.figures import SessionResult
-from simulator.heads import HeadKnowledge
+from simulator.heads import HeadKnowledge, guess
 from simulator.knowledge import PROMPT_TOKEN, VOCAB_SIZE, Knowledge
 from simulator.lane import DOWN, UP, VirtualLane
 from simulator.world import World
@@ -314,10 +314,10 @@ class SimulatedVerifier:
     def _guess(self, plan: GuessPlan) -> None:
         heads = self.world.verifier.heads
         assert heads is not None, "asked for guesses"
-        guesses = tuple(self._heads[item.session].guess(item) for item in plan.items)
-        depth = max(item.depth for item in plan.items)
-        duration = heads.duration(depth, sum(len(each) for each in guesses))
-        self._events.after(duration, partial(self._guessed, GuessResult(guesses)))
+        result = guess(self._heads, plan)
+        said = [each for guesses in result.guesses for each in guesses]
+        duration = heads.duration(max((1 + len(each.path) for each in said), default=0), len(said))
+        self._events.after(duration, partial(self._guessed, result))
 
     def _guessed(self, result: GuessResult) -> None:
         self.scheduler.on_guessed(result, self._events.now)

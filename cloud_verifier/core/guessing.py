@@ -2,27 +2,28 @@
 
 Between two steps the drafter may propose nodes below each session's tip. They obey the same noise, the same
 budget of rows and the same commit walk as the edge's nodes. Guessing takes time, so it must win more tokens
-than the next step alone would write in that time. How many it wins depends on what the tree holds already:
+than the sessions write in that time at their pace. How many it wins depends on what the tree holds already:
 below the tip of a good and near edge, next to nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.nouns import GuessPlan, GuessResult
-from cloud_verifier.core.own_guesses import NOT_ASKED, SCALE, OwnGuesses, Wins
+from cloud_verifier.core.own_guesses import SCALE, OwnGuesses, Wins
 from cloud_verifier.core.session import StepProgress, VerifySession
 from common.calibration import Beliefs, Calibration
+from common.estimators import RatioEstimator
 
 WIDTH = 2
 """Nodes of one level whose followers are sought. The drafter computes two rows in the time of one."""
 
 SURE = 4  # decisions in a row against guesses, after which steps follow each other without asking
-PROBE = 32  # steps without guesses after which some are tried again
-PROBE_DEPTH = 2
+PROBE = 32  # most steps without guesses after which some are tried again; first SURE, then twice as many
+TRIED_DEPTH = 2
+FEW_READ = 16  # rows a session; a guess that had to read more says nothing about the time of a level
 
 
 class GuessedTime(NamedTuple):
@@ -30,8 +31,19 @@ class GuessedTime(NamedTuple):
 
     sessions: tuple[VerifySession, ...]  # one an item of the plan
     began_at: float
-    depth: int
+    is_guessing: bool  # not only reading
     lost: float  # tokens that each session could have had meanwhile
+
+
+class BestDepth(NamedTuple):
+    """Holds how deep to guess; 0: not at all."""
+
+    depth: int
+    num_run: float  # levels that will be reached on average
+    least_gain: float = 0.0  # as in `GuessPlan`
+
+
+NO_GUESSES = BestDepth(0, 0.0)
 
 
 class Guessing:
@@ -39,11 +51,14 @@ class Guessing:
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self.cost = StepCost(0.001, 0.001)  # its rows are levels, its reads are nodes
+        self.level_time = RatioEstimator(prior=0.001, prior_weight=0.1, half_life=100.0)  # seconds
         self.wins = Wins(depth)
         self.beliefs = Beliefs()
         self.running: GuessedTime | None = None
+        self.time_spent = 0.0  # seconds, since the last step
         self._quiet = 0  # steps since guesses were last asked for
+        self._against = [0] * len(SCALE)  # by coverage: decisions against guesses since some were made
+        self._patience = [SURE] * len(SCALE)  # by coverage: such decisions after which some are tried
 
     def begin(self, session: VerifySession) -> None:
         """Give a new session a place for guesses."""
@@ -61,11 +76,13 @@ class Guessing:
     @property
     def takes_turns(self) -> bool:
         """Whether the next step should wait for a decision. If guesses did not pay lately, it need not."""
-        return self.depth > 0 and not SURE <= self._quiet < PROBE
+        return self.depth > 0 and not (self._quiet >= SURE and self._against[0] < self._patience[0])
 
     def passed_over(self) -> None:
-        """Note that the engine went from a step to the next one without asking."""
+        """Note that the engine went from a step to the next one without asking, so with nothing to evaluate
+        but tips."""
         self._quiet += self._quiet > 0
+        self._against[0] += self._quiet > 0
 
     def stop(self) -> None:
         """Ask for no more guesses: the drafter has failed."""
@@ -74,77 +91,98 @@ class Guessing:
     def plan(self, ready: Sequence[VerifySession], bare: float, now: float) -> GuessPlan | None:
         """Return what to guess before the next step, or None. The step's tips alone take `bare` seconds."""
         asking = [each for each in ready if each.own is not None and each.own.asked[0] != each.tree.tip.id]
-        decoding = [each for each in asking if not each.num_prefill and not each.dear_masks]
+        decoding = [
+            each for each in asking if not each.num_prefill and not each.dear_masks and each.guess_room > 0
+        ]
         coverages = {session.key: session.own.coverage for session in decoding if session.own is not None}
-        depth, lost = self._best_depth(decoding, coverages, len(ready), bare)
+        seen = set(coverages.values())
+        best = self._best_depth(decoding, coverages, self._pace(ready, coverages, bare))
+        pays = best.depth > 0
+        if not pays and any(self._against[each] >= self._patience[each] for each in seen):
+            depth = min(TRIED_DEPTH, self.depth)
+            best = BestDepth(depth, depth)
+        lost = best.num_run * self.level_time.ratio / bare if len(ready) > 1 and bare else 0.0
+        if any(session.account.balance < lost for session in decoding):
+            best = NO_GUESSES  # somebody would lose by the guesses of others
+        self._note_decision(seen, best.depth > 0, pays)
+        for session in decoding:
+            assert session.own is not None, "it asks"
+            session.own.ask(best.depth, coverages[session.key])
         items = list(_reading(asking))
-        if depth:
-            self._quiet = 0
-            items += [(session, depth) for session in decoding]
-        elif decoding:
-            self._quiet += 1
+        if best.depth:
+            items += [(session, best.depth) for session in decoding]
         if not items:
             return None
-        for session, levels in items:
-            assert session.own is not None, "it asks"
-            session.own.asked = (
-                (session.tree.tip.id, levels, coverages.get(session.key, 0)) if levels else NOT_ASKED
-            )
-        self.running = GuessedTime(tuple(session for session, _ in items), now, depth, lost)
-        return GuessPlan(tuple(session.guess_item(levels, WIDTH) for session, levels in items))
+        self.running = GuessedTime(tuple(session for session, _ in items), now, best.depth > 0, lost)
+        given = tuple(session.guess_item(levels, WIDTH) for session, levels in items)
+        return GuessPlan(given, best.least_gain)
 
     def take(self, result: GuessResult, ended_at: float) -> int:
         """Put the guesses into the trees of sessions that are still there. Return the number of new nodes."""
         assert self.running is not None, "asked for"
         running, self.running = self.running, None
         grown = 0
-        num_nodes = sum(len(guesses) for guesses in result.guesses)
-        if running.depth:
-            self.cost.sample(running.depth, num_nodes, ended_at - running.began_at)
+        said = [each for guesses in result.guesses for each in guesses]
+        num_run = max((1 + len(each.path) for each in said), default=0)
+        time = ended_at - running.began_at
+        self.time_spent += time
+        if running.is_guessing and result.num_read <= FEW_READ * len(running.sessions):
+            self.level_time.add(time, num_run)
         for session, guesses in zip(running.sessions, result.guesses, strict=True):
             session.account.settle(0, 0.0, running.lost)
             if not session.ended and session.own is not None:
+                session.own.num_run = num_run
                 grown += session.own.take(guesses)
         return grown
 
-    def settle(self, parts: Sequence[StepProgress]) -> int:
-        """Learn what guesses have won in a finished step; return that in tokens."""
+    def settle(self, parts: Sequence[StepProgress], time: float) -> int:
+        """Learn what guesses have won in a finished step; return that in tokens. `time` is that of the step
+        with them, in bare steps."""
+        self.time_spent = 0.0
         return sum(
-            part.session.own.settle(part.made, 0 if part.lost else len(part.tokens))
+            part.session.own.settle(part.made, 0 if part.lost else len(part.tokens), time)
             for part in parts
             if part.session.own is not None
         )
 
-    def _best_depth(
-        self, decoding: Sequence[VerifySession], coverages: Mapping[int, int], num_ready: int, bare: float
-    ) -> tuple[int, float]:
-        """Return the levels at which all sessions together write most per second, and the tokens that each
-        session could have had in the time of guessing; 0 for none."""
-        if not decoding or not self.depth or bare <= 0:
-            return 0, 0.0
-        gains = [0.0] * self.depth
-        known = float(num_ready)
-        for session in decoding:
-            assert session.own is not None, "it asks"
-            coverage = coverages[session.key]
-            known += SCALE[coverage]
-            gains = [sum(each) for each in zip(gains, session.own.wins.means(coverage), strict=True)]
-        best, best_rate, tokens = 0, known / bare, known
-        for level in range(self.depth):
-            tokens += gains[level]
-            rate = tokens / (bare + self._time(level + 1, len(decoding)))
-            if rate > best_rate:
-                best, best_rate = level + 1, rate
-        if not best and self._quiet >= PROBE:
-            best = min(PROBE_DEPTH, self.depth)
-        lost = self._time(best, len(decoding)) / bare if best else 0.0
-        if num_ready > 1 and any(session.account.balance < lost for session in decoding):
-            return 0, 0.0  # somebody would lose by the guesses of others
-        return best, lost if num_ready > 1 else 0.0
+    @staticmethod
+    def _pace(ready: Sequence[VerifySession], coverages: Mapping[int, int], bare: float) -> float:
+        """Return the tokens that the sessions write together in a second, which is what time costs.
 
-    def _time(self, depth: int, num_sessions: int) -> float:
-        nodes = num_sessions * (1 + WIDTH * (depth - 1))
-        return max(0.0, self.cost.predict(depth, nodes))
+        A session whose tree holds nothing waits for drafts that come when they come, later steps or not. So
+        its time costs what it writes between drafts.
+        """
+        paces = [
+            session.own.uncovered if session.own and coverages.get(session.key) == 0 else session.account.pace
+            for session in ready
+        ]
+        return sum(max(1.0, pace.ratio) for pace in paces) / bare if bare else 0.0
+
+    def _best_depth(
+        self, decoding: Sequence[VerifySession], coverages: Mapping[int, int], pace: float
+    ) -> BestDepth:
+        """Return the levels that win most, less the tokens that all write in the time of guessing."""
+        price = pace * self.level_time.ratio  # tokens that a level must win
+        best, best_gain, gain, num_run = NO_GUESSES, 0.0, 0.0, 0.0
+        means = [session.own.wins.means(coverages[session.key]) for session in decoding if session.own]
+        for depth, level in enumerate(zip(*means, strict=True), start=1):
+            gain += sum(mean.won for mean in level)
+            num_run += max(mean.run for mean in level)
+            if gain - price * num_run > best_gain:
+                best, best_gain = BestDepth(depth, num_run, price), gain - price * num_run
+        return best
+
+    def _note_decision(self, coverages: Collection[int], guesses: bool, pays: bool) -> None:
+        """Note a decision for trees of these coverages. Where guesses do not pay they are tried ever less."""
+        if not coverages:
+            return
+        self._quiet = 0 if guesses else self._quiet + 1
+        for each in coverages:
+            self._against[each] = 0 if guesses else self._against[each] + 1
+            if pays:
+                self._patience[each] = SURE
+            elif guesses:
+                self._patience[each] = min(2 * self._patience[each], PROBE)
 
 
 def _reading(sessions: Sequence[VerifySession]) -> Iterator[tuple[VerifySession, int]]:

@@ -156,6 +156,7 @@ class GuessPlan:
     """Asks for guesses of several sessions between two steps."""
 
     items: tuple[GuessItem, ...]
+    least_gain: float = 0.0  # tokens that one more level must promise, or the guess ends above it
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,7 @@ class GuessResult:
     """Holds the guesses, item by item; parents come before the nodes below them."""
 
     guesses: tuple[tuple[Followers, ...], ...]
+    num_read: int = 0  # rows of committed text that the drafter had to read first
 
 
 class GuessingEngine(TargetEngine, Protocol):

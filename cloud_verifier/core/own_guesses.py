@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from cloud_verifier.core.nouns import Followers
 from common.calibration import Calibration, promised
+from common.estimators import RatioEstimator
 from common.tree import Node, SpeculationTree
 
 LEAST = math.log(0.01)  # paths less likely than this, seen from the tip, do not enter the tree
@@ -24,47 +26,69 @@ FADE = 0.5 ** (1 / 40)  # of old steps, with each new one
 LEAST_WIN = 1e-3  # tokens; a level that wins less says nothing about the next
 
 
+def new_pace() -> RatioEstimator:
+    """Return an estimator of the tokens that a session writes in the time of a bare step, which has no
+    drafts."""
+    return RatioEstimator(prior=1.0, prior_weight=4.0, half_life=25.0)
+
+
+class LevelMean(NamedTuple):
+    """Holds what a level of guesses does on average in a step for which it is allowed."""
+
+    won: float  # tokens
+    run: float  # share of steps in which the guess reaches it (`GuessPlan.least_gain`)
+
+
 class Wins:
     """Estimates the tokens that each level of guesses wins in a step, by the coverage of the tree (`SCALE`).
 
-    What is known of a level fades while it is not tried. Then it counts as the level above promises it: less
-    by the factor between their means over all sessions, `shared`, which learn with this one.
+    What is known of a level fades while it is not allowed. Then it counts as the level above promises it:
+    less by the factor between their means over all sessions, `shared`, which learn with this one.
     """
 
     def __init__(self, depth: int, shared: Wins | None = None) -> None:
         self._shared = shared
         self._won = [[0.0] * depth for _ in PRIOR]  # tokens, by coverage and level
-        self._steps = [[0.0] * depth for _ in PRIOR]
-        self._means = [list[float]() for _ in PRIOR]  # by coverage, when asked for
+        self._run = [[0.0] * depth for _ in PRIOR]  # steps in which the guess reached it
+        self._steps = [[0.0] * depth for _ in PRIOR]  # steps for which it was allowed
+        self._means = [list[LevelMean]() for _ in PRIOR]  # by coverage, when asked for
 
-    def means(self, coverage: int) -> list[float]:
-        """Return the tokens that each level wins in a step, in a tree of this coverage."""
+    def means(self, coverage: int) -> list[LevelMean]:
+        """Return the means of all levels in a tree of this coverage."""
         if not self._means[coverage]:
             first, factor = PRIOR[coverage]
             before = self._shared.means(coverage) if self._shared is not None else None
-            found, expected = list[float](), first if before is None else before[0]
-            for level, (won, steps) in enumerate(
-                zip(self._won[coverage], self._steps[coverage], strict=True)
+            found = list[LevelMean]()
+            expected = LevelMean(first, 1.0) if before is None else before[0]
+            for level, (won, run, steps) in enumerate(
+                zip(self._won[coverage], self._run[coverage], self._steps[coverage], strict=True)
             ):
                 if level and before is not None:
-                    factor = min(before[level] / max(before[level - 1], LEAST_WIN), 1.0)
-                if level:
-                    expected = found[-1] * factor
-                found.append((won + WEIGHT * expected) / (steps + WEIGHT))
+                    factor = min(before[level].won / max(before[level - 1].won, LEAST_WIN), 1.0)
+                    expected = LevelMean(found[-1].won * factor, before[level].run)
+                elif level:
+                    expected = LevelMean(found[-1].won * factor, found[-1].run)
+                found.append(
+                    LevelMean(
+                        (won + WEIGHT * expected.won) / (steps + WEIGHT),
+                        (run + WEIGHT * expected.run) / (steps + WEIGHT),
+                    )
+                )
             self._means[coverage] = found
         return self._means[coverage]
 
-    def note(self, coverage: int, depth: int, won: Mapping[int, int]) -> None:
-        """Learn from a step with guesses of `depth` levels; `won` holds its tokens by level."""
-        for level in range(len(self._won[coverage])):
-            tried = level < depth
-            self._won[coverage][level] = FADE * self._won[coverage][level] + (
-                won.get(level, 0) if tried else 0
-            )
-            self._steps[coverage][level] = FADE * self._steps[coverage][level] + tried
+    def note(self, coverage: int, depth: int, run: int, won: Mapping[int, int]) -> None:
+        """Learn from a step with guesses of at most `depth` levels, which ended after `run`; `won` holds its
+        tokens by level."""
+        lists = self._won[coverage], self._run[coverage], self._steps[coverage]
+        for level, (tokens, runs, steps) in enumerate(zip(*lists, strict=True)):
+            allowed = level < depth
+            lists[0][level] = FADE * tokens + (won.get(level, 0) if allowed else 0)
+            lists[1][level] = FADE * runs + (level < run)
+            lists[2][level] = FADE * steps + allowed
         self._means[coverage] = []
         if self._shared is not None:
-            self._shared.note(coverage, depth, won)
+            self._shared.note(coverage, depth, run, won)
 
 
 class OwnGuesses:
@@ -79,18 +103,29 @@ class OwnGuesses:
         self.calibration = calibration
         self.wins = wins
         self.asked = NOT_ASKED  # tip id, depth and coverage of the tree when guesses were last asked for
+        self.num_run = 0  # levels that the last guess reached
         self._tree = tree
         self._last = last_position
         self._said: dict[int, Followers] = {}  # by node id
         self._guessed: set[int] = set()  # ids of nodes that the drafter holds for possible, too
-        self._made: set[int] = set()  # ids of nodes that only it has proposed when it did
+        self._made: dict[int, bool] = {}  # by id of nodes that only it has proposed: see `made`
+        self._newest = next(reversed(tree.live))  # id of the newest node when guesses were last asked for
+        self.uncovered = new_pace()  # of steps before which nodes of others covered nothing
+        self._coverage = 0  # when guesses were last decided on; 0 again after the step
+
+    def ask(self, depth: int, coverage: int) -> None:
+        """Note a decision for guesses of so many levels, in a tree of this coverage; depth 0: for none."""
+        self._coverage = coverage
+        self.asked = (self._tree.tip.id, depth, coverage) if depth else NOT_ASKED
+        self._newest = next(reversed(self._tree.live))
 
     def take(self, guesses: Sequence[Followers]) -> int:
         """Grow the tree by what the drafter says, likely paths only. Return the number of new nodes."""
         tree, before = self._tree, self._tree.num_speculative
         live = tree.live
         self._said = {node: said for node, said in self._said.items() if node in live}
-        self._guessed, self._made = self._guessed & live.keys(), self._made & live.keys()
+        self._guessed &= live.keys()
+        self._made = {node: late for node, late in self._made.items() if node in live}
         for said in guesses:
             node = self._at(said.path)
             if node is None or node.position + 1 >= self._last:
@@ -103,10 +138,10 @@ class OwnGuesses:
                 if logprob < least:
                     break
                 known = token in node.children
-                child = tree.grow(node, token, logprob).id
-                self._guessed.add(child)
-                if not known:
-                    self._made.add(child)
+                child = tree.grow(node, token, logprob)
+                self._guessed.add(child.id)
+                if not known or child.id > self._newest:
+                    self._made[child.id] = known
         return tree.num_speculative - before
 
     def observe(self, token: int) -> None:
@@ -120,25 +155,31 @@ class OwnGuesses:
         return node.id in self._guessed
 
     def made(self, node: Node) -> bool:
-        """Return whether the node would not be there without the drafter."""
-        return node.id in self._made and not node.wire_id
+        """Return whether the next step would not have the node without the drafter. A node that an edge
+        proposed while the drafter ran would have come too late."""
+        came_late = self._made.get(node.id)
+        return came_late is not None and (came_late or not node.wire_id)
 
     @property
     def coverage(self) -> int:
         """How well nodes of others cover the text after the tip now, as a step of `SCALE`."""
         tree = self._tree
-        promise = sum(math.exp(tree.worth(node)) for node in tree.speculative() if not self.made(node))
+        others = (node for node in tree.speculative() if node.wire_id or node.id not in self._made)
+        promise = sum(math.exp(tree.worth(node)) for node in others)
         return sum(1 for least in SCALE[1:] if promise >= least) if promise else 0
 
-    def settle(self, made: int, num_tokens: int) -> int:
+    def settle(self, made: int, num_tokens: int, time: float) -> int:
         """Learn from a finished step of `num_tokens` tokens what the guesses before it have won; return that
-        in tokens. `made` is as in `won_by_level`."""
+        in tokens. `made` is as in `won_by_level`; `time` is that of the step with them, in bare steps."""
+        if num_tokens and not self._coverage:
+            self.uncovered.add(num_tokens, time)
+        self._coverage = 0
         tip, depth, coverage = self.asked
         if tip < 0 or not num_tokens:
             return 0
         self.asked = NOT_ASKED
         won = won_by_level(made, num_tokens)
-        self.wins.note(coverage, depth, won)
+        self.wins.note(coverage, depth, min(self.num_run, depth), won)
         return sum(won.values())
 
     def _at(self, path: Sequence[int]) -> Node | None:

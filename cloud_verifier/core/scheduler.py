@@ -238,12 +238,14 @@ class VerifyScheduler:
     def next_guess(self, now: float) -> GuessPlan | None:
         """Return what the engine's own drafter shall guess before the next step; None for nothing.
 
-        Once after each step: later messages of edges do not delay the next step any more.
+        Once before each step, and after any wait for announced nodes: with them, guesses win less.
         """
         if self._running is not None or not self._may_guess or self.guessing.running is not None:
             return None
-        self._may_guess = False
         ready = [session for session in self.sessions.values() if session.ready_by(now)]
+        if self._wait_until(ready, now) is not None:
+            return None
+        self._may_guess = False
         decoding = [session for session in ready if not session.num_prefill]
         self._recall(decoding)
         return self.guessing.plan(ready, self.speculation.bare(decoding), now)
@@ -343,7 +345,8 @@ class VerifyScheduler:
         self.cost.sample(running.num_rows, running.num_reads, done.duration)
         self.mask_time.note(running.sessions, dict(result.mask_times), now, done.duration)
         self.speculation.settle(parts, running.spared)
-        self.counters.num_guesses_won += self.guessing.settle(parts)
+        time = self.speculation.note_pace(parts, done.duration + self.guessing.time_spent)
+        self.counters.num_guesses_won += self.guessing.settle(parts, time)
         self._may_guess = self.guessing.depth > 0
         if next_began:
             self.guessing.passed_over()

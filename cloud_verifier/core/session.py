@@ -13,7 +13,7 @@ from cloud_verifier.core.arrivals import Arrivals, Offers
 from cloud_verifier.core.awaiting import Awaited
 from cloud_verifier.core.memory import KvMemory, Lease
 from cloud_verifier.core.nouns import GuessItem, IntArray, StepItem
-from cloud_verifier.core.own_guesses import OwnGuesses
+from cloud_verifier.core.own_guesses import OwnGuesses, new_pace
 from common.choice import History
 from common.errors import LocalError
 from common.estimators import RatioEstimator
@@ -23,6 +23,7 @@ from common.tree import Node, SpeculationTree
 
 MOST_SAVED = 16.0
 """Most tokens of a session's balance, so that old gains do not pay for a slow phase now."""
+
 
 _FROM_NOTHING: IntArray = np.arange(64, dtype=np.int32)
 _FROM_PREFIX: IntArray = np.array((-1,), dtype=np.int32)  # the parents of a tip alone
@@ -90,17 +91,19 @@ class SessionTally:
 
 
 class DraftAccount:
-    """Keeps the balance of one session: tokens won by its drafts, less tokens lost by the drafts of others.
+    """Keeps the balance of one session: tokens won by its drafts, less tokens lost by the drafts of others;
+    and its pace, by which time is valued.
 
     `SpeculationBudget` enters the sums.
     """
 
-    __slots__ = ("balance", "kept", "promised")
+    __slots__ = ("balance", "kept", "pace", "promised")
 
     def __init__(self) -> None:
         self.balance = 1.0  # tokens won by drafts, less tokens lost by the drafts of others
         self.promised = 0.0  # expected accepted drafts of the running step, by the edge's probabilities
         self.kept = RatioEstimator(prior=1.0, prior_weight=4.0)  # accepted drafts per expected ones
+        self.pace = new_pace()
 
     def promise(self, tree: SpeculationTree, drafts: Sequence[Node]) -> None:
         """Note the drafts that the next step evaluates."""
@@ -355,6 +358,11 @@ class VerifySession:
         guessed = self.tree.num_speculative - self.arrivals.num_live
         grow_guesses(self.tree, self._lookup, self.max_length - 1, most - guessed)
 
+    @property
+    def guess_room(self) -> int:
+        """Return the levels of guesses below the tip that could still save a step."""
+        return self.max_length - 2 - len(self.lease.slots)
+
     def guess_item(self, depth: int, width: int) -> GuessItem:
         """Return the session's item of the engine's next guesses; depth 0 only reads what is evaluated."""
         assert self.own is not None, "the engine has a drafter"
@@ -367,7 +375,7 @@ class VerifySession:
             self.key,
             self.lease.slots.view,
             tip,
-            min(depth, self.max_length - 2 - position),
+            min(depth, self.guess_room),
             width,
             self.own.calibration.confidence,
             self.request.sampling,

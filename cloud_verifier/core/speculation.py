@@ -81,11 +81,11 @@ class SpeculationBudget:
             if session.tree.num_speculative:
                 found = self._offers(session, share - 1)
                 offers += found
-                num_wanted += self._best(found, [session], 1, self.bare([session]))
+                num_wanted += self._best(found, [session], [session])
         if not offers:
             return PickedDrafts(nodes, num_wanted, 0.0)
         offers.sort()
-        offers = offers[: self._best(offers, decoding, len(bearing), bare)]
+        offers = offers[: self._best(offers, decoding, bearing)]
         taken, longer = self._bearable(offers, decoding, bearing, bare, max_rows - len(nodes))
         for offer in taken:
             nodes[offer.key].append(offer.node)
@@ -121,28 +121,27 @@ class SpeculationBudget:
                     taken.append(offer)
             if len(taken) == len(offers) or self._price(taken, decoding) <= price * (1 + 1e-9):
                 return taken, self._added(taken, decoding)
-            offers = taken[: self._best(taken, decoding, len(bearing), bare)]
+            offers = taken[: self._best(taken, decoding, bearing)]
         return [], 0.0
 
     def _best(
         self,
         offers: Sequence[DraftCandidate],
         decoding: Sequence[VerifySession],
-        num_sessions: int,
-        bare: float,
+        bearing: Sequence[VerifySession],
     ) -> int:
-        """Return the number of first offers with the greatest net gain for `num_sessions` sessions together.
+        """Return the number of first offers with the greatest net gain for the sessions `bearing` together.
 
-        The gain is the expected tokens less the tokens that all sessions could have had in the added time.
+        The gain is the expected tokens less those that all of them write in the added time at their pace.
         Wider steps may be cheaper again. Offers of sessions without fill are always taken: leaving them out
         costs such a session a round trip, not a step."""
-        rows, reads = len(decoding), self._reads(decoding)
+        rows, reads, pace = len(decoding), self._reads(decoding), self.pace(bearing)
         before, predict = self.cost.predict(rows, reads), self.cost.predict
         best, best_worth, gain = 0, 0.0, 0.0
         for count, offer in enumerate(offers, start=1):
             reads += offer.reads
             gain += offer.chance
-            price = num_sessions * (predict(rows + count, reads) - before) / bare if bare else 0.0
+            price = pace * (predict(rows + count, reads) - before)
             if price > DEAREST * count and not self.cost.tried(rows + count):
                 price = DEAREST * count
             if gain - price >= best_worth or not offer.session.request.fill:
@@ -169,6 +168,22 @@ class SpeculationBudget:
             lost = (total - price * weight) / bare if bare else 0.0
             lost *= 1.0 - spared.get(session.key, 0.0)
             session.account.settle(num_won, self.max_slowdown, lost)
+
+    def note_pace(self, parts: Sequence[StepProgress], seconds: float) -> float:
+        """Note what sessions wrote in a step of `seconds`, the guesses before it included. Return its time in
+        bare steps."""
+        bare = self.bare([part.session for part in parts if part.num_outputs])
+        time = seconds / bare if bare else 0.0
+        for part in parts:
+            if part.tokens:
+                part.session.account.pace.add(len(part.tokens), time)
+        return time
+
+    def pace(self, sessions: Sequence[VerifySession]) -> float:
+        """Return the tokens that the sessions write together in a second, at least those of bare steps; 0 if
+        such steps take no time."""
+        bare = self.bare(sessions)
+        return sum(max(1.0, session.account.pace.ratio) for session in sessions) / bare if bare else 0.0
 
     def bare(self, sessions: Sequence[VerifySession]) -> float:
         """Return the seconds of a step of the sessions' tips alone."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from cloud_verifier.core.batching import LONE_CHUNKS
+from cloud_verifier.core.guessing import WIDTH
 from cloud_verifier.core.nouns import GuessItem, GuessPlan, StepPlan
 from cloud_verifier.engine.attention.backend import AttentionBackend
 from cloud_verifier.engine.attention.reference import TorchRefBackend
@@ -246,12 +247,14 @@ def choose_slots(asked: int | None, free: int | None, slot_bytes: int, device: t
 
 
 def take_memory(engine: TorchEngine) -> None:
-    """Run a step of one row and guess once, to allocate all KV before the first session. Every rank calls it
-    alike."""
+    """Run a step of one row and guess once, to allocate all KV before the first session; the first guess also
+    takes several times as long as later ones. Every rank calls it alike."""
     row = item_of([-1], np.zeros(1, np.int32))
     engine.logits(StepPlan((row,)))
     if engine.drafter is not None:
-        engine.guess(GuessPlan((GuessItem(0, row.slots, 0, 1, 1, Confidence(), SamplingParams()),)))
+        sampling = SamplingParams(temperature=1.0, ignore_eos=True)
+        item = GuessItem(0, row.slots, 0, engine.info.guess_depth, WIDTH, Confidence(), sampling)
+        engine.guess(GuessPlan((item,)))
 
 
 def slot_bytes(engine: TorchEngine) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.random_worlds import BOTH, TOLERATED, measured
-from cloud_verifier.core.nouns import GuessItem
+from cloud_verifier.core.nouns import GuessItem, GuessPlan
 from common.calibration import Confidence
 from common.errors import UserError
 from common.sampling import SamplingParams
@@ -17,7 +17,7 @@ from simulator.drafts import BetaDraft
 from simulator.events import Draws
 from simulator.figures import SessionResult, pace
 from simulator.files import experiment_from
-from simulator.heads import HeadKnowledge, HeadsSpec
+from simulator.heads import HeadKnowledge, HeadsSpec, guess
 from simulator.link import LinkSpec
 from simulator.schemes import FORERUN, SERVER_STREAMING, run_scheme
 from simulator.world import VerifierSpec, World
@@ -40,7 +40,7 @@ def test_each_level_is_as_often_right_as_the_world_says() -> None:
     guesses = HeadKnowledge(HeadsSpec(ACCURACY), knowledge, Draws(1, 1))
     right, asked = [0] * 3, [0] * 3
     for position in range(1, 6000):
-        for said in guesses.guess(item(position, 3)):
+        for said in guess({1: guesses}, GuessPlan((item(position, 3),))).guesses[0]:
             level, truth = len(said.path), knowledge.truth(position + len(said.path) + 1)
             if all(token == knowledge.truth(position + at + 1) for at, token in enumerate(said.path)):
                 asked[level] += 1

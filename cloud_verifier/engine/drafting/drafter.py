@@ -11,6 +11,7 @@ Guessed nodes lie in slots of their own, behind the target's, until the guess is
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -110,6 +111,7 @@ class Drafter:
         self._limits = StepLimits(limits.vocab_size, limits.max_positions, limits.num_slots + SCRATCH)
         self._tokens = np.zeros(limits.num_slots, np.int32)  # by slot, as the target read them
         self._valid: NDArray[np.bool_] = np.zeros(limits.num_slots, np.bool_)  # by slot
+        self._num_read = 0  # rows that this guess has read
 
     @property
     def slot_bytes(self) -> int:
@@ -126,8 +128,9 @@ class Drafter:
     def guess(self, plan: GuessPlan) -> GuessResult:
         """Implement `GuessingEngine.guess`."""
         texts = [self._text(item) for item in plan.items]
-        self._grow(self._read(texts))
-        return GuessResult(tuple(tuple(text.found) for text in texts))
+        self._num_read = 0
+        self._grow(self._read(texts), plan.least_gain)
+        return GuessResult(tuple(tuple(text.found) for text in texts), self._num_read)
 
     def _text(self, item: GuessItem) -> _Text:
         ends = frozenset[int]() if item.sampling.ignore_eos else self._ends
@@ -185,6 +188,7 @@ class Drafter:
         drafted = self._run(items, self._features(np.concatenate(before)), 1)
         for span in spans:
             self._valid[span.slots] = True
+            self._num_read += len(span.slots)
         return drafted
 
     def _features(self, before: IntArray) -> Tensor | None:
@@ -196,8 +200,9 @@ class Drafter:
 
     # Growing the tree
 
-    def _grow(self, spans: Sequence[_Span]) -> None:
-        """Find the followers of the tips, and of likely nodes below them."""
+    def _grow(self, spans: Sequence[_Span], least_gain: float) -> None:
+        """Find the followers of the tips, and of likely nodes below them, level by level as long as a level
+        may win `least_gain` tokens: the chance that one of its nodes is right, summed over the texts."""
         texts = [span.text for span in spans if span.text.wants_followers][:SCRATCH]
         nodes = [_Node(text, (), 0.0, (self._num_slots + at,)) for at, text in enumerate(texts)]
         drafted = self._run_first(spans, nodes)
@@ -207,6 +212,8 @@ class Drafter:
             level += 1
             nodes = self._likeliest(nodes, followers, level, next_slot)
             next_slot += len(nodes)
+            if sum(math.exp(node.logprob) for node in nodes) < least_gain:
+                return
             if nodes:
                 drafted = self._run([_item(node) for node in nodes], _of_parents(nodes, drafted), level)
 

@@ -13,13 +13,11 @@ from statistics import median
 
 import numpy as np
 
+from cloud_verifier.core.guessing import WIDTH
 from cloud_verifier.core.nouns import Followers, GuessingEngine, GuessItem, GuessPlan, IntArray, StepPlan
 from cloud_verifier.engine.packing import item_of
 from common.calibration import SHIPPED, Calibration, Confidence, promised
 from common.sampling import SamplingParams
-
-WIDTH = 2
-"""Nodes of a level whose followers are sought, as the scheduler asks."""
 
 NODES = 16
 """Rows of the tree in one step, the tip included; the default of --max-nodes."""

@@ -47,19 +47,20 @@ def wait_for(view: GrowthView) -> Wait:
         return NO_WAIT
     turn, step = max(view.turn.smoothed, 1e-6), view.pace.rows.predict(1)
     survival = min(max(view.survival.mean, 1e-3), 0.99)
-    saved, chance, count = 0.0, 1.0, 0
-    bare = view.server.tokens
-    while count < MOST_AWAITED:
+    first = view.rtt.smoothed_rtt + 0.5 * view.rtt.rtt_variance
+    saved, chance, bare = 0.0, 1.0, view.server.tokens
+    best = NO_WAIT
+    for count in range(1, MOST_AWAITED + 1):
         chance *= survival
-        more = chance * view.server.news(count)
-        if (bare + saved + more) * (turn + count * step) <= (bare + saved) * (turn + (count + 1) * step):
+        if (bare + saved + chance) * (turn + (count - 1) * step) <= (bare + saved) * (turn + count * step):
             break
-        saved, count = saved + more, count + 1
-    most = 2.0 * turn * (bare + saved) / (2.0 * bare + survival**bare * saved) - turn
-    due = view.rtt.smoothed_rtt + 0.5 * view.rtt.rtt_variance + count * step
-    if not count or max(due, most) >= LONGEST:
-        return NO_WAIT
-    return Wait(round(1e6 * due), round(1e6 * CERTAIN * max(0.0, most)))
+        saved += chance
+        due = first + count * step
+        most = CERTAIN * (2.0 * turn * (bare + saved) / (2.0 * bare + survival**bare * saved) - turn)
+        if max(due, most) >= LONGEST or (0 < best.due_us <= best.most_us and due > most):
+            break  # the verifier waits for those so far, and would not for one more
+        best = Wait(round(1e6 * due), round(1e6 * max(0.0, most)))
+    return best
 
 
 class ArrivalModel:

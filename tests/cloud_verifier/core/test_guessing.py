@@ -67,6 +67,18 @@ def test_a_node_that_the_edge_proposed_is_guessed_and_not_made() -> None:
     assert sent.logprob == pytest.approx(math.log(0.7), abs=0.01)  # who is surer counts
 
 
+def test_a_node_that_the_edge_proposes_while_the_drafter_runs_would_have_come_too_late() -> None:
+    tree = SpeculationTree([1])
+    guesses = own(tree)
+    early = tree.grow(tree.tip, 6, -1.0)
+    early.wire_id = 1
+    guesses.ask(1, 0)
+    late = tree.grow(tree.tip, 5, -1.0)
+    late.wire_id = 2
+    guesses.take([said((), 0.7, 0.3)])
+    assert (guesses.made(late), guesses.made(early)) == (True, False)
+
+
 def test_a_node_that_the_edge_proposes_later_is_no_longer_made_by_the_drafter_alone() -> None:
     tree = SpeculationTree([1])
     guesses = own(tree)
@@ -109,20 +121,28 @@ def test_a_level_wins_the_tokens_that_end_with_it(made: int, num_tokens: int, wo
 def test_a_level_that_is_not_tried_any_more_is_forgotten() -> None:
     wins = Wins(3)
     for _ in range(100):
-        wins.note(0, 3, {0: 1, 1: 1})
-    assert wins.means(0)[2] < 0.1 < 0.9 < wins.means(0)[1]
+        wins.note(0, 3, 3, {0: 1, 1: 1})
+    assert wins.means(0)[2].won < 0.1 < 0.9 < wins.means(0)[1].won
     for _ in range(400):
-        wins.note(0, 2, {0: 1, 1: 1})
-    assert wins.means(0)[2] > 0.4
+        wins.note(0, 2, 2, {0: 1, 1: 1})
+    assert wins.means(0)[2].won > 0.4
+
+
+def test_how_often_a_guess_reaches_a_level_is_learnt() -> None:
+    wins = Wins(3)
+    for number in range(200):
+        wins.note(0, 3, 1 + number % 2, {})
+    reached = [mean.run for mean in wins.means(0)]
+    assert reached == pytest.approx([1.0, 0.5, 0.0], abs=0.1)
 
 
 def test_a_new_session_expects_what_all_sessions_found() -> None:
     shared = Wins(2)
     known = Wins(2, shared)
     for _ in range(50):
-        known.note(1, 2, {0: 1})
-    assert Wins(2, shared).means(1)[0] > 0.8
-    assert Wins(2, shared).means(2) == pytest.approx(Wins(2).means(2))
+        known.note(1, 2, 2, {0: 1})
+    assert Wins(2, shared).means(1)[0].won > 0.8
+    assert Wins(2, shared).means(2) == Wins(2).means(2)
 
 
 # Between steps

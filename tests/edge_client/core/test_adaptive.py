@@ -78,10 +78,10 @@ def sure(view: GrowthView, survival: float = 0.9) -> GrowthView:
 
 
 def test_nodes_are_announced_for_when_they_come() -> None:
-    """After the round trip, and the draft steps that their number takes."""
+    """After the round trip, and the draft steps that their number takes: near, no more than the wait pays."""
     near, far = (wait_for(sure(make_view(rtt=rtt, step=0.001))) for rtt in (0.0, 0.060))
-    assert far.due_us - near.due_us == pytest.approx(60_000, abs=1_000)
-    assert 1_000 <= near.due_us < TURN * 1e6
+    assert 59_000 <= far.due_us - near.due_us <= 60_000 + 15_000
+    assert 1_000 <= near.due_us <= near.most_us
     assert 0 < near.most_us < TURN * 1e6
 
 

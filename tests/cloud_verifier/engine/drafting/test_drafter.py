@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloud_verifier.core.nouns import Followers, GuessItem, StepPlan
+from cloud_verifier.core.nouns import Followers, GuessItem, GuessPlan, StepPlan
 from cloud_verifier.engine.drafting import drafter as drafter_module
 from cloud_verifier.engine.drafting.models import EarlyExit
 from cloud_verifier.engine.drafting.nouns import DraftModel
@@ -83,6 +83,19 @@ def test_the_likeliest_nodes_of_a_level_are_followed(llama: TargetModel) -> None
     wide, narrow = (guess(engine, guess_item(session, tip, 2, width))[0] for width in (5, 2))
     assert [each.path for each in narrow] == [(), *((token,) for token in narrow[0].tokens[:2])]
     assert [each.path for each in narrow] == [each.path for each in wide[:3]]
+
+
+def test_a_guess_ends_where_no_level_promises_enough(llama: TargetModel) -> None:
+    engine = engine_of(draft_of("small", llama), llama)
+    session, tip = read(engine, PROMPT)
+    item = guess_item(session, tip)
+    levels = []
+    for least in (0.0, 0.05, 0.3, 1.5):
+        result = engine.guess(GuessPlan((item,), least))
+        assert result.num_read <= len(PROMPT)
+        levels.append(1 + max(len(each.path) for each in result.guesses[0]))
+    assert levels == sorted(levels, reverse=True)
+    assert (levels[0], levels[-1]) == (DEPTH, 1), "the nodes of one text are right at most once"
 
 
 def test_no_followers_are_sought_behind_an_end(llama: TargetModel) -> None:
