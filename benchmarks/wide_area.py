@@ -44,7 +44,7 @@ from forerun.commands.comparison import HEADS_ALONE, MeasuredScheme, Progress, S
 from forerun.commands.edge import DEVICE
 from forerun.rig import Rig, RigSettings, check_models
 from forerun.terminal import ProgressBar
-from simulator.canvas import AXIS_WORDS, Sheet, drawing, handles, numbers, plain_numbers, styles
+from simulator.canvas import AXIS_WORDS, Sheet, drawing, handles, plain_numbers, styles
 from simulator.figures import Figures, as_json, figures, pace, rounded
 from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 
@@ -67,8 +67,10 @@ TITLES = {
 SPEEDUP = "speedup_over_server_streaming"
 STEPS = ("draft_step_ms", "target_step_ms")
 FIGURES = (*(each.name for each in fields(Figures) if each.name != "identical"), *STEPS, SPEEDUP)
-"""What a table may show."""
+"""What a table or a plot may show."""
 
+AXES = {SPEEDUP: "times as fast as\nserver streaming", "ms_per_token": "ms per token"}
+"""Names of a plot's axis, where the figure's own does not do."""
 
 BLOCKS = (2, 4, 6, 8, 12, 16, 24)
 """Lengths searched for the best synchronous block: on every fifth prompt, and the best two on all."""
@@ -200,19 +202,23 @@ def is_identical(row: Row) -> bool:
 
 def _cell(row: Row, name: str, figure: str) -> str | None:
     """Format a figure; None if the scheme was not run or has no such figure."""
-    found = row["schemes"].get(name, {})
-    value = row[SPEEDUP].get(name) if figure == SPEEDUP else found.get(figure)
+    value = _value(row, name, figure)
     return None if value is None else f"{value:.2f}"
+
+
+def _value(row: Row, name: str, figure: str) -> float | None:
+    found: Mapping[str, float | None] = row[SPEEDUP] if figure == SPEEDUP else row["schemes"].get(name, {})
+    return found.get(name if figure == SPEEDUP else figure)
 
 
 # The plot ---------------------------------------------------------------------------------------------------
 
 
 @drawing
-def plot(report: WideAreaReport, out: Path) -> None:
-    """Plot speed-up over server streaming against the round trip: a column of panels per floor, a row per
-    temperature, a line per scheme. Logarithmic upwards, as twice as fast is as far from 1 as half as fast.
-    The device alone appears in words: its line would be far above all that write the target's text.
+def plot(report: WideAreaReport, out: Path, figure: str = SPEEDUP) -> None:
+    """Plot a figure against the round trip: a column of panels per floor, a row per temperature, a line per
+    scheme. Logarithmic upwards, as twice as fast is as far from 1 as half as fast. The device alone appears
+    in words: its line would be far from all that write the target's text.
 
     Raises `UserError` if there is nothing to draw.
     """
@@ -221,31 +227,32 @@ def plot(report: WideAreaReport, out: Path) -> None:
         raise UserError("there is nothing to plot: no setting of the report is measured yet")
     floors, temperatures = (sorted({row[name] for row in rows}) for name in ("floor_ms", "temperature"))
     drawn = [name for name in TITLES if name != DEVICE_ONLY]
-    found = styles(name for name in drawn if any(name in row[SPEEDUP] for row in rows))
+    found = styles(name for name in drawn if any(_value(row, name, figure) is not None for row in rows))
     sheet = Sheet(out, len(temperatures), len(floors), sharex=True, sharey=True)
     for line, temperature in zip(sheet.panels, temperatures, strict=True):
         for axes, floor in zip(line, floors, strict=True):
             inside = [row for row in rows if (row["floor_ms"], row["temperature"]) == (floor, temperature)]
             axes.set_title(f"target step {floor:g} ms, temperature {temperature:g}")
-            _panel(axes, inside, found)
+            _panel(axes, inside, found, figure)
             _tell_device(axes, inside)
-        line[0].set_ylabel("times as fast as\nserver streaming")
+        line[0].set_ylabel(AXES.get(figure, figure.replace("_", " ")))
     for axes in sheet.panels[-1]:
         axes.set_xlabel(AXIS_WORDS["rtt_ms"][0])
     sheet.legend(handles(found))
     sheet.save()
 
 
-def _panel(axes: Any, rows: Sequence[Row], found: Mapping[str, Any]) -> None:
+def _panel(axes: Any, rows: Sequence[Row], found: Mapping[str, Any], figure: str) -> None:
     axes.set_yscale("log")
     axes.margins(y=0.15)  # room for words above the lines
     plain_numbers(axes.yaxis)
     axes.grid(alpha=0.3, linewidth=0.6)
     for name, style in found.items():
-        line = sorted((row for row in rows if name in row[SPEEDUP]), key=lambda row: float(row["rtt_ms"]))
+        here = (row for row in rows if _value(row, name, figure) is not None)
+        line = sorted(here, key=lambda row: float(row["rtt_ms"]))
         axes.plot(
             [row["rtt_ms"] for row in line],
-            numbers([row[SPEEDUP] for row in line], name),
+            [_value(row, name, figure) for row in line],
             color=style.colour,
             linestyle=style.line,
             marker=style.marker,
@@ -274,10 +281,11 @@ def make_parser() -> argparse.ArgumentParser:
     shown.set_defaults(
         run=lambda given: print(*table(WideAreaReport.read(given.report), given.figure), sep="\n")
     )
-    drawn = actions.add_parser("plot", help="speed-up over server streaming against the round trip")
+    drawn = actions.add_parser("plot", help="a figure against the round trip")
     drawn.add_argument("report", type=Path, metavar="FILE")
     drawn.add_argument("--out", type=Path, required=True, metavar="FILE", help="a .png, .svg or .pdf")
-    drawn.set_defaults(run=lambda given: plot(WideAreaReport.read(given.report), given.out))
+    drawn.add_argument("--figure", choices=FIGURES, default=SPEEDUP, metavar="NAME")
+    drawn.set_defaults(run=lambda given: plot(WideAreaReport.read(given.report), given.out, given.figure))
     return parser
 
 
@@ -306,10 +314,6 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
     option("--draft", default=str(demo_pair.DRAFT_GGUF), metavar="PATH")
     option("--drafter", metavar="WHAT", help="the verifier's own, as for `forerun verify` (none)")
     parser.set_defaults(run=_measure)
-
-
-def _show(options: argparse.Namespace) -> None:
-    print(*table(WideAreaReport.read(options.report), options.figure), sep="\n")
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -200,11 +200,13 @@ plots = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplo
 
 def row(setting: LinkSetting, **speedups: float) -> dict[str, Any]:
     axes = {"floor_ms": setting.floor_ms, "temperature": setting.temperature, "rtt_ms": setting.rtt_ms}
-    return {**axes, SPEEDUP: speedups}
+    schemes = {name: {"ms_per_token": 30.0 / ratio} for name, ratio in speedups.items()}
+    return {**axes, SPEEDUP: speedups, "schemes": schemes}
 
 
 @plots
-def test_panels_lines_and_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("figure", ["speedup_over_server_streaming", "ms_per_token"])
+def test_panels_lines_and_words(figure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(canvas.FONTS, "svg.fonttype", "none")
     settings = [
         LinkSetting(floor, temperature, rtt)
@@ -214,7 +216,7 @@ def test_panels_lines_and_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ]
     ratios = {SERVER_STREAMING: 1.0, FORERUN: 2.5, DEVICE_ONLY: 20.0}
     out = tmp_path / "plot.svg"
-    plot(WideAreaReport({}, {}, {each: row(each, **ratios) for each in settings}), out)
+    plot(WideAreaReport({}, {}, {each: row(each, **ratios) for each in settings}), out, figure)
     svg = out.read_text(encoding="utf-8")
     for floor in (10, 30):
         for temperature in ("0", "0.8"):
