@@ -315,8 +315,7 @@ class SimulatedVerifier:
         heads = self.world.verifier.heads
         assert heads is not None, "asked for guesses"
         result = guess(self._heads, plan)
-        said = [each for guesses in result.guesses for each in guesses]
-        duration = heads.duration(max((1 + len(each.path) for each in said), default=0), len(said))
+        duration = heads.duration(result.num_levels, sum(map(len, result.guesses)))
         self._events.after(duration, partial(self._guessed, result))
 
     def _guessed(self, result: GuessResult) -> None:

@@ -103,7 +103,7 @@ class Guessing:
             best = BestDepth(depth, depth)
         lost = best.num_run * self.level_time.ratio / bare if len(ready) > 1 and bare else 0.0
         if any(session.account.balance < lost for session in decoding):
-            best = NO_GUESSES  # somebody would lose by the guesses of others
+            best, lost = NO_GUESSES, 0.0  # somebody would lose by the guesses of others
         self._note_decision(seen, best.depth > 0, pays)
         for session in decoding:
             assert session.own is not None, "it asks"
@@ -122,16 +122,14 @@ class Guessing:
         assert self.running is not None, "asked for"
         running, self.running = self.running, None
         grown = 0
-        said = [each for guesses in result.guesses for each in guesses]
-        num_run = max((1 + len(each.path) for each in said), default=0)
         time = ended_at - running.began_at
         self.time_spent += time
         if running.is_guessing and result.num_read <= FEW_READ * len(running.sessions):
-            self.level_time.add(time, num_run)
+            self.level_time.add(time, result.num_levels)
         for session, guesses in zip(running.sessions, result.guesses, strict=True):
             session.account.settle(0, 0.0, running.lost)
             if not session.ended and session.own is not None:
-                session.own.num_run = num_run
+                session.own.num_run = result.num_levels
                 grown += session.own.take(guesses)
         return grown
 

@@ -175,6 +175,11 @@ class GuessResult:
     guesses: tuple[tuple[Followers, ...], ...]
     num_read: int = 0  # rows of committed text that the drafter had to read first
 
+    @property
+    def num_levels(self) -> int:
+        """Return the levels that the guess reached."""
+        return max((1 + len(each.path) for found in self.guesses for each in found), default=0)
+
 
 class GuessingEngine(TargetEngine, Protocol):
     """An engine with a drafter of its own: `info.guess_depth` is above 0."""

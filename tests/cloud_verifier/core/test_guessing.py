@@ -282,3 +282,26 @@ def test_the_drafter_reads_a_long_prompt_in_the_chunks_in_which_the_target_does(
     lengths = [each[1][0] for each in read if 1 in each]
     assert lengths == sorted(lengths)
     assert lengths[0] < 450
+
+
+def test_who_reads_a_prompt_pays_nothing_for_guesses_that_somebody_could_not_bear() -> None:
+    bench = GuessBench()
+    bench.open()
+    bench.run(2)  # step and guess have been measured
+    poor = bench.scheduler.sessions[1]
+    bench.scheduler.on_open(2, ask(prompt=(1,) * 450, max_tokens=20), bench.now)
+    for _ in range(2):
+        plan = bench.scheduler.next_step(bench.now)
+        assert plan is not None
+        bench.now += STEP
+        bench.scheduler.on_step_done(answers(plan), bench.now)
+        poor.account.balance = -1.0
+        reading = bench.scheduler.sessions[2].account
+        before = reading.balance
+        guesses = bench.scheduler.next_guess(bench.now)
+        if guesses is not None:
+            assert {item.depth for item in guesses.items} == {0}
+            bench.scheduler.on_guessed(bench.guess(guesses), bench.now)
+            assert reading.balance == before
+            return
+    pytest.fail("the prompt was read without the drafter")
