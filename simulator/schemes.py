@@ -62,8 +62,8 @@ BESIDE = LinkSpec(rtt=0.0)
 class ColocatedDraft(SimulatedDevice):
     """Drafts at the server. The user's request and text cross the world's link.
 
-    The draft has a processor of its own, at the pace of `VerifierSpec.draft` (by default the device's),
-    not given), no power budget, and does not wait for other sessions' drafts. That favours this scheme.
+    The draft has a processor of its own, at the pace of `VerifierSpec.draft` (by default the device's), has
+    no power budget, and does not wait for other sessions' drafts. That favours this scheme.
     """
 
     def __init__(

@@ -31,14 +31,15 @@ class ServerPace:
         tip have depth 0."""
         return 1.0 - self._known[min(depth, DEPTHS - 1)].ratio
 
-    def best_news(self, depth: int, survival: float) -> float:
-        """Return the greatest share of news on the way down from `depth`, where each further node of the path
-        is right with the chance `survival`. A node that is no news leads to others that are."""
-        best, chance = 0.0, 1.0
-        for each in range(depth, max(depth + 1, DEPTHS)):
-            best = max(best, chance * self.news(each))
-            chance *= survival
-        return best
+    def best_news(self, survival: float) -> list[float]:
+        """Return, for each of the `DEPTHS`, the greatest share of news on the way down from there, where each
+        further node of the path is right with the chance `survival`. A node that is no news leads to others
+        that are."""
+        best, found = 0.0, list[float]()
+        for depth in reversed(range(DEPTHS)):
+            best = max(self.news(depth), survival * best)
+            found.append(best)
+        return found[::-1]
 
     def learn(self, message: Commit) -> None:
         """Take the commit of one step."""

@@ -7,9 +7,9 @@ evaluates its parent (`foresight`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import insort
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from common.errors import UserError
 from common.messages import INITIAL_CREDIT, NO_WAIT, Wait
@@ -42,7 +42,7 @@ class AdaptiveSettings:
     max_width: int = 8  # nodes drafted in one step
     max_children: int = 4  # of one node
     max_live: int = 400  # nodes below the tip; bounds the memory and the time that a decision takes
-    cut: float = 0.0005  # paths less likely than this, seen from the tip, are not drafted
+    cut: float = 0.002  # paths less likely than this, seen from the tip, are not drafted
     send: float = 0.002  # turns that a token sent must save, if the draft were always right; more sends less
     max_steps_per_second: float = 0.0  # draft steps; a power budget, 0 = unlimited
     max_sent_per_token: float = 0.0  # draft tokens per token of text; a traffic budget, 0 = unlimited
@@ -106,16 +106,47 @@ class AdaptivePolicy:
 
     def _choose(self, view: GrowthView, possible: Sequence[Node], reading: float) -> tuple[list[Node], float]:
         """Return the nodes of a step that begins after `reading` seconds, and their promise in tokens."""
-        begins_at, step = view.now + reading, view.pace.rows.predict(1)
-        self._outlook.update(view)
+        begins_at, outlook = view.now + reading, self._outlook
+        outlook.update(view)
+        survival = min(max(view.survival.mean, 1e-3), 0.99)
+        log_survival = math.log(survival)
+        log_news = [math.log(max(each, 1e-3)) for each in view.server.best_news(survival)]
 
-        def promised(nodes: Sequence[Node], seconds: float) -> float:
-            """Bound the promise: a wide step ends later, and so do all further ones."""
-            return sum(promise for promise, _ in self._promises(view, nodes, seconds, begins_at + seconds))
+        def promise(node: Node, step: float) -> float:
+            """Return the log of the tokens that `node` may save, drafted in a step of so many seconds. All
+            further steps take as long."""
+            ends_at = begins_at + step
+            found = view.tree.worth(node)
+            found += outlook.through_missing_levels(node, ends_at, step, log_survival)
+            found += log_news[min(outlook.usual.lead(node, ends_at), len(log_news) - 1)]
+            return found + _left_open(view.tree, node) if node.children else found
 
-        frontier = self._promises(view, possible, step, begins_at + step)
-        frontier.sort(key=itemgetter(0), reverse=True)
-        return as_wide_as_it_pays(view, frontier, self.settings.max_width, promised)
+        single = view.pace.rows.predict(1)
+        return as_wide_as_it_pays(
+            view,
+            self._frontier(view.tree, possible, lambda node: promise(node, single)),
+            self.settings.max_width,
+            lambda nodes, step: sum(math.exp(promise(node, step)) for node in nodes),
+        )
+
+    def _frontier(
+        self, tree: SpeculationTree, possible: Sequence[Node], promise: Callable[[Node], float]
+    ) -> list[tuple[float, Node]]:
+        """Return the nodes that promise most, `max_width` at most and best first, each after its promise in
+        tokens. `promise` gives its log, which is never higher than the node's own worth."""
+        found = list[tuple[float, Node]]()
+        least = self._cut  # once `found` is full, the lowest promise in it
+        for node in sorted(possible, key=PATH_LOGPROB, reverse=True):
+            if tree.worth(node) < least:
+                break  # so is what follows
+            promised = promise(node)
+            if promised < least:
+                continue
+            insort(found, (promised, node), key=lambda each: -each[0])
+            del found[self.settings.max_width :]
+            if len(found) == self.settings.max_width:
+                least = found[-1][0]
+        return [(math.exp(promised), node) for promised, node in found]
 
     def send(self, view: GrowthView) -> Sequence[Node]:
         nodes = unsent(view)
@@ -184,33 +215,9 @@ class AdaptivePolicy:
                 saved += likely * (chance * news - self._row_cost(view) * math.exp(tree.worth(tip)))
         return saved
 
-    @staticmethod
-    def _log_news(view: GrowthView, depth: int) -> float:
-        """Return the log share of right drafts, from `depth` below the tip on, that the server lacks."""
-        return math.log(max(view.server.best_news(depth, view.survival.mean), 1e-3))
-
     def _row_cost(self, view: GrowthView) -> float:
         """Return the verifier's cost of one more node, in turns."""
         return min(0.5, view.step_time.per_row / max(view.turn.smoothed, 1e-6))
-
-    def _promises(
-        self, view: GrowthView, nodes: Sequence[Node], step: float, sent_at: float
-    ) -> list[tuple[float, Node]]:
-        """Return the tokens that each of `nodes` may save, with the node. Its children leave at `sent_at`,
-        and further draft steps take `step` seconds."""
-        survival = math.log(min(max(view.survival.mean, 1e-3), 0.99))
-        found = list[tuple[float, Node]]()
-        for node in nodes:
-            worth = view.tree.worth(node)
-            if worth < self._cut:
-                continue
-            worth += self._outlook.through_missing_levels(node, sent_at, step, survival)
-            worth += self._log_news(view, self._outlook.usual.lead(node, sent_at))
-            if node.children:  # guesses: the draft can only add more
-                worth += _left_open(view.tree, node)
-            if worth >= self._cut:
-                found.append((math.exp(worth), node))
-        return found
 
 
 def _left_open(tree: SpeculationTree, node: Node) -> float:

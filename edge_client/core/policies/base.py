@@ -49,6 +49,11 @@ class GrowthView:
     is_paced: bool = True  # the latest draft step was a sample of the pace
 
     @property
+    def token_time(self) -> float:
+        """Seconds that a token takes without drafts of this device."""
+        return self.turn.smoothed / self.server.tokens
+
+    @property
     def catch_up_time(self) -> float:
         """Seconds that the next draft step spends reading committed tokens."""
         return self.pace.reads.predict(self.num_unread)

@@ -88,9 +88,9 @@ class ArrivalModel:
     def through_missing_levels(self, node: Node, sent_at: float, step: float, survival: float) -> float:
         """Return the log chance that all levels missing below `node` are right, each with log-probability
         `survival`. Times as for `Foresight.levels_to_catch_up`."""
+        if len(self.cases) == 1:
+            return (1 + self.usual.levels_to_catch_up(node, sent_at, step)) * survival
         levels = [(likely, each.levels_to_catch_up(node, sent_at, step)) for likely, each in self.cases]
-        if len(levels) == 1:
-            return (1 + levels[0][1]) * survival
         chance = sum(likely * math.exp((1 + count) * survival) for likely, count in levels)
         return math.log(chance) if chance > 0.0 else -math.inf
 

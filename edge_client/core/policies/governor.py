@@ -36,7 +36,7 @@ class Governor:
     def allows(self, view: GrowthView, promise: float, step: float) -> bool:
         """Return whether a draft step of `step` seconds that may save `promise` tokens may begin."""
         now = view.now
-        wins = promise * view.turn.smoothed >= (STOP if self._wins else GO_ON) * step
+        wins = promise * view.token_time >= (STOP if self._wins else GO_ON) * step
         if self._since is None or wins is not self._wins:
             self._wins, self._since = wins, now
         mode = Mode.AHEAD if wins else Mode.SERVER_ONLY
