@@ -90,7 +90,9 @@ class Guessing:
 
     def plan(self, ready: Sequence[VerifySession], bare: float, now: float) -> GuessPlan | None:
         """Return what to guess before the next step, or None. The step's tips alone take `bare` seconds."""
-        asking = [each for each in ready if each.own is not None and each.own.asked[0] != each.tree.tip.id]
+        asking = [
+            each for each in ready if each.own is not None and each.own.decision.tip != each.tree.tip.id
+        ]
         decoding = [
             each for each in asking if not each.num_prefill and not each.dear_masks and each.guess_room > 0
         ]
@@ -133,12 +135,14 @@ class Guessing:
                 grown += session.own.take(guesses)
         return grown
 
-    def settle(self, parts: Sequence[StepProgress], time: float) -> int:
+    def settle(self, parts: Sequence[StepProgress], time: float, row_price: float) -> int:
         """Learn what guesses have won in a finished step; return that in tokens. `time` is that of the step
-        with them, in bare steps."""
+        with them, in bare steps; `row_price` is what one of its draft rows costs all sessions, in tokens."""
         self.time_spent = 0.0
         return sum(
-            part.session.own.settle(part.made, 0 if part.lost else len(part.tokens), time)
+            part.session.own.settle(
+                part.made, 0 if part.lost else len(part.tokens), time, part.made_rows, row_price
+            )
             for part in parts
             if part.session.own is not None
         )
@@ -159,15 +163,18 @@ class Guessing:
     def _best_depth(
         self, decoding: Sequence[VerifySession], coverages: Mapping[int, int], pace: float
     ) -> BestDepth:
-        """Return the levels that win most, less the tokens that all write in the time of guessing."""
-        price = pace * self.level_time.ratio  # tokens that a level must win
-        best, best_gain, gain, num_run = NO_GUESSES, 0.0, 0.0, 0.0
+        """Return the levels that win most, less the tokens that all could have in the time of guessing and of
+        the rows."""
+        price = pace * self.level_time.ratio  # tokens that all write in the time of a level
+        best, best_net, won, cost, num_run = NO_GUESSES, 0.0, 0.0, 0.0, 0.0
         means = [session.own.wins.means(coverages[session.key]) for session in decoding if session.own]
         for depth, level in enumerate(zip(*means, strict=True), start=1):
-            gain += sum(mean.won for mean in level)
+            won += sum(mean.won for mean in level)
+            cost += sum(mean.cost for mean in level)
             num_run += max(mean.run for mean in level)
-            if gain - price * num_run > best_gain:
-                best, best_gain = BestDepth(depth, num_run, price), gain - price * num_run
+            net = won - cost - price * num_run
+            if net > best_net:
+                best, best_net = BestDepth(depth, num_run, price + cost / num_run), net
         return best
 
     def _note_decision(self, coverages: Collection[int], guesses: bool, pays: bool) -> None:

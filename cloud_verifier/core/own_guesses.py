@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cloud_verifier.core.nouns import Followers
@@ -19,8 +21,6 @@ SCALE = (0.0, 0.5, 1.5)
 PRIOR = ((0.6, 0.65), (0.3, 0.7), (0.1, 0.7))
 """Tokens that the first level wins before it is measured, by coverage; the factor of each further level."""
 
-NOT_ASKED = (-1, 0, 0)
-
 WEIGHT = 6.0  # steps that an expectation counts for
 FADE = 0.5 ** (1 / 40)  # of old steps, with each new one
 LEAST_WIN = 1e-3  # tokens; a level that wins less says nothing about the next
@@ -32,15 +32,51 @@ def new_pace() -> RatioEstimator:
     return RatioEstimator(prior=1.0, prior_weight=4.0, half_life=25.0)
 
 
+class Decision(NamedTuple):
+    """Holds what was decided before a step."""
+
+    tip: int = -1  # id; -1: nothing was asked
+    depth: int = 0  # levels to guess; 0: none
+    coverage: int = 0  # of the tree by others' nodes
+
+
+UNASKED = Decision()
+
+
 class LevelMean(NamedTuple):
     """Holds what a level of guesses does on average in a step for which it is allowed."""
 
     won: float  # tokens
+    cost: float  # tokens that all sessions could have had in the time of its rows
     run: float  # share of steps in which the guess reaches it (`GuessPlan.least_gain`)
 
 
+@dataclass(slots=True)
+class LevelTally:
+    """Adds up what a level of guesses did; old steps fade."""
+
+    won: float = 0.0  # as in `LevelMean`
+    cost: float = 0.0
+    run: float = 0.0  # steps in which the guess reached it
+    allowed: float = 0.0  # steps for which it was allowed
+
+    def note(self, won: float, cost: float, run: bool, allowed: bool) -> None:
+        self.won = FADE * self.won + won
+        self.cost = FADE * self.cost + cost
+        self.run = FADE * self.run + run
+        self.allowed = FADE * self.allowed + allowed
+
+    def mean(self, expected: LevelMean) -> LevelMean:
+        weight = self.allowed + WEIGHT
+        return LevelMean(
+            (self.won + WEIGHT * expected.won) / weight,
+            (self.cost + WEIGHT * expected.cost) / weight,
+            (self.run + WEIGHT * expected.run) / weight,
+        )
+
+
 class Wins:
-    """Estimates the tokens that each level of guesses wins in a step, by the coverage of the tree (`SCALE`).
+    """Estimates what each level of guesses wins in a step, by the coverage of the tree (`SCALE`).
 
     What is known of a level fades while it is not allowed. Then it counts as the level above promises it:
     less by the factor between their means over all sessions, `shared`, which learn with this one.
@@ -48,9 +84,7 @@ class Wins:
 
     def __init__(self, depth: int, shared: Wins | None = None) -> None:
         self._shared = shared
-        self._won = [[0.0] * depth for _ in PRIOR]  # tokens, by coverage and level
-        self._run = [[0.0] * depth for _ in PRIOR]  # steps in which the guess reached it
-        self._steps = [[0.0] * depth for _ in PRIOR]  # steps for which it was allowed
+        self._tallies = [[LevelTally() for _ in range(depth)] for _ in PRIOR]
         self._means = [list[LevelMean]() for _ in PRIOR]  # by coverage, when asked for
 
     def means(self, coverage: int) -> list[LevelMean]:
@@ -59,36 +93,28 @@ class Wins:
             first, factor = PRIOR[coverage]
             before = self._shared.means(coverage) if self._shared is not None else None
             found = list[LevelMean]()
-            expected = LevelMean(first, 1.0) if before is None else before[0]
-            for level, (won, run, steps) in enumerate(
-                zip(self._won[coverage], self._run[coverage], self._steps[coverage], strict=True)
-            ):
+            expected = LevelMean(first, 0.0, 1.0) if before is None else before[0]
+            for level, tally in enumerate(self._tallies[coverage]):
                 if level and before is not None:
                     factor = min(before[level].won / max(before[level - 1].won, LEAST_WIN), 1.0)
-                    expected = LevelMean(found[-1].won * factor, before[level].run)
+                    expected = before[level]._replace(won=found[-1].won * factor)
                 elif level:
-                    expected = LevelMean(found[-1].won * factor, found[-1].run)
-                found.append(
-                    LevelMean(
-                        (won + WEIGHT * expected.won) / (steps + WEIGHT),
-                        (run + WEIGHT * expected.run) / (steps + WEIGHT),
-                    )
-                )
+                    expected = found[-1]._replace(won=found[-1].won * factor)
+                found.append(tally.mean(expected))
             self._means[coverage] = found
         return self._means[coverage]
 
-    def note(self, coverage: int, depth: int, run: int, won: Mapping[int, int]) -> None:
-        """Learn from a step with guesses of at most `depth` levels, which ended after `run`; `won` holds its
-        tokens by level."""
-        lists = self._won[coverage], self._run[coverage], self._steps[coverage]
-        for level, (tokens, runs, steps) in enumerate(zip(*lists, strict=True)):
+    def note(
+        self, coverage: int, depth: int, run: int, won: Mapping[int, int], cost: Mapping[int, float]
+    ) -> None:
+        """Learn from a step with guesses of at most `depth` levels, which ended after `run`; `won` and `cost`
+        are as in `LevelMean`, by level."""
+        for level, tally in enumerate(self._tallies[coverage]):
             allowed = level < depth
-            lists[0][level] = FADE * tokens + (won.get(level, 0) if allowed else 0)
-            lists[1][level] = FADE * runs + (level < run)
-            lists[2][level] = FADE * steps + allowed
+            tally.note(won.get(level, 0) * allowed, cost.get(level, 0.0) * allowed, level < run, allowed)
         self._means[coverage] = []
         if self._shared is not None:
-            self._shared.note(coverage, depth, run, won)
+            self._shared.note(coverage, depth, run, won, cost)
 
 
 class OwnGuesses:
@@ -102,21 +128,19 @@ class OwnGuesses:
     ) -> None:
         self.calibration = calibration
         self.wins = wins
-        self.asked = NOT_ASKED  # tip id, depth and coverage of the tree when guesses were last asked for
+        self.decision = UNASKED  # before the step to come
         self.num_run = 0  # levels that the last guess reached
         self._tree = tree
         self._last = last_position
         self._said: dict[int, Followers] = {}  # by node id
         self._guessed: set[int] = set()  # ids of nodes that the drafter holds for possible, too
         self._made: dict[int, bool] = {}  # by id of nodes that only it has proposed: see `made`
-        self._newest = next(reversed(tree.live))  # id of the newest node when guesses were last asked for
+        self._newest = next(reversed(tree.live))  # id of the newest node at that decision
         self.uncovered = new_pace()  # of steps before which nodes of others covered nothing
-        self._coverage = 0  # when guesses were last decided on; 0 again after the step
 
     def ask(self, depth: int, coverage: int) -> None:
         """Note a decision for guesses of so many levels, in a tree of this coverage; depth 0: for none."""
-        self._coverage = coverage
-        self.asked = (self._tree.tip.id, depth, coverage) if depth else NOT_ASKED
+        self.decision = Decision(self._tree.tip.id, depth, coverage)
         self._newest = next(reversed(self._tree.live))
 
     def take(self, guesses: Sequence[Followers]) -> int:
@@ -160,6 +184,11 @@ class OwnGuesses:
         came_late = self._made.get(node.id)
         return came_late is not None and (came_late or not node.wire_id)
 
+    def made_rows(self, nodes: Sequence[Node]) -> list[int]:
+        """Return the levels of those of a step's `nodes`, the tip first, that are `made`."""
+        first = nodes[0].position + 1 if nodes else 0
+        return [node.position - first for node in nodes[1:] if self.made(node)]
+
     @property
     def coverage(self) -> int:
         """How well nodes of others cover the text after the tip now, as a step of `SCALE`."""
@@ -168,18 +197,25 @@ class OwnGuesses:
         promise = sum(math.exp(tree.worth(node)) for node in others)
         return sum(1 for least in SCALE[1:] if promise >= least) if promise else 0
 
-    def settle(self, made: int, num_tokens: int, time: float) -> int:
+    def settle(
+        self, made: int, num_tokens: int, time: float, rows: Sequence[int] = (), row_price: float = 0.0
+    ) -> int:
         """Learn from a finished step of `num_tokens` tokens what the guesses before it have won; return that
-        in tokens. `made` is as in `won_by_level`; `time` is that of the step with them, in bare steps."""
-        if num_tokens and not self._coverage:
-            self.uncovered.add(num_tokens, time)
-        self._coverage = 0
-        tip, depth, coverage = self.asked
-        if tip < 0 or not num_tokens:
+        in tokens.
+
+        Args: made, as in `won_by_level`; time, of guesses and step, in bare steps; rows, `made_rows` of the
+        step; row_price, the tokens that each of them cost all sessions.
+        """
+        if not num_tokens:
             return 0
-        self.asked = NOT_ASKED
+        (_, depth, coverage), self.decision = self.decision, UNASKED
+        if not coverage:
+            self.uncovered.add(num_tokens, time)
+        if not depth:
+            return 0
         won = won_by_level(made, num_tokens)
-        self.wins.note(coverage, depth, min(self.num_run, depth), won)
+        cost = {level: row_price * count for level, count in Counter(rows).items()}
+        self.wins.note(coverage, depth, min(self.num_run, depth), won, cost)
         return sum(won.values())
 
     def _at(self, path: Sequence[int]) -> Node | None:

@@ -344,9 +344,9 @@ class VerifyScheduler:
         done = StepDone(running, ended_at, now, predicted, parts, result.margins, result.logprobs)
         self.cost.sample(running.num_rows, running.num_reads, done.duration)
         self.mask_time.note(running.sessions, dict(result.mask_times), now, done.duration)
-        self.speculation.settle(parts, running.spared)
+        row_price = self.speculation.settle(parts, running.spared)
         time = self.speculation.note_pace(parts, done.duration + self.guessing.time_spent)
-        self.counters.num_guesses_won += self.guessing.settle(parts, time)
+        self.counters.num_guesses_won += self.guessing.settle(parts, time, row_price)
         self._may_guess = self.guessing.depth > 0
         if next_began:
             self.guessing.passed_over()

@@ -142,6 +142,7 @@ class StepProgress:
     server_made: int = 0  # bit i: tokens[i] was not among the edge's nodes
     guessed: int = 0  # bit i: tokens[i] was among the verifier's own guesses
     made: int = 0  # bit i: without the engine's own drafter tokens[i] would not have been in the tree
+    made_rows: Sequence[int] = ()  # levels of the rows that the step would not have had without that drafter
     finish: FinishReason | None = None
     outputs: Sequence[int] = ()  # the output rows whose choices are the tokens
     lost: bool = False  # the session had ended meanwhile
@@ -501,6 +502,8 @@ class VerifySession:
     ) -> None:
         for node, choice in zip(rows.nodes, choices, strict=True):
             node.choice = choice
+        if self.own is not None:
+            progress.made_rows = self.own.made_rows(rows.nodes)
         self._walk(progress)
         if self._lookup is not None:
             self._lookup.recycle(rows.nodes, self.tree.committed)

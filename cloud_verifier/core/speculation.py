@@ -148,12 +148,13 @@ class SpeculationBudget:
                 best, best_worth = count, gain - price
         return best
 
-    def settle(self, parts: Sequence[StepProgress], spared: Mapping[int, float] = NOBODY_SPARED) -> None:
-        """Enter a step's results into the sessions' balances. `spared` is that of `StepBatch`."""
+    def settle(self, parts: Sequence[StepProgress], spared: Mapping[int, float] = NOBODY_SPARED) -> float:
+        """Enter a step's results into the sessions' balances. Return what a draft row cost all of them, in
+        tokens. `spared` is that of `StepBatch`."""
         if not any(part.num_outputs > 1 for part in parts):
             for part in parts:
                 part.session.account.settle(0, self.max_slowdown, 0.0)
-            return
+            return 0.0
         weights = [part.num_drafts * self._weight(part.session) for part in parts]
         writing = [part.session for part in parts if part.num_outputs]
         num_drafts = sum(part.num_drafts for part in parts)
@@ -168,6 +169,7 @@ class SpeculationBudget:
             lost = (total - price * weight) / bare if bare else 0.0
             lost *= 1.0 - spared.get(session.key, 0.0)
             session.account.settle(num_won, self.max_slowdown, lost)
+        return total / num_drafts * self.pace([part.session for part in parts])
 
     def note_pace(self, parts: Sequence[StepProgress], seconds: float) -> float:
         """Note what sessions wrote in a step of `seconds`, the guesses before it included. Return its time in

@@ -121,17 +121,17 @@ def test_a_level_wins_the_tokens_that_end_with_it(made: int, num_tokens: int, wo
 def test_a_level_that_is_not_tried_any_more_is_forgotten() -> None:
     wins = Wins(3)
     for _ in range(100):
-        wins.note(0, 3, 3, {0: 1, 1: 1})
+        wins.note(0, 3, 3, {0: 1, 1: 1}, {})
     assert wins.means(0)[2].won < 0.1 < 0.9 < wins.means(0)[1].won
     for _ in range(400):
-        wins.note(0, 2, 2, {0: 1, 1: 1})
+        wins.note(0, 2, 2, {0: 1, 1: 1}, {})
     assert wins.means(0)[2].won > 0.4
 
 
 def test_how_often_a_guess_reaches_a_level_is_learnt() -> None:
     wins = Wins(3)
     for number in range(200):
-        wins.note(0, 3, 1 + number % 2, {})
+        wins.note(0, 3, 1 + number % 2, {}, {})
     reached = [mean.run for mean in wins.means(0)]
     assert reached == pytest.approx([1.0, 0.5, 0.0], abs=0.1)
 
@@ -140,7 +140,7 @@ def test_a_new_session_expects_what_all_sessions_found() -> None:
     shared = Wins(2)
     known = Wins(2, shared)
     for _ in range(50):
-        known.note(1, 2, 2, {0: 1})
+        known.note(1, 2, 2, {0: 1}, {})
     assert Wins(2, shared).means(1)[0].won > 0.8
     assert Wins(2, shared).means(2) == Wins(2).means(2)
 
@@ -151,10 +151,13 @@ def test_a_new_session_expects_what_all_sessions_found() -> None:
 class GuessBench:
     """A scheduler whose engine counts, and whose drafter knows that."""
 
-    def __init__(self, *, right: bool = True, level: float = LEVEL, depth: int = 4) -> None:
+    def __init__(
+        self, *, right: bool = True, level: float = LEVEL, depth: int = 4, row: float = 0.0, every: int = 1
+    ) -> None:
+        """A draft row adds `row` seconds. Guesses are right below tokens that `every` divides."""
         info = TargetInfo("counter", VOCAB, 500, 4000, (), PRINT, guess_depth=depth)
         self.scheduler = VerifyScheduler(info)
-        self.right, self.level = right, level
+        self.right, self.level, self.row, self.every = right, level, row, every
         self.now = 0.0
         self.depths: list[int] = []
         self.commits: list[Commit] = []
@@ -173,7 +176,7 @@ class GuessBench:
                 self.scheduler.on_guessed(self.guess(guesses), self.now)
             plan = self.scheduler.next_step(self.now)
             assert plan is not None
-            self.now += STEP
+            self.now += STEP + self.row * sum(len(item.outputs) - 1 for item in plan.items)
             self.scheduler.on_step_done(answers(plan), self.now)
             told = [each.message for each in self.scheduler.effects() if isinstance(each, Reply)]
             self.commits += [each for each in told if isinstance(each, Commit)]
@@ -182,8 +185,9 @@ class GuessBench:
         found = []
         for item in plan.items:
             path, token, below = list[int](), item.tip, list[Followers]()
+            right = self.right and token % self.every == 0
             for _ in range(item.depth):
-                token = (token + (1 if self.right else 2)) % VOCAB
+                token = (token + (1 if right else 2)) % VOCAB
                 below.append(Followers(tuple(path), (token, (token + 5) % VOCAB), (5.0, 0.0)))
                 path.append(token)
             found.append(tuple(below))
@@ -223,6 +227,14 @@ def test_guesses_that_take_longer_than_they_save_are_given_up() -> None:
     bench.open()
     bench.run(200)
     assert sum(depth > 0 for depth in bench.depths[-4 * PROBE :]) <= 5
+
+
+@pytest.mark.parametrize(("row", "pays"), [(0.0, True), (0.3 * STEP, False)])
+def test_what_their_rows_cost_counts_against_guesses(row: float, pays: bool) -> None:
+    bench = GuessBench(level=0.25 * STEP, depth=1, row=row, every=3)
+    bench.open()
+    bench.run(200)
+    assert (sum(depth > 0 for depth in bench.depths[-100:]) > 50) is pays
 
 
 def test_no_more_levels_are_asked_for_than_the_text_has_left() -> None:
