@@ -185,8 +185,11 @@ class OwnGuesses:
         return came_late is not None and (came_late or not node.wire_id)
 
     def made_rows(self, nodes: Sequence[Node]) -> list[int]:
-        """Return the levels of those of a step's `nodes`, the tip first, that are `made`."""
-        first = nodes[0].position + 1 if nodes else 0
+        """Return the levels of those of a step's `nodes`, the tip first, that are `made`; none if no guesses
+        were asked for, which alone pay for rows."""
+        if not self.decision.depth or not nodes:
+            return []
+        first = nodes[0].position + 1
         return [node.position - first for node in nodes[1:] if self.made(node)]
 
     @property
@@ -197,9 +200,7 @@ class OwnGuesses:
         promise = sum(math.exp(tree.worth(node)) for node in others)
         return sum(1 for least in SCALE[1:] if promise >= least) if promise else 0
 
-    def settle(
-        self, made: int, num_tokens: int, time: float, rows: Sequence[int] = (), row_price: float = 0.0
-    ) -> int:
+    def settle(self, made: int, num_tokens: int, time: float, rows: Sequence[int], row_price: float) -> int:
         """Learn from a finished step of `num_tokens` tokens what the guesses before it have won; return that
         in tokens.
 

@@ -49,3 +49,4 @@ def test_a_known_node_is_worth_drafting_for_what_hangs_below_it() -> None:
     best = pace.best_news(survival=0.5)
     assert best[0] == pytest.approx(0.25, abs=0.02)
     assert best[2:] == pytest.approx([1.0] * (DEPTHS - 2), abs=0.02)
+    assert best[-1] == 1.0
