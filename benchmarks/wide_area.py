@@ -10,7 +10,7 @@ device alone, whose text is the draft's. With --drafter a second verifier has a 
 alone` streams from it, `both ends` is Forerun with it. Co-located speculation (the draft beside the target,
 on a processor like the device's) is the best synchronous block over a link of RTT 0. One rig (verifier, link,
 edge) serves all settings of a floor; the link's round trip is changed between them. After each setting one
-more text is written while the link is cut in its middle.
+more text is written whose link is cut after its first words.
 
 The file is written after every setting. The same command again continues an interrupted run.
 """
@@ -414,11 +414,10 @@ async def measure_setting(
 
 
 async def _text_after_a_cut(rig: Rig, prompt: str, policy: str, sampling: dict[str, Any]) -> list[int] | None:
-    """A text whose link is reset in its middle; None if its session did not resume."""
-    pieces, cut, event = 0, False, dict[str, Any]()
+    """A text whose link is reset after its first words; None if its session did not resume."""
+    cut, event = False, dict[str, Any]()
     async for event in rig.events(prompt, policy, sampling):
-        pieces += event["event"] == "text"
-        if pieces >= sampling["max_tokens"] // 2 and not cut:
+        if event["event"] == "text" and not cut:
             rig.link.cut()
             cut = True
     tokens: list[int] = event["tokens"]
