@@ -70,6 +70,10 @@ class Awaited:
         self._waited = True
         return due
 
+    def is_due_by(self, time: float) -> bool:
+        """Return whether the next nodes should have come by then. False if that is not known."""
+        return self._next_due is not None and self._next_due <= time
+
     @property
     def _next_due(self) -> float | None:
         if self._since is None or self._vain >= MOST_VAIN:

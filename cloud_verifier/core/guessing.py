@@ -21,8 +21,14 @@ WIDTH = 2
 """Nodes of one level whose followers are sought. The drafter computes two rows in the time of one."""
 
 SURE = 4  # decisions in a row against guesses, after which steps follow each other without asking
-PROBE = 32  # most steps without guesses after which some are tried again; first SURE, then twice as many
 TRIED_DEPTH = 2
+FREE, TRYING = 0.25, 0.01
+"""Where guesses do not seem to pay, some are tried: the tokens that tries may lose a session at first, and
+from then on as a share of those written without guesses."""
+
+LEAST_LOSS = 0.5
+"""Share of its cost that a try counts as lost at least: what it wins is little known."""
+
 FEW_READ = 16  # rows a session; a guess that had to read more says nothing about the time of a level
 
 
@@ -57,8 +63,9 @@ class Guessing:
         self.running: GuessedTime | None = None
         self.time_spent = 0.0  # seconds, since the last step
         self._quiet = 0  # steps since guesses were last asked for
-        self._against = [0] * len(SCALE)  # by coverage: decisions against guesses since some were made
-        self._patience = [SURE] * len(SCALE)  # by coverage: such decisions after which some are tried
+        self._saved = [FREE] * len(SCALE)  # tokens that a try may lose a session, by coverage
+        self._income = 0.0  # of that, by a step without guesses
+        self._try_cost = 0.0  # tokens that a try loses a session, as far as is known
 
     def begin(self, session: VerifySession) -> None:
         """Give a new session a place for guesses."""
@@ -76,13 +83,13 @@ class Guessing:
     @property
     def takes_turns(self) -> bool:
         """Whether the next step should wait for a decision. If guesses did not pay lately, it need not."""
-        return self.depth > 0 and not (self._quiet >= SURE and self._against[0] < self._patience[0])
+        return self.depth > 0 and not (self._quiet >= SURE and self._saved[0] < self._try_cost)
 
     def passed_over(self) -> None:
         """Note that the engine went from a step to the next one without asking, so with nothing to evaluate
         but tips."""
-        self._quiet += self._quiet > 0
-        self._against[0] += self._quiet > 0
+        if self._quiet:
+            self._decided((0,), NO_GUESSES)
 
     def stop(self) -> None:
         """Ask for no more guesses: the drafter has failed."""
@@ -98,15 +105,17 @@ class Guessing:
         ]
         coverages = {session.key: session.own.coverage for session in decoding if session.own is not None}
         seen = set(coverages.values())
-        best = self._best_depth(decoding, coverages, self._pace(ready, coverages, bare))
+        price = self._price(ready, coverages, bare, now)
+        self._income = TRYING * price * bare / max(1, len(ready))
+        best = self._best_depth(decoding, coverages, price)
         pays = best.depth > 0
-        if not pays and any(self._against[each] >= self._patience[each] for each in seen):
+        if not pays and any(self._saved[each] >= self._try_cost for each in seen):
             depth = min(TRIED_DEPTH, self.depth)
             best = BestDepth(depth, depth)
         lost = best.num_run * self.level_time.ratio / bare if len(ready) > 1 and bare else 0.0
         if any(session.account.balance < lost for session in decoding):
             best, lost = NO_GUESSES, 0.0  # somebody would lose by the guesses of others
-        self._note_decision(seen, best.depth > 0, pays)
+        self._decided(seen, best, pays)
         for session in decoding:
             assert session.own is not None, "it asks"
             session.own.ask(best.depth, coverages[session.key])
@@ -148,24 +157,30 @@ class Guessing:
         )
 
     @staticmethod
-    def _pace(ready: Sequence[VerifySession], coverages: Mapping[int, int], bare: float) -> float:
-        """Return the tokens that the sessions write together in a second, which is what time costs.
+    def _price(
+        ready: Sequence[VerifySession], coverages: Mapping[int, int], bare: float, now: float
+    ) -> float:
+        """Return the tokens that a second costs the sessions together.
 
-        A session whose tree holds nothing waits for drafts that come when they come, later steps or not. So
-        its time costs what it writes between drafts.
+        While an edge drafts, the time is not lost: its nodes will be more. It costs the token of a bare step.
+        A session whose tree holds nothing, and for which nothing is due before the next step ends, loses what
+        it writes between drafts.
         """
-        paces = [
-            session.own.uncovered if session.own and coverages.get(session.key) == 0 else session.account.pace
+        if not bare:
+            return 0.0
+        alone = [
+            session.own.uncovered.ratio
             for session in ready
+            if session.own and coverages.get(session.key) == 0 and not session.awaited.is_due_by(now + bare)
         ]
-        return sum(max(1.0, pace.ratio) for pace in paces) / bare if bare else 0.0
+        return (len(ready) + sum(max(0.0, tokens - 1.0) for tokens in alone)) / bare
 
     def _best_depth(
-        self, decoding: Sequence[VerifySession], coverages: Mapping[int, int], pace: float
+        self, decoding: Sequence[VerifySession], coverages: Mapping[int, int], price: float
     ) -> BestDepth:
-        """Return the levels that win most, less the tokens that all could have in the time of guessing and of
-        the rows."""
-        price = pace * self.level_time.ratio  # tokens that all write in the time of a level
+        """Return the levels that win most, less the tokens that all could have in the time of guessing, of
+        which a second costs `price`, and of the rows. Note what a try would lose."""
+        price *= self.level_time.ratio
         best, best_net, won, cost, num_run = NO_GUESSES, 0.0, 0.0, 0.0, 0.0
         means = [session.own.wins.means(coverages[session.key]) for session in decoding if session.own]
         for depth, level in enumerate(zip(*means, strict=True), start=1):
@@ -175,19 +190,21 @@ class Guessing:
             net = won - cost - price * num_run
             if net > best_net:
                 best, best_net = BestDepth(depth, num_run, price + cost / num_run), net
+            if depth <= TRIED_DEPTH:
+                self._try_cost = max(-net, LEAST_LOSS * (cost + price * num_run)) / len(means)
         return best
 
-    def _note_decision(self, coverages: Collection[int], guesses: bool, pays: bool) -> None:
-        """Note a decision for trees of these coverages. Where guesses do not pay they are tried ever less."""
+    def _decided(self, coverages: Collection[int], best: BestDepth, pays: bool = False) -> None:
+        """Note a decision for trees of these coverages. Guesses that do not pay use up what is saved."""
         if not coverages:
             return
-        self._quiet = 0 if guesses else self._quiet + 1
+        self._quiet = 0 if best.depth else self._quiet + 1
         for each in coverages:
-            self._against[each] = 0 if guesses else self._against[each] + 1
-            if pays:
-                self._patience[each] = SURE
-            elif guesses:
-                self._patience[each] = min(2 * self._patience[each], PROBE)
+            if not best.depth:
+                most = max(FREE, self._try_cost)
+                self._saved[each] = min(self._saved[each] + self._income, most)
+            elif not pays:
+                self._saved[each] -= self._try_cost
 
 
 def _reading(sessions: Sequence[VerifySession]) -> Iterator[tuple[VerifySession, int]]:

@@ -172,9 +172,11 @@ class SpeculationBudget:
         return total / num_drafts * self.pace([part.session for part in parts])
 
     def note_pace(self, parts: Sequence[StepProgress], seconds: float) -> float:
-        """Note what sessions wrote in a step of `seconds`, the guesses before it included. Return its time in
-        bare steps."""
-        bare = self.bare([part.session for part in parts if part.num_outputs])
+        """Note what sessions wrote in a step of `seconds`, the guesses before it included. Return its time as
+        a multiple of the time that its tips and prompts alone would have taken."""
+        writing = [part.session for part in parts if part.num_outputs]
+        num_read = sum(part.num_rows - part.num_outputs for part in parts)
+        bare = self.cost.predict(len(writing) + num_read, self._reads(writing))
         time = seconds / bare if bare else 0.0
         for part in parts:
             if part.tokens:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cloud_verifier.core.guessing import PROBE, SURE
+from cloud_verifier.core.guessing import SURE
 from cloud_verifier.core.nouns import (
     Followers,
     GuessPlan,
@@ -19,7 +19,7 @@ from cloud_verifier.core.nouns import (
 from cloud_verifier.core.own_guesses import LEAST, OwnGuesses, Wins, won_by_level
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.calibration import Calibration, Confidence, Prior
-from common.messages import Commit
+from common.messages import Commit, Wait
 from common.tree import SpeculationTree
 from tests.cloud_verifier.core.bench import PRINT, VOCAB, ask, chain, count
 
@@ -154,7 +154,7 @@ class GuessBench:
     def __init__(
         self, *, right: bool = True, level: float = LEVEL, depth: int = 4, row: float = 0.0, every: int = 1
     ) -> None:
-        """A draft row adds `row` seconds. Guesses are right below tokens that `every` divides."""
+        """A row after an item's first adds `row` seconds. A guess is right if `every` divides the token."""
         info = TargetInfo("counter", VOCAB, 500, 4000, (), PRINT, guess_depth=depth)
         self.scheduler = VerifyScheduler(info)
         self.right, self.level, self.row, self.every = right, level, row, every
@@ -176,7 +176,7 @@ class GuessBench:
                 self.scheduler.on_guessed(self.guess(guesses), self.now)
             plan = self.scheduler.next_step(self.now)
             assert plan is not None
-            self.now += STEP + self.row * sum(len(item.outputs) - 1 for item in plan.items)
+            self.now += STEP + self.row * sum(len(item.tokens) - 1 for item in plan.items)
             self.scheduler.on_step_done(answers(plan), self.now)
             told = [each.message for each in self.scheduler.effects() if isinstance(each, Reply)]
             self.commits += [each for each in told if isinstance(each, Commit)]
@@ -218,7 +218,7 @@ def test_wrong_guesses_are_given_up_and_tried_again() -> None:
     bench.open()
     bench.run(200)
     assert bench.depths[2] > 0
-    late = bench.depths[-4 * PROBE :]
+    late = bench.depths[-128:]
     assert 0 < sum(depth > 0 for depth in late) <= len(late) // SURE
 
 
@@ -226,7 +226,7 @@ def test_guesses_that_take_longer_than_they_save_are_given_up() -> None:
     bench = GuessBench(level=4 * STEP)
     bench.open()
     bench.run(200)
-    assert sum(depth > 0 for depth in bench.depths[-4 * PROBE :]) <= 5
+    assert sum(depth > 0 for depth in bench.depths[-128:]) <= 5
 
 
 @pytest.mark.parametrize(("row", "pays"), [(0.0, True), (0.3 * STEP, False)])
@@ -235,6 +235,29 @@ def test_what_their_rows_cost_counts_against_guesses(row: float, pays: bool) -> 
     bench.open()
     bench.run(200)
     assert (sum(depth > 0 for depth in bench.depths[-100:]) > 50) is pays
+
+
+@pytest.mark.parametrize(("due_us", "guesses"), [(20_000, True), (100_000, False)])
+def test_time_in_which_the_edge_drafts_costs_less(due_us: int, guesses: bool) -> None:
+    bench = GuessBench(level=0.25 * STEP)
+    bench.open()
+    bench.run(5)
+    session = bench.scheduler.sessions[1]
+    assert session.own is not None
+    session.own.uncovered.add(800, 100.0)
+    session.awaited.told(Wait(due_us, 10))
+    session.awaited.committed(session.tree.tip_position, had_nodes=False, has_nodes=False, now=bench.now)
+    bench.run(1)
+    assert (bench.depths[-1] > 0) is guesses
+
+
+def test_reading_a_prompt_lowers_no_pace() -> None:
+    bench = GuessBench(depth=0, row=0.1 * STEP)
+    for key in range(1, 4):  # the first teach what rows cost
+        bench.scheduler.on_open(key, ask((1,) * 20 * key, max_tokens=400), bench.now)
+        bench.run(5)
+    for session in bench.scheduler.sessions.values():
+        assert session.account.pace.ratio == pytest.approx(1.0, abs=0.1)
 
 
 def test_no_more_levels_are_asked_for_than_the_text_has_left() -> None:
