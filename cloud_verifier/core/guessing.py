@@ -201,7 +201,7 @@ class Guessing:
         self._quiet = 0 if best.depth else self._quiet + 1
         for each in coverages:
             if not best.depth:
-                most = max(FREE, self._try_cost)
+                most = FREE + self._try_cost  # of a try whose cost is the same by then, or a little more
                 self._saved[each] = min(self._saved[each] + self._income, most)
             elif not pays:
                 self._saved[each] -= self._try_cost
