@@ -52,6 +52,7 @@ HELD_OUT_EVERY = 12
 
 LONGEST_PROMPT = 512  # tokens; of a longer prompt its beginning
 SAVE_EVERY, NOTE_EVERY = 100, 25  # updates
+KEEP_EVERY = 60.0  # seconds in which the target writes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +116,14 @@ def _train(options: TrainOptions) -> int:
     import torch
 
     from cloud_verifier.engine.drafting.heads import KINDS, HeadsLabel, save_heads
-    from cloud_verifier.engine.drafting.training import Checkpoint, Trainer, accuracy, read_texts
+    from cloud_verifier.engine.drafting.training import Checkpoint, Trainer, accuracy, digest, read_texts
 
     target, prompts = engine.model, _tokenized(options, engine)
     label = HeadsLabel.of(options.kind, options.depth, target, engine.info.fingerprint)
     told = {**asdict(label), "steps": options.steps, "seed": options.seed}
-    told |= {"texts": options.texts, "max_tokens": options.max_tokens, "prompts": len(prompts)}
+    told |= {"texts": options.texts, "max_tokens": options.max_tokens, "data": digest(target, prompts)}
     checkpoint = Checkpoint(options.out.with_name(options.out.name + ".training"), told)
-    texts = checkpoint.texts or _write_texts(options, engine, prompts, checkpoint)
+    texts = _write_texts(options, engine, prompts, checkpoint)
     note(f"the target reads {len(texts)} texts, {sum(map(len, texts))} tokens")
     read = list(read_texts(target, texts))
     held_out = [text for number, text in enumerate(read) if _is_held_out(number, len(prompts))]
@@ -144,8 +145,8 @@ def _train(options: TrainOptions) -> int:
 def _write_texts(
     options: TrainOptions, engine: TorchEngine, prompts: Sequence[Sequence[int]], checkpoint: Checkpoint
 ) -> list[IntArray]:
-    """Return texts of the target behind their prompts, and keep them in the checkpoint."""
-    texts = list[IntArray]()
+    """Return texts of the target behind their prompts, those of the checkpoint first. Keep them there."""
+    texts, kept_at = list(checkpoint.texts), time.monotonic()
     while len(texts) < options.texts:
         first, number = len(texts), len(texts) // BATCH
         group = [prompts[at % len(prompts)] for at in range(first, min(first + BATCH, options.texts))]
@@ -155,7 +156,9 @@ def _write_texts(
         written = write_texts(engine, group, sampling)
         texts += [np.array([*prompt, *text], np.int32) for prompt, text in zip(group, written, strict=True)]
         note(f"the target has written {len(texts)} of {options.texts} texts")
-    checkpoint.save(texts)
+        if len(texts) == options.texts or time.monotonic() - kept_at >= KEEP_EVERY:
+            checkpoint.save(texts)
+            kept_at = time.monotonic()
     return texts
 
 

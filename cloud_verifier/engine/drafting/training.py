@@ -6,6 +6,7 @@ At each row and level the loss is the cross-entropy of the heads' distribution a
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ line."""
 
 WARM_UP, FLAT_UNTIL = 0.05, 0.4
 MOMENTUM = 0.95
+DIGESTED = 64  # values of each of the target's weights
 DEEPER_FROM = 0.4
 """Share of the steps after which levels below the first are trained, one by one."""
 
@@ -237,6 +239,16 @@ def accuracy(
             hits[level - 1, 1] += ((own + noise[level:]).argmax(dim=-1) == chosen[1][level:]).sum().item()
             rows[level - 1] += len(own)
     return [LevelAccuracy(*pair) for pair in (hits / rows[:, None]).tolist()]
+
+
+def digest(target: TargetModel, prompts: Sequence[Sequence[int]]) -> str:
+    """Return a digest of prompts and of the first values of each of the target's weights."""
+    found = hashlib.blake2b(digest_size=16)
+    for prompt in prompts:
+        found.update(np.array([len(prompt), *prompt], np.int64).tobytes())
+    for weights in target.module.parameters():
+        found.update(weights.detach().reshape(-1)[:DIGESTED].double().cpu().numpy().tobytes())
+    return found.hexdigest()
 
 
 class Checkpoint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,34 @@ def test_an_interrupted_training_goes_on(
     assert "going on after 2 of 4 updates" in capsys.readouterr().err
     resumed = load_file(tmp_path / "heads")
     assert all(torch.equal(weights, resumed[name]) for name, weights in whole.items())
+
+
+def test_texts_are_kept_while_the_target_writes_and_only_for_the_same_prompts(
+    train: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forerun.commands import heads, record
+
+    monkeypatch.setattr(heads, "KEEP_EVERY", 0.0)
+    write = record.write_texts
+    groups = list[int]()
+
+    def interrupted(engine: Any, group: Any, sampling: Any) -> Any:
+        if len(groups) == 1:
+            raise KeyboardInterrupt
+        groups.append(len(group))
+        return write(engine, group, sampling)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(heads, "write_texts", interrupted)
+        main([*train, "--steps", "1"])
+    prompts = tmp_path / "prompts.json"
+    same = prompts.read_text()
+    prompts.write_text(same.replace("class A:", "class B:"))
+    assert main([*train, "--steps", "1"]) == 2
+    prompts.write_text(same)
+    capsys.readouterr()
+    assert main([*train, "--steps", "1"]) == 0
+    assert "written 16 of 24" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", [("--steps", "0"), ("--max-tokens", "4000")], ids=str)
