@@ -88,10 +88,10 @@ def why(view: GrowthView) -> str:
 def why_not(view: GrowthView, step: float) -> str:
     """Describe why drafting saves no time."""
     turn, rtt, alone = view.turn.smoothed, view.rtt.smoothed_rtt, view.server.tokens
+    if step >= turn:
+        return f"a draft step takes {_ms(step)}, the verifier writes a token in {_ms(view.token_time)}"
     if alone >= DRAFTS_WELL:
         return f"the server drafts well enough: {alone:.1f} tokens a step"
-    if step >= turn:
-        return f"a draft step takes {_ms(step)}, the verifier writes a token in {_ms(turn)}"
     ahead = rtt / turn
     if ahead >= 1.0:
         return (

@@ -596,6 +596,18 @@ def test_where_nothing_is_won_it_rests_within_a_second_and_says_why(slow: dict[s
     assert run(policy, view, 10.0) <= 10.0 / LOOK_AGAIN + 1
 
 
+@pytest.mark.parametrize(
+    ("step", "why"), [(0.025, "the server drafts well"), (0.06, "a draft step takes 60")]
+)
+def test_beside_a_verifier_that_drafts_well_it_rests_and_says_why(step: float, why: str) -> None:
+    view, policy = make_view(rtt=0.3, step=step), AdaptivePolicy()
+    for _ in range(100):
+        view.server.learn(Commit(0, (1, 2, 3, 4), server_made=0b1111, guessed=0b0111))
+    run(policy, view, 2.0, (0.5, 0.1))
+    assert policy.standing.mode is Mode.SERVER_ONLY
+    assert policy.standing.why.startswith(why)
+
+
 def test_it_comes_back_when_that_changes() -> None:
     view, policy = make_view(rtt=0.9), AdaptivePolicy()
     run(policy, view, 2.0)
