@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from cloud_verifier.core.nouns import Followers, GuessItem, GuessPlan, StepPlan
@@ -92,3 +94,99 @@ def plainly(model: TargetModel) -> Iterator[None]:
     """Compute as transformers alone does."""
     with model.plain(), torch.inference_mode():
         yield
+
+
+def choices(draft: DraftModel | None, model: TargetModel) -> list[bytes]:
+    """Return all that the target says in random texts, guessed for by this draft."""
+    engine, found = engine_of(draft, model), list[bytes]()
+    evaluate = engine.evaluate
+
+    def noted(plan: StepPlan) -> object:
+        result = evaluate(plan)
+        found.extend(margins.tobytes() for margins in result.margins)
+        found.append(engine.logits(plan).numpy().tobytes())
+        return result
+
+    engine.evaluate = noted  # type: ignore[assignment,method-assign]
+    for _ in RandomTexts(engine, 11).run(12):
+        pass
+    return found
+
+
+@dataclass
+class RandomTexts:
+    """Sessions over one engine; each holds tokens and slots, and slots may be shared. They come and go,
+    and are guessed for now and then."""
+
+    engine: TorchEngine
+    seed: int
+    holders: dict[int, int] = field(default_factory=dict)  # by slot
+    sessions: list[tuple[Session, list[int]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+        self.slots = Slots(NUM_SLOTS)
+
+    def run(self, num_turns: int) -> Iterator[tuple[GuessItem, list[int], tuple[Followers, ...]]]:
+        """Take turns; yield every guess with the text that it is for."""
+        for turn in range(num_turns):
+            if len(self.sessions) < 2 or (len(self.sessions) < 5 and self.random.random() < 0.3):
+                self._open(turn)
+            if len(self.sessions) > 2 and self.random.random() < 0.15:
+                self._close(int(self.random.integers(len(self.sessions))))
+            self._step()
+            if self.random.random() < 0.5:
+                yield from self._guess()
+
+    def _open(self, key: int) -> None:
+        sampling = SamplingParams(temperature=float(self.random.choice([0.0, 0.8])), seed=key)
+        session, tokens = Session(key, self.slots, sampling), list[int]()
+        if self.sessions and self.random.random() < 0.7:
+            other, others = self.sessions[int(self.random.integers(len(self.sessions)))]
+            count = int(self.random.integers(len(others) + 1))
+            session.held, tokens = other.held[:count], others[:count]
+            for slot in session.held:
+                self.holders[slot] += 1
+        self.sessions.append((session, tokens))
+
+    def _close(self, place: int) -> None:
+        session, _ = self.sessions.pop(place)
+        for slot in session.held:
+            self.holders[slot] -= 1
+            if not self.holders[slot]:
+                self.slots.free.insert(0, slot)
+
+    def _step(self) -> None:
+        """A tree of random rows in some sessions, of which a random path is kept."""
+        items = []
+        for session, tokens in self.sessions:
+            if tokens and self.random.random() < 0.3:
+                continue
+            count = int(self.random.integers(1, 7))
+            room = len(self.slots.free) - count
+            if room < 8 or len(tokens) > 40:
+                continue
+            own = self.random.integers(0, 97, count).tolist()
+            parents = [-1, *(int(self.random.integers(row)) for row in range(1, count))]
+            item = session.item(own, parents, range(count))
+            last, rows = int(self.random.integers(count)), list[int]()
+            while last >= 0:
+                rows.insert(0, last)
+                last = parents[last]
+            items.append((session, tokens, item, rows))
+        self.engine.evaluate(StepPlan(tuple(item for _, _, item, _ in items)))
+        for session, tokens, item, rows in items:
+            kept = item.slots[rows].tolist()
+            session.held += kept
+            tokens.extend(item.tokens[rows].tolist())
+            self.holders.update(dict.fromkeys(kept, 1))
+            self.slots.free += [slot for slot in item.slots.tolist() if slot not in kept]
+
+    def _guess(self) -> Iterator[tuple[GuessItem, list[int], tuple[Followers, ...]]]:
+        some = [each for each in self.sessions if each[1] and self.random.random() < 0.7]
+        items = [
+            guess_item(session, int(self.random.integers(97)), int(self.random.integers(0, DEPTH + 1)))
+            for session, _ in some
+        ]
+        found = guess(self.engine, *items)
+        yield from zip(items, [list(tokens) for _, tokens in some], found, strict=True)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 import torch
 
-from cloud_verifier.core.nouns import Followers, GuessItem, GuessPlan, StepPlan
+from cloud_verifier.core.nouns import GuessPlan
 from cloud_verifier.engine.drafting import drafter as drafter_module
 from cloud_verifier.engine.drafting.models import EarlyExit
-from cloud_verifier.engine.drafting.nouns import DraftModel
-from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from common.calibration import Confidence
 from common.choice import History, rank
 from common.sampling import SamplingParams
 from tests.cloud_verifier.engine.drafting.rig import (
     DEPTH,
-    NUM_SLOTS,
     SAMPLINGS,
     WARM,
+    RandomTexts,
+    choices,
     draft_of,
     engine_of,
     guess,
@@ -32,7 +28,7 @@ from tests.cloud_verifier.engine.drafting.rig import (
     small_model,
     write,
 )
-from tests.cloud_verifier.engine.tiny import Session, Slots, ints, target
+from tests.cloud_verifier.engine.tiny import ints, target
 
 pytestmark = pytest.mark.torch
 
@@ -168,87 +164,6 @@ def test_a_lack_of_memory_costs_the_guesses_and_no_more(llama: TargetModel) -> N
     assert len(write(engine, session, tip, 2)) == 2
 
 
-# Random texts that share beginnings, come and go, and are guessed for now and then
-
-
-@dataclass
-class RandomTexts:
-    """Sessions over one engine; each holds tokens and slots, and slots may be shared."""
-
-    engine: TorchEngine
-    seed: int
-    holders: dict[int, int] = field(default_factory=dict)  # by slot
-    sessions: list[tuple[Session, list[int]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.random = np.random.default_rng(self.seed)
-        self.slots = Slots(NUM_SLOTS)
-
-    def run(self, num_turns: int) -> Iterator[tuple[GuessItem, list[int], tuple[Followers, ...]]]:
-        """Take turns; yield every guess with the text that it is for."""
-        for turn in range(num_turns):
-            if len(self.sessions) < 2 or (len(self.sessions) < 5 and self.random.random() < 0.3):
-                self._open(turn)
-            if len(self.sessions) > 2 and self.random.random() < 0.15:
-                self._close(int(self.random.integers(len(self.sessions))))
-            self._step()
-            if self.random.random() < 0.5:
-                yield from self._guess()
-
-    def _open(self, key: int) -> None:
-        sampling = SamplingParams(temperature=float(self.random.choice([0.0, 0.8])), seed=key)
-        session, tokens = Session(key, self.slots, sampling), list[int]()
-        if self.sessions and self.random.random() < 0.7:
-            other, others = self.sessions[int(self.random.integers(len(self.sessions)))]
-            count = int(self.random.integers(len(others) + 1))
-            session.held, tokens = other.held[:count], others[:count]
-            for slot in session.held:
-                self.holders[slot] += 1
-        self.sessions.append((session, tokens))
-
-    def _close(self, place: int) -> None:
-        session, _ = self.sessions.pop(place)
-        for slot in session.held:
-            self.holders[slot] -= 1
-            if not self.holders[slot]:
-                self.slots.free.insert(0, slot)
-
-    def _step(self) -> None:
-        """A tree of random rows in some sessions, of which a random path is kept."""
-        items = []
-        for session, tokens in self.sessions:
-            if tokens and self.random.random() < 0.3:
-                continue
-            count = int(self.random.integers(1, 7))
-            room = len(self.slots.free) - count
-            if room < 8 or len(tokens) > 40:
-                continue
-            own = self.random.integers(0, 97, count).tolist()
-            parents = [-1, *(int(self.random.integers(row)) for row in range(1, count))]
-            item = session.item(own, parents, range(count))
-            last, rows = int(self.random.integers(count)), list[int]()
-            while last >= 0:
-                rows.insert(0, last)
-                last = parents[last]
-            items.append((session, tokens, item, rows))
-        self.engine.evaluate(StepPlan(tuple(item for _, _, item, _ in items)))
-        for session, tokens, item, rows in items:
-            kept = item.slots[rows].tolist()
-            session.held += kept
-            tokens.extend(item.tokens[rows].tolist())
-            self.holders.update(dict.fromkeys(kept, 1))
-            self.slots.free += [slot for slot in item.slots.tolist() if slot not in kept]
-
-    def _guess(self) -> Iterator[tuple[GuessItem, list[int], tuple[Followers, ...]]]:
-        some = [each for each in self.sessions if each[1] and self.random.random() < 0.7]
-        items = [
-            guess_item(session, int(self.random.integers(97)), int(self.random.integers(0, DEPTH + 1)))
-            for session, _ in some
-        ]
-        found = guess(self.engine, *items)
-        yield from zip(items, [list(tokens) for _, tokens in some], found, strict=True)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_read_late_and_in_parts_guesses_as_what_is_read_at_once(
@@ -279,19 +194,4 @@ def test_a_depth_of_0_reads_and_guesses_nothing(llama: TargetModel) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_drafter_changes_no_bit_of_the_targets_choices(llama: TargetModel, kind: str) -> None:
-    def outcome(draft: DraftModel | None) -> list[bytes]:
-        engine, found = engine_of(draft, llama), list[bytes]()
-        evaluate = engine.evaluate
-
-        def noted(plan: StepPlan) -> object:
-            result = evaluate(plan)
-            found.extend(margins.tobytes() for margins in result.margins)
-            found.append(engine.logits(plan).numpy().tobytes())
-            return result
-
-        engine.evaluate = noted  # type: ignore[assignment,method-assign]
-        for _ in RandomTexts(engine, 11).run(12):
-            pass
-        return found
-
-    assert outcome(draft_of(kind, llama)) == outcome(None)
+    assert choices(draft_of(kind, llama), llama) == choices(None, llama)
