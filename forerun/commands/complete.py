@@ -29,7 +29,7 @@ from forerun.terminal import Painter, note
 DESCRIPTION = """\
 Continue a text by the running daemon (`forerun edge`):
 
-  forerun complete 'def parse_header(line):' --max-tokens 80 --temperature 0
+  forerun complete 'def is_palindrome(text' --max-tokens 80 --temperature 0
   forerun complete - --json < prompt.txt
 
 With --system the text is a question, and the model answers it as in a chat."""

@@ -58,7 +58,7 @@ Write one completion without the daemon: draft on this device, let the verifier 
 it is committed.
 
   forerun edge complete --verifier 127.0.0.1:50051 --draft demo_models/draft/draft-q8_0.gguf \\
-      --prompt 'def parse_header(line):' --max-tokens 80"""
+      --prompt 'def is_palindrome(text' --max-tokens 80"""
 
 PIPE = """\
 Serve requests one after the other, without the daemon: one JSON object a line on standard input, JSON events
