@@ -145,8 +145,9 @@ class Guessing:
         return grown
 
     def settle(self, parts: Sequence[StepProgress], time: float, row_price: float) -> int:
-        """Learn what guesses have won in a finished step; return that in tokens. `time` is that of the step
-        with them, in bare steps; `row_price` is what one of its draft rows costs all sessions, in tokens."""
+        """Learn what guesses have won in a finished step; return that in tokens. `time` is what
+        `SpeculationBudget.note_pace` returned; `row_price` is what one of its draft rows costs all sessions,
+        in tokens."""
         self.time_spent = 0.0
         return sum(
             part.session.own.settle(

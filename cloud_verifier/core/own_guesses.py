@@ -204,7 +204,7 @@ class OwnGuesses:
         """Learn from a finished step of `num_tokens` tokens what the guesses before it have won; return that
         in tokens.
 
-        Args: made, as in `won_by_level`; time, of guesses and step, in bare steps; rows, `made_rows` of the
+        Args: made, as in `won_by_level`; time, as in `Guessing.settle`; rows, `made_rows` of the
         step; row_price, the tokens that each of them cost all sessions.
         """
         if not num_tokens:
