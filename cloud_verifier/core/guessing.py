@@ -8,7 +8,7 @@ below the tip of a good and near edge, next to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cloud_verifier.core.nouns import GuessPlan, GuessResult
@@ -23,8 +23,8 @@ WIDTH = 2
 SURE = 4  # decisions in a row against guesses, after which steps follow each other without asking
 TRIED_DEPTH = 2
 FREE, TRYING = 0.25, 0.01
-"""Where guesses do not seem to pay, some are tried: the tokens that tries may lose a session at first, and
-from then on as a share of those written without guesses."""
+"""Where guesses do not seem to pay, some are tried: the tokens that tries may lose a session when it begins,
+since its text may be of another kind, and from then on as a share of those written without guesses."""
 
 LEAST_LOSS = 0.5
 """Share of its cost that a try counts as lost at least: what it wins is little known."""
@@ -63,13 +63,15 @@ class Guessing:
         self.running: GuessedTime | None = None
         self.time_spent = 0.0  # seconds, since the last step
         self._quiet = 0  # steps since guesses were last asked for
-        self._saved = [FREE] * len(SCALE)  # tokens that a try may lose a session, by coverage
+        self._saved = [0.0] * len(SCALE)  # tokens that a try may lose a session, by coverage
         self._income = 0.0  # of that, by a step without guesses
+        self._num_begun = 0  # sessions, since something was last decided
         self._try_cost = 0.0  # tokens that a try loses a session, as far as is known
 
     def begin(self, session: VerifySession) -> None:
         """Give a new session a place for guesses."""
         if self.depth and session.request.fill:
+            self._num_begun += 1
             calibration = Calibration(self.beliefs.before(session.request.sampling))
             session.own = OwnGuesses(
                 session.tree, calibration, session.max_length - 1, Wins(self.depth, self.wins)
@@ -106,8 +108,11 @@ class Guessing:
         coverages = {session.key: session.own.coverage for session in decoding if session.own is not None}
         seen = set(coverages.values())
         price = self._price(ready, coverages, bare, now)
-        self._income = TRYING * price * bare / max(1, len(ready))
-        best = self._best_depth(decoding, coverages, price)
+        best, try_cost = self._best_depth(decoding, coverages, price)
+        if decoding:
+            self._income, self._try_cost = TRYING * price * bare / len(ready), try_cost
+            self._save(range(len(SCALE)), FREE * self._num_begun / len(ready))
+            self._num_begun = 0
         pays = best.depth > 0
         if not pays and any(self._saved[each] >= self._try_cost for each in seen):
             depth = min(TRIED_DEPTH, self.depth)
@@ -178,11 +183,11 @@ class Guessing:
 
     def _best_depth(
         self, decoding: Sequence[VerifySession], coverages: Mapping[int, int], price: float
-    ) -> BestDepth:
+    ) -> tuple[BestDepth, float]:
         """Return the levels that win most, less the tokens that all could have in the time of guessing, of
-        which a second costs `price`, and of the rows. Note what a try would lose."""
+        which a second costs `price`, and of the rows; and the tokens that a try would lose a session."""
         price *= self.level_time.ratio
-        best, best_net, won, cost, num_run = NO_GUESSES, 0.0, 0.0, 0.0, 0.0
+        best, best_net, won, cost, num_run, try_cost = NO_GUESSES, 0.0, 0.0, 0.0, 0.0, 0.0
         means = [session.own.wins.means(coverages[session.key]) for session in decoding if session.own]
         for depth, level in enumerate(zip(*means, strict=True), start=1):
             won += sum(mean.won for mean in level)
@@ -192,8 +197,8 @@ class Guessing:
             if net > best_net:
                 best, best_net = BestDepth(depth, num_run, price + cost / num_run), net
             if depth <= TRIED_DEPTH:
-                self._try_cost = max(-net, LEAST_LOSS * (cost + price * num_run)) / len(means)
-        return best
+                try_cost = max(-net, LEAST_LOSS * (cost + price * num_run)) / len(means)
+        return best, try_cost
 
     def _decided(self, coverages: Collection[int], best: BestDepth, pays: bool = False) -> None:
         """Note a decision for trees of these coverages. Guesses that do not pay use up what is saved."""
@@ -202,10 +207,14 @@ class Guessing:
         self._quiet = 0 if best.depth else self._quiet + 1
         for each in coverages:
             if not best.depth:
-                most = FREE + self._try_cost  # of a try whose cost is the same by then, or a little more
-                self._saved[each] = min(self._saved[each] + self._income, most)
+                self._save((each,), self._income)
             elif not pays:
                 self._saved[each] -= self._try_cost
+
+    def _save(self, coverages: Iterable[int], tokens: float) -> None:
+        """Let tries for trees of these coverages lose so many tokens more, up to the loss of one and FREE."""
+        for each in coverages:
+            self._saved[each] = min(self._saved[each] + tokens, FREE + self._try_cost)
 
 
 def _reading(sessions: Sequence[VerifySession]) -> Iterator[tuple[VerifySession, int]]:

@@ -159,15 +159,16 @@ class GuessBench:
         self.scheduler = VerifyScheduler(info)
         self.right, self.level, self.row, self.every = right, level, row, every
         self.now = 0.0
-        self.depths: list[int] = []
+        self.depths: list[int] = []  # of guesses before each step
         self.commits: list[Commit] = []
 
-    def open(self, key: int = 1) -> None:
-        self.scheduler.on_open(key, ask(max_tokens=400), self.now)
+    def open(self, key: int = 1, prompt: tuple[int, ...] = (1,), max_tokens: int = 400) -> None:
+        self.scheduler.on_open(key, ask(prompt, max_tokens=max_tokens), self.now)
 
     def run(self, steps: int) -> None:
-        """Let that many steps pass."""
-        for _ in range(steps):
+        """Let that many steps pass, or a few more which the engine may begin without a decision."""
+        until = len(self.depths) + steps
+        while len(self.depths) < until:
             guesses = self.scheduler.next_guess(self.now)
             self.depths.append(max((item.depth for item in guesses.items), default=0) if guesses else 0)
             if guesses is not None:
@@ -176,8 +177,12 @@ class GuessBench:
                 self.scheduler.on_guessed(self.guess(guesses), self.now)
             plan = self.scheduler.next_step(self.now)
             assert plan is not None
-            self.now += STEP + self.row * sum(len(item.tokens) - 1 for item in plan.items)
-            self.scheduler.on_step_done(answers(plan), self.now)
+            while plan is not None:
+                ahead, result = self.scheduler.look_ahead(), answers(plan)
+                self.now += STEP + self.row * sum(len(item.tokens) - 1 for item in plan.items)
+                plan = None if ahead is None else ahead.complete(result)
+                self.scheduler.on_step_done(result, self.now, next_began=plan is not None)
+                self.depths += [0] * (plan is not None)
             told = [each.message for each in self.scheduler.effects() if isinstance(each, Reply)]
             self.commits += [each for each in told if isinstance(each, Commit)]
 
@@ -220,6 +225,20 @@ def test_wrong_guesses_are_given_up_and_tried_again() -> None:
     assert bench.depths[2] > 0
     late = bench.depths[-128:]
     assert 0 < sum(depth > 0 for depth in late) <= len(late) // SURE
+
+
+def test_guesses_are_tried_again_after_a_rest() -> None:
+    """Of the verifier: it decided against guesses, and then had nothing to decide."""
+    bench = GuessBench(right=False, level=0.3 * STEP)
+    bench.open(max_tokens=30)
+    bench.run(30)
+    assert not bench.scheduler.sessions
+    assert bench.scheduler.next_guess(bench.now) is None
+    bench.right = True
+    bench.open(2, (1,) * 20)
+    bench.run(60)
+    assert bench.depths[-1] > 0
+    assert len(bench.commits[-1].tokens) > 1
 
 
 def test_guesses_that_take_longer_than_they_save_are_given_up() -> None:
