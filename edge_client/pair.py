@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from edge_client.process.paths import path_of
 from edge_client.settings import DraftSection, EdgeConfig, VerifierSection
 from edge_client.texts.datastore import IndexFiles
 from edge_client.texts.earlier import EarlierTexts
+from edge_client.texts.index_child import renew_in_child
 from edge_client.texts.queue import Admission
 from edge_client.texts.service import TextService, TextSettings
 from edge_client.verifiers import Verifiers
@@ -75,7 +77,9 @@ async def open_pair(
     )
     settings = _text_settings(config, files.priors)
     drafts = opened.model
-    indexes = IndexFiles(files.indexes if draft.recall else (), opened.vocabulary.fingerprint)
+    renew = partial(renew_in_child, files.model)
+    indexes = IndexFiles(files.indexes if draft.recall else (), opened.vocabulary.fingerprint, renew)
+    stack.push_async_callback(indexes.close)
     earlier = None
     if draft.recall and draft.remember:
         earlier = EarlierTexts(draft.remember, files.earlier, opened.vocabulary.fingerprint)

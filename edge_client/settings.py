@@ -280,7 +280,7 @@ class DraftSection:
     )
     index: tuple[str, ...] = setting(
         (),
-        "indexes of your files, from which recall proposes; read anew when they change",
+        "indexes of your files, from which recall proposes; updated when the files change",
         form="a name given by `forerun index`, or the path of an index",
         alias="--index",
     )

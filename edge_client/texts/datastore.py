@@ -8,16 +8,19 @@ are proposed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
+import math
 import mmap
 import os
 import struct
 import subprocess
+import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +43,11 @@ MOST_TOKENS = 10_000_000
 
 LARGEST_FILE = 2**20
 """Bytes of a file. Larger ones are mostly data or made by programs."""
+
+
+LOOK_AFTER = 60.0
+"""Seconds between two looks for changed files, while texts are asked for. 10,000 files take a thread some
+0.1 s."""
 
 
 class DamagedIndex(UserError):
@@ -204,6 +212,18 @@ def update(path: Path, roots: Sequence[str], words: Words, fingerprint: bytes) -
     return done
 
 
+def state_of(roots: Sequence[str]) -> bytes:
+    """Return a digest of names, sizes and times of all files under the roots; empty if a root is missing."""
+    digest = hashlib.sha256()
+    if not all(map(os.path.exists, roots)):
+        return b""
+    for place in _text_files(roots):
+        with contextlib.suppress(OSError):
+            stat = place.stat()
+            digest.update(f"{place}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode(errors="surrogateescape"))
+    return digest.digest()
+
+
 def _ordered(text: bytes) -> bytes:
     """Return the order of all places of a text."""
     places = np.flatnonzero(np.frombuffer(text, np.int32) != GAP)
@@ -284,35 +304,76 @@ def _walked(root: Path) -> Iterator[Path]:
 # The daemon -----------------------------------------------------------------------------------------------
 
 
+Opened = tuple[tuple[int, ...], Datastore | None]
+"""The stamp of an index's file, and what was read from it."""
+
+
 class IndexFiles:
     """Holds the indexes that a daemon looks up in. A file that was replaced is read anew.
 
-    Args: paths of index files; fingerprint of the token table. Raises `UserError` for a file that is missing
-    or belongs to another tokenizer; a damaged one is set aside.
+    Args: paths of index files; fingerprint of the token table; renew, which updates an index whose user's
+    files have changed (None: only the user does). Raises `UserError` for a file that is missing or belongs to
+    another tokenizer; a damaged one is set aside.
     """
 
-    def __init__(self, paths: Sequence[Path], fingerprint: bytes) -> None:
-        self._fingerprint = fingerprint
-        self._read: Mapping[Path, tuple[tuple[int, ...], FrozenIndex | None]] = {
-            path: (_stamp(path), self._open(path)) for path in paths
-        }
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        fingerprint: bytes,
+        renew: Callable[[Path], Awaitable[None]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fingerprint, self._renew, self._clock = fingerprint, renew, clock
+        self._read: Mapping[Path, Opened] = {path: (_stamp(path), self._open(path)) for path in paths}
+        self._renewing: asyncio.Task[None] | None = None
+        self._looked_at = -math.inf
+        self._states = dict[Path, bytes]()  # of the user's files, when an index was last updated
 
     @property
     def indexes(self) -> tuple[FrozenIndex, ...]:
-        return tuple(index for _, index in self._read.values() if index is not None)
+        return tuple(found.index for _, found in self._read.values() if found is not None)
+
+    async def settled(self) -> None:
+        """Wait until changes that are being looked for have been found and read."""
+        if self._renewing is not None:
+            await asyncio.wait([self._renewing])
 
     async def refresh(self) -> None:
-        """Read the files that have changed. If one cannot be read, its last index stays in use."""
+        """Read the files that have changed. If one cannot be read, its last index stays in use. Now and then
+        begin to look for changes of the user's files."""
         for path, (stamp, _) in self._read.items():
             if (now := _stamp(path)) and now != stamp:
                 try:
-                    index = await asyncio.to_thread(self._open, path)
+                    found = await asyncio.to_thread(self._open, path)
                 except UserError as error:
                     logger.warning("%s; its last index stays in use", error)
-                    index = self._read[path][1]
-                self._read = {**self._read, path: (now, index)}
+                    found = self._read[path][1]
+                self._read = {**self._read, path: (now, found)}
+        is_busy = self._renewing is not None and not self._renewing.done()
+        if self._renew is not None and not is_busy and self._clock() >= self._looked_at + LOOK_AFTER:
+            self._looked_at = self._clock()
+            self._renewing = asyncio.create_task(self._look(self._renew))
 
-    def _open(self, path: Path) -> FrozenIndex | None:
+    async def close(self) -> None:
+        """End an update that is under way; its index stays as it was."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+        await self.settled()
+
+    async def _look(self, renew: Callable[[Path], Awaitable[None]]) -> None:
+        for path, (_, found) in self._read.items():
+            if found is None or not found.roots:
+                continue
+            state = await asyncio.to_thread(state_of, found.roots)
+            if state in (b"", self._states.get(path)):
+                continue
+            self._states[path] = state
+            try:
+                await renew(path)
+            except (OSError, UserError) as error:
+                logger.warning("the index %s is not updated: %s", path, error)
+
+    def _open(self, path: Path) -> Datastore | None:
         found = read_or_set_aside(path)
         if found is None:
             return None
@@ -322,7 +383,7 @@ class IndexFiles:
                 "forerun index PATH --draft FILE"
             )
         logger.info("index %s: %d files, %d tokens", path, len(found.files), len(found.index))
-        return found.index
+        return replace(found, files=())
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

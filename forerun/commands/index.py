@@ -28,9 +28,10 @@ Index your repository or notes, so that the device proposes what stands there (d
   forerun index ~/src/project
   forerun edge --index project ...
 
-Files are tokenized once; later runs read only what has changed, and a running daemon takes the new index for
-its next text. Without a PATH every index is updated. Hidden files, files that git ignores, files above 1 MiB
-and files that are no UTF-8 text are left out. The index stays on this device, readable by its owner alone."""
+Files are tokenized once; later runs read only what has changed. A running daemon that uses the index updates
+it when files change. Without a PATH every index is updated. Hidden files, files that git ignores, files above
+1 MiB and files that are no UTF-8 text are left out. The index stays on this device, readable by its owner
+alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

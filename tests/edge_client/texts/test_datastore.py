@@ -6,7 +6,7 @@ import logging
 import os
 import stat
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,16 @@ from common.errors import UserError
 from common.prompt_lookup import PromptLookup, SharedTexts
 from common.suffix_index import SuffixIndex
 from edge_client.texts import datastore
-from edge_client.texts.datastore import ALIGNED, HEAD, DamagedIndex, IndexFiles, place_of, read, update
+from edge_client.texts.datastore import (
+    ALIGNED,
+    HEAD,
+    LOOK_AFTER,
+    DamagedIndex,
+    IndexFiles,
+    place_of,
+    read,
+    update,
+)
 from tests import wording
 from tests.edge_client.api.world import Letters
 
@@ -190,6 +199,59 @@ async def test_an_index_that_another_tokenizer_replaced_is_not_taken(folder: Pat
     before = files.indexes
     await files.refresh()
     assert files.indexes == before
+
+
+@pytest.mark.parametrize(
+    ("change", "is_seen"),
+    [
+        (lambda folder: None, False),
+        (lambda folder: (folder / "one.py").write_text("changed = 1"), True),
+        (lambda folder: (folder / "sub" / "two.py").unlink(), True),
+        (lambda folder: (folder / "four.py").write_text("new"), True),
+        (lambda folder: (folder / ".hidden" / "four.py").write_text("hidden"), False),
+        (lambda folder: folder.rename(folder.with_name("away")), False),
+    ],
+    ids=["nothing", "changed", "gone", "new", "hidden", "not there now"],
+)
+async def test_an_index_is_updated_once_its_files_have_changed(
+    change: Callable[[Path], object], is_seen: bool, folder: Path, tmp_path: Path
+) -> None:
+    path, now, renewed = tmp_path / "project.index", [0.0], list[Path]()
+    indexed(path, folder)
+
+    async def renew(path: Path) -> None:
+        renewed.append(path)
+
+    files = IndexFiles([path], PRINT, renew, clock=lambda: now[0])
+    await files.refresh()
+    await files.settled()
+    assert renewed == [path], "nobody knows what has changed before"
+    change(folder)
+    await files.refresh()
+    await files.settled()
+    assert len(renewed) == 1, "it has looked a moment ago"
+    now[0] = LOOK_AFTER
+    await files.refresh()
+    await files.settled()
+    assert len(renewed) == 1 + is_seen
+    await files.close()
+
+
+async def test_a_failed_update_costs_no_text(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "project.index"
+    indexed(path, folder)
+    (folder / "one.py").write_text("new delta: pass")
+
+    async def renew(path: Path) -> None:
+        raise UserError("the disk is full")
+
+    files = IndexFiles([path], PRINT, renew)
+    await files.refresh()
+    await files.settled()
+    assert continued("def al", files.indexes).startswith("pha(): pass")
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 def test_an_index_is_named_or_placed(tmp_path: Path) -> None:
