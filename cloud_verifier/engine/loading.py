@@ -6,6 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,8 +20,10 @@ from cloud_verifier.engine.attention.backend import AttentionBackend
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.deterministic.check import check_exact
 from cloud_verifier.engine.deterministic.engine import ExactBackend, ExactEngine
+from cloud_verifier.engine.drafting import exits
 from cloud_verifier.engine.drafting.drafter import SCRATCH
-from cloud_verifier.engine.drafting.loading import load_draft
+from cloud_verifier.engine.drafting.exits import best_exit
+from cloud_verifier.engine.drafting.loading import EXIT, load_draft
 from cloud_verifier.engine.drafting.nouns import DraftModel
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
@@ -78,7 +81,7 @@ def load_engine(
     `device`, `quantization` and `num_processes` as in `load_target`. With `exact_rows` above 0 the engine is
     the deterministic one, in tiles of so many rows, and is checked to be so; it brings its own attention in
     place of `backend`. Without a `backend`, `attention` names it; `cuda_graphs` and `warm_rows` are as in
-    `accelerate`. `drafter` is as in `load_draft`. Raises `UserError` that says what to change.
+    `accelerate`. `drafter` is `exit` or as in `load_draft`. Raises `UserError` that says what to change.
     """
     if exact_rows and dtype == "auto" and device == "cpu":
         dtype = "float32"
@@ -108,7 +111,12 @@ def load_engine(
         num_rows = check_exact(model, make, tile_rows=exact_rows, longest=num_slots or CPU_SLOTS)
         words = "target %s: %d rows have the same bits alone and in company, %.1f s"
         logger.info(words, model.name, num_rows, time.perf_counter() - begun_at)
-    draft = None if drafter is None else load_draft(drafter, model, vocabulary)
+    draft: DraftModel | None = None
+    if drafter == EXIT:
+        starts = [model.tokenize(start) for start in exits.STARTS]
+        draft = best_exit(model, partial(make, model, exits.SLOTS), starts)
+    elif drafter is not None:
+        draft = load_draft(drafter, model, vocabulary)
     reserve, kv_bytes = 0, report.kv_bytes
     if draft is not None:
         kv_bytes += slot_bytes(make(model, 1, draft))

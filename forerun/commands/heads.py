@@ -198,6 +198,8 @@ def _check(options: HeadsCheckOptions) -> int:
     engine = _engine(options, options.drafter)
     from cloud_verifier.engine.drafting.trial import try_drafter
 
+    if engine.drafter is None:
+        raise UserError("no early exit pays for this model on this machine; exit:K checks the first K layers")
     sampling = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
     report = try_drafter(engine, _tokenized(options, engine), sampling, options.step_floor)
     print(json.dumps({**asdict(report), "best_depth": report.best_depth}) if options.json else _tried(report))

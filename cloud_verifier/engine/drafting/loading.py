@@ -12,7 +12,7 @@ from cloud_verifier.engine.model.transformers_adapter import TargetModel, read_s
 from common.errors import UserError
 from common.vocabulary import Vocabulary
 
-EXIT = "exit:"
+EXIT = "exit"
 MTP = "mtp"
 
 
@@ -22,10 +22,10 @@ def load_draft(source: str, target: TargetModel, vocabulary: Vocabulary) -> Draf
 
     Raises `UserError` if there is none, or if it does not fit the target.
     """
-    if source.startswith(EXIT):
-        number = source.removeprefix(EXIT)
+    if source.startswith(f"{EXIT}:"):
+        number = source.removeprefix(f"{EXIT}:")
         if not number.isdecimal():
-            raise UserError(f"--drafter is {source!r}; it must be {EXIT}K with a number of layers K")
+            raise UserError(f"--drafter is {source!r}; it must be {EXIT}:K with a number of layers K")
         return EarlyExit(target, int(number))
     if source == MTP:
         return checkpoint_head(target)

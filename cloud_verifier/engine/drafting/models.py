@@ -15,15 +15,15 @@ class EarlyExit:
     The target has written the KV of these layers. Raises `UserError` unless the target has as many layers.
     """
 
-    depth = MOST_LEVELS
     first_position = 0
     has_own_kv = False
 
-    def __init__(self, target: TargetModel, num_layers: int) -> None:
+    def __init__(self, target: TargetModel, num_layers: int, depth: int = MOST_LEVELS) -> None:
         if not 1 <= num_layers <= target.num_layers:
             raise UserError(
                 f"--drafter exit:{num_layers} is not possible: '{target.name}' has {target.num_layers} layers"
             )
+        self.depth = depth
         self._model = target.with_layers(target.layers[:num_layers])
 
     def forward(self, rows: DraftRows) -> Drafted:
