@@ -153,6 +153,14 @@ class SpeculationTree:
         """Yield the live nodes below the tip, parents before children."""
         return islice(self.live.values(), 1, None)  # all but the tip, which is older than what hangs below it
 
+    def likeliest(self) -> list[int]:
+        """Return the tokens below the tip on the path of likeliest children."""
+        found, node = list[int](), self.tip
+        while node.children:
+            node = max((self.live[child] for child in node.children.values()), key=lambda each: each.logprob)
+            found.append(node.token)
+        return found
+
     def subtree(self, node: Node) -> Iterator[Node]:
         """Yield the node and everything below it, parents first."""
         stack = [node]

@@ -220,8 +220,8 @@ class Rig(Processes):
     ) -> AsyncIterator[dict[str, Any]]:
         """Run one completion on the edge and yield its events, the last of which is `done`.
 
-        `switches` are `recall` (default: the settings') and `drafting`, as in `forerun edge pipe`. Raise
-        `LocalError` for a request that the edge refused.
+        `switches` are `recall` (default: the settings'), `drafting` and `ahead`, as in `forerun edge pipe`.
+        Raise `LocalError` for a request that the edge refused.
         """
         assert self._edge is not None, "entered before"
         asked = {"recall": self.settings.recall, **switches}

@@ -53,9 +53,15 @@ class Display(Protocol):
     def close(self) -> None: ...  # the answer is over; the next output begins at the left edge
 
 
-def new_display(painter: Painter, *, origin: bool) -> Display:
-    """Return a display that shows previews only if the output can take them back."""
-    return OnTerminal(painter, Screen(sys.stdout), origin) if painter.colour else InPipe(sys.stdout, origin)
+def new_display(painter: Painter, *, origin: bool, prompt: str = "") -> Display:
+    """Return a display that shows previews only if the output can take them back. The text goes on behind
+    `prompt`."""
+    if not painter.colour:
+        sys.stdout.write(prompt)
+        return InPipe(sys.stdout, origin)
+    screen = Screen(sys.stdout)
+    screen.write(prompt, painter.bold(prompt))
+    return OnTerminal(painter, screen, origin)
 
 
 def legend(painter: Painter) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from common.errors import UserError
 from edge_client.core.policies import make_policy
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin
-from edge_client.texts.events import TextAdded
+from edge_client.texts.events import PreviewAdded, TextAdded
 from forerun import demo_pair
 from forerun.chat.display import legend, new_display
 from forerun.commands.comparison import HEADS_ALONE, SchemeComparison, compare
@@ -163,17 +163,19 @@ async def _write(
     texts = []
     for number, prompt in enumerate(prompts, 1):
         if show:
-            title = painter.bold(f"── prompt {number} of {len(prompts)} ──")
-            print(f"\n{title}\n{painter.dim(prompt)}", end="")
-        display = new_display(painter, origin=True) if show else None
+            print("\n" + painter.dim(f"── prompt {number} of {len(prompts)} ──"))
+        display = new_display(painter, origin=True, prompt=prompt) if show else None
         parts = [prompt]
-        async for event in rig.events(prompt, policy, sampling):
-            if event["event"] != "text":
-                continue
-            parts.append(event["text"])
-            if display is not None:
-                origin = TokenOrigin.DRAFTED if event["drafted"] else TokenOrigin.SERVER
-                display.take(TextAdded((TextSpan(event["text"], origin),)))
+        async for event in rig.events(prompt, policy, sampling, ahead=show):
+            if event["event"] == "text":
+                parts.append(event["text"])
+                if display is not None:
+                    origin = TokenOrigin.DRAFTED if event["drafted"] else TokenOrigin.SERVER
+                    display.take(TextAdded((TextSpan(event["text"], origin),)))
+            elif event["event"] == "ahead" and display is not None:
+                display.take(PreviewAdded(0, (event["text"],)))
+        if display is not None:
+            display.close()
         texts.append("".join(parts))
     return texts
 

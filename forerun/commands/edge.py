@@ -24,7 +24,7 @@ from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from edge_client.models.prior_file import read_priors
 from edge_client.process.paths import find_paths
-from edge_client.texts.detokenizer import TokenOrigin
+from edge_client.texts.detokenizer import TokenOrigin, spelled
 from edge_client.texts.events import (
     ModeChanged,
     NoteAdded,
@@ -66,6 +66,7 @@ on standard output.
 
   request: {"prompt": "text", "policy": "adaptive", "recall": true, "acceptance": "coupled",
             "sampling": {"max_tokens": 64, "temperature": 0.8, "seed": 1}}
+  "ahead": true asks also for {"event": "ahead", "text": ...}: what the draft has ready behind the text now.
   events:  {"event": "ready"}, then for each request {"event": "text", "text": ..., "drafted": true}, ... and
            {"event": "done", "tokens": [...], "arrivals_ms": [...], ...}, or {"event": "error", ...}
 
@@ -82,6 +83,9 @@ DEVICE = "device"
 
 MAX_ATTEMPTS = 8
 """Reconnects in a row without text before a command gives up: about 20 seconds of pauses."""
+
+LOOK_EVERY = 0.03
+"""Seconds between two looks at what the draft has ready. A screen shows no more."""
 
 DRAWN_AHEAD = (
     "this acceptance rule uses only drafts that arrive in time, and most drafts sent ahead arrive late. "
@@ -260,7 +264,8 @@ async def _serve_line(texts: TextService, line: str, options: PipeOptions) -> No
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"this request is not valid ({error}): {line.strip()[:200]}") from error
-    record, failure = await write_text(texts, request, _print_event)
+    async with _shown(texts, request, ahead=bool(asked.get("ahead", False))) as take:
+        record, failure = await write_text(texts, request, take)
     if failure is None:
         _print("done", **record)
     elif request.policy == DEVICE:
@@ -268,6 +273,49 @@ async def _serve_line(texts: TextService, line: str, options: PipeOptions) -> No
     else:
         told = {key: record[key] for key in ("tokens", "text", "preview")}
         _print("error", message=str(failure), code=failure.code.value, **told)
+
+
+@contextlib.asynccontextmanager
+async def _shown(
+    texts: TextService, request: TextRequest, *, ahead: bool
+) -> AsyncIterator[Callable[[TextEvent], None]]:
+    """Yield what prints each event. With `ahead` also print what the draft has ready behind the text."""
+    before = ""
+
+    def look() -> None:
+        nonlocal before
+        now = _ahead(texts, request)
+        if now != before:
+            _print("ahead", text=now)
+            before = now
+
+    def take(event: TextEvent) -> None:
+        nonlocal before
+        _print_event(event)
+        if ahead and isinstance(event, TextAdded):
+            before = ""  # the text stands where it stood
+            look()
+
+    async def watch() -> None:
+        while True:
+            look()
+            await asyncio.sleep(LOOK_EVERY)
+
+    watching = asyncio.create_task(watch()) if ahead else None
+    try:
+        yield take
+    finally:
+        if watching is not None:
+            watching.cancel()
+
+
+def _ahead(texts: TextService, request: TextRequest) -> str:
+    """Return the draft's likeliest continuation of a text."""
+    from edge_client.network.generation import Generation
+
+    live = texts.live.get(request.id)
+    run = None if live is None else live.answer.run
+    return spelled(texts.words, run.session.tree.likeliest()) if isinstance(run, Generation) else ""
 
 
 def _print_event(event: TextEvent) -> None:

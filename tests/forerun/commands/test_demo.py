@@ -36,9 +36,10 @@ async def test_a_text_survives_cuts_of_the_link_and_the_pipe_a_request_that_is_r
     settings = RigSettings(str(demo_models.TARGET_DIR), str(demo_models.DRAFT_GGUF), rtt_ms=5.0)
     sampling = {"max_tokens": 48, "ignore_eos": True}
     async with Rig(settings) as rig:
-        pieces = 0
-        async for event in rig.events(prompt, "tree", sampling):
+        pieces, ahead = 0, list[str]()
+        async for event in rig.events(prompt, "tree", sampling, ahead=True):
             pieces += event["event"] == "text"
+            ahead += [event["text"]] if event["event"] == "ahead" else []
             if event["event"] == "text" and pieces in (10, 30):
                 rig.link.cut()
         for bad in ({"max_tokens": 2.5}, {"ignore_eos": "no"}, {"wrong": 1}):
@@ -47,6 +48,7 @@ async def test_a_text_survives_cuts_of_the_link_and_the_pipe_a_request_that_is_r
         done = await rig.complete("x = 1", "tree", {"max_tokens": 3, "ignore_eos": True})
     assert event["stats"]["resumes"] >= 1
     assert event["tokens"] == plain_greedy(prompt, 48)
+    assert any(text and text in event["text"] for text in ahead), "some of the draft's words come true"
     assert len(done["tokens"]) == 3
 
 
