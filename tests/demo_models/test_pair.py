@@ -14,6 +14,7 @@ import pytest
 
 from demo_models import DRAFT_GGUF, PROMPTS, ROOT, TARGET_DIR
 from demo_models.corpus import held_out_functions
+from forerun.demo_pair import HEADS
 
 MAX_DIFFERENCE = 1e-4
 """Bound on a logit's difference, f32 on both sides: each sums in its own order. 2.9e-5 was measured on
@@ -120,6 +121,22 @@ def test_the_target_completes_held_out_functions_and_the_draft_agrees_mostly() -
     )
     assert found.passed >= 16
     assert all(0.65 <= acceptance <= 0.9 for acceptance in found.acceptance.values())
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_bundled_heads_save_a_third_of_the_targets_steps() -> None:
+    from cloud_verifier.engine.drafting.trial import try_drafter
+    from cloud_verifier.engine.loading import load_engine
+    from common.sampling import SamplingParams
+    from demo_models.evaluate import EVALUATION_SEED
+
+    engine, _ = load_engine(str(TARGET_DIR), 512, drafter=str(HEADS))
+    texts = [prompt for _, prompt in islice(held_out_functions(EVALUATION_SEED), 2)]
+    prompts = [engine.model.tokenize(text) for text in texts]
+    for temperature in (0.0, 0.8):
+        sampling = SamplingParams(temperature=temperature, seed=1, max_tokens=40)
+        assert try_drafter(engine, prompts, sampling).levels[-1].steps_per_token <= 0.65
 
 
 @pytest.mark.torch

@@ -39,6 +39,8 @@ from tests.worlds.models import FINGERPRINT, VOCAB, tiny_logits
 
 Text = tuple[int, ...]
 Law = dict[Text, float]
+OwnDrafter = Callable[[Text, GuessItem], tuple[Followers, ...]]
+"""Guesses what follows the prompt and a text, whose last token is the item's tip."""
 
 PROMPT = (1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)  # it repeats itself, for verifiers that guess
 INFO = TargetInfo("tiny", VOCAB, 64, 200, (), FINGERPRINT)
@@ -83,6 +85,23 @@ def completed(law: Law, sampling: SamplingParams, salt: int) -> Law:
     return done
 
 
+def tiny_drafter(salt: int) -> OwnDrafter:
+    """Guesses what the tiny model of this salt says, without chance."""
+
+    def guess(text: Text, item: GuessItem) -> tuple[Followers, ...]:
+        said = list[Followers]()
+        paths: list[Text] = [()]
+        for _ in range(item.depth):
+            for path in paths:
+                law = next_law(salt, PLAIN, (*text, *path))
+                best = np.argsort(-law, kind="stable")[:2]
+                said.append(Followers(path, tuple(best.tolist()), tuple(np.log(law[best]).tolist())))
+            paths = [(*said[-1].path, token) for token in said[-1].tokens][: item.width]
+        return tuple(said)
+
+    return guess
+
+
 class TableTarget:
     """A `TargetEngine` that knows its session's text, with a law looked up and chances of its own."""
 
@@ -95,21 +114,10 @@ class TableTarget:
         return StepResult((choices,), (np.zeros(len(item.outputs), np.float32),))
 
     def guess(self, plan: GuessPlan) -> GuessResult:
-        """Guess by another tiny model, without chance."""
-        return GuessResult(tuple(self._guess(item) for item in plan.items))
-
-    def _guess(self, item: GuessItem) -> tuple[Followers, ...]:
-        salt, text = self._bench.spec.guess_salt, self._bench.committed(item.session)
-        assert salt is not None, "the engine has a drafter"
-        said = list[Followers]()
-        paths: list[Text] = [()]
-        for _ in range(item.depth):
-            for path in paths:
-                law = next_law(salt, PLAIN, (*text, *path))
-                best = np.argsort(-law, kind="stable")[:2]
-                said.append(Followers(path, tuple(best.tolist()), tuple(np.log(law[best]).tolist())))
-            paths = [(*said[-1].path, token) for token in said[-1].tokens][: item.width]
-        return tuple(said)
+        own = self._bench.spec.own_drafter
+        assert own is not None, "asked for guesses"
+        texts = [self._bench.committed(item.session) for item in plan.items]
+        return GuessResult(tuple(own(text, item) for text, item in zip(texts, plan.items, strict=True)))
 
     def _decide(self, item: StepItem) -> NDArray[np.int32]:
         bench, outputs = self._bench, item.outputs.tolist()
@@ -138,7 +146,7 @@ class Spec:
     draft_salt: int = 99
     kept: int = 3  # tokens of a draft
     fill: bool = True
-    guess_salt: int | None = None  # of the verifier's own drafter; None: it has none
+    own_drafter: OwnDrafter | None = None  # the verifier's
     config: SchedulerConfig = field(default_factory=SchedulerConfig)
     decide: Callable[..., NDArray[np.int32]] = decide
 
@@ -149,7 +157,7 @@ class Bench:
     def __init__(self, spec: Spec, chances: Chances) -> None:
         self.spec = spec
         self.chances = chances
-        info = INFO if spec.guess_salt is None else dataclasses.replace(INFO, guess_depth=2)
+        info = INFO if spec.own_drafter is None else dataclasses.replace(INFO, guess_depth=2)
         self.scheduler = VerifyScheduler(info, spec.config)
         for num_rows in (1, 20) * 50:
             self.scheduler.cost.sample(num_rows, 0, STEP_TIME)  # it knows what steps take

@@ -8,18 +8,32 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from cloud_verifier.core import rules as rules_module
-from cloud_verifier.core.nouns import Ask, Offer, SchedulerConfig, StepItem
+from cloud_verifier.core.nouns import Ask, Followers, Offer, SchedulerConfig, StepItem
 from cloud_verifier.core.rules import decide
 from common.acceptance import AcceptanceRule
 from common.chances import Chances, SeededChances
 from tests.worlds.enumeration import distance
-from tests.worlds.honest import PLAIN, Bench, Scenario, Spec, target_law, text_law
+from tests.worlds.honest import (
+    PLAIN,
+    PROMPT,
+    TOKENS,
+    Bench,
+    OwnDrafter,
+    Scenario,
+    Spec,
+    Text,
+    target_law,
+    text_law,
+    tiny_drafter,
+)
 
 EXACT = 1e-12
 BIASED = 1e-3
@@ -178,8 +192,11 @@ SCENARIOS: dict[str, tuple[Scenario, Spec]] = {
     "the stream changes": (the_stream_changes, Spec()),
     "without fill": (without_fill, of(REJECTION, Spec(), fill=False)),
     "beside guesses": (beside_guesses, of(REJECTION, Spec(), config=RECALL)),
-    "beside own drafts": (beside_own_drafts, of(REJECTION, Spec(), guess_salt=5)),
-    "beside own drafts that are the target's": (beside_own_drafts, of(REJECTION, Spec(), guess_salt=1)),
+    "beside own drafts": (beside_own_drafts, of(REJECTION, Spec(), own_drafter=tiny_drafter(5))),
+    "beside own drafts that are the target's": (
+        beside_own_drafts,
+        of(REJECTION, Spec(), own_drafter=tiny_drafter(1)),
+    ),
 }
 
 
@@ -197,10 +214,58 @@ def test_guesses_stand_beside_the_drafts() -> None:
 
 
 def test_own_drafts_stand_beside_the_drafts() -> None:
-    bench = Bench(of(REJECTION, Spec(), guess_salt=5), SeededChances(1))
+    bench = Bench(of(REJECTION, Spec(), own_drafter=tiny_drafter(5)), SeededChances(1))
     beside_own_drafts(bench)
     assert bench.num_guessed == 1
     assert bench.num_rows > 4, "two tips, two drafts at most, and guesses"
+
+
+def real_drafter(kind: str, folder: Path) -> OwnDrafter:
+    """A drafter of the product beside a tiny target in torch, which guesses among the tokens that can be."""
+    from cloud_verifier.engine.drafting.loading import load_draft
+    from cloud_verifier.engine.model.transformers_adapter import load_target
+    from tests.cloud_verifier.engine.drafting import rig
+    from tests.cloud_verifier.engine.drafting import test_published as published
+    from tests.cloud_verifier.engine.tiny import target
+
+    ids = list(TOKENS)  # of the three tokens at the torch target
+    match kind:
+        case "eagle3":
+            model, ids = published.eight_layers(), published.draft_ids()[: len(TOKENS)].tolist()
+            source = published.save(folder, next(iter(published.RECORDED.values())))
+            draft = load_draft(source, model, published.VOCABULARY)
+        case "mtp":
+            model = load_target(published.checkpoint("mellum", folder), with_tokenizer=False)
+            draft = load_draft("mtp", model, published.VOCABULARY)
+        case _:
+            model = target("qwen3")
+            draft = rig.draft_of(kind, model)
+    engine = rig.engine_of(draft, model)
+    bias = tuple((token, -1000.0) for token in range(model.vocab_size) if token not in ids)
+    sampling = dataclasses.replace(PLAIN, logit_bias=bias)
+    own = {token: place for place, token in enumerate(ids)}
+
+    @lru_cache(maxsize=4096)
+    def followers(text: Text, depth: int, width: int) -> tuple[Followers, ...]:
+        *before, tip = (ids[token] for token in text)
+        session, _ = rig.read(engine, before, sampling)
+        (found,) = rig.guess(engine, rig.guess_item(session, tip, depth, width))
+        return tuple(translated(each) for each in found)
+
+    def translated(each: Followers) -> Followers:
+        """The same with the bench's tokens, of which the best three are."""
+        tokens = tuple(own[token] for token in each.tokens[: len(ids)])
+        return Followers(tuple(own[token] for token in each.path), tokens, each.scores[: len(ids)])
+
+    return lambda text, item: followers(PROMPT + text, item.depth, item.width)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["exit", "small", "recurrent", "medusa", "eagle3", "mtp"])
+def test_the_law_is_the_targets_beside_every_kind_of_own_drafter(kind: str, tmp_path: Path) -> None:
+    own = real_drafter(kind, tmp_path)
+    for rule in LOSSLESS:
+        assert error_of(beside_own_drafts, of(rule, Spec(), own_drafter=own)) < EXACT
 
 
 KINDS: dict[str, dict[str, object]] = {
