@@ -238,7 +238,7 @@ def plot(report: WideAreaReport, out: Path, figure: str = SPEEDUP) -> None:
         line[0].set_ylabel(AXES.get(figure, figure.replace("_", " ")))
     for axes in sheet.panels[-1]:
         axes.set_xlabel(AXIS_WORDS["rtt_ms"][0])
-    sheet.legend(handles(found))
+    sheet.legend(handles({TITLES[name]: style for name, style in found.items()}))
     sheet.save()
 
 
