@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -310,12 +311,15 @@ async def _shown(
 
 
 def _ahead(texts: TextService, request: TextRequest) -> str:
-    """Return the draft's likeliest continuation of a text."""
+    """Return the draft's likeliest continuation of a text, up to an end token."""
     from edge_client.network.generation import Generation
 
     live = texts.live.get(request.id)
     run = None if live is None else live.answer.run
-    return spelled(texts.words, run.session.tree.likeliest()) if isinstance(run, Generation) else ""
+    if live is None or not isinstance(run, Generation):
+        return ""
+    tokens = run.session.tree.likeliest()
+    return spelled(texts.words, takewhile(lambda token: token not in live.answer.ends, tokens))
 
 
 def _print_event(event: TextEvent) -> None:
