@@ -111,12 +111,7 @@ def load_engine(
         num_rows = check_exact(model, make, tile_rows=exact_rows, longest=num_slots or CPU_SLOTS)
         words = "target %s: %d rows have the same bits alone and in company, %.1f s"
         logger.info(words, model.name, num_rows, time.perf_counter() - begun_at)
-    draft: DraftModel | None = None
-    if drafter == EXIT:
-        starts = [model.tokenize(start) for start in exits.STARTS]
-        draft = best_exit(model, partial(make, model, exits.SLOTS), starts)
-    elif drafter is not None:
-        draft = load_draft(drafter, model, vocabulary)
+    draft = _draft_of(drafter, model, vocabulary, make)
     reserve, kv_bytes = 0, report.kv_bytes
     if draft is not None:
         kv_bytes += slot_bytes(make(model, 1, draft))
@@ -135,6 +130,16 @@ def load_engine(
     if not exact_rows:
         accelerate(engine, cuda_graphs=cuda_graphs, warm_rows=warm_rows)
     return engine, table
+
+
+def _draft_of(
+    source: str | None, model: TargetModel, vocabulary: Vocabulary, make: Callable[..., TorchEngine]
+) -> DraftModel | None:
+    """Return what `load_engine` calls `drafter`; None also if no early exit pays."""
+    if source == EXIT:
+        starts = [model.tokenize(start) for start in exits.STARTS]
+        return best_exit(model, partial(make, model, exits.SLOTS), starts)
+    return None if source is None else load_draft(source, model, vocabulary)
 
 
 def _reserve(engine: TorchEngine, step: StepPlan, report: ProbeReport, cuda_graphs: bool) -> int:

@@ -16,7 +16,7 @@ from edge_client.core.policies import make_policy
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin
 from edge_client.texts.events import PreviewAdded, TextAdded
 from forerun import demo_pair
-from forerun.chat.display import legend, new_display
+from forerun.chat.display import Silent, legend, new_display
 from forerun.commands.comparison import HEADS_ALONE, SchemeComparison, compare
 from forerun.doctests import Outcome, Verdict, run_doctests
 from forerun.options import SAMPLING, SamplingOptions, add_command, option
@@ -164,18 +164,16 @@ async def _write(
     for number, prompt in enumerate(prompts, 1):
         if show:
             print("\n" + painter.dim(f"── prompt {number} of {len(prompts)} ──"))
-        display = new_display(painter, origin=True, prompt=prompt) if show else None
+        display = new_display(painter, origin=True, prompt=prompt) if show else Silent()
         parts = [prompt]
         async for event in rig.events(prompt, policy, sampling, ahead=show):
             if event["event"] == "text":
                 parts.append(event["text"])
-                if display is not None:
-                    origin = TokenOrigin.DRAFTED if event["drafted"] else TokenOrigin.SERVER
-                    display.take(TextAdded((TextSpan(event["text"], origin),)))
-            elif event["event"] == "ahead" and display is not None:
+                origin = TokenOrigin.DRAFTED if event["drafted"] else TokenOrigin.SERVER
+                display.take(TextAdded((TextSpan(event["text"], origin),)))
+            elif event["event"] == "ahead":
                 display.take(PreviewAdded(0, (event["text"],)))
-        if display is not None:
-            display.close()
+        display.close()
         texts.append("".join(parts))
     return texts
 

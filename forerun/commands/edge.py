@@ -281,6 +281,9 @@ async def _shown(
     texts: TextService, request: TextRequest, *, ahead: bool
 ) -> AsyncIterator[Callable[[TextEvent], None]]:
     """Yield what prints each event. With `ahead` also print what the draft has ready behind the text."""
+    if not ahead:
+        yield _print_event
+        return
     before = ""
 
     def look() -> None:
@@ -293,7 +296,7 @@ async def _shown(
     def take(event: TextEvent) -> None:
         nonlocal before
         _print_event(event)
-        if ahead and isinstance(event, TextAdded):
+        if isinstance(event, TextAdded):
             before = ""  # the text stands where it stood
             look()
 
@@ -302,12 +305,11 @@ async def _shown(
             look()
             await asyncio.sleep(LOOK_EVERY)
 
-    watching = asyncio.create_task(watch()) if ahead else None
+    watching = asyncio.create_task(watch())
     try:
         yield take
     finally:
-        if watching is not None:
-            watching.cancel()
+        watching.cancel()
 
 
 def _ahead(texts: TextService, request: TextRequest) -> str:

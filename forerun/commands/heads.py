@@ -222,10 +222,9 @@ def _tried(report: TrialReport) -> str:
     steps = f"target steps: {report.step_ms:.2f} ms of one row, {report.tree_step_ms:.2f} ms of {report.rows}"
     verdict = "guesses do not pay here"
     if report.best_depth:
-        ms_per_token = report.levels[report.best_depth - 1].ms_per_token
         verdict = (
-            f"with depth {report.best_depth} a token takes {ms_per_token:.2f} ms, "
-            f"{ms_per_token / report.step_ms:.0%} of the time without guesses"
+            f"with depth {report.best_depth} a token takes {report.best.ms_per_token:.2f} ms, "
+            f"{report.share:.0%} of the time without guesses"
         )
     return "\n".join([*table(titles, rows), f"{steps}; {verdict}"])
 

@@ -63,10 +63,19 @@ class TrialReport:
     rows: int = NODES
 
     @property
+    def best(self) -> LevelReport:
+        """Return the level at whose depth a token takes least time."""
+        return min(self.levels, key=lambda each: each.ms_per_token)
+
+    @property
+    def share(self) -> float:
+        """Return the time of a token at that depth over that without guesses."""
+        return self.best.ms_per_token / self.step_ms
+
+    @property
     def best_depth(self) -> int:
         """The depth at which a token takes least time; 0 if it takes less without guesses."""
-        best = min(self.levels, key=lambda each: each.ms_per_token)
-        return best.level if best.ms_per_token < self.step_ms else 0
+        return self.best.level if self.share < 1.0 else 0
 
 
 def try_drafter(

@@ -44,9 +44,7 @@ def test_a_step_ends_where_the_text_leaves_the_tree() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_drafter_that_knows_the_target_is_always_right(temperature: float) -> None:
     model = target("llama")
-    draft = EarlyExit(model, model.num_layers)
-    draft.depth = 4
-    engine = engine_of(draft, model)
+    engine = engine_of(EarlyExit(model, model.num_layers, depth=4), model)
     sampling = SamplingParams(temperature=temperature, seed=3, max_tokens=13)
     ticks = count()
     report = try_drafter(
