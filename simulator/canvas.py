@@ -43,7 +43,7 @@ COLOURS = {
     "parked": "#0000ff",
 }
 """A scheme keeps its colour in every plot. Found by search, to be told apart on white with normal sight,
-without red cones and without green cones (a test holds the distance); markers help, too."""
+without red cones and without green cones; markers help, too."""
 
 MARKERS = dict(zip(COLOURS, "osv^*DXP<>phd8", strict=True))
 
