@@ -44,7 +44,7 @@ from forerun.commands.comparison import HEADS_ALONE, MeasuredScheme, Progress, S
 from forerun.commands.edge import DEVICE
 from forerun.rig import Rig, RigSettings, check_models
 from forerun.terminal import ProgressBar
-from simulator.canvas import AXIS_WORDS, Sheet, Style, drawing, handles, plain_numbers, styles
+from simulator.canvas import AXIS_WORDS, Sheet, drawing, handles, plain_numbers, styles
 from simulator.figures import Figures, as_json, figures, pace, rounded
 from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 
@@ -214,10 +214,6 @@ def _value(row: Row, name: str, figure: str) -> float | None:
 # The plot ---------------------------------------------------------------------------------------------------
 
 
-LOOKS = {HEADS_ALONE: Style("#eebb00", "o"), BOTH_ENDS: Style("#000033", "D")}
-"""Of the schemes that only this plot has, so that they stand out from the others."""
-
-
 @drawing
 def plot(report: WideAreaReport, out: Path, figure: str = SPEEDUP) -> None:
     """Plot a figure against the round trip: a column of panels per floor, a row per temperature, a line per
@@ -231,8 +227,7 @@ def plot(report: WideAreaReport, out: Path, figure: str = SPEEDUP) -> None:
         raise UserError("there is nothing to plot: no setting of the report is measured yet")
     floors, temperatures = (sorted({row[name] for row in rows}) for name in ("floor_ms", "temperature"))
     drawn = [name for name in TITLES if name != DEVICE_ONLY]
-    shown = [name for name in drawn if any(_value(row, name, figure) is not None for row in rows)]
-    found = {name: LOOKS.get(name, style) for name, style in styles(shown).items()}
+    found = styles(name for name in drawn if any(_value(row, name, figure) is not None for row in rows))
     sheet = Sheet(out, len(temperatures), len(floors), sharex=True, sharey=True)
     for line, temperature in zip(sheet.panels, temperatures, strict=True):
         for axes, floor in zip(line, floors, strict=True):

@@ -41,11 +41,12 @@ COLOURS = {
     "specedge": "#66dd66",
     "saguaro": "#5577aa",
     "parked": "#0000ff",
+    "both_ends": "#000033",
 }
 """A scheme keeps its colour in every plot. Found by search, to be told apart on white with normal sight,
 without red cones and without green cones; markers help, too."""
 
-MARKERS = dict(zip(COLOURS, "osv^*DXP<>phd8", strict=True))
+MARKERS = dict(zip(COLOURS, "osv^*DXP<>phd8H", strict=True))
 
 SPARE = (
     ("#eebb00", "o"),
