@@ -22,12 +22,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks.reports import carry_out, parser_of
+from common.llama.model import LlamaSettings
+from common.llama.runtime import ALL_SEQUENCES, LlamaRuntime
 from common.sampling import SamplingParams
 from demo_models import DRAFT_GGUF
 from edge_client.core.nouns import DraftRow, Reroot
 from edge_client.llama.group import DraftGroup, MemberDrafter
-from edge_client.llama.model import LlamaSettings
-from edge_client.llama.runtime import ALL_SEQUENCES, LlamaRuntime
 from forerun.bench.report import finish, table
 
 SHAPES = ("chain", "siblings", "branches")

@@ -337,8 +337,8 @@ def load_llama(setting: MachineSetting, stack: ExitStack) -> list[Written]:
     """Load all rivals on one target and one draft; `stack` frees them."""
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-    from edge_client.llama.model import LlamaSettings
-    from edge_client.llama.runtime import LlamaRuntime
+    from common.llama.model import LlamaSettings
+    from common.llama.runtime import LlamaRuntime
 
     path = stack.enter_context(exported())
     meter = TargetMeter(setting.floor_s)

@@ -10,13 +10,13 @@ from typing import Any
 
 from common.calibration import PriorTable
 from common.errors import UserError
+from common.llama.model import FEWEST_SEQUENCES, MOST_SEQUENCES, LlamaSettings
 from common.privacy import Privacy
 from edge_client.api.service import Defaults, TextEndpoints
 from edge_client.api.status import PairStatus, verifier_status
 from edge_client.core.nouns import Fallback
 from edge_client.drafting.model import SharedDraftModel
 from edge_client.drafting.models import DraftModels
-from edge_client.llama.model import FEWEST_SEQUENCES, MOST_SEQUENCES, LlamaSettings
 from edge_client.network.tls import TlsSettings
 from edge_client.process.paths import path_of
 from edge_client.settings import DraftSection, EdgeConfig, VerifierSection

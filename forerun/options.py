@@ -17,17 +17,17 @@ from common.acceptance import LOSSLESS, AcceptanceRule
 from common.config.merge import Loaded
 from common.config.pages import flags_from
 from common.errors import UserError
+from common.llama.store import is_remote
 from common.sampling import SamplingParams
 from common.wire.options import host_and_port
-from edge_client.models.store import is_remote
 from edge_client.process import run_file as daemon_file
 from edge_client.process.paths import SYSTEM, EdgePaths, find_paths
 from edge_client.settings import SCHEMA, EdgeConfig, load_config
 from simulator.documents import write_error, write_whole
 
 if TYPE_CHECKING:
-    from edge_client.llama.model import LlamaSettings
-    from edge_client.llama.runtime import LlamaRuntime
+    from common.llama.model import LlamaSettings
+    from common.llama.runtime import LlamaRuntime
 
 # Declared options ------------------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ def open_draft(settings: LlamaSettings) -> LlamaRuntime:
 
     Raise `UserError` for a file that cannot be loaded.
     """
-    from edge_client.llama.runtime import LlamaRuntime
+    from common.llama.runtime import LlamaRuntime
     from edge_client.llama.trial import ModelTrials
 
     ModelTrials(find_paths(os.environ).tried).ensure(settings, weights=True)

@@ -22,7 +22,7 @@ ALLOWED = {
     "this program wrote the file": """
         edge_client.texts.journal._read edge_client.process.run_file.read_any
         edge_client.models.fetch._Part._known_identity
-        edge_client.models.store.read_manifest forerun.doctor.draft.main
+        common.llama.store.read_manifest forerun.doctor.draft.main
         forerun.doctest_child.main forerun.prompts.bundled edge_client.api.page.page_routes
         simulator.sweep._has_finished_cells simulator.sweep.run_sweep simulator.tables.Table.keep
         simulator.tables.Table.load""",

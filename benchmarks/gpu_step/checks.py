@@ -24,8 +24,9 @@ from cloud_verifier.engine.loading import release, take_memory
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
 from cloud_verifier.engine.probe import probe
-from cloud_verifier.engine.sampling.choice import ChoiceRow, choose
+from cloud_verifier.engine.sampling.choice import choose
 from cloud_verifier.engine.sampling.device_choice import ChoiceTable, choose_plain, finish, needs_more
+from cloud_verifier.engine.sampling.host import ChoiceRow
 from common.noise import noise_keys
 from common.sampling import SamplingParams
 

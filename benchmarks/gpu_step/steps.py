@@ -22,11 +22,12 @@ from cloud_verifier.engine.attention.backend import AttentionTerms, LayerKV
 from cloud_verifier.engine.attention.plan import Cuts, WorkCut, plan_attention
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.attention.triton_backend import TritonBackend
-from cloud_verifier.engine.engine import TorchEngine, choice_rows
+from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.graphs import DeviceRunner, StepBuffers
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import StepLimits, pack
 from cloud_verifier.engine.sampling.device_choice import choice_table
+from cloud_verifier.engine.sampling.host import choice_rows
 from common.sampling import SamplingParams
 
 SAMPLED = SamplingParams(temperature=0.8)

@@ -23,9 +23,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from benchmarks.real_sizes.pair import FORMATS, Pair, Shape, recipe_of
 from common.errors import LocalError
+from common.llama.library import library
 from demo_models.corpus import library_root, read_source
 from demo_models.tokenizer import LLAMA_CPP_PRE, QWEN2_SPLIT
-from edge_client.llama.library import library
 
 NUM_SPECIAL = 22
 TEXT_PER_TOKEN = 250

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from benchmarks.real_sizes.pair import Pair, PairText, read_text, sampling_of
 from common.choice import choose, process_logits
 from common.errors import LocalError, UserError
+from common.llama.model import LlamaSettings
+from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
 from demo_models.corpus import HELD_OUT, library_root, read_source
-from edge_client.llama.model import LlamaSettings
-from edge_client.llama.runtime import LlamaRuntime
 from simulator.documents import write_whole
 
 SHORT = 120

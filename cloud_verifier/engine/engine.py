@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor
 
 from cloud_verifier.core.nouns import (
+    FloatArray,
     GuessPlan,
     GuessResult,
-    IntArray,
     StepItem,
     StepPlan,
     StepResult,
@@ -27,11 +26,19 @@ from cloud_verifier.engine.attention.backend import AttentionBackend, KVStore, S
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.drafting.drafter import SCRATCH, Drafter
 from cloud_verifier.engine.drafting.nouns import DraftModel
-from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
-from cloud_verifier.engine.sampling.choice import ChoiceRow, choose, decide_by_rules, has_rules
-from cloud_verifier.engine.sampling.grammar import Mask, MaskOf, TargetGrammars
-from cloud_verifier.engine.sampling.logprobs import Chosen, near_tie, row_logprobs
-from common.errors import CapacityError, LocalError
+from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
+from cloud_verifier.engine.sampling.choice import choose
+from cloud_verifier.engine.sampling.grammar import TargetGrammars
+from cloud_verifier.engine.sampling.host import (
+    ChoiceRow,
+    Chosen,
+    by_item,
+    choice_rows,
+    decide_by_rules,
+    has_rules,
+)
+from cloud_verifier.engine.sampling.logprobs import near_tie, row_logprobs
+from common.errors import CapacityError
 from common.grammar.strings import is_installed
 from common.messages import Open
 
@@ -114,7 +121,7 @@ class TorchEngine:
             if has_rules(plan) and len(step.outputs):
                 result = self._by_rules(plan, step)
             else:
-                result = _by_item(plan, self.runner.run(step))
+                result = by_item(plan, self.runner.run(step))
         times = self._grammars.take_times()
         return replace(result, mask_times=times) if times else result
 
@@ -159,7 +166,12 @@ class TorchEngine:
         logits = self.forward(step)
         choices, margins = choose(logits, rows)
         coupled = Chosen(choices.cpu().numpy().astype(np.int32), margins.cpu().numpy())
-        found = decide_by_rules(plan, logits, rows, _by_item(plan, coupled))
+
+        def brought(part: slice) -> FloatArray:
+            host: FloatArray = logits[part].detach().cpu().numpy()
+            return host
+
+        found = decide_by_rules(plan, brought, rows, by_item(plan, coupled))
         return replace(found, logprobs=row_logprobs(plan.items, logits, np.concatenate(found.choices)))
 
     def forward(self, step: PackedStep) -> Tensor:
@@ -217,43 +229,3 @@ def out_of_memory_told(plan: StepPlan) -> Iterator[None]:
 def no_choices() -> Chosen:
     """Return the choices of a step without outputs."""
     return Chosen(np.zeros(0, np.int32), np.zeros(0, np.float32))
-
-
-def choice_rows(item: StepItem, mask_of: MaskOf | None = None) -> list[ChoiceRow]:
-    """Return all that each output row's choice depends on besides its logits. A row with a grammar calls
-    `mask_of`; without `mask_of` such a row raises `LocalError`."""
-    sampling, positions, outputs = item.sampling, item.positions, item.outputs.tolist()
-    if not sampling.reads_text:
-        return [ChoiceRow(sampling, int(positions[row]), history=item.history) for row in outputs]
-    rows = []
-    for row in outputs:
-        generated = _generated(item, row)
-        allowed = _allowed(item, generated, mask_of) if sampling.grammar else None
-        rows.append(ChoiceRow(sampling, int(positions[row]), item.prompt, generated, allowed, item.history))
-    return rows
-
-
-def _allowed(item: StepItem, generated: IntArray, mask_of: MaskOf | None) -> Mask | None:
-    """None also where the row's own path breaks the grammar: its parent's choice is never this row, so
-    whatever it chooses is dropped."""
-    if mask_of is None:
-        raise LocalError("a session has a grammar and this runner has no masks")
-    return mask_of(item.session, item.sampling.grammar, generated)
-
-
-def _generated(item: StepItem, row: int) -> IntArray:
-    """Tokens after the prompt, up to and including `row` on its path; rows of the prompt do not count."""
-    prompt_length = 0 if item.prompt is None else len(item.prompt)
-    path = [index for index in path_rows(item.parents, row) if item.positions[index] >= prompt_length]
-    earlier = item.generated if item.generated is not None else np.zeros(0, np.int32)
-    return np.concatenate((earlier, item.tokens[path]))
-
-
-def _by_item(plan: StepPlan, chosen: Chosen) -> StepResult:
-    """Split choices and margins by item."""
-    choices, margins, logprobs = chosen
-    ends = [0, *accumulate(len(item.outputs) for item in plan.items)]
-    parts = [slice(*ends[at : at + 2]) for at in range(len(plan.items))]
-    return StepResult(
-        tuple(choices[part] for part in parts), tuple(margins[part] for part in parts), logprobs
-    )

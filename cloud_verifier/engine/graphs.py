@@ -21,9 +21,9 @@ from cloud_verifier.engine.attention.plan import CUTS, ROW_FIELDS, UNIT_FIELDS, 
 from cloud_verifier.engine.attention.triton_backend import AttentionTables, TritonBackend
 from cloud_verifier.engine.engine import TorchEngine, no_choices
 from cloud_verifier.engine.packing import PackedStep, StepLimits, item_of, pack
-from cloud_verifier.engine.sampling.choice import ChoiceRow
 from cloud_verifier.engine.sampling.device_choice import ChoiceTable, choice_table, choose_plain, finish
-from cloud_verifier.engine.sampling.logprobs import Chosen, row_logprobs
+from cloud_verifier.engine.sampling.host import ChoiceRow, Chosen
+from cloud_verifier.engine.sampling.logprobs import row_logprobs
 from common.errors import LocalError
 from common.sampling import SamplingParams
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from common.errors import ForerunError
 from common.grammar.trial import in_thread
+from common.llama.model import LlamaModel, LlamaSettings
+from common.llama.runtime import LlamaRuntime
 from edge_client.core.draft_pace import DraftPace
 from edge_client.drafting.pool import DraftPool, PoolSeat
 from edge_client.llama.measure_pace import KeptPaces, PaceTables
-from edge_client.llama.model import LlamaModel, LlamaSettings
-from edge_client.llama.runtime import LlamaRuntime
 from edge_client.llama.trial import ModelTrials
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from common.child import available_memory
+from common.llama.model import LlamaModel, LlamaSettings
 from common.vocabulary import Vocabulary
 from edge_client.drafting.model import SharedDraftModel
 from edge_client.llama.measure_pace import KeptPaces
-from edge_client.llama.model import LlamaModel, LlamaSettings
 from edge_client.llama.trial import ModelTrials
 from edge_client.process.paths import EdgePaths
 

@@ -18,9 +18,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
+from common.llama.runtime import LlamaRuntime
 from edge_client.core.nouns import NOTHING_READ, Drafted, Expand, MoveTip, Outcome, ReadingTime, StartDrafter
 from edge_client.llama.group import DraftGroup, MemberAnswer
-from edge_client.llama.runtime import LlamaRuntime
 from edge_client.llama.session import num_equal
 
 logger = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""The draft model on the device: llama.cpp, driven through the low-level interface of llama-cpp-python."""
+"""The draft model on the device: sessions that share one context of llama.cpp (`common.llama`)."""

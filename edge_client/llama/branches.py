@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from edge_client.llama.batch import NO_SEQUENCE, NOT_PLANNED, BatchPlan, DraftNode, EngineSurprise
+from edge_client.llama.plan import NO_SEQUENCE, NOT_PLANNED, BatchPlan, DraftNode, EngineSurprise
 
 
 class SequenceMemory(Protocol):

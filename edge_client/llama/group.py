@@ -29,6 +29,7 @@ from operator import itemgetter
 
 from common.errors import ForerunError, LocalError, UserError
 from common.estimators import WidthTimes
+from common.llama.runtime import NO_KV_SLOT, LlamaRuntime
 from common.mask_time import MaskTime
 from common.sampling import SamplingParams
 from edge_client.core.nouns import (
@@ -41,10 +42,9 @@ from edge_client.core.nouns import (
     Reroot,
     StartDrafter,
 )
-from edge_client.llama.batch import BatchPlan, DraftNode, EngineSurprise
 from edge_client.llama.branches import Sequences
+from edge_client.llama.plan import BatchPlan, DraftNode, EngineSurprise
 from edge_client.llama.ranking import Logits
-from edge_client.llama.runtime import NO_KV_SLOT, LlamaRuntime
 from edge_client.llama.session import LlamaSession, ParkedText, num_equal
 
 logger = logging.getLogger(__name__)

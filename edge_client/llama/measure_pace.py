@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import LocalError, UserError
+from common.llama.runtime import LlamaRuntime
 from edge_client.core.draft_pace import DraftPace
-from edge_client.llama.runtime import LlamaRuntime
 from edge_client.llama.trial import KeptTable, release
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from common.choice import History, adjusted_values, has_filters
 from common.noise import bits_under, gumbel, gumbel_of_bits, noise_key
 from common.sampling import SamplingParams
 from edge_client.core.nouns import Expansion
-from edge_client.llama.batch import DraftNode
+from edge_client.llama.plan import DraftNode
 
 Logits = NDArray[np.float32]
 Tokens = NDArray[np.int64]

@@ -11,12 +11,12 @@ import numpy as np
 
 from common.errors import CapacityError, LocalError
 from common.grammar import Matcher
+from common.llama.runtime import ByteArray, LlamaRuntime
 from common.sampling import SamplingParams
 from edge_client.core.nouns import DraftRow, Expansion, Reroot
-from edge_client.llama.batch import NO_SEQUENCE, NOT_PLANNED, BatchPlan, DraftNode, EngineSurprise
 from edge_client.llama.branches import Branches, Sequences
+from edge_client.llama.plan import NO_SEQUENCE, NOT_PLANNED, BatchPlan, DraftNode, EngineSurprise
 from edge_client.llama.ranking import Logits, Ranker
-from edge_client.llama.runtime import ByteArray, LlamaRuntime
 
 logger = logging.getLogger(__name__)
 

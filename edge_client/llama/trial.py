@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from edge_client.llama.model import LlamaSettings, find_model
-from edge_client.models.store import write_json
+from common.llama.model import LlamaSettings, find_model
+from common.llama.store import write_json
 from edge_client.process.paths import make_private
 
 logger = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from common.child import die_first, limit
 from common.errors import UserError
-from edge_client.llama.library import library
-from edge_client.llama.model import LlamaModel, LlamaSettings
+from common.llama.library import library
+from common.llama.model import LlamaModel, LlamaSettings
 from edge_client.llama.trial import TrialRequest
 
 if TYPE_CHECKING:
-    from edge_client.llama.runtime import LlamaRuntime
+    from common.llama.runtime import LlamaRuntime
 
 TEXT = "A text of some words, <|and marks|>."
 CELLS = 64
@@ -54,7 +54,7 @@ def try_file(asked: TrialRequest) -> None:
 
 def _with_weights(asked: TrialRequest) -> None:
     """Decode several tokens (products of matrices) in two sequences (a draft tree), then one token."""
-    from edge_client.llama.runtime import LlamaRuntime
+    from common.llama.runtime import LlamaRuntime
 
     with LlamaRuntime(_settings(asked)) as runtime:
         tokens = _use_tokens(runtime)[:4]

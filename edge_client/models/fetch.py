@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from common.errors import CapacityError, ForerunError, PeerError, UnavailableError, UserError
-from edge_client.models.store import (
+from common.llama.store import (
     GGUF_MAGIC,
     ModelManifest,
     ModelName,

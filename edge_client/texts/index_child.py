@@ -38,7 +38,7 @@ async def renew_in_child(model: str, path: Path) -> None:
 
 
 def main(model: str, path: Path) -> None:
-    from edge_client.llama.model import LlamaModel, LlamaSettings
+    from common.llama.model import LlamaModel, LlamaSettings
 
     die_first()
     if hasattr(os, "nice"):

@@ -223,8 +223,8 @@ def _plain(plan: Plan, stage: Stage, texts: Sequence[LoadText]) -> LoadJob:
 
 def _recorded(plan: Plan, texts: Sequence[LoadText]) -> dict[int, list[Candidates]]:
     """Return the draft model's candidates before every token of each text."""
+    from common.llama.model import LlamaSettings
     from edge_client.llama.group import DraftGroup, MemberDrafter
-    from edge_client.llama.model import LlamaSettings
     from forerun.commands.record import said_before
 
     note("the draft model reads the texts")

@@ -131,7 +131,7 @@ def surroundings(config: EdgeConfig, paths: EdgePaths) -> DaemonSurroundings:
 
 def draft_files(pair: str, config: EdgeConfig, paths: EdgePaths) -> DraftFiles:
     """Return a pair's local files. Raise `UserError` if one is missing or the model has another hash."""
-    from edge_client.llama.model import find_model
+    from common.llama.model import find_model
     from edge_client.pair import DraftFiles
     from edge_client.texts.datastore import SUFFIX, place_of
 

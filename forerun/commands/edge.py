@@ -435,8 +435,8 @@ async def _texts(options: PipeOptions) -> AsyncIterator[tuple[TextService, str]]
     Raise `UserError` if the draft's tokens are not the verifier's. If the verifier does not answer, start
     with the draft's own guesses (--offline preview), or raise `UnavailableError`.
     """
+    from common.llama.model import LlamaSettings
     from edge_client.drafting.models import DraftModels
-    from edge_client.llama.model import LlamaSettings
     from edge_client.texts.datastore import IndexFiles, place_of
     from edge_client.texts.earlier import EarlierTexts
     from edge_client.texts.service import TextService, TextSettings

@@ -76,8 +76,8 @@ def _run(options: IndexOptions) -> int:
     wanted = _given(options, folder) or {path: found.roots for path, found in _all(folder)}
     if not wanted:
         raise UserError("there is no index to update; name a folder or file to index")
+    from common.llama.model import LlamaModel, LlamaSettings
     from common.vocabulary import Vocabulary
-    from edge_client.llama.model import LlamaModel, LlamaSettings
     from edge_client.llama.trial import ModelTrials
 
     draft = options.draft or _daemons_draft(options)

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from common.errors import UserError
-from edge_client.models.store import (
+from common.llama.store import (
     HUB,
     ModelStore,
     Progress,

@@ -34,7 +34,7 @@ from simulator.knowledge import NUM_CANDIDATES
 from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording
 
 if TYPE_CHECKING:
-    from edge_client.llama.runtime import LlamaRuntime
+    from common.llama.runtime import LlamaRuntime
 
 DESCRIPTION = """\
 Let the target write a text after each prompt, and record the draft's candidates for every token of it. Both
@@ -102,8 +102,8 @@ def _run(options: RecordOptions) -> int:
 def record(options: RecordOptions, prompts: Sequence[str]) -> Recording:
     """Record both models. Raise `UserError` if models, prompts or machine do not fit each other."""
     from cloud_verifier.engine.loading import load_engine
+    from common.llama.model import LlamaSettings
     from edge_client.llama.group import DraftGroup, MemberDrafter
-    from edge_client.llama.model import LlamaSettings
 
     note("loading the draft model and the target model")
     sampling, context = options.sampling, options.context

@@ -20,7 +20,7 @@ from typing import Any
 
 import forerun
 from common.errors import UserError
-from edge_client.models.store import is_remote
+from common.llama.store import is_remote
 from edge_client.process.paths import EdgePaths, make_private
 from edge_client.settings import SCHEMA, UNIX, EdgeConfig, ServiceSection, load_config
 from forerun.options import ConfigOption, DaemonOptions, JsonOption, add_command, files_read, option

@@ -19,17 +19,17 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ForerunError, UserError
+from common.llama.model import LlamaSettings, find_model
 from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
-from edge_client.llama.model import LlamaSettings, find_model
 from edge_client.network.tls import TlsSettings
 from edge_client.settings import DraftSection
 from forerun.doctor.device import Finding, check_processor, fail, ok, skip, warn
 
 if TYPE_CHECKING:
+    from common.llama.runtime import LlamaRuntime
     from edge_client.core.draft_pace import DraftPace
-    from edge_client.llama.runtime import LlamaRuntime
     from edge_client.network.channel import VerifierChannel
     from edge_client.network.drafts import Drafts
 
@@ -205,14 +205,14 @@ def main() -> None:
 
 
 def _run(asked: ChildQuestion) -> None:
-    from edge_client.llama.library import library
+    from common.llama.library import library
 
     _tell("system", info=library().llama_print_system_info().decode())
     if not asked.path:
         return
+    from common.llama.runtime import LlamaRuntime
     from edge_client.core.draft_pace import DraftPace
     from edge_client.llama.measure_pace import measure_pace
-    from edge_client.llama.runtime import LlamaRuntime
 
     began = time.monotonic()
     settings = LlamaSettings(

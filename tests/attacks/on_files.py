@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import ForerunError
+from common.llama.store import parse_name, parts_of
 from edge_client.api.errors import ApiError
 from edge_client.api.replay import ReplayStream
 from edge_client.models.fetch import SPARE, FetchSurroundings, fetch
-from edge_client.models.store import parse_name, parts_of
 from edge_client.models.web import Credentials
 from tests.attacks.stages import Stage, expect
 from tests.edge_client.small_server import Answer, Handler, serving

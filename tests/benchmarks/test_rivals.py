@@ -119,8 +119,8 @@ def rivals(test: Callable[..., None]) -> Callable[..., None]:
 @pytest.fixture(name="draft_of")
 def make_drafts() -> Iterator[MakeDraft]:
     """Drafts on the bundled file, each with a context of its own."""
-    from edge_client.llama.model import LlamaSettings
-    from edge_client.llama.runtime import LlamaRuntime
+    from common.llama.model import LlamaSettings
+    from common.llama.runtime import LlamaRuntime
 
     with ExitStack() as stack:
 

@@ -49,8 +49,8 @@ def torch_logits(path: Path, tokens: list[int]) -> npt.NDArray[np.float32]:
 
 def llama_logits(path: Path, tokens: list[int]) -> npt.NDArray[np.float32]:
     """Logits `[len(tokens), vocab]` in llama.cpp's exact mode: no flash attention, KV in f32, one thread."""
-    from edge_client.llama.model import LlamaSettings
-    from edge_client.llama.runtime import LlamaRuntime
+    from common.llama.model import LlamaSettings
+    from common.llama.runtime import LlamaRuntime
 
     count = len(tokens)
     settings = LlamaSettings(

@@ -65,7 +65,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.mark.llama
 def test_llama_cpp_gives_the_same_tokens(tokenizer: Tokenizer) -> None:
-    from edge_client.llama.model import LlamaModel, LlamaSettings
+    from common.llama.model import LlamaModel, LlamaSettings
 
     # llama.cpp is told not to parse special tokens, tokenizers always does: not comparable.
     texts = [text for text in samples() if "<|endoftext|>" not in text]

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.llama, pytest.mark.grpc]
 
 async def handshake(tmp_path: Path, change: dict[int, bytes | None], padding: int = 0) -> None:
     """A tiny draft's tokens meet a target whose table is the draft's with `change` and more padding."""
-    from edge_client.llama.model import LlamaModel, LlamaSettings
+    from common.llama.model import LlamaModel, LlamaSettings
 
     draft = write_tiny_gguf(tmp_path / "draft.gguf", TinyShape())
     with LlamaModel(LlamaSettings(str(draft)), weights=False) as model:

@@ -33,7 +33,7 @@ def deadly(tmp_path: Path) -> Path:
 def test_what_has_passed_is_kept_though_nothing_was_kept_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from edge_client.llama.model import LlamaSettings
+    from common.llama.model import LlamaSettings
     from tests.edge_client.llama.tiny_gguf import write_tiny_gguf
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -101,13 +101,9 @@ def _read(tally: Tally, what: str, read: Callable[[], object]) -> bool:
 def _gguf(folder: Path) -> Play:
     """Everything is imported here, before anything forks."""
 
-    from edge_client.llama import (  # noqa: F401
-        group,
-        library,
-        runtime,
-        trial_child,
-    )
-    from edge_client.llama.model import find_model
+    from common.llama import library, runtime  # noqa: F401
+    from common.llama.model import find_model
+    from edge_client.llama import group, trial_child  # noqa: F401
     from edge_client.llama.trial import TrialRequest
     from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
 
@@ -172,11 +168,11 @@ def _in_child(work: Callable[[], None]) -> int:
 
 def _as_the_daemon(path: Path) -> None:
     """The tokens, then the weights in a context of the daemon's kind, then draft steps."""
+    from common.llama.model import LlamaModel, LlamaSettings
+    from common.llama.runtime import LlamaRuntime
     from common.sampling import SamplingParams
     from edge_client.core.nouns import DraftRow
     from edge_client.llama.group import DraftGroup, MemberDrafter
-    from edge_client.llama.model import LlamaModel, LlamaSettings
-    from edge_client.llama.runtime import LlamaRuntime
 
     settings = LlamaSettings(str(path), n_ctx=512, n_seq_max=16, n_batch=64, max_rows=8, threads=1)
     with LlamaModel(settings, weights=False) as words:
@@ -192,7 +188,7 @@ def _as_the_daemon(path: Path) -> None:
 
 
 def _ask_trials(path: Path, seed: int, verdict: str, tally: Tally) -> None:
-    from edge_client.llama.model import LlamaSettings
+    from common.llama.model import LlamaSettings
     from edge_client.llama.trial import ModelTrials
 
     passed = _read_slowly(lambda: ModelTrials().ensure(LlamaSettings(str(path)), weights=True))

@@ -32,7 +32,7 @@ from cloud_verifier.core.nouns import (
 from cloud_verifier.engine.attention.backend import AttentionBackend, KVStore, StepContext, current_step
 from cloud_verifier.engine.drafting.nouns import Drafted, DraftModel, DraftRows
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
-from cloud_verifier.engine.sampling.choice import ChoiceRow
+from cloud_verifier.engine.sampling.host import ChoiceRow
 from cloud_verifier.engine.sampling.ranking import rank_rows
 from common.calibration import promised
 from common.sampling import SamplingParams

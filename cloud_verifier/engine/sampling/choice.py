@@ -7,16 +7,12 @@ win. On an accelerator evaluating all noise costs less than the check.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from cloud_verifier.core.nouns import FloatArray, IntArray, StepPlan, StepResult
-from cloud_verifier.core.rules import decide
+from cloud_verifier.engine.sampling.host import ChoiceRow, RowGroup, choose_on_host, row_groups
 from common import choice as reference
 from common import noise
 from common.errors import LocalError
@@ -26,19 +22,6 @@ CHUNK = 2**24  # logits at a time: 128 rows of 131,072; each temporary array the
 FRONT = 1024  # tokens sorted for a filter before all are; top-k and top-p of ordinary text end well within
 UNBOUNDED = 2**63 - 1
 ENTRIES = 2**22  # logits that penalties change at a time: some 64 bytes each for a moment
-NO_TOKENS: IntArray = np.zeros(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceRow:
-    """Holds the parameters of one row's choice; arguments of `common.choice.choose`."""
-
-    params: SamplingParams
-    position: int  # of the row; the choice is written at position + 1
-    prompt: IntArray | None = None  # [P] with `generated` all tokens up to `position`; read by penalties only
-    generated: IntArray | None = None  # [G]
-    allowed: NDArray[np.bool_] | None = None  # [V] by its grammar; None: all
-    history: reference.History | None = None  # of the prompt and the first generated tokens, if it is kept
 
 
 def choose(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Tensor]:
@@ -48,7 +31,10 @@ def choose(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Tensor]:
     penalties without their tokens.
     """
     check_rows(logits, rows)
-    return _choose_on_cpu(logits, rows) if logits.device.type == "cpu" else choose_dense(logits, rows)
+    if logits.device.type != "cpu":
+        return choose_dense(logits, rows)
+    choices, margins = choose_on_host(logits.detach().numpy(), rows)
+    return torch.from_numpy(choices.astype(np.int64)), torch.from_numpy(margins)
 
 
 def choose_dense(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Tensor]:
@@ -84,17 +70,6 @@ def _check_best(logits: Tensor) -> None:
     best = logits.amax(dim=1)
     if not bool(torch.isfinite(best).all()):
         reference.check_best(float(best[~torch.isfinite(best)][0]))
-
-
-def _choose_on_cpu(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Tensor]:
-    choices = torch.empty(len(rows), dtype=torch.int64)
-    margins = torch.empty(len(rows))
-    changes = row_changes(rows, logits.shape[1])
-    for index, (one, row) in enumerate(zip(logits.detach().numpy(), rows, strict=True)):
-        adjusted = reference.adjust(one, changes[index], row.allowed)
-        choice = reference.choose_adjusted(adjusted, row.params, row.position)
-        choices[index], margins[index] = choice.token, choice.margin
-    return choices, margins
 
 
 def _choose_adjusted(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[Tensor, Tensor]:
@@ -232,7 +207,7 @@ def masked_rows(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
 
 def adjusted_rows(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
     """Return logits after grammar, bias and penalties: a changed copy, or the input."""
-    logits, groups = masked_rows(logits, rows), _groups(rows, logits.shape[1])
+    logits, groups = masked_rows(logits, rows), row_groups(rows, logits.shape[1])
     if not groups:
         return logits
     adjusted = logits.clone(memory_format=torch.contiguous_format)
@@ -242,46 +217,7 @@ def adjusted_rows(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
     return adjusted
 
 
-def row_changes(rows: Sequence[ChoiceRow], vocab_size: int) -> list[tuple[reference.Adjustments, ...]]:
-    """Return each row's changes for `common.choice.adjust`: those of its history, then of its own path."""
-    changes: list[tuple[reference.Adjustments, ...]] = [()] * len(rows)
-    for group in _groups(rows, vocab_size):
-        ends = np.searchsorted(group.owners, np.arange(len(group.rows) + 1)).tolist()
-        for row, start, end in zip(group.rows, ends, ends[1:], strict=False):
-            changes[row] = (group.history.changes, group.own.part(slice(start, end)))
-    return changes
-
-
-@dataclass(frozen=True, slots=True)
-class _RowGroup:
-    """Rows that go on from one history."""
-
-    history: reference.History
-    rows: list[int]
-    owners: NDArray[np.int64]  # [E] the place in `rows` of each entry of `own`
-    own: reference.Adjustments  # [E] in place of the history's changes
-
-
-def _groups(rows: Sequence[ChoiceRow], vocab_size: int) -> list[_RowGroup]:
-    """Return the rows that bias or penalties change. Raises `LocalError` for tokens outside the
-    vocabulary."""
-    members = dict[int, tuple[reference.History, list[int]]]()
-    for index, row in enumerate(rows):
-        if row.params.logit_bias or row.params.has_penalties:
-            history = row.history or reference.History.of(row.params, row.prompt, row.generated)
-            members.setdefault(id(history), (history, []))[1].append(index)
-    groups = []
-    for history, indices in members.values():
-        texts = [rows[index].generated for index in indices]
-        paths = [NO_TOKENS if text is None else text[history.num_generated :] for text in texts]
-        owners, own = history.after(paths)
-        for tokens in (history.changes.tokens, np.sort(own.tokens)):
-            reference.check_within(tokens, vocab_size)
-        groups.append(_RowGroup(history, indices, owners, own))
-    return groups
-
-
-def _write_shared(logits: Tensor, adjusted: Tensor, groups: Sequence[_RowGroup]) -> None:
+def _write_shared(logits: Tensor, adjusted: Tensor, groups: Sequence[RowGroup]) -> None:
     """Change each row by its group's history, `ENTRIES` logits or a row at a time."""
     tables = [group.history.changes for group in groups]
     sizes = np.array([table.tokens.size for table in tables])
@@ -302,7 +238,7 @@ def _write_shared(logits: Tensor, adjusted: Tensor, groups: Sequence[_RowGroup])
         _write(logits, adjusted, spread[0] * logits.shape[1] + tokens[entry], numbers[:, entry])
 
 
-def _write_own(logits: Tensor, adjusted: Tensor, groups: Sequence[_RowGroup]) -> None:
+def _write_own(logits: Tensor, adjusted: Tensor, groups: Sequence[RowGroup]) -> None:
     """Change each row along its own path."""
     rows = np.concatenate([np.array(group.rows)[group.owners] for group in groups])
     tokens = np.concatenate([group.own.tokens for group in groups])
@@ -376,44 +312,3 @@ def _shifted(bits: Tensor, shift: int, out: Tensor) -> Tensor:
     """Logical right shift of int64, written to `out`."""
     torch.bitwise_right_shift(bits, shift, out=out)
     return out.bitwise_and_(2 ** (64 - shift) - 1)
-
-
-# Acceptance rules other than the coupled one: they read the probabilities of the asked-for rows, on the host.
-
-
-def has_rules(plan: StepPlan) -> bool:
-    """Return whether any item's choices follow another rule than the coupled one."""
-    return any(item.ask is not None for item in plan.items)
-
-
-def decide_by_rules(
-    plan: StepPlan, logits: Tensor, rows: Sequence[ChoiceRow], coupled: StepResult
-) -> StepResult:
-    """Decide the items that ask for another rule by that rule, from logits float32 [O, V].
-
-    A margin is a choice's distance from another one under the noise. A choice by chance has none: inf.
-    Probabilities take milliseconds a row for the largest vocabularies; only sessions with such a rule pay.
-    """
-    choices, margins, end = list[IntArray](), list[FloatArray](), 0
-    for item, own, margin in zip(plan.items, coupled.choices, coupled.margins, strict=True):
-        start, end = end, end + len(own)
-        if item.ask is None:
-            choices.append(own)
-            margins.append(margin)
-        else:
-            law_of = partial(_law_of, logits[start:end].detach().cpu().numpy(), rows[start:end])
-            choices.append(decide(item, own, law_of))
-            margins.append(np.full_like(margin, np.inf))
-    return StepResult(tuple(choices), tuple(margins))
-
-
-def _law_of(logits: NDArray[np.float32], rows: Sequence[ChoiceRow], row: int) -> NDArray[np.float64]:
-    return probabilities(logits[row], rows[row])
-
-
-def probabilities(logits: NDArray[np.float32], row: ChoiceRow) -> NDArray[np.float64]:
-    """Return float64 [V], the law of the coupled rule's choice from one row's logits float32 [V]."""
-    (changes,) = row_changes([row], len(logits))
-    weights = np.exp(reference.process_adjusted(reference.adjust(logits, changes, row.allowed), row.params))
-    law: NDArray[np.float64] = weights / weights.sum()
-    return law

@@ -20,7 +20,8 @@ from torch import Tensor
 from cloud_verifier.core.nouns import FloatArray, IntArray, StepItem
 from cloud_verifier.engine.packing import IndexArray, PackedStep
 from cloud_verifier.engine.sampling import choice
-from cloud_verifier.engine.sampling.choice import ChoiceRow, adjusted_rows, choose_dense, last_of_front
+from cloud_verifier.engine.sampling.choice import adjusted_rows, choose_dense, last_of_front
+from cloud_verifier.engine.sampling.host import ChoiceRow
 from cloud_verifier.engine.sampling.triton_kernels import find_best, find_winner, merge, weigh
 from common.choice import has_filters
 from common.noise import noise_keys

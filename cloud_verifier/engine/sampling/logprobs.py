@@ -8,49 +8,25 @@ their rows are not read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
-from typing import NamedTuple
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cloud_verifier.core.nouns import FloatArray, IntArray, RowLogprobs, StepItem
-
-Told = tuple[RowLogprobs | None, ...]
-"""As `StepResult.logprobs`."""
-
-
-class Chosen(NamedTuple):
-    """Holds a step runner's results, on the host."""
-
-    choices: IntArray  # [O]
-    margins: FloatArray  # [O]
-    logprobs: Told = ()
+from cloud_verifier.engine.packing import IndexArray
+from cloud_verifier.engine.sampling.host import Told, negative, told_of
 
 
 def row_logprobs(items: Sequence[StepItem], logits: Tensor, choices: IntArray) -> Told:
     """Return the log-probabilities of items that ask, from logits float32 [O, V] (or more rows) and the
     choices [O]; empty if none asks."""
-    if all(item.logprobs is None for item in items):
-        return ()
-    ends = [0, *accumulate(len(item.outputs) for item in items)]
-    spans = {
-        place: range(*ends[place : place + 2])
-        for place, item in enumerate(items)
-        if item.logprobs is not None
-    }
-    rows = np.array([row for span in spans.values() for row in span], np.int64)
-    most = max(item.logprobs or 0 for item in items)
-    found = _of_rows(logits.index_select(0, torch.from_numpy(rows).to(logits.device)), choices[rows], most)
-    told, at = list[RowLogprobs | None]([None] * len(items)), 0
-    for place, span in spans.items():
-        part, count = slice(at, at + len(span)), items[place].logprobs or 0
-        told[place] = RowLogprobs(
-            found.choices[part], found.top_tokens[part, :count], found.top[part, :count]
-        )
-        at += len(span)
-    return tuple(told)
+
+    def of_rows(rows: IndexArray, most: int) -> RowLogprobs:
+        return _of_rows(logits.index_select(0, torch.from_numpy(rows).to(logits.device)), choices[rows], most)
+
+    return told_of(items, of_rows)
 
 
 def _of_rows(logits: Tensor, choices: IntArray, most: int) -> RowLogprobs:
@@ -61,7 +37,7 @@ def _of_rows(logits: Tensor, choices: IntArray, most: int) -> RowLogprobs:
     own = logits.gather(1, wanted.unsqueeze(1)).squeeze(1) - totals
     tokens, values = _best(logits, min(most, logits.shape[1]))
     tops = values - totals.cpu().numpy()[:, None]
-    return RowLogprobs(_negative(own.cpu().numpy()), tokens, _negative(tops))
+    return RowLogprobs(negative(own.cpu().numpy()), tokens, negative(tops))
 
 
 def _best(logits: Tensor, count: int) -> tuple[IntArray, FloatArray]:
@@ -79,11 +55,6 @@ def _best(logits: Tensor, count: int) -> tuple[IntArray, FloatArray]:
         for start, end in pairwise(ends.tolist())
     ]
     return np.stack([numbers[order] for order in orders]), np.stack([values[order] for order in orders])
-
-
-def _negative(values: FloatArray) -> FloatArray:
-    """Rounding may lift the logarithm of a chance of 1 above 0."""
-    return np.minimum(values, np.float32(0.0))
 
 
 # Below which margin a choice could be another one after other rounding.

@@ -8,13 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cloud_verifier.engine.sampling.choice import (
-    ChoiceRow,
-    adjusted_rows,
-    check_rows,
-    noisy_scores,
-    row_changes,
-)
+from cloud_verifier.engine.sampling.choice import adjusted_rows, check_rows, noisy_scores
+from cloud_verifier.engine.sampling.host import ChoiceRow, row_changes
 from common import choice as reference
 from common.sampling import SamplingParams
 

@@ -12,9 +12,10 @@ import torch
 from cloud_verifier.core.nouns import StepPlan
 from cloud_verifier.engine.around import stats_of
 from cloud_verifier.engine.attention.reference import TorchRefBackend, TorchRefStep
-from cloud_verifier.engine.engine import TorchEngine, choice_rows
+from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import PackedStep
+from cloud_verifier.engine.sampling.host import choice_rows
 from common.errors import CapacityError, LocalError
 from common.sampling import SamplingParams
 from tests import wording

@@ -22,7 +22,7 @@ from cloud_verifier.core.nouns import StepPlan, StepResult
 from cloud_verifier.engine.attention.backend import KVStore
 from cloud_verifier.engine.attention.plan import AttentionPlan, Cuts, WorkCut, plan_attention
 from cloud_verifier.engine.attention.triton_backend import TritonBackend
-from cloud_verifier.engine.engine import TorchEngine, choice_rows
+from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.graphs import (
     Capture,
     CudaCapture,
@@ -35,6 +35,7 @@ from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
 from cloud_verifier.engine.sampling import device_choice
 from cloud_verifier.engine.sampling.device_choice import ChoiceTable, choice_table
+from cloud_verifier.engine.sampling.host import choice_rows
 from common.errors import LocalError
 from common.sampling import SamplingParams
 from tests import wording

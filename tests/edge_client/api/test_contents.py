@@ -90,7 +90,7 @@ def test_a_message_of_all_marks_is_refused() -> None:
 
 @pytest.mark.llama
 def test_the_control_tokens_of_a_real_model_stay_texts() -> None:
-    from edge_client.llama.model import LlamaModel, LlamaSettings
+    from common.llama.model import LlamaModel, LlamaSettings
 
     with LlamaModel(LlamaSettings(path=DRAFT), weights=False) as words:
         control = words.control_texts[0]

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from common.errors import CapacityError, UnavailableError, UserError
+from common.llama.model import LlamaSettings
 from common.sampling import SamplingParams
 from edge_client.drafting.model import ModelState, SharedDraftModel
 from edge_client.drafting.pool import PoolSeat
-from edge_client.llama.model import LlamaSettings
 from edge_client.texts.alone import AloneRun
 from tests import wording
 
@@ -39,7 +39,7 @@ class Loads:
     """Counts how often weights are loaded, in which threads, and lets them wait."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from edge_client.llama.runtime import LlamaRuntime
+        from common.llama.runtime import LlamaRuntime
 
         self.threads: list[int] = []
         self.open = threading.Event()
@@ -121,7 +121,7 @@ async def test_all_who_wait_wait_for_one_load_and_the_loop_stays_live(make: Made
 async def test_a_failure_is_told_to_all_and_the_next_tries_again(
     make: Made, loads: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edge_client.llama.runtime import LlamaRuntime
+    from common.llama.runtime import LlamaRuntime
 
     def refuse(_runtime: LlamaRuntime) -> None:
         raise UserError("no memory for it; lower n_ctx")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from common.child import available_memory
+from common.llama.model import LlamaSettings
 from edge_client.drafting.model import ModelState, SharedDraftModel
 from edge_client.drafting.models import MEMORY, DraftModels, OpenedDraft
-from edge_client.llama.model import LlamaSettings
 from edge_client.process.paths import EdgePaths
 
 pytestmark = pytest.mark.llama

@@ -19,7 +19,7 @@ from tests import wording
 from tests.edge_client.llama.tree_world import check_group, exact_settings
 
 if TYPE_CHECKING:
-    from edge_client.llama.runtime import LlamaRuntime
+    from common.llama.runtime import LlamaRuntime
 
 pytestmark = pytest.mark.llama
 
@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runtime(model: Path) -> Iterator[LlamaRuntime]:
-    from edge_client.llama.runtime import LlamaRuntime
+    from common.llama.runtime import LlamaRuntime
 
     with LlamaRuntime(exact_settings(model, n_ctx=1024, n_seq_max=64)) as loaded:
         yield loaded

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from common.llama.runtime import LlamaRuntime
 from edge_client.llama.group import DraftGroup, MemberDrafter
-from edge_client.llama.runtime import LlamaRuntime
 from tests.edge_client.llama.tree_world import exact_settings
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edge_client.llama.batch import BatchPlan, DraftNode, EngineSurprise
 from edge_client.llama.branches import Branches, Sequences
+from edge_client.llama.plan import BatchPlan, DraftNode, EngineSurprise
 from tests import wording
 from tests.edge_client.llama.tree_world import check_branches, check_sequences
 

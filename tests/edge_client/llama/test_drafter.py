@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from common.errors import CapacityError, LocalError
+from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
 from edge_client.core.nouns import DraftRow, Reroot, StartDrafter
 from edge_client.llama.group import DraftGroup, MemberDrafter
-from edge_client.llama.runtime import LlamaRuntime
 from tests import wording
 from tests.edge_client.llama.tree_world import (
     GREEDY,

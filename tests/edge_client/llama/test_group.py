@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from common.errors import CapacityError, ForerunError, LocalError, UserError
+from common.llama.runtime import LlamaRuntime
 from common.mask_time import SHARE
 from edge_client.core.nouns import DraftRow, Expansion, Reroot
 from edge_client.llama.group import (
@@ -24,7 +25,6 @@ from edge_client.llama.group import (
     MemberDrafter,
     fair_shares,
 )
-from edge_client.llama.runtime import LlamaRuntime
 from tests import wording
 from tests.edge_client.llama.tree_world import (
     GREEDY,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from common.llama.model import LlamaModel, LlamaSettings
 from common.vocabulary import Vocabulary
-from edge_client.llama.model import LlamaModel, LlamaSettings
 from edge_client.texts.infill import FAMILIES, ExtraFile, Gap, Infill, InfillFamily
 
 pytestmark = pytest.mark.llama

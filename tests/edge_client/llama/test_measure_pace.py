@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from common.llama.runtime import LlamaRuntime
 from edge_client.core.draft_pace import DraftPace
 from edge_client.llama.measure_pace import KeptPaces, PaceTables, measure_pace
-from edge_client.llama.runtime import LlamaRuntime
 from tests.edge_client.llama.tree_world import count_decodes, exact_settings, span
 
 pytestmark = pytest.mark.llama

@@ -12,7 +12,7 @@ from common.choice import process_logits
 from common.noise import gumbel
 from common.sampling import SamplingParams
 from edge_client.core.nouns import Expansion
-from edge_client.llama.batch import DraftNode
+from edge_client.llama.plan import DraftNode
 from edge_client.llama.ranking import Ranker, TopTokens, best_by_passes
 
 PROMPT = (5, 6, 7, 7)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from edge_client.llama.library import library
-from edge_client.llama.model import LlamaModel, LlamaSettings
-from edge_client.llama.runtime import LlamaRuntime
+from common.llama.library import library
+from common.llama.model import LlamaModel, LlamaSettings
+from common.llama.runtime import LlamaRuntime
 from tests import wording
 
 pytestmark = pytest.mark.llama
@@ -52,7 +52,7 @@ def test_pieces_of_a_text_are_the_text(runtime: LlamaRuntime, text: str) -> None
 def test_a_piece_longer_than_the_first_buffer_comes_whole(
     runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_client.llama.model.FIRST_PIECE_BYTES", 2)
+    monkeypatch.setattr("common.llama.model.FIRST_PIECE_BYTES", 2)
     assert runtime.piece(END) == b"<|end_of_text|>"
 
 
@@ -127,7 +127,7 @@ def test_a_quantised_batch_survives(tmp_path: Path) -> None:
 def test_llama_cpps_log_is_ours_and_nothing_comes_to_the_terminal(
     model: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with caplog.at_level(logging.DEBUG, "edge_client.llama"):
+    with caplog.at_level(logging.DEBUG, "common.llama"):
         load(model).close()
     assert {record.levelno for record in caplog.records if "n_ctx " in record.message} == {logging.DEBUG}
     assert capfd.readouterr() == ("", "")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from edge_client.llama.library import NativeLog
-from edge_client.llama.model import LlamaSettings, find_model
+from common.llama.library import NativeLog
+from common.llama.model import LlamaSettings, find_model
 from tests import wording
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
+from common.llama.model import LlamaSettings
 from edge_client.llama import trial
-from edge_client.llama.model import LlamaSettings
 from edge_client.llama.trial import ModelTrials
 from tests import wording
 

@@ -10,13 +10,13 @@ from random import Random
 import numpy as np
 import pytest
 
+from common.llama.model import LlamaSettings
+from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
 from edge_client.core.nouns import DraftRow, Expansion, Reroot
-from edge_client.llama.batch import NO_SEQUENCE, NOT_PLANNED, DraftNode
 from edge_client.llama.branches import Branches, Sequences
 from edge_client.llama.group import DraftGroup, MemberDrafter
-from edge_client.llama.model import LlamaSettings
-from edge_client.llama.runtime import LlamaRuntime
+from edge_client.llama.plan import NO_SEQUENCE, NOT_PLANNED, DraftNode
 
 TOLERANCE = 2e-4  # logits up to about 12; F32 KV, flash attention off, so only the order of sums differs
 GREEDY = SamplingParams()

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import CapacityError, PeerError, UnavailableError, UserError
+from common.llama.store import ModelManifest, ModelStore, is_remote, parse_name, parts_of, read_manifest
 from edge_client.models.fetch import MOST_FAILURES, SPARE, FetchSurroundings, fetch
-from edge_client.models.store import ModelManifest, ModelStore, is_remote, parse_name, parts_of, read_manifest
 from edge_client.models.web import Credentials, _next
 from tests import wording
 from tests.edge_client.small_server import Handler, serving

@@ -19,7 +19,7 @@ DRAFT = str(demo_models.DRAFT_GGUF)
 
 
 async def test_an_index_takes_in_what_has_changed(tmp_path: Path) -> None:
-    from edge_client.llama.model import LlamaModel, LlamaSettings
+    from common.llama.model import LlamaModel, LlamaSettings
 
     folder, path = tmp_path / "project", tmp_path / "project.index"
     folder.mkdir()

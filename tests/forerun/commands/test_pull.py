@@ -131,7 +131,7 @@ def test_the_usual_folder_is_the_users_own(
 
 
 def test_what_was_fetched_is_found_by_its_name(models: Path) -> None:
-    from edge_client.llama.model import find_model
+    from common.llama.model import find_model
 
     pull(models, NAME)
     assert find_model(NAME, str(models)) == f"{models}/o/r/main/f.gguf"

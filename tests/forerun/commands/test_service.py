@@ -189,9 +189,9 @@ else:
 import grpc
 import llguidance
 from edge_client.llama.group import DraftGroup, MemberDrafter
-from edge_client.llama.library import native_log
-from edge_client.llama.runtime import LlamaRuntime
-from edge_client.llama.model import LlamaSettings
+from common.llama.library import native_log
+from common.llama.runtime import LlamaRuntime
+from common.llama.model import LlamaSettings
 from common.errors import UserError
 
 with LlamaRuntime(LlamaSettings(sys.argv[1])) as model:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.models.store import hash_of
+from common.llama.store import hash_of
 from edge_client.settings import DraftSection
 from forerun.doctor.device import Level
 from forerun.doctor.draft import ChildQuestion, DraftReport, ask_child, check_child, find_file
@@ -127,11 +127,11 @@ def test_without_a_file_only_the_processor_is_asked_about() -> None:
 @pytest.mark.grpc
 async def test_the_draft_is_ranked_by_the_targets_own_text(tiny: Path) -> None:
     """The walk counts how often the draft's best token is the text's: on its own greedy text, always."""
+    from common.llama.model import LlamaSettings
+    from common.llama.runtime import LlamaRuntime
     from common.sampling import SamplingParams
     from edge_client.core.nouns import DraftRow, Reroot
     from edge_client.llama.group import DraftGroup, MemberDrafter
-    from edge_client.llama.model import LlamaSettings
-    from edge_client.llama.runtime import LlamaRuntime
     from forerun.doctor.draft import _draft_steps
 
     with LlamaRuntime(LlamaSettings(str(tiny), n_ctx=512)) as runtime:

@@ -16,17 +16,10 @@ from torch import Tensor
 
 from cloud_verifier.core.nouns import Ask, Offer, StepItem, StepPlan
 from cloud_verifier.core.rules import decide
-from cloud_verifier.engine.engine import TorchEngine, choice_rows
+from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.sampling import choice
-from cloud_verifier.engine.sampling.choice import (
-    ChoiceRow,
-    choose,
-    choose_dense,
-    gumbel,
-    noise_bits,
-    noise_keys,
-    probabilities,
-)
+from cloud_verifier.engine.sampling.choice import choose, choose_dense, gumbel, noise_bits, noise_keys
+from cloud_verifier.engine.sampling.host import ChoiceRow, choice_rows, probabilities
 from common import choice as reference
 from common import noise
 from common.acceptance import Acceptance, AcceptanceRule, quantised

@@ -127,7 +127,8 @@ def demo() -> TargetModel:
 @pytest.mark.torch
 def test_every_row_of_a_tree_has_the_mask_of_its_own_path(demo: TargetModel) -> None:
     """Also a row that the grammar forbids, whose choice is nobody's."""
-    from cloud_verifier.engine.engine import TorchEngine, choice_rows
+    from cloud_verifier.engine.engine import TorchEngine
+    from cloud_verifier.engine.sampling.host import choice_rows
     from tests.cloud_verifier.engine.tiny import Session, Slots, ints
 
     engine = TorchEngine(demo, 64)

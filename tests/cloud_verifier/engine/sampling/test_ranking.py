@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloud_verifier.engine.sampling.choice import ChoiceRow
+from cloud_verifier.engine.sampling.host import ChoiceRow
 from cloud_verifier.engine.sampling.ranking import rank_dense, rank_rows
 from common.choice import History, rank
 from common.errors import LocalError

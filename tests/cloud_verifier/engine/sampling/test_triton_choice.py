@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cloud_verifier.core.nouns import FloatArray, IntArray
 from cloud_verifier.engine.sampling import choice
-from cloud_verifier.engine.sampling.choice import ChoiceRow, choose_dense
+from cloud_verifier.engine.sampling.choice import choose_dense
 from cloud_verifier.engine.sampling.device_choice import (
     ChoiceTable,
     best_of,
@@ -21,6 +21,7 @@ from cloud_verifier.engine.sampling.device_choice import (
     needs_more,
     total_weights,
 )
+from cloud_verifier.engine.sampling.host import ChoiceRow
 from common.choice import WEIGHT_UNIT
 from common.errors import LocalError
 from common.noise import noise_keys

@@ -1,6 +1,6 @@
 """Runs one loaded model in one llama.cpp context: batches in, logits out, sequences of KV cells.
 
-Every pointer and return code is checked here. The drafter interprets the codes (`edge_client.llama.group`). A
+Every pointer and return code is checked here. The caller interprets the codes. A
 context is not thread-safe: one thread at a time.
 """
 
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from edge_client.llama.batch import LlamaBatch
-from edge_client.llama.library import native_log
-from edge_client.llama.model import LlamaModel, LlamaSettings
+from common.llama.batch import LlamaBatch
+from common.llama.library import native_log
+from common.llama.model import LlamaModel, LlamaSettings
 
 FloatArray = NDArray[np.float32]
 ByteArray = NDArray[np.uint8]
@@ -115,8 +115,8 @@ class LlamaRuntime(LlamaModel):
         ):
             if question(self._model):
                 raise UserError(
-                    f"{self.settings.path} is {kind}; a draft must be an attention-only decoder, because its "
-                    "state is shared between branches and cut back; choose another draft model"
+                    f"{self.settings.path} is {kind}; it must be an attention-only decoder, because its "
+                    "state is shared between branches and cut back; choose another model"
                 )
 
     def _context_params(self) -> Any:

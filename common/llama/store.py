@@ -1,4 +1,4 @@
-"""The folder of fetched draft models, and their names.
+"""The folder of fetched models (`forerun pull`), and their names.
 
 A name says where a file comes from and where it is kept:
 

@@ -51,7 +51,8 @@ def library() -> Any:
         bindings = importlib.import_module("llama_cpp.llama_cpp")
     except (ImportError, OSError, RuntimeError) as error:
         raise UserError(
-            f"llama-cpp-python cannot be loaded ({error}); install it with: pip install 'forerun[edge]'"
+            f"llama-cpp-python cannot be loaded ({error}); install it with: pip install 'forerun[edge]', or "
+            "on a verifier: pip install 'forerun[verifier-llama]'"
         ) from error
     native_log().callback = bindings.llama_log_callback(native_log().write)
     bindings.llama_log_set(native_log().callback, ctypes.c_void_p(0))

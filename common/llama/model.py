@@ -13,10 +13,10 @@ from typing import Any, Self
 
 from common.errors import UserError
 from common.grammar import Grammars, Matcher, Tokens
-from edge_client.llama.library import extra_bufts_are_safe, library, native_log
-from edge_client.models.store import HUB_PREFIX, ModelStore, check_magic, hash_of, is_remote, split_hub_path
+from common.llama.library import extra_bufts_are_safe, library, native_log
+from common.llama.store import HUB_PREFIX, ModelStore, check_magic, hash_of, is_remote, split_hub_path
 
-# A draft model's file is a local path, or is in the store of `forerun pull` or in the hub's own cache.
+# A model's file is a local path, or is in the store of `forerun pull` or in the hub's own cache.
 
 SMALLEST = 24
 """Bytes of a GGUF file without metadata and tensors: magic, version and two counts."""
@@ -31,18 +31,18 @@ def find_model(path: str, models: str = "", sha256: str = "") -> str:
     local = _fetched(path, models) if is_remote(path) else Path(path).expanduser()
     if not local.is_file():
         raise UserError(
-            f"there is no draft model at {local}; check the path, or use {HUB_PREFIX}org/repo/file.gguf"
+            f"there is no model at {local}; check the path, or use {HUB_PREFIX}org/repo/file.gguf"
         )
     try:
         with local.open("rb") as file:
             head = file.read(SMALLEST)
     except OSError as error:
-        raise UserError(f"the draft model {local} cannot be read ({error}); check its permissions") from error
+        raise UserError(f"the model {local} cannot be read ({error}); check its permissions") from error
     check_magic(str(local), head)
     if len(head) < SMALLEST:
-        raise UserError(f"the draft model {local} is cut off after {len(head)} bytes; fetch it again")
+        raise UserError(f"the model {local} is cut off after {len(head)} bytes; fetch it again")
     if sha256 and (found := hash_of(local, lambda done, total: None)) != sha256.lower():
-        raise UserError(f"the draft model {local} has the SHA-256 {found}, not {sha256}; it is not loaded")
+        raise UserError(f"the model {local} has the SHA-256 {found}, not {sha256}; it is not loaded")
     return str(local)
 
 
@@ -86,14 +86,14 @@ MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ, a constant of llama.cpp's build
 
 @dataclass(frozen=True, slots=True)
 class LlamaSettings:
-    """Settings of the draft model. Raises `UserError` with the field and its allowed values."""
+    """Settings of a model and its context. Raises `UserError` with the field and its allowed values."""
 
     path: str  # a local GGUF file, or hf://organisation/repository/file.gguf
     n_ctx: int = 4096  # KV cells in all: prompt, text and the live tree share them; 0 = as trained
     # One for the committed text, one for each leaf of the tree; 0 = 64 to 192, by the vocabulary.
     n_seq_max: int = 0
     n_batch: int = 512  # tokens per llama_decode while prefilling
-    max_rows: int = 32  # rows with logits per draft step; sizes llama.cpp's output buffers
+    max_rows: int = 32  # rows with logits per step; sizes llama.cpp's output buffers
     threads: int = 0  # 0 = one less than the processors of this process
     gpu_layers: int = 0  # layers on the accelerator; -1 = all
     models: str = ""  # folder of `forerun pull` for hf:// and https:// names; empty: none
@@ -101,9 +101,7 @@ class LlamaSettings:
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise UserError(
-                "the draft model's path is empty; name a GGUF file or hf://organisation/repo/file.gguf"
-            )
+            raise UserError("the model's path is empty; name a GGUF file or hf://organisation/repo/file.gguf")
         ranges = {
             "n_ctx": (0, 2**31 - 1),
             "n_seq_max": (2 if self.n_seq_max else 0, MAX_SEQUENCES),
@@ -197,7 +195,7 @@ class LlamaVocabulary:
     def piece(self, token: int) -> bytes:
         """Return a token's bytes, also of a control token. Raises `UserError` for an unknown id."""
         if not 0 <= token < self.num_vocab:
-            raise UserError(f"token {token} is outside the draft's vocabulary of {self.num_vocab}")
+            raise UserError(f"token {token} is outside the model's vocabulary of {self.num_vocab}")
         capacity = FIRST_PIECE_BYTES
         while True:
             buffer = ctypes.create_string_buffer(capacity)
@@ -216,8 +214,8 @@ class LlamaVocabulary:
         return attributes
 
 
-class DraftGrammars:
-    """Compiles grammars over one draft's vocabulary, with the verifier's masks.
+class LlamaGrammars:
+    """Compiles grammars over one model's vocabulary; both ends make the same masks.
 
     It is thread-safe and valid as long as the model. The first grammar reads the vocabulary, which takes
     tenths of a second for a large one. So `check` is called in a thread of its own before a session drafts.
@@ -256,7 +254,7 @@ class LlamaModel(LlamaVocabulary):
         self.path = find_model(settings.path, settings.models)  # the local file
         self._model: Any = self._load(weights)
         super().__init__(self._library, self._library.llama_model_get_vocab(self._model))
-        self.grammars = DraftGrammars(self)
+        self.grammars = LlamaGrammars(self)
 
     def _load(self, weights: bool) -> Any:
         params = self._library.llama_model_default_params()
