@@ -8,8 +8,9 @@ of that name for a Service `forerun-verifier`.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,21 @@ MAX_LIFETIME = 900.0
 """Default for the longest remaining life of a token, in seconds. A leaked token soon expires, so no list of
 revoked tokens is needed."""
 
+TORCH_ONLY = (
+    "device",
+    "dtype",
+    "quantize",
+    "drafter",
+    "attention",
+    "cuda_graphs",
+    "warm_graphs",
+    "deterministic",
+    "tile_rows",
+    "tensor_parallel",
+)
+LLAMA_ONLY = ("gpu_layers", "tensor_split")
+"""Settings of one engine alone."""
+
 ATTENTIONS = ("auto", "torch_ref", "triton")
 LOSSY = ", ".join(rule.title for rule in AcceptanceRule if not rule.lossless)
 
@@ -33,6 +49,14 @@ LOSSY = ", ".join(rule.title for rule in AcceptanceRule if not rule.lossless)
 def _check_address(value: str) -> str:
     is_fine = not value or host_and_port(value) is not None
     return "" if is_fine else "it must be HOST:PORT, for example 127.0.0.1:50051"
+
+
+def _check_shares(value: str) -> str:
+    try:
+        fine = not value or all(0.0 <= float(each) < math.inf for each in value.split(","))
+    except ValueError:
+        fine = False
+    return "" if fine else "it must be numbers with commas between them, for example 3,1"
 
 
 def _check_rules(values: tuple[str, ...]) -> str:
@@ -49,7 +73,9 @@ class TargetSection:
     """The target section selects the target model and how it is computed."""
 
     model: str | None = setting(
-        None, "folder with config, tokenizer, safetensors, or hub id; required", form="a folder or a hub id"
+        None,
+        "folder with config, tokenizer, safetensors, or hub id; or a GGUF file, for llama.cpp; required",
+        form="a folder, a hub id or a GGUF file",
     )
     name: str = setting("", "the model's name for edges; empty: the folder's name, or the hub id")
     device: str = setting("cpu", "cpu, cuda or cuda:N")
@@ -61,7 +87,22 @@ class TargetSection:
     quantize: str | None = setting(
         None, "int8: linear layers in 8 bits a weight; needs the extra `quantized`", form="int8"
     )
-    threads: int = setting(0, "torch's threads; 0: torch's own choice", unit="threads", low=0)
+    threads: int = setting(
+        0, "threads of torch or llama.cpp; 0: torch's choice; all processors but one", unit="threads", low=0
+    )
+    gpu_layers: int | None = setting(
+        None,
+        "layers of a GGUF target on GPUs; auto: all, if llama.cpp was built for a GPU",
+        unit="layers",
+        low=0,
+        unset="auto",
+    )
+    tensor_split: str = setting(
+        "",
+        "shares of several GPUs in a GGUF target; empty: by their free memory",
+        form="numbers as 3,1",
+        check=_check_shares,
+    )
     slots: int | None = setting(
         None, "KV slots; auto: what fits on a GPU, at most 16384 on a CPU", unit="slots", low=1, unset="auto"
     )
@@ -97,6 +138,7 @@ class TargetSection:
 
     def __post_init__(self) -> None:
         check_section(self)
+        self._check_engine()
         if self.deterministic and self.device == "cpu" and not self.threads:
             raise UserError(
                 "--deterministic on a CPU needs --threads N: the bits depend on the number of threads, so "
@@ -120,6 +162,21 @@ class TargetSection:
                 "differently; leave one out"
             )
 
+    def _check_engine(self) -> None:
+        """Raise `UserError` for a setting of the engine that does not run this target."""
+        others = TORCH_ONLY if self.is_gguf else LLAMA_ONLY
+        usual = {each.name: each.default for each in fields(self)}
+        for name in others:
+            if getattr(self, name) != usual[name]:
+                flag = "--" + name.replace("_", "-")
+                kind = "a GGUF file, which llama.cpp runs" if self.is_gguf else "no GGUF file"
+                raise UserError(f"{flag} has no use here: the target is {kind}; leave {flag} out")
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the target is a GGUF file, which llama.cpp runs."""
+        return (self.model or "").lower().endswith(".gguf")
+
     @property
     def path(self) -> str:
         """The folder or id of the model. Raises `UserError` if none is given."""
@@ -129,8 +186,10 @@ class TargetSection:
 
     @property
     def served_name(self) -> str:
-        """The model's name for edges: `name`, a folder's own name, or the hub id; never a path."""
+        """The model's name for edges: `name`, a folder's or file's own name, or the hub id; never a path."""
         folder = Path(self.path).expanduser()
+        if self.is_gguf:
+            return self.name or folder.stem
         return self.name or (folder.resolve().name if folder.is_dir() else self.path)
 
     @property

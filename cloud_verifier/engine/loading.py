@@ -28,7 +28,8 @@ from cloud_verifier.engine.drafting.nouns import DraftModel
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
 from cloud_verifier.engine.packing import item_of
-from cloud_verifier.engine.probe import SHRUNK, ProbeLengths, ProbeReport, probe
+from cloud_verifier.engine.probe import ProbeReport, probe
+from cloud_verifier.engine.probe_script import SHRUNK, ProbeLengths
 from common.calibration import Confidence
 from common.child import available_memory
 from common.errors import UserError

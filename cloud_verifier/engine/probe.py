@@ -17,51 +17,35 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.nouns import StepItem, StepPlan
 from cloud_verifier.engine.attention.backend import AttentionBackend, AttentionTerms, LayerKV, StepAttention
 from cloud_verifier.engine.attention.check import LayerShape, attention_error, badness
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.refusals import Refusal
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from cloud_verifier.engine.packing import PackedStep, item_of, path_rows
+from cloud_verifier.engine.packing import PackedStep
+from cloud_verifier.engine.probe_script import (
+    MARGIN,
+    SHRUNK,
+    WARM_UP_SLOTS,
+    ProbeLengths,
+    ProbeScript,
+    TokenPath,
+    leaves_of,
+    slots_for,
+)
 from common.errors import LocalError, UserError
-
-TREE = (-1, 0, 0, 1, 2, -1, 5, 3)
-"""Parents of the rows of a tree: two roots, a fork, four levels, branches interleaved."""
-
-BRANCH = 4
-"""Row of `TREE` that is committed with its ancestors before the last step."""
-
-MARGIN = 11
-"""Tokens by which the longest session passes the window."""
-
-CHAIN = (-1, 0, 1, 2)
-LONG = 1024
-"""A session longer than this ends in a chain: each leaf of a tree costs a plain forward of the whole session,
-and trees below long prefixes are what `attention/check.py` evaluates."""
-
-_TRUNK, _SECOND, _THIRD = 4, 13, 5  # tokens of chunks besides the longest session's prefill
-
-COMPARED_ROWS = 12
-"""Rows of a prefill chunk whose logits are asked for, the last ones: they see most."""
 
 COMPARED_TOKENS = 2**14
 """Logits of a row that are compared at most."""
-
-TokenPath = tuple[int, ...]
-"""All tokens from position 0 up to a row: what its logits are a function of."""
-
-WARM_UP_SLOTS = 16
 
 TOLERANCE = 1e-3
 """Largest difference of a row in float32, root mean square over the vocabulary, relative to the spread of its
@@ -87,22 +71,6 @@ Rows = Mapping[TokenPath, Tensor]
 
 _FORWARD_ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
 """What a model's code raises when it is called in a way it was not made for."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeLengths:
-    """Holds the lengths of the probe's sessions."""
-
-    window_limit: int | None  # longer sliding windows are shrunk to it meanwhile; None = as they are
-    chunk: int  # prompt tokens in one step at most
-    shortest: int  # tokens of the longest session, if no window asks for more
-
-
-SHRUNK = ProbeLengths(window_limit=128, chunk=256, shortest=24)
-"""What a load can afford; and in a short window a token too many weighs more."""
-
-REAL = ProbeLengths(window_limit=None, chunk=256, shortest=600)
-"""Windows as they are, and the scheduler's own chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +203,11 @@ def _packed_rows(
     """Run the script through engines of its own. Returns the logits and what the layers asked for."""
     first, recorder = _Recorder(backend), _Recorder(backend)
     try:
-        ProbeScript(TorchEngine(model, WARM_UP_SLOTS, backend=first)).warm_up()
+        script_of(TorchEngine(model, WARM_UP_SLOTS, backend=first)).warm_up()
         _check_layers(model, first)
         longest = max(lengths.shortest, MARGIN + max((*first.windows, model.sliding_window or 0)))
         engine = TorchEngine(model, slots_for(longest), backend=recorder)
-        return ProbeScript(engine).run(longest, lengths.chunk), recorder
+        return script_of(engine).run(longest, lengths.chunk), recorder
     except UserError as error:
         raise Refusal(model.name, str(error)) from error
     except _FORWARD_ERRORS as error:
@@ -259,19 +227,12 @@ def _plain_rows(model: TargetModel, paths: Iterable[TokenPath]) -> Rows:
     wanted = dict.fromkeys(paths)
     found: dict[TokenPath, Tensor] = {}
     with model.plain():
-        for leaf in _leaves(wanted):
+        for leaf in leaves_of(wanted):
             ends = [end for end in range(1, len(leaf) + 1) if leaf[:end] in wanted]
             last = len(leaf) - ends[0] + 1
             logits = sampled(model.plain_logits(leaf, last))
             found.update((leaf[:end], logits[end - 1 - len(leaf) + last]) for end in ends)
     return found
-
-
-def _leaves(paths: Iterable[TokenPath]) -> Sequence[TokenPath]:
-    """Paths that no other path continues: evaluating them evaluates all."""
-    every = list(paths)
-    inner = {path[:end] for path in every for end in range(1, len(path))}
-    return [path for path in every if path not in inner]
 
 
 def _differences(rows: Rows, reference: Rows) -> dict[TokenPath, float]:
@@ -285,6 +246,18 @@ def _differences(rows: Rows, reference: Rows) -> dict[TokenPath, float]:
         path: float((row - reference[path]).square().mean().sqrt()) / max(spreads[path], floor)
         for path, row in rows.items()
     }
+
+
+def sampled(logits: Tensor) -> Tensor:
+    """Return logits [..., V] of at most `COMPARED_TOKENS` tokens at equal distances. A mistake moves a whole
+    row, and whole rows of a large vocabulary would take as much memory as a small model."""
+    step = -(-logits.shape[-1] // COMPARED_TOKENS)
+    return logits if step == 1 else logits[..., ::step].clone()
+
+
+def script_of(engine: TorchEngine) -> ProbeScript[Tensor]:
+    """Return the script for an engine."""
+    return ProbeScript(engine.info, lambda plan: sampled(engine.logits(plan)))
 
 
 class _Recorder:
@@ -344,106 +317,3 @@ class _RecordedStep:
     def attend(self, query: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:
         self._recorder.note(query, kv, terms)
         return self._attention.attend(query, kv, terms)
-
-
-# The script: what is packed, in which order, into which slots.
-
-
-@dataclass(slots=True)
-class _Session:
-    key: int
-    tokens: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-
-
-def sampled(logits: Tensor) -> Tensor:
-    """Return logits [..., V] of at most `COMPARED_TOKENS` tokens at equal distances. A mistake moves a whole
-    row, and whole rows of a large vocabulary would take as much memory as a small model."""
-    step = -(-logits.shape[-1] // COMPARED_TOKENS)
-    return logits if step == 1 else logits[..., ::step].clone()
-
-
-def slots_for(longest: int) -> int:
-    """Return the number of KV slots that `ProbeScript.run` writes, and spare ones to spread them."""
-    return longest + _SECOND + _THIRD + 4 * len(TREE) + 16
-
-
-class ProbeScript:
-    """Drives an engine through prefill chunks and trees of three sessions, and collects the logits."""
-
-    def __init__(self, engine: TorchEngine) -> None:
-        self._engine = engine
-        self._random = np.random.default_rng(0)
-        self._free: list[int] = self._random.permutation(engine.info.num_slots).tolist()
-        self._found: dict[TokenPath, Tensor] = {}
-
-    def warm_up(self) -> None:
-        """Run one small step, which shows the terms that the layers ask for."""
-        self._step([(_Session(0), self._chunk(_Session(0), 4))])
-
-    def run(self, longest: int, chunk: int) -> dict[TokenPath, Tensor]:
-        """Run all steps, one session `longest` tokens long. Returns `sampled` logits [V] by token path.
-
-        Raises `UserError` if the model's positions end before that.
-        """
-        room = self._engine.info.max_positions - longest - len(TREE)
-        if room < 0:
-            raise UserError(f"its last position is {-room} too early for the conformance probe")
-        first, second, third = (_Session(key) for key in range(3))
-        early, *later = _pieces(longest - _TRUNK, chunk)
-        self._advance([(first, early), (second, _SECOND)])
-        self._advance([(third, _THIRD), (first, later[0])])
-        for count in later[1:]:
-            self._advance([(first, count)])
-        trunk, tree = self._chunk(first, _TRUNK), self._tree(second)
-        self._step([(second, tree), (first, trunk)])
-        self._commit(first, trunk, _TRUNK - 1)
-        self._commit(second, tree, BRANCH)
-        sessions = (first, second, third)
-        self._step([(session, self._tree(session)) for session in sessions])
-        return self._found
-
-    def _advance(self, chunks: Sequence[tuple[_Session, int]]) -> None:
-        """Prefill one chunk of each session, in one step."""
-        items = [(session, self._chunk(session, count)) for session, count in chunks]
-        self._step(items)
-        for session, item in items:
-            self._commit(session, item, len(item.tokens) - 1)
-
-    def _chunk(self, session: _Session, count: int) -> StepItem:
-        return self._item(session, range(-1, count - 1), max(0, count - COMPARED_ROWS))
-
-    def _tree(self, session: _Session) -> StepItem:
-        return self._item(session, CHAIN if len(session.slots) > LONG else TREE, 0)
-
-    def _item(self, session: _Session, parents: Sequence[int], first_output: int) -> StepItem:
-        count = len(parents)
-        return item_of(
-            parents,
-            np.array([self._free.pop() for _ in range(count)], np.int32),
-            session.slots,
-            tokens=self._random.integers(self._engine.info.vocab_size, size=count).tolist(),
-            outputs=range(first_output, count),
-            session=session.key,
-        )
-
-    def _step(self, items: Sequence[tuple[_Session, StepItem]]) -> None:
-        logits = iter(sampled(self._engine.logits(StepPlan(tuple(item for _, item in items)))))
-        for session, item in items:
-            for row in item.outputs.tolist():
-                path = item.tokens[path_rows(item.parents, row)]
-                self._found[*session.tokens, *path.tolist()] = next(logits)
-
-    def _commit(self, session: _Session, item: StepItem, row: int) -> None:
-        """Make the path down to `row` part of the session's prefix. Other branches keep their slots."""
-        path = path_rows(item.parents, row)
-        session.tokens.extend(item.tokens[path].tolist())
-        session.slots.extend(item.slots[path].tolist())
-
-
-def _pieces(total: int, chunk: int) -> list[int]:
-    """`total` tokens in chunks, two at least: a third of them first, or a whole chunk, then whole ones."""
-    pieces = [min(total // 3, chunk)]
-    while (left := total - sum(pieces)) > 0:
-        pieces.append(min(left, chunk))
-    return pieces

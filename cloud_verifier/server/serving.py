@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from cloud_verifier.core.batching import most_rows
 from cloud_verifier.core.nouns import TargetEngine, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.around import FlooredEngine
@@ -113,6 +114,8 @@ def use_torch(target: TargetSection) -> None:
 def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
     """Load the engine and its token table. Raises `UserError`."""
     target, limits = config.target, config.limits
+    if target.is_gguf:
+        return _load_gguf(config)
     use_torch(target)
     from cloud_verifier.engine.loading import load_engine
 
@@ -129,6 +132,21 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
         max_rows=limits.max_rows,
         prefill_chunk=limits.prefill_chunk,
         drafter=target.drafter,
+    )
+    return floored(engine, target), table
+
+
+def _load_gguf(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
+    from cloud_verifier.llama.loading import ALL_LAYERS, LlamaOptions, load_engine
+
+    target, limits = config.target, config.limits
+    options = LlamaOptions(
+        threads=target.threads,
+        gpu_layers=ALL_LAYERS if target.gpu_layers is None else target.gpu_layers,
+        tensor_split=tuple(float(share) for share in target.tensor_split.split(",") if share),
+    )
+    engine, table = load_engine(
+        target.path, target.slots, limits.max_rows, most_rows(limits), options, target.served_name
     )
     return floored(engine, target), table
 

@@ -95,7 +95,8 @@ class LlamaSettings:
     n_batch: int = 512  # tokens per llama_decode while prefilling
     max_rows: int = 32  # rows with logits per step; sizes llama.cpp's output buffers
     threads: int = 0  # 0 = one less than the processors of this process
-    gpu_layers: int = 0  # layers on the accelerator; -1 = all
+    gpu_layers: int = 0  # layers on accelerators; -1 = all
+    tensor_split: tuple[float, ...] = ()  # shares of the accelerators; empty = by their free memory
     models: str = ""  # folder of `forerun pull` for hf:// and https:// names; empty: none
     exact: bool = False  # f32 KV, no flash attention: a logit hardly depends on the batch
 
@@ -130,6 +131,7 @@ UNKNOWN_ATTRIBUTE = 1 << 0  # LLAMA_TOKEN_ATTR_UNKNOWN
 UNUSED_ATTRIBUTE = 1 << 1  # LLAMA_TOKEN_ATTR_UNUSED
 CONTROL_ATTRIBUTE = 1 << 3  # LLAMA_TOKEN_ATTR_CONTROL
 PADDING = re.compile(rb"\[PAD\d*\]")  # converters' name of entries that round the vocabulary up
+LONGEST_VALUE = 256  # bytes of a number in the metadata
 FIRST_PIECE_BYTES = 64  # longer pieces need a second call
 
 
@@ -159,6 +161,15 @@ class LlamaVocabulary:
         token: int = self._library.llama_vocab_bos(self._vocab)
         adds = bool(self._library.llama_vocab_get_add_bos(self._vocab))
         return (token,) if adds and token >= 0 else ()
+
+    @property
+    def boundary_texts(self) -> tuple[str, str]:
+        """Return the begin token's and the end token's text, each empty without one."""
+        library, vocab = self._library, self._vocab
+        tokens = library.llama_vocab_bos(vocab), library.llama_vocab_eos(vocab)
+        found = (library.llama_vocab_get_text(vocab, token) if token >= 0 else b"" for token in tokens)
+        begin, end = (text.decode("utf-8", "replace") for text in found)
+        return begin, end
 
     @cached_property
     def special_ids(self) -> tuple[int, ...]:
@@ -261,6 +272,13 @@ class LlamaModel(LlamaVocabulary):
         params.n_gpu_layers = self.settings.gpu_layers
         params.use_extra_bufts = extra_bufts_are_safe(self._library.llama_print_system_info().decode())
         params.vocab_only = not weights
+        split = self.settings.tensor_split
+        if split:
+            most = self._library.llama_max_devices()
+            if len(split) > most:
+                raise UserError(f"tensor_split has {len(split)} shares; this llama.cpp knows {most} devices")
+            shares = (ctypes.c_float * most)(*split)  # llama.cpp reads them while it loads
+            params.tensor_split = ctypes.cast(shares, type(params.tensor_split))
         model = self._library.llama_model_load_from_file(os.fsencode(self.path), params)
         if not model:  # passed on, a NULL model crashes the process
             raise UserError(
@@ -275,6 +293,12 @@ class LlamaModel(LlamaVocabulary):
         text = ctypes.create_string_buffer(256)
         self._library.llama_model_desc(self._model, text, len(text))
         return text.value.decode("utf-8", "replace")
+
+    def metadata(self, key: str) -> str:
+        """Return a value of the file's metadata; empty if it has none under `key`."""
+        text = ctypes.create_string_buffer(LONGEST_VALUE)
+        size = self._library.llama_model_meta_val_str(self._model, key.encode(), text, len(text))
+        return text.value.decode("utf-8", "replace") if size > 0 else ""
 
     @property
     def chat_template(self) -> str:

@@ -78,9 +78,9 @@ class LlamaRuntime(LlamaModel):
         """Share the cells of `source` at [start, stop) with `destination`. No data is copied."""
         self._library.llama_memory_seq_cp(self._memory, source, destination, start, stop)
 
-    def seq_remove(self, sequence: int, start: int) -> bool:
-        """Remove a sequence's cells from `start` on (or ALL_SEQUENCES). Return False if it cannot."""
-        done: bool = self._library.llama_memory_seq_rm(self._memory, sequence, start, TO_THE_END)
+    def seq_remove(self, sequence: int, start: int, stop: int = TO_THE_END) -> bool:
+        """Remove a sequence's cells (or ALL_SEQUENCES') at [start, stop). Return False if it cannot."""
+        done: bool = self._library.llama_memory_seq_rm(self._memory, sequence, start, stop)
         return done
 
     def seq_state(self, sequence: int) -> ByteArray:

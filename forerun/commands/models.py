@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cloud_verifier.settings import ATTENTIONS
@@ -13,6 +14,7 @@ DESCRIPTION = """\
 Load a target model and run the probe that every target must pass before it is served:
 
   forerun models --check path/to/model --dtype bfloat16
+  forerun models --check path/to/model.gguf
 
 Exit code 0 if the verifier can serve the model, else 2 with a message. docs/models.md lists the families."""
 
@@ -21,7 +23,7 @@ Exit code 0 if the verifier can serve the model, else 2 with a message. docs/mod
 class ModelsOptions(JsonOption):
     """Declares which model is probed, and how it would be served."""
 
-    check: str = option(REQUIRED, "model folder or hub id to load and probe", "PATH")
+    check: str = option(REQUIRED, "model folder, hub id or GGUF file to load and probe", "PATH")
     device: str = option("cpu", "device of torch: cpu, cuda or cuda:N")
     dtype: str = option("auto", "float32, bfloat16 or float16 (default: as `forerun verify` chooses)")
     attention: str = option("auto", "attention backend", choices=ATTENTIONS)
@@ -31,7 +33,7 @@ class ModelsOptions(JsonOption):
         "size of sliding windows: the model's own, or 128 positions, which is faster",
         choices=("real", "shrunk"),
     )
-    threads: int = option(0, "threads of torch; 0: torch's own choice", "N")
+    threads: int = option(0, "threads; 0: as `forerun verify` chooses", "N")
 
 
 def add_parser(commands: Any) -> None:
@@ -41,6 +43,8 @@ def add_parser(commands: Any) -> None:
 
 def _run(options: ModelsOptions) -> int:
     """Raise `UserError` if the model cannot be served."""
+    if options.check.lower().endswith(".gguf"):
+        return _run_gguf(options)
     import torch
     import transformers  # noqa: F401 - only to see whether it is there
 
@@ -49,7 +53,7 @@ def _run(options: ModelsOptions) -> int:
 
     from cloud_verifier.engine.loading import backend_of, check
     from cloud_verifier.engine.model.transformers_adapter import load_target
-    from cloud_verifier.engine.probe import REAL, SHRUNK
+    from cloud_verifier.engine.probe_script import REAL, SHRUNK
 
     model = load_target(
         options.check, dtype=options.dtype, device=options.device, quantization=options.quantize
@@ -71,6 +75,36 @@ def _run(options: ModelsOptions) -> int:
         "kv_bytes_per_token": report.kv_bytes,
     }
     print(json.dumps(facts, indent=1) if options.json else _verdict(facts))
+    return 0
+
+
+def _run_gguf(options: ModelsOptions) -> int:
+    from cloud_verifier.core.batching import most_rows
+    from cloud_verifier.core.nouns import SchedulerConfig
+    from cloud_verifier.engine.probe_script import REAL, slots_for
+    from cloud_verifier.llama.engine import LlamaEngine
+    from cloud_verifier.llama.loading import TOLERANCE, LlamaOptions, open_runtime, probe
+
+    limits = SchedulerConfig()
+    slots = slots_for(REAL.shortest)
+    llama = LlamaOptions(threads=options.threads)
+    with open_runtime(options.check, slots, limits.max_rows, most_rows(limits), llama) as runtime:
+        report = probe(LlamaEngine(runtime, slots, name=Path(options.check).stem), REAL)
+        facts = {
+            "model": Path(options.check).stem,
+            "served": True,
+            "format": runtime.description,
+            "rows": report.num_rows,
+            "worst": report.worst,
+            "median": report.median,
+            "tolerance": TOLERANCE,
+        }
+    lines = [
+        f"{facts['model']} can be served by llama.cpp: {facts['format']}.",
+        f"  {facts['rows']} rows of its packed path are within {facts['worst']:.0e} of llama.cpp alone "
+        f"({facts['tolerance']:.0e} is allowed), the median within {facts['median']:.0e}",
+    ]
+    print(json.dumps(facts, indent=1) if options.json else "\n".join(lines))
     return 0
 
 

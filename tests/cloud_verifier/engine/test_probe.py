@@ -11,7 +11,8 @@ import torch
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.model import transformers_adapter
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from cloud_verifier.engine.probe import REAL, _compare, _packed_rows, probe
+from cloud_verifier.engine.probe import _compare, _packed_rows, probe
+from cloud_verifier.engine.probe_script import REAL
 from common.errors import LocalError, UserError
 from tests import wording
 from tests.cloud_verifier.engine.mistakes import Mistaken, Nothing, OnlyInHalf, mix_neighbours, shift_windows

@@ -1,0 +1,119 @@
+"""Implements the verifier's engine on llama.cpp: one llama_decode per step, and its choices."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+
+from cloud_verifier.core.nouns import Chat, FloatArray, StepPlan, StepResult, TargetInfo
+from cloud_verifier.engine.around import Stats
+from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
+from cloud_verifier.engine.sampling.grammar import TargetGrammars
+from cloud_verifier.engine.sampling.host import (
+    Chosen,
+    by_item,
+    choice_rows,
+    choose_on_host,
+    decide_by_rules,
+    logprobs_on_host,
+    told_of,
+)
+from cloud_verifier.llama.forward import LlamaForward
+from common.grammar import Tokens
+from common.grammar.strings import is_installed
+from common.llama.runtime import LlamaRuntime
+from common.messages import Open
+from common.sampling import NO_ADVICE, SamplingDefaults
+from common.vocabulary import Vocabulary
+from common.wire.bounds import MAX_TEMPLATE_BYTES
+
+logger = logging.getLogger(__name__)
+
+NEAR_TIE = 0.2
+"""In logits, as for bfloat16 (`engine.sampling.logprobs`). llama.cpp rounds products by the number of rows,
+and its KV is float16; docs/determinism.md has the measurement."""
+
+
+class LlamaEngine:
+    """Implements `TargetEngine` on llama.cpp. Only one thread at a time may call it.
+
+    Choices are made on the host (`common.choice`).
+    """
+
+    def __init__(
+        self, runtime: LlamaRuntime, num_slots: int, *, name: str, advice: SamplingDefaults = NO_ADVICE
+    ) -> None:
+        """`runtime` has at least `num_slots` cells."""
+        self.runtime = runtime
+        max_positions = min(runtime.n_ctx_train, num_slots)
+        self.info = TargetInfo(
+            name=name,
+            vocab_size=runtime.num_vocab,
+            max_positions=max_positions,
+            num_slots=num_slots,
+            eos_token_ids=runtime.eos_ids,
+            fingerprint=Vocabulary(runtime.token_table()).fingerprint,
+            near_tie=NEAR_TIE,
+            chat=_chat_of(runtime),
+            grammars=is_installed(),
+            sampling_defaults=advice,
+        )
+        self._limits = StepLimits(runtime.num_vocab, max_positions, num_slots)
+        self._forward = LlamaForward(runtime, num_slots, max_positions)
+        self._grammars = TargetGrammars(self._grammar_tokens)
+
+    def stats(self) -> Stats:
+        """Return the engine's figures: the rows that were evaluated again because their KV was lost."""
+        return {"lost_rows_total": self._forward.num_again}
+
+    def check_grammar(self, request: Open) -> None:
+        self._grammars.check(request)
+
+    def prepare_grammars(self) -> None:
+        if self.info.grammars:
+            self._grammars.prepare()
+
+    def evaluate(self, plan: StepPlan) -> StepResult:
+        """Run one step. Raises `LocalError` for a plan that breaks a rule of `StepItem` and for a failure of
+        llama.cpp, and `CapacityError` if it has no memory for the step."""
+        self._grammars.take_times()  # of a step that failed: its sessions may be gone
+        step = self._pack(plan)
+        rows = [row for item in plan.items for row in choice_rows(item, self._grammars.mask)]
+        logits = self._forward.run(step)
+        choices, margins = choose_on_host(logits, rows)
+        result = by_item(plan, Chosen(choices, margins))
+        if any(item.ask is not None for item in plan.items):
+            result = decide_by_rules(plan, lambda part: logits[part], rows, result)
+        chosen = np.concatenate([*result.choices, choices[:0]])
+        logprobs = told_of(plan.items, lambda part, most: logprobs_on_host(logits[part], chosen[part], most))
+        return replace(result, logprobs=logprobs, mask_times=self._grammars.take_times())
+
+    def logits(self, plan: StepPlan) -> FloatArray:
+        """Run one step for its raw logits: float32 [O, V]. Raises as `evaluate`."""
+        return self._forward.run(self._pack(plan)).copy()
+
+    def clear(self) -> None:
+        """Forget all KV. Prefixes that later steps name are evaluated again."""
+        self._forward.clear()
+
+    def close(self) -> None:
+        """Free model and KV."""
+        self.runtime.close()
+
+    def _pack(self, plan: StepPlan) -> PackedStep:
+        return pack(plan, self._limits)
+
+    def _grammar_tokens(self) -> Tokens:
+        words = self.runtime
+        return Tokens(words.pieces(), words.special_ids, words.eos_ids, words.num_vocab)
+
+
+def _chat_of(runtime: LlamaRuntime) -> Chat | None:
+    """Return the file's chat template and the tokens that it may name; None without a template."""
+    template = runtime.chat_template
+    if len(template.encode()) > MAX_TEMPLATE_BYTES:
+        logger.warning("%s: its chat template is too long and is left out", runtime.path)
+        template = ""
+    return Chat(template, *runtime.boundary_texts) if template else None

@@ -1,0 +1,203 @@
+"""GGUF targets: the bundled draft's file, served as a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cloud_verifier.core.nouns import Ask, FloatArray, Offer, StepPlan
+from cloud_verifier.engine.packing import PackedStep, item_of
+from cloud_verifier.llama.engine import LlamaEngine
+from cloud_verifier.llama.forward import LlamaForward
+from cloud_verifier.llama.loading import LlamaOptions, load_engine, open_runtime, probe
+from common import choice as reference
+from common.acceptance import Acceptance, AcceptanceRule
+from common.errors import LocalError, UserError
+from common.grammar import json_schema_grammar
+from common.llama.runtime import LlamaRuntime
+from common.sampling import SamplingParams
+from forerun.demo_pair import DRAFT_GGUF
+from tests.drivers.served import told, written
+
+pytestmark = [pytest.mark.llama]
+
+SLOTS = 1024
+ONE_THREAD = LlamaOptions(threads=1)
+PROMPT = "def total(numbers):\n    '''Return the sum of the numbers.'''\n"
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "id": {"type": "integer"}},
+    "required": ["name", "id"],
+}
+SAMPLINGS = {
+    "greedy": SamplingParams(max_tokens=60, ignore_eos=True),
+    "sampled": SamplingParams(0.8, top_k=40, top_p=0.9, max_tokens=60, seed=4, ignore_eos=True),
+    "penalties": SamplingParams(
+        0.8, repetition_penalty=1.1, frequency_penalty=0.2, logit_bias=((7, 2.0),), max_tokens=60, seed=5
+    ),
+}
+
+Table = tuple[bytes | None, ...]
+Fields = dict[str, float | int | str]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[LlamaEngine, Table]]:
+    engine, table = load_engine(str(DRAFT_GGUF), SLOTS, 64, 256, ONE_THREAD)
+    yield engine, table
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[LlamaRuntime]:
+    with open_runtime(str(DRAFT_GGUF), SLOTS, 64, 256, ONE_THREAD) as runtime:
+        yield runtime
+
+
+def text_alone(runtime: LlamaRuntime, prompt: list[int], sampling: SamplingParams) -> list[int]:
+    """What llama.cpp writes, a token a decode, with choices by the reference."""
+    runtime.clear()
+    text, new = list[int](), list(prompt)
+    while len(text) < sampling.max_tokens:
+        start = len(prompt) + len(text) - len(new)
+        positions = list(range(start, start + len(new)))
+        runtime.batch.fill(new, positions, [0] * len(new), [0] * (len(new) - 1) + [1])
+        assert runtime.decode() == 0
+        logits, generated = runtime.logits(1)[0], np.array(text, np.int32)
+        chosen = reference.choose(
+            logits, sampling, positions[-1], np.array(prompt, np.int32), generated
+        ).token
+        new = [chosen]
+        text += new
+        if chosen in runtime.eos_ids and not sampling.ignore_eos:
+            break
+    return text
+
+
+@pytest.mark.grpc
+@pytest.mark.parametrize("kind", SAMPLINGS)
+async def test_texts_are_llama_cpps_own_with_drafts_and_without(
+    kind: str, served: tuple[LlamaEngine, Table], alone: LlamaRuntime
+) -> None:
+    engine, table = served
+    prompt = engine.runtime.tokenize(PROMPT, False)
+    wanted = text_alone(alone, prompt, SAMPLINGS[kind])
+    plain, num_rows = await written(engine, table, prompt, SAMPLINGS[kind], guesses=False)
+    assert (plain, num_rows) == (wanted, len(wanted))
+    guessed, num_rows = await written(engine, table, prompt, SAMPLINGS[kind], guesses=True)
+    assert guessed == wanted
+    if kind == "greedy":
+        assert num_rows > len(wanted), "no draft was looked at"
+
+
+@pytest.mark.grpc
+async def test_a_text_fits_its_schema(served: tuple[LlamaEngine, Table]) -> None:
+    engine, table = served
+    sampling = SamplingParams(0.9, seed=3, max_tokens=80, grammar=json_schema_grammar(SCHEMA))
+    prompt = engine.runtime.tokenize(PROMPT, False)
+    plain, _ = await written(engine, table, prompt, sampling, guesses=False)
+    guessed, _ = await written(engine, table, prompt, sampling, guesses=True)
+    assert guessed == plain
+    spelled = b"".join(engine.runtime.piece(token) for token in plain)
+    assert spelled.lstrip().startswith(b"{")
+
+
+@pytest.mark.grpc
+async def test_log_probabilities_are_of_the_raw_logits(served: tuple[LlamaEngine, Table]) -> None:
+    engine, table = served
+    prompt = engine.runtime.tokenize(PROMPT, False)
+    run, found = await told(engine, table, prompt, SamplingParams(max_tokens=12, ignore_eos=True), 3)
+    assert len(found) == len(run.session.text) == 12
+    for token, each in zip(run.session.text, found, strict=True):
+        assert each.top[0][0] == token, "greedy"
+        assert each.top[0][1] == pytest.approx(each.logprob)
+        assert len(each.top) == 3
+        assert sum(np.exp(value) for _, value in each.top) <= 1.0
+
+
+def test_an_acceptance_rule_decides_by_the_row_s_law(served: tuple[LlamaEngine, Table]) -> None:
+    engine, _ = served
+    sampling = SamplingParams(1.0, seed=1)
+    rows = item_of((-1,), np.array([0], np.int32), tokens=[5], outputs=[0], sampling=sampling)
+    (logits,) = engine.logits(StepPlan((rows,)))
+    likely = int(logits.argmax())
+    asked = replace(rows, ask=Ask(Acceptance(AcceptanceRule.TYPICAL), (Offer((likely,)),)))
+    result = engine.evaluate(StepPlan((asked,)))
+    assert result.choices[0].tolist() == [likely]
+    assert np.isinf(result.margins[0]).all()
+
+
+def test_the_probe_finds_a_row_with_the_logits_of_another(
+    served: tuple[LlamaEngine, Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = served
+    assert probe(engine).num_rows > 50
+    run = LlamaForward.run
+
+    def swapped(forward: LlamaForward, step: PackedStep) -> FloatArray:
+        return run(forward, step)[::-1]
+
+    monkeypatch.setattr(LlamaForward, "run", swapped)
+    with pytest.raises(UserError, match="cannot be served"):
+        probe(engine)
+    engine.clear()
+
+
+def test_what_a_file_says_is_what_edges_hear(served: tuple[LlamaEngine, Table], tmp_path: Path) -> None:
+    from tests.edge_client.llama.tiny_gguf import END_OF_TEXT, write_tiny_gguf
+
+    info = served[0].info
+    assert (info.name, info.vocab_size, info.num_slots) == (DRAFT_GGUF.stem, len(served[1]), SLOTS)
+    assert info.max_positions == min(SLOTS, served[0].runtime.n_ctx_train)
+    plain = write_tiny_gguf(tmp_path / "plain.gguf")
+    fields: Fields = {
+        "general.sampling.temp": 0.6,
+        "general.sampling.top_k": 20,
+        "tokenizer.chat_template": "{{ x }}",
+    }
+    path = _with_fields(plain, tmp_path / "tiny.gguf", fields)
+    engine, _ = load_engine(str(path), 256, 16, 64, ONE_THREAD)
+    with engine.runtime:
+        assert engine.info.sampling_defaults.advised == {"temperature": pytest.approx(0.6), "top_k": 20}
+        assert engine.info.chat is not None
+        assert (engine.info.chat.template, engine.info.chat.eos_token) == ("{{ x }}", END_OF_TEXT)
+
+
+def _with_fields(source: Path, path: Path, more: Fields) -> Path:
+    """Write a copy of a GGUF file with more metadata."""
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+    reader = GGUFReader(source)
+    kinds = {float: GGUFValueType.FLOAT32, int: GGUFValueType.INT32, str: GGUFValueType.STRING}
+    fields = dict(reader.fields)
+    writer = GGUFWriter(path, fields.pop("general.architecture").contents())
+    for name, found in fields.items():
+        if not name.startswith("GGUF."):
+            writer.add_key_value(name, found.contents(), *found.types)
+    for name, value in more.items():
+        writer.add_key_value(name, value, kinds[type(value)])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_too_few_slots_for_the_probe_and_a_file_that_is_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--slots"):
+        load_engine(str(DRAFT_GGUF), 40, 16, 64, ONE_THREAD)
+    (tmp_path / "none.gguf").write_bytes(b"none" * 10)
+    with pytest.raises(UserError):
+        load_engine(str(tmp_path / "none.gguf"), SLOTS, 16, 64, ONE_THREAD)
+
+
+def test_a_plan_that_breaks_a_rule_is_refused(served: tuple[LlamaEngine, Table]) -> None:
+    engine, _ = served
+    with pytest.raises(LocalError):
+        engine.evaluate(StepPlan((item_of((-1,), np.array([SLOTS], np.int32), tokens=[1], outputs=[0]),)))
