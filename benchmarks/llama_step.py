@@ -1,0 +1,292 @@
+"""Measures the engine of GGUF targets beside plain llama_decode.
+
+    taskset -c 0 python -m benchmarks.llama_step --threads 1
+    taskset -c 0 python -m benchmarks.llama_step --target build/real_sizes/0.5b/draft-q8_0.gguf --threads 1
+
+`steps`: a packed step with its choices, over one llama_decode of the same rows. `rates`: tokens a second of N
+sessions in one scheduler, without a network. `invariance`: rows evaluated in company against the same alone.
+Without `--target` the bundled target is converted to Q8_0 first. All sides run in turns in one process. The
+ratio of the smallest times says more on a machine with other work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.plans import item_of
+from benchmarks.reports import carry_out, parser_of
+from cloud_verifier.core.nouns import FloatArray, IntArray, Reply, SchedulerConfig, StepItem, StepPlan
+from cloud_verifier.core.scheduler import VerifyScheduler
+from cloud_verifier.llama.engine import LlamaEngine
+from cloud_verifier.llama.loading import LlamaOptions, open_runtime
+from common.choice import History
+from common.grammar import json_schema_grammar
+from common.llama.runtime import LlamaRuntime
+from common.messages import Commit, Open
+from common.sampling import SamplingParams
+from demo_models import TARGET_DIR
+from forerun.bench.report import Machine, finish, table
+
+SHAPES = ((1, 1), (1, 8), (8, 1), (8, 8))
+"""Sessions, and rows of each: streaming, drafts, a crowd of both."""
+
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "T 0.8": SamplingParams(0.8, seed=1),
+    "top-p 0.9": SamplingParams(0.8, top_p=0.9, seed=1),
+    "penalties": SamplingParams(0.8, repetition_penalty=1.1, frequency_penalty=0.2, seed=1),
+    "schema": SamplingParams(0.8, seed=1, grammar=json_schema_grammar(SCHEMA)),
+}
+RATES = (1, 2, 4, 8)
+WARM_UP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaStepSettings:
+    """Holds the settings of a measurement."""
+
+    target: str  # GGUF file
+    context: int = 128  # tokens of each session before the rows
+    repeats: int = 30  # timed runs of each side
+    threads: int = 1
+    tokens: int = 96  # of each text of `rates`
+
+
+@dataclass(frozen=True, slots=True)
+class StepRatio:
+    """Holds one comparison. Times in seconds, medians."""
+
+    shape: str  # sessions x rows
+    sampling: str
+    plain_time: float  # of llama_decode
+    packed_time: float  # of the engine's step, choices included
+    ratio: float
+    least_ratio: float  # of the smallest times
+
+
+@contextmanager
+def opened(settings: LlamaStepSettings) -> Iterator[LlamaRuntime]:
+    """Open the target, with cells for the largest shape."""
+    most = max(sessions * (settings.context + rows) for sessions, rows in SHAPES)
+    options = LlamaOptions(threads=settings.threads)
+    with open_runtime(settings.target, most + settings.context + 256, 64, 1024, options) as runtime:
+        yield runtime
+
+
+def measure_steps(settings: LlamaStepSettings) -> list[StepRatio]:
+    """Compare steps of every shape and sampling."""
+    found = []
+    with opened(settings) as plain, opened(settings) as packed:
+        engine = LlamaEngine(packed, packed.n_ctx, name="packed")
+        engine.prepare_grammars()
+        for sessions, rows in SHAPES:
+            random = np.random.default_rng(0)
+            tokens = random.integers(plain.num_vocab, size=(sessions, settings.context + rows)).astype(
+                np.int32
+            )
+            _read(plain, tokens[:, : settings.context])
+            items = list(_items(engine, tokens, settings.context))
+            drawn = tokens[:, settings.context :].ravel().tolist()
+            positions = list(range(settings.context, settings.context + rows)) * sessions
+            sequences = np.repeat(np.arange(sessions), rows).tolist()
+
+            def decode(
+                drawn: list[int] = drawn, positions: list[int] = positions, sequences: list[int] = sequences
+            ) -> None:
+                plain.batch.fill(drawn, positions, sequences, [1] * len(drawn))
+                assert plain.decode() == 0
+                plain.logits(1)[0, 0]
+
+            for name, sampling in SAMPLINGS.items():
+                pairs = zip(items, tokens, strict=True)
+                plan = StepPlan(tuple(_sampled(item, sampling, row) for item, row in pairs))
+                cut, step = partial(_cut, plain, settings.context), partial(engine.evaluate, plan)
+                times = _times(decode, cut, step, settings.repeats)
+                alone, step_time = (statistics.median(each) for each in times)
+                least = min(times[1]) / min(times[0])
+                words = f"{sessions} x {rows}"
+                found.append(StepRatio(words, name, alone, step_time, step_time / alone, least))
+            plain.clear()
+            engine.clear()
+    return found
+
+
+def _read(runtime: LlamaRuntime, tokens: IntArray) -> None:
+    for sequence, row in enumerate(tokens):
+        count = len(row)
+        runtime.batch.fill(row.tolist(), list(range(count)), [sequence] * count, [0] * count)
+        assert runtime.decode() == 0
+
+
+def _cut(runtime: LlamaRuntime, length: int) -> None:
+    for sequence in range(max(sessions for sessions, _ in SHAPES)):
+        runtime.seq_remove(sequence, length)
+
+
+def _items(engine: LlamaEngine, tokens: IntArray, context: int) -> Iterator[StepItem]:
+    """Evaluate each session's context, and return the items of the rows after it."""
+    slots = np.random.default_rng(1).permutation(engine.info.num_slots).astype(np.int32)
+    for session, row in enumerate(tokens):
+        own, slots = slots[: len(row)], slots[len(row) :]
+        held, free = own[:context], own[context:]
+        engine.evaluate(StepPlan((item_of(session, row[:context], slots[:0], held, range(-1, context - 1)),)))
+        yield item_of(session, row[context:], held, free, range(-1, len(free) - 1))
+
+
+def _sampled(item: StepItem, sampling: SamplingParams, tokens: IntArray) -> StepItem:
+    """Return the item with another sampling, as the scheduler would plan it: the context is the prompt."""
+    context = len(item.prefix_slots)
+    prompt, nothing = tokens[:context], np.zeros(0, np.int32)
+    changed = replace(item, sampling=sampling)
+    if sampling.reads_text:
+        history = History.of(sampling, prompt, nothing) if sampling.has_penalties else None
+        changed = replace(changed, prompt=prompt, generated=nothing, history=history)
+    return changed
+
+
+def _times(
+    decode: Callable[[], None], cut: Callable[[], None], step: Callable[[], object], repeats: int
+) -> tuple[list[float], list[float]]:
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats + WARM_UP):
+        for run, found in zip((decode, step), times, strict=True):
+            began = time.perf_counter()
+            run()
+            found.append(time.perf_counter() - began)
+        cut()
+    return times[0][WARM_UP:], times[1][WARM_UP:]
+
+
+def measure_rates(settings: LlamaStepSettings) -> list[dict[str, float]]:
+    """Return tokens a second by the number of sessions, and the factor over one session at a time."""
+    found = list[dict[str, float]]()
+    most = max(RATES) * (settings.context + settings.tokens) + 256
+    options = LlamaOptions(threads=settings.threads)
+    with open_runtime(settings.target, most, 64, 1024, options) as runtime:
+        engine = LlamaEngine(runtime, runtime.n_ctx, name="rates")
+        for count in (RATES[0], *RATES):  # the first run warms up
+            rate = _rate(engine, count, settings)
+            found.append({"sessions": count, "tokens_per_second": rate})
+            engine.clear()
+    first = found[1]["tokens_per_second"]
+    return [{**row, "factor": row["tokens_per_second"] / first} for row in found[1:]]
+
+
+def _rate(engine: LlamaEngine, count: int, settings: LlamaStepSettings) -> float:
+    """Let `count` sessions write their texts at once; tokens a second from the last prompt's end."""
+    scheduler = VerifyScheduler(engine.info, SchedulerConfig(prefix_cache=False))
+    sampling = SamplingParams(max_tokens=settings.tokens, ignore_eos=True)
+    prompts = (
+        np.random.default_rng(3).integers(engine.info.vocab_size, size=(count, settings.context)).tolist()
+    )
+    for key, prompt in enumerate(prompts):
+        scheduler.on_open(1 + key, Open(tuple(prompt), sampling, engine.info.fingerprint), 0.0)
+    written, began, before = [0] * count, 0.0, 0
+    while (plan := scheduler.next_step(time.perf_counter())) is not None:
+        scheduler.on_step_done(engine.evaluate(plan), time.perf_counter())
+        for effect in scheduler.effects():
+            if isinstance(effect, Reply) and isinstance(effect.message, Commit):
+                written[effect.session - 1] += len(effect.message.tokens)
+        if not began and all(written):
+            began, before = time.perf_counter(), sum(written)
+    return (sum(written) - before) / (time.perf_counter() - began)
+
+
+def measure_invariance(settings: LlamaStepSettings, num_rows: int = 256) -> dict[str, float]:
+    """Compare rows evaluated as a tree among seven sessions with the same rows evaluated one by one."""
+    same = changed = 0
+    gap = worst = 0.0
+    with opened(settings) as runtime:
+        engine = LlamaEngine(runtime, runtime.n_ctx, name="invariance")
+        random = np.random.default_rng(5)
+        for _ in range(num_rows // 64):
+            tokens = random.integers(runtime.num_vocab, size=(8, settings.context + 8)).astype(np.int32)
+            items = list(_items(engine, tokens, settings.context))
+            company = engine.logits(StepPlan(tuple(items)))
+            engine.clear()
+            alone = np.concatenate([_one_by_one(runtime, row, settings.context) for row in tokens])
+            runtime.clear()
+            spread = float(alone.std())
+            for ours, theirs in zip(company, alone, strict=True):
+                same += bool((ours == theirs).all())
+                changed += int(ours.argmax() != theirs.argmax())
+                worst = max(worst, float(np.abs(ours - theirs).max()) / spread)
+                best = np.argsort(theirs)[-2:]
+                gap = max(gap, abs(float(np.diff(ours[best])[0] - np.diff(theirs[best])[0])))
+    rows = num_rows // 64 * 64
+    return {
+        "rows": rows,
+        "same_bits": same / rows,
+        "other_choices": changed / rows,
+        "worst": worst,
+        "worst_gap": gap,
+    }
+
+
+def _one_by_one(runtime: LlamaRuntime, tokens: IntArray, context: int) -> FloatArray:
+    runtime.clear()
+    found = list[FloatArray]()
+    for position, token in enumerate(tokens.tolist()):
+        runtime.batch.fill([token], [position], [0], [1])
+        assert runtime.decode() == 0
+        if position >= context:
+            found.append(runtime.logits(1)[0].copy())
+    return np.stack(found)
+
+
+def bundled_as_gguf(folder: Path) -> str:
+    """Convert the bundled target to Q8_0."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from demo_models.gguf_export import write_gguf
+
+    path = folder / "target-q8_0.gguf"
+    model = LlamaForCausalLM.from_pretrained(TARGET_DIR, dtype=torch.float32)
+    write_gguf(model, TARGET_DIR / "tokenizer.json", path, quantised=True)
+    return str(path)
+
+
+def _run(options: argparse.Namespace) -> None:
+    machine = Machine()
+    with tempfile.TemporaryDirectory() as folder:
+        target = options.target or bundled_as_gguf(Path(folder))
+        settings = LlamaStepSettings(
+            target, options.context, options.repeats, options.threads, options.tokens
+        )
+        steps = [asdict(each) for each in measure_steps(settings)]
+        rates = measure_rates(settings)
+        invariance = measure_invariance(settings)
+    about = {**asdict(settings), "target": Path(target).name, "machine": machine.told()}
+    document = {**about, "steps": steps, "rates": rates, "invariance": invariance}
+    finish(options, document, [*table(steps), "", *table(rates), "", json.dumps(invariance)])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = parser_of("llama_step", __doc__)
+    option, default = parser.add_argument, LlamaStepSettings("")
+    option("--target", default="", metavar="FILE", help="GGUF file (default: the bundled target, converted)")
+    option("--context", type=int, default=default.context, help="tokens before the rows (%(default)s)")
+    option("--repeats", type=int, default=default.repeats, help="timed runs of each side (%(default)s)")
+    option("--threads", type=int, default=default.threads, help="threads of llama.cpp (%(default)s)")
+    option("--tokens", type=int, default=default.tokens, help="tokens of a text of `rates` (%(default)s)")
+    parser.set_defaults(run=_run)
+    return carry_out("llama_step", parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
