@@ -36,7 +36,6 @@ from common.grammar import json_schema_grammar
 from common.llama.runtime import LlamaRuntime
 from common.messages import Commit, Open
 from common.sampling import SamplingParams
-from demo_models import TARGET_DIR
 from forerun.bench.report import Machine, finish, table
 
 SHAPES = ((1, 1), (1, 8), (8, 1), (8, 8))
@@ -247,23 +246,15 @@ def _one_by_one(runtime: LlamaRuntime, tokens: IntArray, context: int) -> FloatA
     return np.stack(found)
 
 
-def bundled_as_gguf(folder: Path) -> str:
-    """Convert the bundled target to Q8_0."""
-    import torch
-    from transformers import LlamaForCausalLM
-
-    from demo_models.gguf_export import write_gguf
-
-    path = folder / "target-q8_0.gguf"
-    model = LlamaForCausalLM.from_pretrained(TARGET_DIR, dtype=torch.float32)
-    write_gguf(model, TARGET_DIR / "tokenizer.json", path, quantised=True)
-    return str(path)
-
-
 def _run(options: argparse.Namespace) -> None:
     machine = Machine()
     with tempfile.TemporaryDirectory() as folder:
-        target = options.target or bundled_as_gguf(Path(folder))
+        target = options.target
+        if not target:
+            from demo_models.gguf_export import write_target  # imports torch
+
+            target = str(Path(folder) / "target-q8_0.gguf")
+            write_target(Path(target))
         settings = LlamaStepSettings(
             target, options.context, options.repeats, options.threads, options.tokens
         )

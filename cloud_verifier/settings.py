@@ -20,6 +20,7 @@ from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.config.merge import load_config, meant
 from common.config.setting import LOG_FORMATS, LOG_LEVELS, Schema, check_section, setting
 from common.errors import UserError
+from common.llama.store import is_remote
 from common.privacy import LEVELS, Privacy
 from common.wire.options import host_and_port
 
@@ -175,7 +176,8 @@ class TargetSection:
     @property
     def is_gguf(self) -> bool:
         """Whether the target is a GGUF file, which llama.cpp runs."""
-        return (self.model or "").lower().endswith(".gguf")
+        name = self.model or ""
+        return (name.partition("@")[0] if is_remote(name) else name).lower().endswith(".gguf")
 
     @property
     def path(self) -> str:
@@ -189,7 +191,7 @@ class TargetSection:
         """The model's name for edges: `name`, a folder's or file's own name, or the hub id; never a path."""
         folder = Path(self.path).expanduser()
         if self.is_gguf:
-            return self.name or folder.stem
+            return self.name or folder.name.partition("@")[0][: -len(".gguf")]
         return self.name or (folder.resolve().name if folder.is_dir() else self.path)
 
     @property

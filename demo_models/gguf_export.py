@@ -1,10 +1,14 @@
-"""The draft as GGUF: written from, and read back into, a torch Llama model.
+"""Write the pair's models as GGUF, and read a GGUF file back into a torch Llama model.
+
+    python -m demo_models.gguf_export build/target-q8_0.gguf     # the target, for `forerun verify`
 
 Reading back gives the draft as it ships (dequantised Q8_0), which the evaluation measures and the parity test
 exports once more, in f32.
 """
 
+import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +19,7 @@ import numpy.typing as npt
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from demo_models import TARGET_DIR
 from demo_models.architecture import ROPE_THETA
 from demo_models.tokenizer import END_OF_TEXT, LLAMA_CPP_PRE
 
@@ -38,12 +43,23 @@ def interleave_rows(weight: FloatArray, num_heads: int) -> FloatArray:
     return weight.reshape(num_heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(model: LlamaForCausalLM, tokenizer_json: Path, path: Path, *, quantised: bool) -> None:
+def write_target(path: Path, *, quantised: bool = True) -> None:
+    """Write the bundled target with its chat template to `path`; otherwise as `write_gguf`."""
+    model = LlamaForCausalLM.from_pretrained(TARGET_DIR, dtype=torch.float32)
+    template = (TARGET_DIR / "chat_template.jinja").read_text(encoding="utf-8")
+    write_gguf(model, TARGET_DIR / "tokenizer.json", path, quantised=quantised, chat_template=template)
+
+
+def write_gguf(
+    model: LlamaForCausalLM, tokenizer_json: Path, path: Path, *, quantised: bool, chat_template: str = ""
+) -> None:
     """Write `model` with its tokenizer to `path`: matrices in Q8_0 if `quantised`, else everything in f32."""
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, "llama")
     add_header(writer, model.config, quantised=quantised)
     add_tokenizer(writer, json.loads(tokenizer_json.read_text(encoding="utf-8")))
+    if chat_template:
+        writer.add_chat_template(chat_template)
     for name, array in gguf_tensors(model):
         if quantised and array.ndim == 2:
             kind = gguf.GGMLQuantizationType.Q8_0
@@ -120,3 +136,17 @@ def read_gguf(path: Path) -> LlamaForCausalLM:
         path.parent, gguf_file=path.name, dtype=torch.float32
     )
     return model
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m demo_models.gguf_export", description=__doc__)
+    parser.add_argument("path", type=Path, help="file to write")
+    parser.add_argument("--f32", action="store_true", help="all weights in 32 bits, not Q8_0")
+    options = parser.parse_args(arguments)
+    write_target(options.path, quantised=not options.f32)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -56,10 +56,18 @@ def size(of: Distribution) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
+def brought(extra: str) -> dict[str, Distribution]:
+    """What an extra brings."""
+    try:
+        return brought_by(asked(extra))
+    except PackageNotFoundError as error:
+        pytest.skip(f"needs {error.name}: pip install 'forerun[{extra}]'")
+
+
 def edge() -> dict[str, Distribution]:
     """What the edge extra brings, without llama-cpp-python and what that needs anyway."""
+    everything = brought("edge")
     try:
-        everything = brought_by(asked("edge"))
         compiled = brought_by([Requirement(COMPILED)])
     except PackageNotFoundError as error:
         pytest.skip(f"needs {error.name}: pip install 'forerun[edge]'")
@@ -78,8 +86,10 @@ def test_an_edge_install_is_small() -> None:
 
 @pytest.mark.llama
 @pytest.mark.api
-def test_nothing_of_it_is_the_servers() -> None:
-    assert not {"torch", "transformers", "tokenizers", "huggingface-hub", "pydantic"} & set(edge())
+@pytest.mark.parametrize("extra", ["edge", "verifier-llama"])
+def test_llama_cpp_comes_without_torch(extra: str) -> None:
+    servers = {"torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "pydantic"}
+    assert not servers & set(brought(extra))
 
 
 def test_an_installation_has_the_product_alone() -> None:

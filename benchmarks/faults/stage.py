@@ -77,11 +77,17 @@ class Side:
 class RealStage(Processes):
     """Implements `FaultStage` by real processes, with logs and the daemon's own places in `folder`."""
 
-    def __init__(self, folder: Path, step_floor_ms: float = 15.0, deterministic: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        step_floor_ms: float = 15.0,
+        deterministic: bool = True,
+        target: str = str(TARGET_DIR),
+    ) -> None:
         super().__init__(pin=False)
         self._folder = folder
         exact = ["--deterministic"] if deterministic else []
-        self._verify = ["verify", "--model", str(TARGET_DIR), "--threads", "1", "--grace", str(DRAIN_TIME)]
+        self._verify = ["verify", "--model", target, "--threads", "1", "--grace", str(DRAIN_TIME)]
         self._verify += ["--step-floor", str(step_floor_ms), *exact]
         self._sides: list[Side] = []
         self._tasks = set[asyncio.Task[None]]()

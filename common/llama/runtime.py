@@ -41,7 +41,7 @@ class LlamaRuntime(LlamaModel):
             if not self._context:
                 raise UserError(
                     f"llama.cpp cannot make a context for {settings.path}{native_log().reason()}; "
-                    f"lower n_ctx ({settings.n_ctx}) if memory is short"
+                    f"if memory is short, take fewer KV cells than {settings.n_ctx} (--context, --slots)"
                 )
         except UserError:
             self.close()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from cloud_verifier.settings import ATTENTIONS
+from common.errors import UserError
 from forerun.options import REQUIRED, JsonOption, add_command, option
 
 DESCRIPTION = """\
@@ -79,6 +80,11 @@ def _run(options: ModelsOptions) -> int:
 
 
 def _run_gguf(options: ModelsOptions) -> int:
+    usual = {each.name: each.default for each in fields(options)}
+    for name in ("device", "dtype", "attention", "quantize", "windows"):
+        if getattr(options, name) != usual[name]:
+            raise UserError(f"--{name} is for models of transformers, and {options.check} is a GGUF file")
+
     from cloud_verifier.core.batching import most_rows
     from cloud_verifier.core.nouns import SchedulerConfig
     from cloud_verifier.engine.probe_script import REAL, slots_for

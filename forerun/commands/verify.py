@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,15 +18,15 @@ from common.config.merge import load_config
 from common.config.pages import add_flags, flags_from
 from common.privacy import Privacy
 from forerun.log_format import writing
-from forerun.options import check_free, pin_to_core
+from forerun.options import check_free, models_folder, pin_to_core
 
 if TYPE_CHECKING:
     from cloud_verifier.server.serving import Announce
 
 DESCRIPTION = """\
 Load a causal language model, check that Forerun's packed evaluation of it is right, and serve it to edges
-over gRPC. The model is a local folder in Hugging Face format or a hub id. On SIGTERM the verifier asks every
-session to move elsewhere, waits at most --grace seconds and ends.
+over gRPC. The model is a local folder in Hugging Face format, a hub id, or a GGUF file. On SIGTERM the
+verifier asks every session to move elsewhere, waits at most --grace seconds and ends.
 
   forerun verify --model demo_models/target --listen 127.0.0.1:50051
 
@@ -60,7 +61,7 @@ def config_of(options: argparse.Namespace) -> VerifierConfig:
 
 
 def run(options: argparse.Namespace) -> int:
-    config = config_of(options)
+    config = with_local_file(config_of(options))
     check(config)
     pin_to_core(config.operations.core)
     signal.signal(signal.SIGTERM, _leave)  # until it serves, and drains
@@ -80,6 +81,18 @@ def run(options: argparse.Namespace) -> int:
         engine, table = load(config)  # before the event loop, so that Ctrl-C works meanwhile
         asyncio.run(serve(config, engine, table, announcer(config)))
     return 0
+
+
+def with_local_file(config: VerifierConfig) -> VerifierConfig:
+    """Return the configuration with the local file of a GGUF target, which `forerun pull` may have fetched.
+    Raise `UserError`."""
+    target = config.target
+    if not target.is_gguf:
+        return config
+    from common.llama.model import find_model
+
+    file = find_model(target.path, models_folder(target.path))
+    return replace(config, target=replace(target, model=file, name=target.served_name))
 
 
 def _leave(*_: object) -> None:

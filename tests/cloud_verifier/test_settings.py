@@ -31,6 +31,7 @@ TEXTS = {
     "metrics": "[::1]:9464",
     "health": "localhost:1",
     "tenant_certificate": "example.org",
+    "tensor_split": "3,1",
 }
 WITH = {
     "tls_cert": {"tls_key": "k"},
@@ -41,6 +42,8 @@ WITH = {
     "token_keys": {"token_audience": "us"},
     "denied": {"tenant_header": "x"},
     "deterministic": {"threads": "1"},
+    "gpu_layers": {"model": "target.gguf"},
+    "tensor_split": {"model": "target.gguf"},
 }
 """What some settings cannot be given without."""
 
@@ -226,3 +229,30 @@ def test_the_verifier_itself_needs_no_ray() -> None:
     import cloud_verifier.ray.serve  # noqa: F401
 
     assert "ray" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("target.gguf", ["--device", "cuda"]),
+        ("target.gguf", ["--dtype", "bfloat16"]),
+        ("target.gguf", ["--drafter", "exit"]),
+        ("TARGET.GGUF", ["--deterministic", "--threads", "1"]),
+        ("folder", ["--gpu-layers", "3"]),
+        ("folder", ["--tensor-split", "1,1"]),
+    ],
+)
+def test_a_setting_of_the_other_engine_is_refused(model: str, words: list[str]) -> None:
+    with pytest.raises(UserError, match=words[0]):
+        configured(*words, model=model)
+
+
+@pytest.mark.parametrize("shares", ["x", "1;2", "-1,2", "inf"])
+def test_shares_of_gpus_are_numbers(shares: str) -> None:
+    with pytest.raises(UserError):
+        configured(f"--tensor-split={shares}", model="target.gguf")
+
+
+def test_a_gguf_target_is_named_after_its_file() -> None:
+    assert configured(model="models/Some-8B.gguf").target.served_name == "Some-8B"
+    assert configured("--name", "x", model="models/Some-8B.gguf").target.served_name == "x"

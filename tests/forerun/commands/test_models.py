@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from forerun.cli import main
+from forerun.demo_pair import DRAFT_GGUF
 
+DRAFT = str(DRAFT_GGUF)
 TARGET = str(Path(__file__).parents[3] / "demo_models" / "target")
 
 
@@ -30,3 +32,13 @@ def test_a_model_that_is_not_served_is_an_error_with_the_reason(
     plain_model("jamba").config.save_pretrained(tmp_path)
     assert main(["models", "--check", str(tmp_path)]) == 2
     assert "cannot be served: it has layers of kind linear_attention, mamba" in capsys.readouterr().err
+
+
+@pytest.mark.llama
+def test_a_gguf_file_is_checked_without_being_served(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--check", DRAFT, "--threads", "1", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["served"] is True
+    assert facts["worst"] <= facts["tolerance"]
+    assert main(["models", "--check", DRAFT, "--dtype", "bfloat16"]) == 2
+    assert "--dtype" in capsys.readouterr().err

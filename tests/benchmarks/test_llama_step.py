@@ -1,0 +1,31 @@
+"""The benchmark of GGUF targets measures all its parts."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.demo_pair import DRAFT_GGUF
+
+pytestmark = [pytest.mark.llama]
+
+
+def test_every_part_is_measured() -> None:
+    from benchmarks.llama_step import (
+        RATES,
+        SAMPLINGS,
+        SHAPES,
+        LlamaStepSettings,
+        measure_invariance,
+        measure_rates,
+        measure_steps,
+    )
+
+    settings = LlamaStepSettings(str(DRAFT_GGUF), context=8, repeats=1, tokens=3)
+    steps = measure_steps(settings)
+    assert [(each.shape, each.sampling) for each in steps] == [
+        (f"{sessions} x {rows}", name) for sessions, rows in SHAPES for name in SAMPLINGS
+    ]
+    assert all(each.ratio == each.packed_time / each.plain_time > 0 for each in steps)
+    assert [row["sessions"] for row in measure_rates(settings)] == list(RATES)
+    found = measure_invariance(settings, num_rows=64)
+    assert 0 <= found["other_choices"] <= 1 - found["same_bits"]
