@@ -20,11 +20,13 @@ from common.tree import SpeculationTree
 TAIL = 256
 """Newest tokens of a text that can lie among the drafts of its session: twice the live nodes of one."""
 
-_NAME = re.compile(r"forerun-([0-9a-f]{16})")
+KEY_CHARS = 16  # of a session's key, hexadecimal digits
+
+_NAME = re.compile(rf"forerun-([0-9a-f]{{{KEY_CHARS}}})")
 
 
 def name_of(key: str) -> str:
-    """Return the request id of the session `key`, 16 hexadecimal digits."""
+    """Return the request id of the session `key`."""
     return f"forerun-{key}"
 
 
@@ -101,25 +103,26 @@ class Drafts:
             mask[row] |= mask[parent + 1]
         return tokens, mask
 
-    def encode(self, key: str) -> bytes:
-        """Encode the nodes as the message of the session `key`."""
+    def encode(self) -> bytes:
+        """Encode the nodes; empty bytes without any."""
         chances = [round(chance, 3) for chance in self.chances]
-        return json.dumps([key, self.position, self.tokens, self.parents, chances]).encode()
+        told = self.position, self.tokens, self.parents, chances
+        return json.dumps(told).encode() if self.tokens else b""
 
     @classmethod
-    def decode(cls, data: bytes) -> tuple[str, Drafts]:
-        """Return key and nodes of a message. Raises `ValueError` for bytes that are none."""
+    def decode(cls, data: bytes) -> Drafts:
+        """Return the nodes. Raises `ValueError` for bytes that are none."""
         try:
-            key, position, *lists = json.loads(data)
+            position, *lists = json.loads(data)
             tokens, parents, chances = (tuple(each) for each in lists)
             whole = all(type(each) is int for each in (position, *tokens, *parents))
             known = all(-1 <= parent < at for at, parent in enumerate(parents))
             fits = len(tokens) == len(parents) == len(chances) and all(-math.inf < x <= 0 for x in chances)
         except TypeError as error:
-            raise ValueError(f"no message of drafts: {error}") from error
-        if not (isinstance(key, str) and whole and known and fits and min(tokens, default=0) >= 0):
-            raise ValueError("no message of drafts: a list is not what it must be")
-        return key, cls(position, tokens, parents, chances)
+            raise ValueError(f"these are no drafts: {error}") from error
+        if not (whole and known and fits and min(tokens, default=0) >= 0):
+            raise ValueError("these are no drafts: a list is not what it must be")
+        return cls(position, tokens, parents, chances)
 
     def _part(self, position: int, root: int, kept: Sequence[int]) -> Drafts:
         """Return those of the `kept` nodes, parents first, that hang below the node `root`."""

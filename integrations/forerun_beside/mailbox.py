@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import stat
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 from common.errors import UserError
-from forerun_beside.drafts import Drafts
+from forerun_beside.drafts import KEY_CHARS, Drafts
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Mailbox:
     """
 
     def __init__(self, path: str | None) -> None:
-        self._newest: OrderedDict[str, Drafts] = OrderedDict()
+        self._newest: OrderedDict[str, bytes] = OrderedDict()
         self._socket = None if path is None else _bound(path)
 
     def take(self) -> list[bytes]:
@@ -52,15 +53,11 @@ class Mailbox:
         return found
 
     def keep(self, messages: Iterable[bytes]) -> None:
-        """Keep the drafts of these messages. A session without nodes is forgotten."""
+        """Keep these messages, which are read when asked for. One without nodes forgets its session."""
         for message in messages:
-            try:
-                key, drafts = Drafts.decode(message)
-            except ValueError as error:
-                logger.warning("! a message in the mailbox is none of Forerun's: %s", error)
-                continue
+            key, drafts = message[:KEY_CHARS].decode(errors="replace"), message[KEY_CHARS:]
             self._newest.pop(key, None)
-            if drafts.tokens:
+            if drafts:
                 self._newest[key] = drafts
         while len(self._newest) > MAX_SESSIONS:
             self._newest.popitem(last=False)
@@ -68,11 +65,17 @@ class Mailbox:
     def drafts(self, key: str, start: int, written: Sequence[int]) -> Drafts | None:
         """Return the nodes below the text of a session; None without any. `written` are the text's newest
         tokens, from position `start` on; `TAIL` of them are enough."""
-        newest = self._newest.get(key)
-        seen = 0 if newest is None else newest.position + 1 - start  # of `written`, by the drafts
-        if newest is None or not 0 <= seen <= len(written):
+        message = self._newest.get(key)
+        if message is None:
             return None
-        drafts = newest.after(written[seen:])
+        try:
+            newest = Drafts.decode(message)
+        except ValueError as error:
+            logger.warning("! what came for session %s is none of Forerun's: %s", key, error)
+            del self._newest[key]
+            return None
+        seen = newest.position + 1 - start  # of `written`, by the drafts
+        drafts = newest.after(written[seen:]) if 0 <= seen <= len(written) else Drafts(0)
         return drafts if drafts.tokens else None
 
     def close(self) -> None:
@@ -85,7 +88,7 @@ def _bound(path: str) -> socket.socket:
     found.setblocking(False)
     mask = os.umask(0o177)
     try:
-        if os.path.exists(path):  # of a process that has ended
+        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):  # of a process that has ended
             os.unlink(path)
         found.bind(path)
     except OSError as error:
@@ -107,7 +110,7 @@ class Sender:
 
     def send(self, key: str, drafts: Drafts) -> None:
         try:
-            self._socket.sendto(drafts.encode(key), self._path)
+            self._socket.sendto(key.encode() + drafts.encode(), self._path)
         except OSError as error:  # no engine, or one that takes no mail just now
             self.num_dropped += 1
             logger.debug("! drafts were dropped: %s", error)

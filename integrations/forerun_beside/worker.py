@@ -18,7 +18,7 @@ from common.acceptance import AcceptanceRule
 from common.errors import ForerunError, LocalError, UnavailableError
 from common.messages import Close, Open, Propose
 from common.sampling import SamplingParams
-from forerun_beside.drafts import Drafts, name_of
+from forerun_beside.drafts import KEY_CHARS, Drafts, name_of
 from forerun_beside.mailbox import Sender
 from forerun_beside.scheduler import RequestScheduler
 
@@ -90,7 +90,7 @@ class RequestWorker(Worker):
         if session is None:
             return
         if isinstance(message, Open):
-            name = secrets.token_hex(8)
+            name = secrets.token_hex(KEY_CHARS // 2)
             reading = asyncio.create_task(self._read(key, name, session))
             self._requests[key] = name, reading
         elif isinstance(message, Propose):
