@@ -21,6 +21,10 @@ ngram_worker: Any = pytest.importorskip(
     "sglang.srt.speculative.ngram_worker", reason=WHY, exc_type=ImportError
 )
 
+if torch.cuda.is_available():
+    why = "needs no GPU and Triton's interpreter; set CUDA_VISIBLE_DEVICES= (empty)"
+    pytest.skip(why, allow_module_level=True)
+
 import numpy as np  # noqa: E402 - after the module that may be missing
 from sglang.srt.arg_groups.model_override_base import resolved_view  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402

@@ -1,7 +1,8 @@
 """The plug-in on the classes of vLLM 0.33.0, as far as they run on a CPU.
 
-These are its loader of proposers, the method of its model runner that calls them, and the checks of its HTTP
-interface. Its rejection sampler needs a GPU.
+These are its loader of proposers, the method of its model runner that calls them, its rejection sampler, and
+the checks of its HTTP interface. Without a GPU vLLM takes Triton only if CUDA_VISIBLE_DEVICES is set and
+empty.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 
 pytestmark = pytest.mark.torch
 WHY = "needs vllm 0.33.0 (pip install vllm==0.33.0)"
@@ -28,6 +30,14 @@ from vllm.v1.spec_decode.custom_class_proposer import create_custom_proposer  # 
 
 from common.sampling import SamplingParams  # noqa: E402
 from common.tree import SpeculationTree  # noqa: E402
+
+rejection_sampler: Any = pytest.importorskip(
+    "vllm.v1.sample.rejection_sampler", reason=WHY, exc_type=ImportError
+)
+if torch.cuda.is_available() or not pytest.importorskip("vllm.triton_utils").HAS_TRITON:
+    why = "needs no GPU and Triton's interpreter; set CUDA_VISIBLE_DEVICES= (empty)"
+    pytest.skip(why, allow_module_level=True)
+
 from forerun_beside.drafts import Drafts, name_of  # noqa: E402 - after the module that may be missing
 from forerun_beside.mailbox import Sender  # noqa: E402
 from forerun_beside.worker import Request  # noqa: E402
@@ -84,14 +94,40 @@ class Runner:
         return found
 
 
+def decided(drafts: list[list[int]], logits: list[Any], metadata: Any) -> list[list[int]]:
+    """What vLLM's rejection sampler writes for chains of one length, without distributions of the drafts.
+
+    `logits` are of each draft and of the token after it, chain by chain. Triton interprets its kernels.
+    """
+    length, rows = (
+        len(drafts[0]),
+        torch.tensor(np.array(logits)).reshape(len(drafts), len(drafts[0]) + 1, VOCAB),
+    )
+    last = (
+        torch.multinomial(rows[:, -1].softmax(-1), 1)
+        if metadata.all_random
+        else rows[:, -1].argmax(-1)[:, None]
+    )
+    tokens = rejection_sampler.rejection_sample(
+        torch.tensor(drafts, dtype=torch.int32).reshape(-1),
+        [length] * len(drafts),
+        length,
+        torch.arange(1, len(drafts) + 1, dtype=torch.int32) * length,
+        None,
+        rows[:, :-1].reshape(-1, VOCAB).contiguous(),
+        last.int().contiguous(),
+        metadata,
+    )
+    return [[token for token in row if token >= 0] for row in tokens.tolist()]
+
+
 def verdict(text: list[int], chain: list[int]) -> list[int]:
-    """What greedy rejection sampling accepts of a chain, and the token after it."""
-    written = list[int]()
-    for draft in [*chain, None]:
-        written.append(int(tiny_logits(1, [*text, *written]).argmax()))
-        if written[-1] != draft:
-            break
-    return written
+    """What greedy decoding accepts of a chain, and the token after it."""
+    logits = [tiny_logits(1, [*text, *chain[:length]]) for length in range(len(chain) + 1)]
+    if not chain:
+        return [int(logits[0].argmax())]
+    greedy = SimpleNamespace(all_greedy=True, all_random=False)
+    return decided([chain], logits, greedy)[0]
 
 
 @pytest.mark.parametrize("quality", [0, 2, 8])
@@ -130,6 +166,21 @@ def test_no_draft_passes_the_longest_text_and_a_prompt_that_is_read_gets_none(
     assert runner.drafts([[]]) == [[]]
     assert runner.drafts([[1]]) == [[4, 4, 4]]
     sender.close()
+
+
+@pytest.mark.parametrize("rank", [0, 3], ids=["likely", "unlikely"])
+def test_sampled_texts_keep_the_targets_law_whatever_is_drafted(rank: int) -> None:
+    """The first token's frequencies over 1,500 requests with the same draft."""
+    torch.manual_seed(5)
+    logits = tiny_logits(1, PROMPT)
+    draft = int(np.argsort(-logits)[rank])
+    random = SimpleNamespace(all_greedy=False, all_random=True, temperature=torch.ones(1500), generators={})
+    written = decided([[draft]] * 1500, [logits] * 3000, random)
+    law = np.exp(logits) / np.exp(logits).sum()
+    found = np.bincount([tokens[0] for tokens in written], minlength=VOCAB) / 1500
+    assert np.abs(found - law).max() < 0.05  # four standard errors of the commonest token
+    accepted = sum(len(tokens) == 2 for tokens in written) / 1500
+    assert accepted == pytest.approx(law[draft], abs=0.05)
 
 
 async def test_its_http_interface_takes_our_requests() -> None:
