@@ -17,6 +17,7 @@ PAGES = (
     ROOT / "demo_models" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "clients").glob("*.md")),
+    *sorted((ROOT / "integrations").glob("*/README.md")),
 )
 FOR_NEWCOMERS = (
     ROOT / "README.md",

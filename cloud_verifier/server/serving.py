@@ -73,16 +73,28 @@ async def serve(
 ) -> None:
     """Serve until a signal arrives or `watch` returns. Raises `UserError` for an address or a limit."""
     worker = worker_of(config, engine, watch)
+    await serve_worker(config.server, config.identity, config.operations, worker, table, announce, watch)
+
+
+async def serve_worker(
+    section: ServerSection,
+    identity: IdentitySection,
+    operations: OperationsSection,
+    worker: Worker,
+    table: TokenTable,
+    announce: Announce,
+    watch: SchedulerWatch | None = None,
+) -> None:
+    """Serve a worker as `serve` does."""
     info = worker.scheduler.info
-    caller, files = identity_of(config.identity)
+    caller, files = identity_of(identity)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    section = config.server
     privacy = Privacy[section.privacy.upper()]
     server = Server(worker, info, table, section.listen, caller, tls_of(section), files, privacy)
-    async with server, watched(config.operations, worker) as besides:
+    async with server, watched(operations, worker) as besides:
         host = section.listen.rpartition(":")[0]
         warn_of_plain_text(section)
         announce(info.name, f"{host}:{server.port}", besides)

@@ -1,0 +1,1 @@
+"""Serve Forerun's edges beside an engine that decides its own steps: sessions are requests of that engine."""

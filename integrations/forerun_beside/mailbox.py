@@ -1,0 +1,119 @@
+"""Bring drafts from the process that serves edges into the engine's process, by a Unix datagram socket."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+
+from common.errors import UserError
+from forerun_beside.drafts import KEY_CHARS, Drafts
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "FORERUN_MAILBOX"
+"""Environment variable with the socket's path. Engines give their plug-ins no options."""
+
+MAX_SESSIONS = 4096
+"""Sessions whose newest drafts are kept. The oldest are forgotten, which costs speed alone."""
+
+MAX_BYTES = 2**17  # of a message; a session with 128 live nodes sends 3 KB
+
+
+def path_of(environment: Mapping[str, str]) -> str:
+    """Return the path that the environment names. Raises `UserError` without one."""
+    path = environment.get(VARIABLE, "")
+    if not path:
+        raise UserError(f"{VARIABLE} is not set; it must name the socket that drafts come through")
+    return path
+
+
+class Mailbox:
+    """Keeps the newest drafts of each session. Nothing here ever waits.
+
+    With a `path` it receives them there, from this user alone: the socket's mode is 0600. Without one another
+    process receives and shares them. Raises `UserError` if the path cannot be bound.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._newest: OrderedDict[str, bytes] = OrderedDict()
+        self._socket = None if path is None else _bound(path)
+
+    def take(self) -> list[bytes]:
+        """Return the messages that have arrived."""
+        found = list[bytes]()
+        while self._socket is not None:
+            try:
+                found.append(self._socket.recv(MAX_BYTES))
+            except BlockingIOError:
+                break
+        return found
+
+    def keep(self, messages: Iterable[bytes]) -> None:
+        """Keep these messages, which are read when asked for. One without nodes forgets its session."""
+        for message in messages:
+            key, drafts = message[:KEY_CHARS].decode(errors="replace"), message[KEY_CHARS:]
+            self._newest.pop(key, None)
+            if drafts:
+                self._newest[key] = drafts
+        while len(self._newest) > MAX_SESSIONS:
+            self._newest.popitem(last=False)
+
+    def drafts(self, key: str, start: int, written: Sequence[int]) -> Drafts | None:
+        """Return the nodes below the text of a session; None without any. `written` are the text's newest
+        tokens, from position `start` on; `TAIL` of them are enough."""
+        message = self._newest.get(key)
+        if message is None:
+            return None
+        try:
+            newest = Drafts.decode(message)
+        except ValueError as error:
+            logger.warning("! what came for session %s is none of Forerun's: %s", key, error)
+            del self._newest[key]
+            return None
+        seen = newest.position + 1 - start  # of `written`, by the drafts
+        drafts = newest.after(written[seen:]) if 0 <= seen <= len(written) else Drafts(0)
+        return drafts if drafts.tokens else None
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+
+def _bound(path: str) -> socket.socket:
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    found.setblocking(False)
+    mask = os.umask(0o177)
+    try:
+        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):  # of a process that has ended
+            os.unlink(path)
+        found.bind(path)
+    except OSError as error:
+        found.close()
+        raise UserError(f"{path} cannot be a socket for drafts: {error}; set {VARIABLE}") from error
+    finally:
+        os.umask(mask)
+    return found
+
+
+class Sender:
+    """Sends drafts to the mailbox at `path`. What cannot be sent at once is dropped and counted."""
+
+    def __init__(self, path: str) -> None:
+        self.num_dropped = 0
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+
+    def send(self, key: str, drafts: Drafts) -> None:
+        try:
+            self._socket.sendto(key.encode() + drafts.encode(), self._path)
+        except OSError as error:  # no engine, or one that takes no mail just now
+            self.num_dropped += 1
+            logger.debug("! drafts were dropped: %s", error)
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,1 @@
+"""Drafts of Forerun's edges in vLLM."""
