@@ -84,6 +84,9 @@ class TargetSection:
     warm_graphs: bool = setting(
         True, "capture the graphs of all step sizes before serving, instead of each at its first use"
     )
+    compile: bool = setting(
+        False, "compile the target's forward with torch.compile; needs a C++ compiler (docs/gpu.md)"
+    )
     deterministic: bool = setting(
         False, "compute every text bit for bit alike, whatever else is served; slower (docs/determinism.md)"
     )
@@ -104,6 +107,13 @@ class TargetSection:
             )
         if self.deterministic and self.attention == "triton":
             raise UserError("--deterministic has its own attention, not triton; leave --attention out")
+        if self.compile and self.deterministic:
+            raise UserError(
+                "--compile and --deterministic cannot be combined: compiled sums depend on the step; leave "
+                "one out"
+            )
+        if self.compile and self.tensor_parallel:
+            raise UserError("--compile and --tensor-parallel cannot be combined; leave one out")
         if self.tensor_parallel and self.quantize is not None:
             raise UserError(
                 "--quantize and --tensor-parallel cannot be combined: a divided row has other scales; leave "

@@ -61,7 +61,8 @@ COMPARED_TOKENS = 2**14
 TokenPath = tuple[int, ...]
 """All tokens from position 0 up to a row: what its logits are a function of."""
 
-WARM_UP_SLOTS = 16
+WARM_UP_ROWS = 64
+"""Rows of the first step. Compiled code is made for any number, and fastest for about this one."""
 
 TOLERANCE = 1e-3
 """Largest difference of a row in float32, root mean square over the vocabulary, relative to the spread of its
@@ -235,7 +236,7 @@ def _packed_rows(
     """Run the script through engines of its own. Returns the logits and what the layers asked for."""
     first, recorder = _Recorder(backend), _Recorder(backend)
     try:
-        ProbeScript(TorchEngine(model, WARM_UP_SLOTS, backend=first)).warm_up()
+        ProbeScript(TorchEngine(model, WARM_UP_ROWS, backend=first)).warm_up()
         _check_layers(model, first)
         longest = max(lengths.shortest, MARGIN + max((*first.windows, model.sliding_window or 0)))
         engine = TorchEngine(model, slots_for(longest), backend=recorder)
@@ -378,8 +379,9 @@ class ProbeScript:
         self._found: dict[TokenPath, Tensor] = {}
 
     def warm_up(self) -> None:
-        """Run one small step, which shows the terms that the layers ask for."""
-        self._step([(_Session(0), self._chunk(_Session(0), 4))])
+        """Run one step, which shows the terms that the layers ask for."""
+        count = min(WARM_UP_ROWS, self._engine.info.max_positions)
+        self._step([(_Session(0), self._chunk(_Session(0), count))])
 
     def run(self, longest: int, chunk: int) -> dict[TokenPath, Tensor]:
         """Run all steps, one session `longest` tokens long. Returns `sampled` logits [V] by token path.

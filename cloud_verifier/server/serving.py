@@ -129,6 +129,7 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
         max_rows=limits.max_rows,
         prefill_chunk=limits.prefill_chunk,
         drafter=target.drafter,
+        compiled=target.compile,
     )
     return floored(engine, target), table
 
