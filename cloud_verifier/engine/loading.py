@@ -48,8 +48,8 @@ CPU_SLOTS = 16384
 SHARE = 0.9
 """Share of the free memory that KV may take. The rest is for fragments and for the libraries' own buffers."""
 
-GRAPHS = 512 << 20
-"""Bytes of CUDA graphs beside the tensors that they hold: some 50 graphs of 1,300 kernels each."""
+GRAPHS = 1 << 30
+"""Bytes of CUDA graphs beside the tensors that they hold: some 100 graphs of 1,300 kernels each."""
 
 NODES = 8
 """Rows of a session in `largest_step`, beside its prompt's chunk."""

@@ -152,17 +152,27 @@ def test_steps_compiled_ahead_are_not_compiled_again(graphs: list[Any]) -> None:
     assert len(graphs) == 2
 
 
-@pytest.mark.soak
-def test_a_compiled_target_writes_what_the_plain_one_does() -> None:
-    """With the real compiler, which takes half a minute where nothing is cached."""
+def test_a_load_compiles_before_it_serves(graphs: list[Any]) -> None:
     engine, _ = load_engine(str(demo_models.TARGET_DIR), NUM_SLOTS, dtype="float32", compiled=True)
-    prompt = engine.model.tokenize("The ")
-    session, text = Session(0, Slots(NUM_SLOTS)), list(prompt)
-    given = prompt
-    while len(text) < len(prompt) + 40:
+    assert engine.model.is_compiled
+    logits_of(engine.model)
+    assert len(graphs) == 2
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch's own compiler
+def test_a_compiled_target_writes_what_the_plain_one_does() -> None:
+    """With the real compiler, which takes many seconds where nothing is cached."""
+    model = target("llama")
+    model.compile()
+    assert probe(model).worst < TOLERANCE
+    engine = TorchEngine(model, NUM_SLOTS)
+    given = prompt = [3, 60, 11, 7]
+    session, text = Session(0, Slots(NUM_SLOTS)), list[int]()
+    while len(text) < 40:
         item = session.chunk(given, [len(given) - 1])
         (choices,) = engine.evaluate(StepPlan((item,))).choices
         session.keep(item, range(len(given)))
         given = choices.tolist()
         text += given
-    assert text[len(prompt) :] == plain_greedy(engine.model, prompt, 40)
+    assert text == plain_greedy(model, prompt, 40)
