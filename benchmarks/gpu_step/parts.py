@@ -158,7 +158,9 @@ class Parts:
 
     @cached_property
     def _model(self) -> TargetModel:
-        return build(self._settings.shape, self._device, getattr(torch, self._settings.dtype))
+        model = build(self._settings.shape, self._device, getattr(torch, self._settings.dtype))
+        model.merge_projections()  # as a load does
+        return model
 
     @cached_property
     def _rates(self) -> dict[str, float]:

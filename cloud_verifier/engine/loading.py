@@ -98,6 +98,9 @@ def load_engine(
             model.dtype_name,
         )
     backend = ExactBackend() if exact_rows else backend or backend_of(attention, model.device)
+    # A CPU gains nothing in float32, and in bfloat16 less the larger the model is.
+    if model.device.type == "cuda" and num_processes == 1 and not exact_rows:
+        model.merge_projections()
     if compiled:
         model.compile()
     report = check(model, backend)

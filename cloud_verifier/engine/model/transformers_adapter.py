@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from http.client import HTTPException
@@ -45,6 +45,7 @@ from transformers.utils import logging as hf_logging
 
 from cloud_verifier.core.nouns import Chat
 from cloud_verifier.engine.attention.backend import attention_function
+from cloud_verifier.engine.model.merging import MergedProjections
 from cloud_verifier.engine.model.precision import (
     HALF,
     Shrinkage,
@@ -124,6 +125,7 @@ class TargetModel:
         self.max_positions = int(getattr(text, "max_position_embeddings", None) or UNBOUNDED_POSITIONS)
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._compiled: Callable[..., Any] | None = None
+        self._merged: MergedProjections | None = None
         install_fp32_head(model.get_output_embeddings())
         AttentionInterface.register(ATTENTION, cast(Callable[..., Any], attention_function))
         self._use_attention(ATTENTION)
@@ -220,6 +222,10 @@ class TargetModel:
         kept = {"logits_to_keep": asked} if self._keeps_rows else {}
         logits: Tensor = compiled(input_ids=tokens, position_ids=positions, use_cache=False, **kept).logits[0]
         return (logits[:num_outputs] if kept else logits.index_select(0, outputs)).float()
+
+    def merge_projections(self) -> None:
+        """Compute projections of one input as one product from now on, except in `plain` and `in_float32`."""
+        self._merged = MergedProjections(self._model)
 
     @property
     def is_compiled(self) -> bool:
@@ -331,16 +337,20 @@ class TargetModel:
         """Give the model transformers' eager attention back until the block ends."""
         self._use_attention("eager")
         try:
-            yield
+            with self._apart():
+                yield
         finally:
             self._use_attention(ATTENTION)
+
+    def _apart(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._merged is None else self._merged.off()
 
     @contextmanager
     def in_float32(self) -> Iterator[None]:
         """Compute in float32 until the block ends, with the same weights."""
         compiled, self._compiled = self._compiled, None
         try:
-            with float32_inside(self._model, self.num_layers):
+            with self._apart(), float32_inside(self._model, self.num_layers):
                 yield
         finally:
             self._compiled = compiled

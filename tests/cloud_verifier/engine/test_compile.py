@@ -87,6 +87,7 @@ def test_a_family_is_one_graph_for_all_numbers_of_rows(model_type: str, graphs: 
     family = next(each for each in SERVED_FAMILIES if each.model_type == model_type)
     model = random_target(family.name, model_type, family.settings, dtype="float32")
     expected = logits_of(model)
+    model.merge_projections()
     model.compile()
     breaks = torch._dynamo.utils.counters["graph_break"]
     breaks.clear()
