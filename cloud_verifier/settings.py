@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.nouns import CUDA_CHUNK, SchedulerConfig
 from cloud_verifier.engine.deterministic.tiles import TILE_ROWS
 from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.config.merge import load_config, meant
@@ -315,8 +315,11 @@ class VerifierConfig:
 
     @property
     def scheduler(self) -> SchedulerConfig:
-        """The limits, with the acceptance rules that sessions may request."""
-        return replace(self.limits, rules=self.server.rules)
+        """The limits, with the acceptance rules that sessions may request, and chunks for the device."""
+        chunk, target = self.limits.prefill_chunk, self.target
+        if chunk is None and target.device.startswith("cuda") and not target.deterministic:
+            chunk = CUDA_CHUNK
+        return replace(self.limits, rules=self.server.rules, prefill_chunk=chunk)
 
 
 SCHEMA = Schema(VerifierConfig, "FORERUN_VERIFY_", is_flat=True)

@@ -127,7 +127,7 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
         cuda_graphs=target.cuda_graphs,
         warm_rows=limits.max_rows if target.warm_graphs else 0,
         max_rows=limits.max_rows,
-        prefill_chunk=limits.prefill_chunk,
+        prefill_chunk=config.scheduler.chunk,
         drafter=target.drafter,
         compiled=target.compile,
     )

@@ -228,3 +228,17 @@ def test_the_verifier_itself_needs_no_ray() -> None:
     import cloud_verifier.ray.serve  # noqa: F401
 
     assert "ray" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("words", "chunk"),
+    [
+        ([], 256),
+        (["--device", "cuda:1"], 1024),
+        (["--device", "cuda", "--deterministic"], 256),
+        (["--device", "cuda", "--prefill-chunk", "300"], 300),
+        (["--prefill-chunk", "auto"], 256),
+    ],
+)
+def test_prompts_are_read_in_chunks_for_the_device(words: list[str], chunk: int) -> None:
+    assert configured(*words).scheduler.chunk == chunk
