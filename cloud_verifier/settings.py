@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.nouns import CUDA_CHUNK, SchedulerConfig
 from cloud_verifier.engine.deterministic.tiles import TILE_ROWS
 from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.config.merge import load_config, meant
@@ -36,6 +36,7 @@ TORCH_ONLY = (
     "attention",
     "cuda_graphs",
     "warm_graphs",
+    "compile",
     "deterministic",
     "tile_rows",
     "tensor_parallel",
@@ -126,6 +127,9 @@ class TargetSection:
     warm_graphs: bool = setting(
         True, "capture the graphs of all step sizes before serving, instead of each at its first use"
     )
+    compile: bool = setting(
+        False, "compile the target's forward with torch.compile; needs a C++ compiler (docs/gpu.md)"
+    )
     deterministic: bool = setting(
         False, "compute every text bit for bit alike, whatever else is served; slower (docs/determinism.md)"
     )
@@ -147,6 +151,13 @@ class TargetSection:
             )
         if self.deterministic and self.attention == "triton":
             raise UserError("--deterministic has its own attention, not triton; leave --attention out")
+        if self.compile and self.deterministic:
+            raise UserError(
+                "--compile and --deterministic cannot be combined: compiled sums depend on the step; leave "
+                "one out"
+            )
+        if self.compile and self.tensor_parallel:
+            raise UserError("--compile and --tensor-parallel cannot be combined; leave one out")
         if self.tensor_parallel and self.quantize is not None:
             raise UserError(
                 "--quantize and --tensor-parallel cannot be combined: a divided row has other scales; leave "
@@ -366,8 +377,11 @@ class VerifierConfig:
 
     @property
     def scheduler(self) -> SchedulerConfig:
-        """The limits, with the acceptance rules that sessions may request."""
-        return replace(self.limits, rules=self.server.rules)
+        """The limits, with the acceptance rules that sessions may request, and chunks for the device."""
+        chunk, target = self.limits.prefill_chunk, self.target
+        if chunk is None and target.device.startswith("cuda") and not target.deterministic:
+            chunk = CUDA_CHUNK
+        return replace(self.limits, rules=self.server.rules, prefill_chunk=chunk)
 
 
 SCHEMA = Schema(VerifierConfig, "FORERUN_VERIFY_", is_flat=True)

@@ -18,7 +18,18 @@ import benchmarks.gpu_step
 from benchmarks.reports import plain_parser_of
 from simulator.documents import write_whole
 
-PARTS = ("checks", "bandwidth", "host", "attention", "steps", "profile", "rates", "guesses", "serving")
+PARTS = (
+    "checks",
+    "bandwidth",
+    "host",
+    "attention",
+    "steps",
+    "profile",
+    "rates",
+    "guesses",
+    "serving",
+    "vllm",
+)
 BUDGET = 560.0
 """Seconds for all parts: a command on a rented machine may have ten minutes."""
 

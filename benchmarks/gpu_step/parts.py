@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu_step import checks, guesses, serving, steps
+from benchmarks.gpu_step import checks, guesses, serving, steps, vllm_decode
 from benchmarks.gpu_step.clock import TimeBudget, TimedCapture
 from benchmarks.gpu_step.rates import RateRun, Texts, prompts_of, slots_for
 from benchmarks.gpu_step.settings import GpuSettings, build
@@ -81,7 +81,7 @@ class Parts:
 
     def steps(self) -> Iterator[Row]:
         """Measure whole steps beside their floor."""
-        yield from steps.StepTimer(self._model, self._settings, self._copy_rate, self._share(0.6)).measure()
+        yield from steps.StepTimer(self._model, self._settings, self._rates, self._share(0.6)).measure()
         gc.collect()
 
     def profile(self) -> Iterator[Row]:
@@ -129,6 +129,21 @@ class Parts:
                 while (row := runner.run(_next(rows))) is not None:
                     yield row
 
+    def vllm(self) -> Iterator[Row]:
+        """Measure vLLM's plain decode of the same model, if vLLM is installed."""
+        reason = vllm_decode.missing()
+        if not reason and self._budget.left < LEAST_SERVING:
+            reason = f"{self._budget.left:.0f} s were left, and this part takes {LEAST_SERVING:.0f}"
+        if reason:
+            yield {"skipped": reason}
+            return
+        with serving.saved(self._model, self._scratch) as folder:
+            del self.__dict__["_model"]  # vLLM wants the memory
+            release()
+            loads = [load for load in self._settings.loads if load.nodes == 1]
+            sessions, context = [load.sessions for load in loads], loads[0].context
+            yield from vllm_decode.measure(folder, context, sessions, self._budget.left - 30.0)
+
     async def _served(self, folder: Path, prompts: Texts, expected: Texts) -> AsyncIterator[Row]:
         settings, log = self._settings, self._out / "verify.log"
         fingerprint = Vocabulary(serving.words(settings.shape.vocab_size)).fingerprint
@@ -158,7 +173,9 @@ class Parts:
 
     @cached_property
     def _model(self) -> TargetModel:
-        return build(self._settings.shape, self._device, getattr(torch, self._settings.dtype))
+        model = build(self._settings.shape, self._device, getattr(torch, self._settings.dtype))
+        model.merge_projections()  # as a load does
+        return model
 
     @cached_property
     def _rates(self) -> dict[str, float]:

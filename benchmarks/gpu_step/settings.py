@@ -69,7 +69,7 @@ FULL = GpuSettings(
     shape=ModelShape(128256, 4096, 14336, 32, 32, 8, 128), dtype="bfloat16",
     check_seeds=3, check_steps=30, copied_bytes=4 << 30,
     loads=(
-        Load(1, 1, 2048), Load(1, 8, 2048, bound=1.25), Load(8, 8, 2048),
+        Load(1, 1, 2048), Load(1, 8, 2048, bound=1.5), Load(8, 8, 2048),
         Load(32, 1, 2048), Load(32, 8, 2048, bound=1.4),
     ),
     repeats=40, warm_up=5, rate_sessions=(1, 8, 32, 128), acceptances=(0.6, 0.8),
@@ -79,7 +79,7 @@ FULL = GpuSettings(
 
 TINY = GpuSettings(
     shape=ModelShape(64, 32, 48, 1, 2, 1, 16), dtype="float32",
-    check_seeds=1, check_steps=3, copied_bytes=4 << 20, loads=(Load(1, 2, 9, bound=1.25),),
+    check_seeds=1, check_steps=3, copied_bytes=4 << 20, loads=(Load(1, 2, 9, bound=1.5),),
     repeats=1, warm_up=2, rate_sessions=(1, 3), acceptances=(0.6,),
     prompt_tokens=12, text_tokens=10, draft_nodes=3, prefill_chunk=64,
     served_prompt=300, served_tokens=12,
@@ -108,11 +108,10 @@ def build(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Target
     return TargetModel(f"random Llama of {_billions(model)}", model)
 
 
-def weight_bytes(model: TargetModel) -> int:
-    """Return the bytes of weights that a step reads: all but the embeddings, read one row a token."""
+def weights_of(model: TargetModel) -> list[torch.Tensor]:
+    """Return the weights that a step reads: all but the embeddings, read one row a token."""
     embeddings = cast(Any, model.module).get_input_embeddings().weight
-    own = [weight for weight in model.module.parameters() if weight is not embeddings]
-    return sum(weight.nbytes for weight in own)
+    return [weight for weight in model.module.parameters() if weight is not embeddings]
 
 
 def kv_bytes(shape: ModelShape, dtype: torch.dtype) -> int:

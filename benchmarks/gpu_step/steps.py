@@ -4,8 +4,9 @@ goes."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 from benchmarks.gpu_step.clock import TimeBudget, TimedCapture, device_times_of, times_of
 from benchmarks.gpu_step.plans import load_plan, slots_of
-from benchmarks.gpu_step.settings import GpuSettings, Load, kv_bytes, weight_bytes
+from benchmarks.gpu_step.settings import GpuSettings, Load, kv_bytes, weights_of
 from benchmarks.plans import GREEDY
 from cloud_verifier.core.nouns import StepPlan
 from cloud_verifier.engine.attention import triton_backend as triton_attention
@@ -24,6 +25,7 @@ from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.attention.triton_backend import TritonBackend
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.graphs import DeviceRunner, StepBuffers
+from cloud_verifier.engine.loading import compile_steps
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import StepLimits, pack
 from cloud_verifier.engine.sampling.device_choice import choice_table
@@ -86,6 +88,7 @@ class Way:
     attention: str  # triton or torch_ref
     graphs: bool = False
     sampling: SamplingParams = GREEDY
+    compiled: bool = False
 
 
 WAYS = (
@@ -94,6 +97,7 @@ WAYS = (
     Way("torch_ref", "torch_ref"),
     Way("graph, sampled", "triton", graphs=True, sampling=SAMPLED),
     Way("graph, top-p", "triton", graphs=True, sampling=NUCLEUS),
+    Way("graph, compiled", "triton", graphs=True, compiled=True),
 )
 
 
@@ -101,11 +105,11 @@ class StepTimer:
     """Times steps of engines over one model and one KV store of random numbers."""
 
     def __init__(
-        self, model: TargetModel, settings: GpuSettings, copy_rate: float, budget: TimeBudget
+        self, model: TargetModel, settings: GpuSettings, rates: Mapping[str, float], budget: TimeBudget
     ) -> None:
         self._model = model
         self._settings = settings
-        self._copy_rate = copy_rate
+        self._rates = rates  # as `bandwidth` finds them
         self._budget = budget
         self._num_slots = max(map(slots_of, settings.loads))
 
@@ -123,7 +127,12 @@ class StepTimer:
     def _engine(self, way: Way) -> tuple[TorchEngine, TimedCapture | None]:
         triton = way.attention == "triton"
         backend = TritonBackend() if triton else TorchRefBackend()
-        engine = TorchEngine(self._model, self._num_slots, backend=backend)
+        model = copy(self._model)
+        if way.compiled:
+            model.compile()
+        engine = TorchEngine(model, self._num_slots, backend=backend)
+        if way.compiled:
+            compile_steps(engine)
         capture = TimedCapture(self._model.device) if way.graphs else None
         if triton:
             engine.runner = DeviceRunner(engine, capture)
@@ -153,17 +162,21 @@ class StepTimer:
         }
         if on_device is not None:
             result["device_ms"] = round(on_device.median * 1e3, 4)
-        if load.bound is not None and way is WAYS[0]:
+        if load.bound is not None and way.graphs and way.sampling is GREEDY:
             result |= {"bound": load.bound, "within": result["times_floor"] <= load.bound}
         return result
 
     def floor(self, load: Load) -> float:
-        """Return the seconds of reading the weights and the KV at the rate of a copy."""
-        read = weight_bytes(self._model)
-        read += (
-            load.sessions * (load.context + load.nodes) * kv_bytes(self._settings.shape, self._model.dtype)
+        """Return the seconds of each product, by its weights' bytes or by its operations, whichever takes
+        longer, and of reading the KV; at the rates of a copy and of a large product."""
+        bytes_per_second, flops_per_second = self._rates["bytes_per_second"], self._rates["flops_per_second"]
+        num_rows = load.sessions * load.nodes
+        products = sum(
+            max(weight.nbytes / bytes_per_second, 2 * num_rows * weight.numel() / flops_per_second)
+            for weight in weights_of(self._model)
         )
-        return read / self._copy_rate
+        token = kv_bytes(self._settings.shape, self._model.dtype)
+        return products + load.sessions * (load.context + load.nodes) * token / bytes_per_second
 
 
 def where_time_goes(model: TargetModel, settings: GpuSettings, num_kernels: int = 25) -> list[dict[str, Any]]:

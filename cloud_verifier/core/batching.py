@@ -91,7 +91,7 @@ class Batcher:
         if not reading:
             taken = tuple(ready) if len(tips) == len(ready) else _of(ready, {session.key for session in tips})
             return StepBatch(taken, taken, ready, (), {}, NOBODY_SPARED)
-        chunk = self._lone_chunk(reading[0]) if alone else self._config.prefill_chunk
+        chunk = self._lone_chunk(reading[0]) if alone else self._config.chunk
         left = _Allowance(self.rows.left(chunk, len(tips)), self._prefill_time(tips, len(reading)))
         chunks = dict[int, int]()
         self._read_all(reading, left, chunks)
@@ -119,7 +119,7 @@ class Batcher:
             count * self._token_time(sessions[key]) for key, count in batch.chunks.items()
         )
         chunks, num_rows = dict(batch.chunks), num_nodes + sum(batch.chunks.values())
-        most = self._config.max_rows + self._config.prefill_chunk - num_rows
+        most = self._config.max_rows + self._config.chunk - num_rows
         left = _Allowance(self.rows.left(most, num_rows), owed, certain=0)
         self._read_all(batch.reading, left, chunks)
         unread = [each for each in batch.reading if chunks.get(each.key, 0) < each.num_prefill]
@@ -171,7 +171,7 @@ class Batcher:
             chunks[session.key] = already + count
 
     def _lone_chunk(self, session: VerifySession) -> int:
-        usual, token_time = self._config.prefill_chunk, self._token_time(session)
+        usual, token_time = self._config.chunk, self._token_time(session)
         most = LONE_CHUNKS * usual
         return most if token_time * most <= LONE_TIME else max(usual, int(LONE_TIME / token_time))
 
@@ -198,7 +198,7 @@ def _of(ready: Sequence[VerifySession], keys: Container[int]) -> tuple[VerifySes
 
 def most_rows(config: SchedulerConfig) -> int:
     """Return the most rows that a step may have."""
-    return max(config.max_rows + config.prefill_chunk, LONE_CHUNKS * config.prefill_chunk)
+    return max(config.max_rows + config.chunk, LONE_CHUNKS * config.chunk)
 
 
 class _Allowance:

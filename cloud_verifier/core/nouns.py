@@ -236,6 +236,13 @@ Effect = Reply | End
 # The limits of one verifier, each with its unit and its reason.
 
 
+CHUNK = 256
+"""Prompt tokens in one step on a CPU, which takes longer for each."""
+
+CUDA_CHUNK = 1024
+"""On a GPU 256 tokens take hardly longer to compute than to launch. Beyond 1,024 a step only gets longer."""
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Holds the limits of one verifier. The constructor checks each."""
@@ -251,8 +258,13 @@ class SchedulerConfig:
     max_nodes_per_session: int = setting(
         16, "nodes of one session in one step, likeliest first", unit="nodes", low=1, key="max_nodes"
     )
-    prefill_chunk: int = setting(
-        256, "prompt tokens in one step, all sessions; longer steps delay every session", unit="tokens", low=1
+    prefill_chunk: int | None = setting(
+        None,
+        f"prompt tokens in one step, all sessions; longer steps delay every session; auto: {CHUNK}, and "
+        f"{CUDA_CHUNK} on a CUDA device",
+        unit="tokens",
+        low=1,
+        unset="auto",
     )
     max_prefill_slowdown: float = setting(
         1.75, "factor by which prompts may lengthen a step of other sessions", above=1.0, high=math.inf
@@ -292,6 +304,11 @@ class SchedulerConfig:
     rules: tuple[AcceptanceRule, ...] = (
         LOSSLESS  # rules that a session may ask for; lossy rules must be allowed explicitly
     )
+
+    @property
+    def chunk(self) -> int:
+        """Return `prefill_chunk`, or what `auto` means where the device is not known."""
+        return CHUNK if self.prefill_chunk is None else self.prefill_chunk
 
     def __post_init__(self) -> None:
         check_section(self)

@@ -29,7 +29,7 @@ from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
 from cloud_verifier.engine.packing import item_of
 from cloud_verifier.engine.probe import ProbeReport, probe
-from cloud_verifier.engine.probe_script import SHRUNK, ProbeLengths
+from cloud_verifier.engine.probe_script import SHRUNK, WARM_UP_ROWS, ProbeLengths
 from common.calibration import Confidence
 from common.child import available_memory
 from common.errors import UserError
@@ -49,8 +49,8 @@ CPU_SLOTS = 16384
 SHARE = 0.9
 """Share of the free memory that KV may take. The rest is for fragments and for the libraries' own buffers."""
 
-GRAPHS = 512 << 20
-"""Bytes of CUDA graphs beside the tensors that they hold: some 50 graphs of 1,300 kernels each."""
+GRAPHS = 1 << 30
+"""Bytes of CUDA graphs beside the tensors that they hold: some 100 graphs of 1,300 kernels each."""
 
 NODES = 8
 """Rows of a session in `largest_step`, beside its prompt's chunk."""
@@ -73,6 +73,7 @@ def load_engine(
     prefill_chunk: int = 256,
     agree: Callable[[int], int] | None = None,
     drafter: str | None = None,
+    compiled: bool = False,
 ) -> tuple[TorchEngine, TokenTable]:
     """Load the target model `source`, check that its packed path is right, and give it `num_slots` KV slots.
 
@@ -82,7 +83,8 @@ def load_engine(
     `device`, `quantization` and `num_processes` as in `load_target`. With `exact_rows` above 0 the engine is
     the deterministic one, in tiles of so many rows, and is checked to be so; it brings its own attention in
     place of `backend`. Without a `backend`, `attention` names it; `cuda_graphs` and `warm_rows` are as in
-    `accelerate`. `drafter` is `exit` or as in `load_draft`. Raises `UserError` that says what to change.
+    `accelerate`. `drafter` is `exit` or as in `load_draft`. If `compiled`, torch compiles the target's
+    forward, and the probe runs the compiled one. Raises `UserError` that says what to change.
     """
     if exact_rows and dtype == "auto" and device == "cpu":
         dtype = "float32"
@@ -97,6 +99,11 @@ def load_engine(
             model.dtype_name,
         )
     backend = ExactBackend() if exact_rows else backend or backend_of(attention, model.device)
+    # A CPU gains nothing in float32, and in bfloat16 less the larger the model is.
+    if model.device.type == "cuda" and num_processes == 1 and not exact_rows:
+        model.merge_projections()
+    if compiled:
+        model.compile()
     report = check(model, backend)
     table = tuple(model.token_table())
     vocabulary = Vocabulary(table)
@@ -113,6 +120,10 @@ def load_engine(
         words = "target %s: %d rows have the same bits alone and in company, %.1f s"
         logger.info(words, model.name, num_rows, time.perf_counter() - begun_at)
     draft = _draft_of(drafter, model, vocabulary, make)
+    if compiled:
+        if draft is not None:  # it may have given the target hooks
+            model.compile()
+        compile_steps(make(model, WARM_UP_ROWS, draft))
     reserve, kv_bytes = 0, report.kv_bytes
     if draft is not None:
         kv_bytes += slot_bytes(make(model, 1, draft))
@@ -157,11 +168,23 @@ def _reserve(engine: TorchEngine, step: StepPlan, report: ProbeReport, cuda_grap
     return 2 * peak + GRAPHS + partial
 
 
+def compile_steps(engine: TorchEngine) -> None:
+    """Run a step of several rows and one of a single row, so that no session waits for their compilation."""
+    for count in (min(WARM_UP_ROWS, engine.info.num_slots, engine.info.max_positions), 1):
+        item = item_of(range(-1, count - 1), np.arange(count, dtype=np.int32), outputs=range(count // 2))
+        engine.logits(StepPlan((item,)))
+
+
 def check(model: TargetModel, backend: AttentionBackend, lengths: ProbeLengths = SHRUNK) -> ProbeReport:
     """Probe `model` and log the findings. Raises as `probe`."""
     if model.shrinkage is not None:
         logger.info("target %s: %s", model.name, model.shrinkage)
-    report = probe(model, backend=backend, lengths=lengths)
+    try:
+        report = probe(model, backend=backend, lengths=lengths)
+    except UserError as error:
+        if not model.is_compiled:
+            raise
+        raise UserError(f"{error} --compile may be the reason; leave it out to see.") from error
     logger.info(
         "target %s: %d probe rows agree within %.1e of the logits' spread, %.1f s",
         model.name,

@@ -35,7 +35,7 @@ from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.engine.probe_script import (
     MARGIN,
     SHRUNK,
-    WARM_UP_SLOTS,
+    WARM_UP_ROWS,
     ProbeLengths,
     ProbeScript,
     TokenPath,
@@ -203,7 +203,7 @@ def _packed_rows(
     """Run the script through engines of its own. Returns the logits and what the layers asked for."""
     first, recorder = _Recorder(backend), _Recorder(backend)
     try:
-        script_of(TorchEngine(model, WARM_UP_SLOTS, backend=first)).warm_up()
+        script_of(TorchEngine(model, WARM_UP_ROWS, backend=first)).warm_up()
         _check_layers(model, first)
         longest = max(lengths.shortest, MARGIN + max((*first.windows, model.sliding_window or 0)))
         engine = TorchEngine(model, slots_for(longest), backend=recorder)

@@ -34,7 +34,8 @@ COMPARED_ROWS = 12
 TokenPath = tuple[int, ...]
 """All tokens from position 0 up to a row: what its logits are a function of."""
 
-WARM_UP_SLOTS = 16
+WARM_UP_ROWS = 64
+"""Rows of the first step. Compiled code is made for any number, and fastest for about this one."""
 
 Row = TypeVar("Row")
 
@@ -88,8 +89,9 @@ class ProbeScript(Generic[Row]):
         self._found: dict[TokenPath, Row] = {}
 
     def warm_up(self) -> None:
-        """Run one small step, which shows the terms that the layers ask for."""
-        self._step([(_Session(0), self._chunk(_Session(0), 4))])
+        """Run one step, which shows the terms that the layers ask for."""
+        count = min(WARM_UP_ROWS, self._info.max_positions)
+        self._step([(_Session(0), self._chunk(_Session(0), count))])
 
     def run(self, longest: int, chunk: int) -> dict[TokenPath, Row]:
         """Run all steps, one session `longest` tokens long. Returns the rows by token path.

@@ -142,8 +142,9 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
         cuda_graphs=target.cuda_graphs,
         warm_rows=limits.max_rows if target.warm_graphs else 0,
         max_rows=limits.max_rows,
-        prefill_chunk=limits.prefill_chunk,
+        prefill_chunk=config.scheduler.chunk,
         drafter=target.drafter,
+        compiled=target.compile,
     )
     return floored(engine, target), table
 
@@ -158,7 +159,7 @@ def _load_gguf(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
         tensor_split=tuple(float(share) for share in target.tensor_split.split(",") if share),
     )
     engine, table = load_engine(
-        target.path, target.slots, limits.max_rows, most_rows(limits), options, target.served_name
+        target.path, target.slots, limits.max_rows, most_rows(config.scheduler), options, target.served_name
     )
     return floored(engine, target), table
 

@@ -94,7 +94,7 @@ def _load_and_run(config: VerifierConfig, ranks: Ranks, serve: Serve) -> str:
         num_processes=ranks.size,
         backend=backend,
         max_rows=limits.max_rows,
-        prefill_chunk=limits.prefill_chunk,
+        prefill_chunk=config.scheduler.chunk,
         agree=ranks.least,
     )
     if not ranks.leads:

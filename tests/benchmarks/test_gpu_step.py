@@ -26,9 +26,9 @@ def test_every_part_runs_in_miniature_and_finds_nothing_wrong(
     assert list(report["seconds"]) == list(PARTS)
     assert all(report[part] for part in PARTS)
     ways = [row["way"] for row in report["steps"]]
-    assert ways == ["graph", "eager", "torch_ref", "graph, sampled", "graph, top-p"]
+    assert ways == ["graph", "eager", "torch_ref", "graph, sampled", "graph, top-p", "graph, compiled"]
     assert all(row["times_floor"] > 0 for row in report["steps"])
-    assert [row["graph_steps"] > 0 for row in report["steps"]] == [True, False, False, True, True]
+    assert [row["graph_steps"] > 0 for row in report["steps"]] == [True, False, False, True, True, True]
     rates = report["rates"][:-1]
     runs = [(row["sessions"], row["acceptance"]) for row in rates]
     assert runs == [(1, None), (1, 0.6), (3, None), (3, 0.6)]

@@ -160,6 +160,8 @@ def test_what_cannot_be_is_told_with_its_place(
     [
         (["--deterministic"], ["--deterministic", "--threads"]),
         (["--deterministic", "--device=cuda", "--attention=triton"], ["--deterministic", "--attention"]),
+        (["--compile", "--deterministic", "--threads=1"], ["--compile", "--deterministic"]),
+        (["--compile", "--tensor-parallel"], ["--compile", "--tensor-parallel"]),
         (["--tensor-parallel", "--quantize=int8"], ["--quantize", "--tensor-parallel"]),
         (["--tensor-parallel", "--deterministic", "--threads=1"], ["--deterministic", "--tensor-parallel"]),
         (["--tls-cert=c"], ["--tls-cert", "--tls-key"]),
@@ -256,3 +258,17 @@ def test_shares_of_gpus_are_numbers(shares: str) -> None:
 def test_a_gguf_target_is_named_after_its_file() -> None:
     assert configured(model="models/Some-8B.gguf").target.served_name == "Some-8B"
     assert configured("--name", "x", model="models/Some-8B.gguf").target.served_name == "x"
+
+
+@pytest.mark.parametrize(
+    ("words", "chunk"),
+    [
+        ([], 256),
+        (["--device", "cuda:1"], 1024),
+        (["--device", "cuda", "--deterministic"], 256),
+        (["--device", "cuda", "--prefill-chunk", "300"], 300),
+        (["--prefill-chunk", "auto"], 256),
+    ],
+)
+def test_prompts_are_read_in_chunks_for_the_device(words: list[str], chunk: int) -> None:
+    assert configured(*words).scheduler.chunk == chunk

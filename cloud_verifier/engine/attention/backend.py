@@ -3,6 +3,9 @@
 The model hands over one packed batch of rows [1, H, T, D]. The current step holds each row's session,
 visible rows and KV slots. The engine sets that step around the forward: some models drop
 unknown keyword arguments before the attention layer, so the step cannot travel as one.
+
+A compiler sees one opaque operation in place of the function, `forerun::attend`. It reads the current step
+when it runs, so a compiled forward is one graph and serves every step.
 """
 
 from __future__ import annotations
@@ -96,9 +99,6 @@ def attention_function(
     Returns [1, T, Hq, Dv] and no weights. Raises `LocalError` outside a step, and `UserError` with the
     reason for a model whose attention has terms that slots cannot express.
     """
-    context = _current.get()
-    if context is None:
-        raise LocalError("the model was called outside an engine step")
     if attention_mask is not None or position_bias is not None:
         raise UserError("it brings an attention mask or position bias of its own, which slots cannot express")
     if scaling is None:
@@ -108,9 +108,46 @@ def attention_function(
         raise UserError(
             f"its {type(module).__name__} has no layer number, so layers cannot keep their own KV"
         )
+    attend = _attend_compiled if torch.compiler.is_compiling() else _attend
+    return attend(query, key, value, layer, scaling, sliding_window, softcap, s_aux), None
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layer: int,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    context = _current.get()
+    if context is None:
+        raise LocalError("the model was called outside an engine step")
     kv = context.kv.write(layer, context.slots, key, value)
-    terms = AttentionTerms(scaling, sliding_window, softcap, s_aux)
-    return context.attention.attend(query, kv, terms), None
+    return context.attention.attend(query, kv, AttentionTerms(scaling, window, softcap, sinks))
+
+
+@torch.library.custom_op("forerun::attend", mutates_args=())
+def _attend_compiled(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layer: int,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Call `_attend` from a compiled graph. Only this operation reads or writes the KV, so the order of the
+    graph's own data is the order of the KV, too."""
+    return _attend(query, key, value, layer, scaling, window, softcap, sinks).contiguous()
+
+
+@_attend_compiled.register_fake
+def _attended_shape(query: Tensor, _key: Tensor, value: Tensor, *_: Any) -> Tensor:
+    return query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[3]))
 
 
 @dataclass(frozen=True, slots=True)

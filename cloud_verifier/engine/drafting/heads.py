@@ -44,9 +44,17 @@ def keep_features(target: TargetModel) -> None:
 
 def write_features(features: Tensor) -> None:
     """Keep features [T, F] of the rows of the step that runs, if any, at the rows' slots."""
-    step = running_step()
-    if step is not None:
+    if torch.compiler.is_compiling():
+        _write_compiled(features)
+    elif (step := running_step()) is not None:
         step.kv.write_features(step.slots, features)
+
+
+# The declared mutation, which does not happen, keeps a compiler from dropping a call without a result.
+@torch.library.custom_op("forerun::write_features", mutates_args=("features",))
+def _write_compiled(features: Tensor) -> None:
+    """Call `write_features` from a compiled graph."""
+    write_features(features)
 
 
 def checkpoint_head(target: TargetModel) -> RecurrentHead:

@@ -177,7 +177,8 @@ class _Fp32Head:
             logits = logits.view(*hidden.shape[:-1], weight.shape[0])
             return logits if wide_bias is None else logits + wide_bias
         if self._has_front:
-            return _front_in_float32(hidden, weight, bias)
+            front = _front_compiled if torch.compiler.is_compiling() else _front_in_float32
+            return front(hidden, weight, bias)
         if self._wide is None:
             self._wide = weight.detach().float()
         return functional.linear(hidden.float(), self._wide, wide_bias)
@@ -192,6 +193,17 @@ def _front_in_float32(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Te
         rows = slice(at, at + FRONT_ROWS)
         _sharpen(logits[rows], rounded[rows], flat[rows].float(), weight, bias)
     return logits.view(*hidden.shape[:-1], weight.shape[0])
+
+
+@torch.library.custom_op("forerun::front_in_float32", mutates_args=())
+def _front_compiled(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Call `_front_in_float32` from a compiled graph; what it computes depends on the numbers."""
+    return _front_in_float32(hidden, weight, bias)
+
+
+@_front_compiled.register_fake
+def _front_shape(hidden: Tensor, weight: Tensor, _bias: Tensor | None) -> Tensor:
+    return hidden.new_empty((*hidden.shape[:-1], weight.shape[0]), dtype=torch.float32)
 
 
 def _sharpen(logits: Tensor, rounded: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from http.client import HTTPException
@@ -28,6 +28,7 @@ import torch
 from huggingface_hub import constants, snapshot_download
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.nn import functional
 from transformers import (
     AttentionInterface,
     AutoConfig,
@@ -44,6 +45,7 @@ from transformers.utils import logging as hf_logging
 
 from cloud_verifier.core.nouns import Chat
 from cloud_verifier.engine.attention.backend import attention_function
+from cloud_verifier.engine.model.merging import MergedProjections
 from cloud_verifier.engine.model.precision import (
     HALF,
     Shrinkage,
@@ -122,6 +124,8 @@ class TargetModel:
         # Longest prompt and text; `UNBOUNDED_POSITIONS` if the configuration names no limit.
         self.max_positions = int(getattr(text, "max_position_embeddings", None) or UNBOUNDED_POSITIONS)
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._compiled: Callable[..., Any] | None = None
+        self._merged: MergedProjections | None = None
         install_fp32_head(model.get_output_embeddings())
         AttentionInterface.register(ATTENTION, cast(Callable[..., Any], attention_function))
         self._use_attention(ATTENTION)
@@ -201,11 +205,39 @@ class TargetModel:
         If `embedded`, `tokens` are vectors in the place of the tokens' embeddings, [1, T, H]. Returns logits
         float32 [O, V].
         """
+        if self._compiled is not None:
+            return self._forward_compiled(self._compiled, tokens, positions, outputs)
         kept = {"logits_to_keep": outputs} if self._keeps_rows else {}
         given = {"inputs_embeds" if embedded else "input_ids": tokens}
         result = self._model(**given, position_ids=positions, use_cache=False, **kept)
         logits: Tensor = result.logits[0]
         return (logits if kept else logits.index_select(0, outputs)).float()
+
+    def _forward_compiled(
+        self, compiled: Callable[..., Any], tokens: Tensor, positions: Tensor, outputs: Tensor
+    ) -> Tensor:
+        """Ask for two rows at least: a compiler makes code of its own for sizes 0 and 1."""
+        num_outputs = len(outputs)
+        asked = functional.pad(outputs, (0, max(0, 2 - num_outputs)))
+        kept = {"logits_to_keep": asked} if self._keeps_rows else {}
+        logits: Tensor = compiled(input_ids=tokens, position_ids=positions, use_cache=False, **kept).logits[0]
+        return (logits[:num_outputs] if kept else logits.index_select(0, outputs)).float()
+
+    def merge_projections(self) -> None:
+        """Compute projections of one input as one product from now on, except in `plain` and `in_float32`."""
+        self._merged = MergedProjections(self._model)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._compiled is not None
+
+    def compile(self) -> None:
+        """Let `forward` run compiled code from now on, made at its first steps: one for steps of one row, and
+        one for all others, if the first of these has fewer output rows than rows. `plain` and `in_float32`
+        run the model as it is. Hooks that come later take another call.
+        """
+        torch.compiler.reset()
+        self._compiled = torch.compile(self._model, dynamic=True)
 
     @property
     def layers(self) -> list[torch.nn.Module]:
@@ -255,6 +287,7 @@ class TargetModel:
         if final_norm is not None:
             replaced = _replaced(replaced, [*path.split(".")[:-1], "norm"], final_norm)
         twin.module = twin._model = cast(PreTrainedModel, replaced)
+        twin._compiled = None
         return twin
 
     def prediction_parts(self) -> PredictionParts:
@@ -304,15 +337,23 @@ class TargetModel:
         """Give the model transformers' eager attention back until the block ends."""
         self._use_attention("eager")
         try:
-            yield
+            with self._apart():
+                yield
         finally:
             self._use_attention(ATTENTION)
+
+    def _apart(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._merged is None else self._merged.off()
 
     @contextmanager
     def in_float32(self) -> Iterator[None]:
         """Compute in float32 until the block ends, with the same weights."""
-        with float32_inside(self._model, self.num_layers):
-            yield
+        compiled, self._compiled = self._compiled, None
+        try:
+            with self._apart(), float32_inside(self._model, self.num_layers):
+                yield
+        finally:
+            self._compiled = compiled
 
     @contextmanager
     def windows_at_most(self, limit: int | None) -> Iterator[None]:

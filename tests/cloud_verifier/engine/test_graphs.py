@@ -427,7 +427,7 @@ def step_of(shapes: list[Shape]) -> tuple[PackedStep, AttentionPlan, ChoiceTable
 
 @pytest.mark.parametrize(
     ("num_rows", "num_units", "expected"),
-    [(1, 1, (8, 16)), (8, 16, (8, 16)), (9, 17, (16, 32)), (200, 100, (256, 128)), (512, 1, (512, 16))],
+    [(1, 1, (8, 16)), (8, 16, (8, 16)), (9, 17, (16, 32)), (200, 100, (224, 128)), (512, 1, (512, 16))],
 )
 def test_a_bucket_is_the_smallest_that_fits(num_rows: int, num_units: int, expected: tuple[int, int]) -> None:
     assert SizeBucket.of(num_rows, num_units) == SizeBucket(*expected)

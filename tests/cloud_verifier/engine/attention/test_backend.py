@@ -43,9 +43,10 @@ def test_terms_reach_the_backend_and_other_arguments_are_ignored() -> None:
 
 
 def test_outside_a_step_the_model_cannot_be_called() -> None:
-    row: Any = None
+    module: Any = SimpleNamespace(layer_idx=0)
+    row = torch.zeros(1, 1, 1, 8)
     with wording.raises(LocalError):
-        attention_function(row, row, row, row, None)
+        attention_function(module, row, row, row, None)
 
 
 @pytest.mark.parametrize("term", ["mask", "position_bias"])
