@@ -277,8 +277,8 @@ def slot_bytes(engine: TorchEngine) -> int:
 
 
 def largest_step(max_rows: int, prefill_chunk: int, max_positions: int) -> StepPlan:
-    """Return a prompt's chunk beside `max_rows` nodes, sampled with a filter, as that takes most memory."""
-    sampling = SamplingParams(temperature=1.0, top_p=0.9)
+    """Return a prompt's chunk beside `max_rows` nodes with a filter and a bias, as that takes most memory."""
+    sampling = SamplingParams(temperature=1.0, top_p=0.9, logit_bias=((0, 1.0),))
     chunk, nodes = min(prefill_chunk, max_positions), min(NODES, max_positions)
     items, at = [item_of(range(-1, chunk - 1), np.arange(chunk, dtype=np.int32), sampling=sampling)], chunk
     while (count := min(chunk + max_rows - at, nodes)) > 0:
