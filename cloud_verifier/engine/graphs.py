@@ -52,6 +52,11 @@ class DeviceRunner:
             )
         self.counts = StepCounts() if self.graphs is None else self.graphs.counts
 
+    @property
+    def row_buckets(self) -> tuple[int, ...]:
+        """Return the numbers of rows that steps are padded to; empty without replays."""
+        return ROW_BUCKETS if self.graphs is not None and self.graphs.refusal is None else ()
+
     def run(self, step: PackedStep) -> Chosen:
         if not step.num_rows:
             return no_choices()
@@ -212,7 +217,7 @@ class GraphRunner:
         self._device = device
         self._rows_of = rows_of
         self._capture = capture
-        self._refusal: str | None = None  # why nothing is replayed any more
+        self.refusal: str | None = None  # why nothing is replayed any more
         self._recordings: dict[SizeBucket, _Recording] = {}
         self._too_large = set[SizeBucket]()  # there was no memory to record them
         self._buffers = StepBuffers(
@@ -226,7 +231,7 @@ class GraphRunner:
     @torch.inference_mode()
     def run(self, step: PackedStep) -> Chosen | None:
         """Return the choices of a step, or None if the step must run eagerly."""
-        reason = self._refusal or self._reason_at_sight(step)
+        reason = self.refusal or self._reason_at_sight(step)
         if reason is not None:
             self._count_eager(reason)
             return None
@@ -251,7 +256,7 @@ class GraphRunner:
         """Record the buckets of steps of up to `max_rows` rows, largest first, so that no session waits. Each
         recording is compared with an eager run. This writes to slots, so it comes before all sessions."""
         for bucket in sorted(self._buckets(max_rows), reverse=True):
-            if self._refusal is not None or bucket in self._recordings:
+            if self.refusal is not None or bucket in self._recordings:
                 continue
             step = _made_up(min(bucket.rows, self._kv.num_slots - 1), self._kv.num_slots)
             table = choice_table(step, self._rows_of)
@@ -300,7 +305,7 @@ class GraphRunner:
                 raise
             self._refuse(f"the model cannot be recorded: {error}")
             if asked is not None:
-                self._count_eager(str(self._refusal))
+                self._count_eager(str(self.refusal))
             return None
         found = None
         if asked is not None:
@@ -347,8 +352,8 @@ class GraphRunner:
         return recording.trusted
 
     def _refuse(self, reason: str) -> None:
-        self._refusal = reason.strip().splitlines()[0]
-        logger.warning("no CUDA graphs any more: %s", self._refusal)
+        self.refusal = reason.strip().splitlines()[0]
+        logger.warning("no CUDA graphs any more: %s", self.refusal)
         self._recordings.clear()
 
 

@@ -6,6 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -206,7 +207,8 @@ def accelerate(engine: TorchEngine, *, cuda_graphs: bool = True, warm_rows: int 
     """Let an engine with Triton's attention choose on its device and, on CUDA, replay its steps.
 
     Graphs of steps of up to `warm_rows` rows are recorded now, which takes seconds; others at first use.
-    An engine with another attention stays as it is. An engine that leads a group replays nothing.
+    An engine with another attention stays as it is. An engine that leads a group replays nothing. The
+    engine's `info` then names the sizes to which steps are padded.
     """
     if not _has_kernels(engine):
         return
@@ -216,6 +218,7 @@ def accelerate(engine: TorchEngine, *, cuda_graphs: bool = True, warm_rows: int 
     runner = DeviceRunner(engine, CudaCapture() if replayed else None)
     engine.runner = runner
     runner.warm(warm_rows)
+    engine.info = replace(engine.info, row_buckets=runner.row_buckets)
     if runner.counts.captures:
         logger.info("%d CUDA graphs made ahead", runner.counts.captures)
 

@@ -25,6 +25,7 @@ from cloud_verifier.engine.attention.plan import AttentionPlan, Cuts, WorkCut, p
 from cloud_verifier.engine.attention.triton_backend import TritonBackend
 from cloud_verifier.engine.engine import TorchEngine, choice_rows
 from cloud_verifier.engine.graphs import (
+    ROW_BUCKETS,
     Capture,
     CudaCapture,
     DeviceRunner,
@@ -236,6 +237,7 @@ def test_a_model_that_cannot_be_recorded_runs_eagerly_and_says_why_once(
     reason = "the model cannot be recorded: operation not permitted when stream is capturing"
     assert (graphs.counts.graph, graphs.counts.captures, graphs.counts.eager) == (0, 0, 3)
     assert graphs.counts.reasons == {"the first of its size": 1, reason: 2}
+    assert graphs.refusal == reason
     assert [record.getMessage() for record in caplog.records] == [f"no CUDA graphs any more: {reason}"]
 
 
@@ -368,6 +370,15 @@ def test_eager_steps_equal_those_of_the_reference() -> None:
     assert [len(one) for one in engine.evaluate(StepPlan((Session(9, slots).chunk([1]),))).choices] == [0]
     assert engine.evaluate(StepPlan(())).choices == ()
     assert (engine.runner.counts.eager, engine.runner.counts.graph) == (2, 0)
+
+
+def test_a_scheduler_is_told_of_padding_only_where_steps_are_replayed() -> None:
+    engine = engine_of(captures())
+    assert isinstance(engine.runner, DeviceRunner)
+    assert engine.runner.row_buckets == ROW_BUCKETS
+    assert engine.runner.graphs is not None
+    engine.runner.graphs.refusal = "a replay differed"
+    assert engine.runner.row_buckets == DeviceRunner(engine).row_buckets == ()
 
 
 def test_only_the_kernels_own_attention_can_be_replayed() -> None:
