@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -171,14 +171,18 @@ class WidthTimes:
     ASSUMED = 0.01  # steps that an assumed shape counts for
     MEASURED = 4.0  # steps that a measured one counts for
 
-    def __init__(self, assumed: Mapping[int, float], half_life: float = 50.0) -> None:
+    def __init__(
+        self, assumed: Mapping[int, float], half_life: float = 50.0, places: Collection[int] = ()
+    ) -> None:
         """Take seconds by width; between two widths, and beyond the last, the time is a straight line.
 
-        Raises `LocalError` for an empty table, a width below 1, or a duration that is not above 0.
+        Widths of `places` have corrections of their own, like those up to `EXACT`. Raises `LocalError` for an
+        empty table, a width below 1, or a duration that is not above 0.
         """
         self._fade = 0.5 ** (1 / half_life)
         self._own: dict[int, _Sums] = {}  # by place
         self._seen: list[int] = []  # places, rising
+        self._places = frozenset(places)
         self._reshape(assumed, self.ASSUMED)
 
     def measured(self, shape: Mapping[int, float]) -> None:
@@ -241,7 +245,8 @@ class WidthTimes:
         return (own.total + self.OWN_STEPS * self._all.mean) / (own.weight + self.OWN_STEPS)
 
     def _place(self, width: float) -> int:
-        return round(width) if width <= self.EXACT else 1 << round(math.log2(width))
+        own = width <= self.EXACT or width in self._places
+        return round(width) if own else 1 << round(math.log2(width))
 
     def _shape(self, width: float) -> float:
         widths, seconds = self._widths, self._seconds

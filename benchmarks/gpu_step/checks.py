@@ -25,9 +25,8 @@ from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
 from cloud_verifier.engine.probe import probe
 from cloud_verifier.engine.sampling.choice import choose
-from cloud_verifier.engine.sampling.device_choice import ChoiceTable, choose_plain, finish, needs_more
+from cloud_verifier.engine.sampling.device_choice import ChoiceTable, choose_eagerly, finish
 from cloud_verifier.engine.sampling.host import ChoiceRow
-from common.noise import noise_keys
 from common.sampling import SamplingParams
 
 
@@ -136,15 +135,8 @@ def choice_errors(device: torch.device, num_rows: int, vocab_size: int) -> dict[
     logits = torch.randn(num_rows, vocab_size, generator=generator) * 3.0
     kinds = [SAMPLINGS[index % len(SAMPLINGS)] for index in range(num_rows)]
     rows = [ChoiceRow(dataclasses.replace(kind, seed=7 * n), n) for n, kind in enumerate(kinds)]
-    late = tuple(n for n, row in enumerate(rows) if needs_more(row.params))
-    temperatures = np.array([0.0 if n in late else row.params.temperature for n, row in enumerate(rows)])
-    seeds = np.array([row.params.seed for row in rows], np.uint64)
-    keys = noise_keys(seeds, np.arange(1, num_rows + 1)).view(np.int64)
-    table = ChoiceTable(temperatures, keys, late, tuple(rows[n] for n in late))
-    result = torch.empty((2, num_rows), dtype=torch.int32, device=device)
-    there = logits.to(device)
-    choose_plain(there, torch.from_numpy(temperatures).to(device), torch.from_numpy(keys).to(device), result)
-    found, margins = finish(there, result, table)
+    there, table = logits.to(device), ChoiceTable.of(rows)
+    found, margins = finish(there, choose_eagerly(there, table), table)
     expected, expected_margins = choose(logits, rows)
     return {
         "rows": num_rows,

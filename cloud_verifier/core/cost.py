@@ -3,6 +3,9 @@
 All four are learnt from the steps themselves. On a GPU each factor stays near 1. A CPU needs the factors: in
 float32 a second row can take as long as the first, and the next eight rows no time.
 
+An engine may pad its steps to *buckets* (`TargetInfo.row_buckets`), so a bucket's steps take the same time,
+however few rows they have. Then rows are counted as padded, and each bucket has a factor of its own.
+
 A *read* is one KV slot read for one tile of rows. In the reference backend each row reads all of its context;
 a kernel that holds several rows reads the context once for all of them (`TargetInfo.rows_per_read`).
 """
@@ -10,6 +13,8 @@ a kernel that holds several rows reads the context once for all of them (`Target
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -37,7 +42,12 @@ class StepCost:
     SCALES = (1.0, 256.0)  # rows and reads: a small change of each
 
     def __init__(
-        self, fixed: float = 0.030, per_row: float = 0.01, per_read: float = 0.0, half_life: float = 50.0
+        self,
+        fixed: float = 0.030,
+        per_row: float = 0.01,
+        per_read: float = 0.0,
+        half_life: float = 50.0,
+        buckets: Sequence[int] = (),
     ) -> None:
         self.fixed, self.per_row, self.per_read = fixed, per_row, per_read  # seconds
         self.num_samples = 0
@@ -46,13 +56,15 @@ class StepCost:
         self._rows = self._reads = self._time = 0.0  # means
         self._rows_rows = self._rows_reads = self._reads_reads = 0.0  # centred moments, in scales
         self._rows_time = self._reads_time = 0.0
-        self._table = WidthTimes({1: 1.0}, half_life)
+        self._buckets = buckets  # rising
+        self._table = WidthTimes({1: 1.0}, half_life, buckets)
         self._factors = list[float]()  # the table read out, by rows; empty when it has changed
 
-    def sample(self, rows: float, reads: float, duration: float) -> None:
+    def sample(self, rows: int, reads: float, duration: float) -> None:
         """Learn from a step of `duration` seconds. Raises `LocalError` for impossible values."""
         if not (rows >= 0 and reads >= 0 and 0 <= duration < math.inf):
             raise LocalError(f"a step of {rows} rows and {reads} reads cannot have taken {duration} s")
+        rows = self.padded(rows)
         self.num_samples += 1
         old = self._weight * self._fade
         self._weight = old + 1.0
@@ -73,27 +85,43 @@ class StepCost:
             self._table.sample(rows, min(max(duration / line, 1 / FARTHEST), FARTHEST))
             self._factors = []
 
-    def predict(self, rows: int, reads: float) -> float:
-        """Return the seconds that such a step will take."""
+    def predict(self, rows: int, reads: float, beside: int = 0) -> float:
+        """Return the seconds that such a step will take.
+
+        `beside` are rows of prompts in the same step. Their own time is left out; they fill its bucket.
+        """
+        width = rows
+        if self._buckets:
+            rows = self.padded(rows + beside)
+            width = rows - beside
         if rows >= len(self._factors):
             self._read_table(rows)
-        return (self.fixed + self.per_row * rows + self.per_read * reads) * self._factors[rows]
+        return (self.fixed + self.per_row * width + self.per_read * reads) * self._factors[rows]
+
+    def padded(self, rows: int) -> int:
+        """Return the rows of the bucket that holds so many: themselves if there is none."""
+        at = bisect_left(self._buckets, rows)
+        return self._buckets[at] if rows and at < len(self._buckets) else rows
 
     def more(self, rows: float, reads: float) -> float:
         """Return the seconds by which rows and reads make a step longer, by the line alone."""
         return self.per_row * rows + self.per_read * reads
 
-    def tried(self, rows: int) -> bool:
-        """Return whether steps of about `rows` rows were seen lately."""
-        return self._table.weight(rows) >= TRIED
+    def tried(self, rows: int, beside: int = 0) -> bool:
+        """Return whether steps of about `rows` rows were seen lately; `beside` as in `predict`."""
+        return self._table.weight(self.padded(rows + beside) if self._buckets else rows) >= TRIED
 
     def _read_table(self, rows: int) -> None:
         most = 2 * max(rows, 32)
-        places = [*range(1, WidthTimes.EXACT + 1)]
+        places = [*(self._buckets or range(1, WidthTimes.EXACT + 1))]
         while places[-1] < most:
             places.append(2 * places[-1])
         factors = [self._table.relative(place) for place in places]
-        self._factors = np.interp(np.arange(most + 1), places, factors).tolist()
+        widths = np.arange(most + 1)
+        if self._buckets:
+            self._factors = np.array(factors)[np.searchsorted(places, widths)].tolist()
+        else:
+            self._factors = np.interp(widths, places, factors).tolist()
 
     def _fit(self) -> None:
         a, b = self._rows_rows + self.DAMPING, self._reads_reads + self.DAMPING

@@ -121,6 +121,7 @@ class TargetInfo:
     grammars: bool = False  # whether sessions may have a grammar
     sampling_defaults: SamplingDefaults = NO_ADVICE  # reported to edges; no choice here depends on them
     guess_depth: int = 0  # most levels that the engine's own drafter guesses; 0: it has none
+    row_buckets: tuple[int, ...] = ()  # rising; a step is padded to the next one; empty: not at all
 
 
 class TargetEngine(Protocol):

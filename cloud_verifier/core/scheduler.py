@@ -121,7 +121,7 @@ class VerifyScheduler:
         self.rate_limiter = RateLimiter()
         self.mask_time = MaskTime()
         self.preemption = Preemption(self.config, self.memory, self.tenants)
-        self.cost = StepCost()
+        self.cost = StepCost(buckets=info.row_buckets)
         self.speculation = SpeculationBudget(self.config.max_slowdown, self.cost, info.rows_per_read)
         self.credit = Credit(self.config)
         self.guessing = Guessing(info.guess_depth)
@@ -274,9 +274,10 @@ class VerifyScheduler:
         if not batch.members:
             return None
         self._recall(batch.decoding)
-        max_rows = self.backoff.left(self.config.max_rows, sum(batch.chunks.values()))
+        num_read = sum(batch.chunks.values())
+        max_rows = self.backoff.left(self.config.max_rows, num_read)
         nodes, num_wanted, longer = self.speculation.pick(
-            batch.decoding, batch.bearing, max_rows, self.config.max_nodes_per_session
+            batch.decoding, batch.bearing, max_rows, self.config.max_nodes_per_session, num_read
         )
         num_nodes = sum(map(len, nodes.values()))
         self.credit.note(num_wanted, num_nodes - len(nodes))

@@ -65,13 +65,19 @@ class SpeculationBudget:
         self.rows_per_read = rows_per_read
 
     def pick(
-        self, decoding: Sequence[VerifySession], bearing: Sequence[VerifySession], max_rows: int, share: int
+        self,
+        decoding: Sequence[VerifySession],
+        bearing: Sequence[VerifySession],
+        max_rows: int,
+        share: int,
+        beside: int = 0,
     ) -> PickedDrafts:
         """Pick every tip of `decoding`, then draft nodes by cost per expected token, the cheapest first.
 
         `bearing` are all sessions that drafts delay; readers of prompts keep their pace
-        (`Batcher.keep_pace`). `max_rows` bounds all nodes, `share` those of one session. A parent is at least
-        as likely as its child and has a smaller id, so it comes first.
+        (`Batcher.keep_pace`). `max_rows` bounds all nodes, `share` those of one session; `beside` are the
+        step's prompt tokens. A parent is at least as likely as its child and has a smaller id, so it comes
+        first. Rows that only fill a bucket cost nothing, so they are always picked.
         """
         nodes = {session.key: [session.tree.tip] for session in decoding}
         bare = self.bare(bearing)
@@ -85,8 +91,11 @@ class SpeculationBudget:
         if not offers:
             return PickedDrafts(nodes, num_wanted, 0.0)
         offers.sort()
-        offers = offers[: self._best(offers, decoding, bearing)]
-        taken, longer = self._bearable(offers, decoding, bearing, bare, max_rows - len(nodes))
+        room = max_rows - len(nodes)
+        best = offers[: self._best(offers, decoding, bearing, beside)]
+        taken, payers = self._bearable(best, decoding, bearing, bare, room, beside)
+        taken += self._filling(offers, taken, decoding, payers, room, beside)
+        longer = self._added(taken, decoding, beside)
         for offer in taken:
             nodes[offer.key].append(offer.node)
         for session in decoding:
@@ -102,33 +111,48 @@ class SpeculationBudget:
         bearing: Sequence[VerifySession],
         bare: float,
         room: int,
-    ) -> tuple[list[DraftCandidate], float]:
-        """Return the `offers` that all sessions can bear, at most `room`, and the seconds that they add.
+        beside: int,
+    ) -> tuple[list[DraftCandidate], _Payers]:
+        """Return the `offers` that all sessions can bear, at most `room`, and what the sessions have left.
 
         The offers share the time that they add together. If some are left out, the others may become more
         expensive, so they are judged again. Each round has fewer offers.
         """
-        while offers:
-            price = self._price(offers, decoding)
+        while True:
+            price = self._price(offers, decoding, beside)
             payers = _Payers({each.key: max(each.account.balance, 0.0) * bare for each in bearing})
-            taken = list[DraftCandidate]()
-            for offer in _in_turns(offers, room):
-                time = price * offer.weight
-                if len(taken) >= room:
-                    break
-                if payers.can_bear(offer.key, time):
-                    payers.take(offer.key, time)
-                    taken.append(offer)
-            if len(taken) == len(offers) or self._price(taken, decoding) <= price * (1 + 1e-9):
-                return taken, self._added(taken, decoding)
-            offers = taken[: self._best(taken, decoding, bearing)]
-        return [], 0.0
+            taken = payers.choose(_in_turns(offers, room), price, room)
+            if len(taken) == len(offers) or self._price(taken, decoding, beside) <= price * (1 + 1e-9):
+                return taken, payers
+            offers = taken[: self._best(taken, decoding, bearing, beside)]
+
+    def _filling(
+        self,
+        offers: Sequence[DraftCandidate],
+        taken: Sequence[DraftCandidate],
+        decoding: Sequence[VerifySession],
+        payers: _Payers,
+        room: int,
+        beside: int,
+    ) -> list[DraftCandidate]:
+        """Return the next best offers that the bucket of the `taken` ones has room for. They cost what they
+        read, which the sessions must be able to bear, too."""
+        num_rows = len(decoding) + len(taken)
+        spare = min(room - len(taken), self.cost.padded(num_rows + beside) - beside - num_rows)
+        if spare <= 0:
+            return []
+        has = {(offer.key, offer.node_id) for offer in taken}
+        left = [offer for offer in _in_turns(offers, room) if (offer.key, offer.node_id) not in has][:spare]
+        added = self._added([*taken, *left], decoding, beside) - self._added(taken, decoding, beside)
+        price = added / sum(offer.weight for offer in left) if left else 0.0
+        return payers.choose(left, price, spare)
 
     def _best(
         self,
         offers: Sequence[DraftCandidate],
         decoding: Sequence[VerifySession],
         bearing: Sequence[VerifySession],
+        beside: int = 0,
     ) -> int:
         """Return the number of first offers with the greatest net gain for the sessions `bearing` together.
 
@@ -136,13 +160,13 @@ class SpeculationBudget:
         Wider steps may be cheaper again. Offers of sessions without fill are always taken: leaving them out
         costs such a session a round trip, not a step."""
         rows, reads, pace = len(decoding), self._reads(decoding), self.pace(bearing)
-        before, predict = self.cost.predict(rows, reads), self.cost.predict
+        before, predict = self.cost.predict(rows, reads, beside), self.cost.predict
         best, best_worth, gain = 0, 0.0, 0.0
         for count, offer in enumerate(offers, start=1):
             reads += offer.reads
             gain += offer.chance
-            price = pace * (predict(rows + count, reads) - before)
-            if price > DEAREST * count and not self.cost.tried(rows + count):
+            price = pace * (predict(rows + count, reads, beside) - before)
+            if price > DEAREST * count and not self.cost.tried(rows + count, beside):
                 price = DEAREST * count
             if gain - price >= best_worth or not offer.session.request.fill:
                 best, best_worth = count, gain - price
@@ -159,7 +183,9 @@ class SpeculationBudget:
         writing = [part.session for part in parts if part.num_outputs]
         num_drafts = sum(part.num_drafts for part in parts)
         reads = sum(part.num_drafts * self._row_reads(part.session) for part in parts)
-        total = self._longer(writing, num_drafts, reads)
+        total = self._longer(
+            writing, num_drafts, reads, sum(part.num_rows - part.num_outputs for part in parts)
+        )
         price = total / sum(weights)  # for a second of weight
         bare = self.bare([part.session for part in parts if part.session.key not in spared])
         for part, weight in zip(parts, weights, strict=True):
@@ -204,21 +230,25 @@ class SpeculationBudget:
         """Return the seconds of one row of the session by the line, above 0 (`DraftCandidate.weight`)."""
         return max(self.cost.more(1, self._row_reads(session)), LEAST_WEIGHT)
 
-    def _longer(self, decoding: Sequence[VerifySession], num_rows: int, reads: float) -> float:
+    def _longer(self, decoding: Sequence[VerifySession], num_rows: int, reads: float, beside: int) -> float:
         """Return the seconds by which `num_rows` more rows lengthen a step of the sessions' tips."""
-        rows, before = len(decoding), self._reads(decoding)
-        longer = self.cost.predict(rows + num_rows, before + reads) - self.cost.predict(rows, before)
+        rows, before, predict = len(decoding), self._reads(decoding), self.cost.predict
+        longer = predict(rows + num_rows, before + reads, beside) - predict(rows, before, beside)
         return max(0.0, longer)
 
-    def _added(self, offers: Sequence[DraftCandidate], decoding: Sequence[VerifySession]) -> float:
+    def _added(
+        self, offers: Sequence[DraftCandidate], decoding: Sequence[VerifySession], beside: int
+    ) -> float:
         """Return the seconds that the offers add to a step of the tips of `decoding`."""
-        return self._longer(decoding, len(offers), sum(offer.reads for offer in offers))
+        return self._longer(decoding, len(offers), sum(offer.reads for offer in offers), beside)
 
-    def _price(self, offers: Sequence[DraftCandidate], decoding: Sequence[VerifySession]) -> float:
+    def _price(
+        self, offers: Sequence[DraftCandidate], decoding: Sequence[VerifySession], beside: int
+    ) -> float:
         """Return the seconds that the offers add to the step, for each second of their weights."""
         if not offers:
             return 0.0
-        return self._added(offers, decoding) / sum(offer.weight for offer in offers)
+        return self._added(offers, decoding, beside) / sum(offer.weight for offer in offers)
 
     def _offers(self, session: VerifySession, most: int) -> list[DraftCandidate]:
         """Return the `most` likeliest nodes of the session, by the edge's probabilities and its record."""
@@ -247,6 +277,18 @@ class _Payers:
         self._limits = bearable  # seconds of the rows of all: bearable ones of others, and its own
         self.taken = 0.0  # seconds
         self._find_poorest()
+
+    def choose(self, offers: Sequence[DraftCandidate], price: float, most: int) -> list[DraftCandidate]:
+        """Take the offers that all others can bear, in order; `price` is for a second of weight."""
+        taken = list[DraftCandidate]()
+        for offer in offers:
+            time = price * offer.weight
+            if len(taken) >= most:
+                break
+            if self.can_bear(offer.key, time):
+                self.take(offer.key, time)
+                taken.append(offer)
+        return taken
 
     def can_bear(self, key: int, row_time: float) -> bool:
         """Return whether all other sessions can bear one more row of `key`. False is final."""

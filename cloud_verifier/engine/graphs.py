@@ -21,7 +21,15 @@ from cloud_verifier.engine.attention.plan import CUTS, ROW_FIELDS, UNIT_FIELDS, 
 from cloud_verifier.engine.attention.triton_backend import AttentionTables, TritonBackend
 from cloud_verifier.engine.engine import TorchEngine, no_choices
 from cloud_verifier.engine.packing import PackedStep, StepLimits, item_of, pack
-from cloud_verifier.engine.sampling.device_choice import ChoiceTable, choice_table, choose_plain, finish
+from cloud_verifier.engine.sampling.device_choice import (
+    GREEDY,
+    SETTINGS,
+    ChoiceTable,
+    choice_table,
+    choose_eagerly,
+    choose_plain,
+    finish,
+)
 from cloud_verifier.engine.sampling.host import ChoiceRow, Chosen
 from cloud_verifier.engine.sampling.logprobs import row_logprobs
 from common.errors import LocalError
@@ -44,6 +52,11 @@ class DeviceRunner:
             )
         self.counts = StepCounts() if self.graphs is None else self.graphs.counts
 
+    @property
+    def row_buckets(self) -> tuple[int, ...]:
+        """Return the numbers of rows that steps are padded to; empty without replays."""
+        return ROW_BUCKETS if self.graphs is not None and self.graphs.refusal is None else ()
+
     def run(self, step: PackedStep) -> Chosen:
         if not step.num_rows:
             return no_choices()
@@ -61,19 +74,12 @@ class DeviceRunner:
                 self.graphs.warm(max_rows)
 
     def _warm_choices(self) -> None:
-        """Choose a row that is greedy and one that is filtered; a nucleus asks for all weights, too."""
+        """Choose for a filtered row, and for a late one without filters."""
         model = self._engine.model
         logits = torch.zeros((2, model.vocab_size), device=model.device)
-        late = ChoiceRow(SamplingParams(temperature=1.0, top_p=0.9), 0)
-        table = ChoiceTable(np.zeros(2), np.zeros(2, np.int64), (1,), (late,))
-        finish(logits, self._choose(logits, table), table)
-
-    def _choose(self, logits: Tensor, table: ChoiceTable) -> Tensor:
-        """Return what `device_choice.choose_plain` gives, int32 [2, O] on the device."""
-        packed = torch.from_numpy(np.stack((table.temperatures.view(np.int64), table.keys))).to(logits.device)
-        result = torch.empty((2, table.num_rows), dtype=torch.int32, device=logits.device)
-        choose_plain(logits, packed[0].view(torch.float64), packed[1], result)
-        return result
+        kinds = SamplingParams(temperature=1.0, top_p=0.9), SamplingParams(logit_bias=((0, 1.0),))
+        table = ChoiceTable.of([ChoiceRow(params, 0) for params in kinds])
+        finish(logits, choose_eagerly(logits, table), table)
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Graphs and kernels are launched on the current device, and each thread has its own."""
@@ -87,7 +93,7 @@ class DeviceRunner:
         if not len(step.outputs):
             return no_choices()
         table = choice_table(step, self._engine.choice_rows)
-        return chosen(step, logits, self._choose(logits, table), table)
+        return chosen(step, logits, choose_eagerly(logits, table), table)
 
 
 logger = logging.getLogger(__name__)
@@ -211,7 +217,7 @@ class GraphRunner:
         self._device = device
         self._rows_of = rows_of
         self._capture = capture
-        self._refusal: str | None = None  # why nothing is replayed any more
+        self.refusal: str | None = None  # why nothing is replayed any more
         self._recordings: dict[SizeBucket, _Recording] = {}
         self._too_large = set[SizeBucket]()  # there was no memory to record them
         self._buffers = StepBuffers(
@@ -225,7 +231,7 @@ class GraphRunner:
     @torch.inference_mode()
     def run(self, step: PackedStep) -> Chosen | None:
         """Return the choices of a step, or None if the step must run eagerly."""
-        reason = self._refusal or self._reason_at_sight(step)
+        reason = self.refusal or self._reason_at_sight(step)
         if reason is not None:
             self._count_eager(reason)
             return None
@@ -250,7 +256,7 @@ class GraphRunner:
         """Record the buckets of steps of up to `max_rows` rows, largest first, so that no session waits. Each
         recording is compared with an eager run. This writes to slots, so it comes before all sessions."""
         for bucket in sorted(self._buckets(max_rows), reverse=True):
-            if self._refusal is not None or bucket in self._recordings:
+            if self.refusal is not None or bucket in self._recordings:
                 continue
             step = _made_up(min(bucket.rows, self._kv.num_slots - 1), self._kv.num_slots)
             table = choice_table(step, self._rows_of)
@@ -299,7 +305,7 @@ class GraphRunner:
                 raise
             self._refuse(f"the model cannot be recorded: {error}")
             if asked is not None:
-                self._count_eager(str(self._refusal))
+                self._count_eager(str(self.refusal))
             return None
         found = None
         if asked is not None:
@@ -330,7 +336,7 @@ class GraphRunner:
             context = StepContext(self._kv, step["slots"], self._backend.attach(tables))
             with current_step(context):
                 logits = self._forward(step["tokens"][None], step["positions"][None], step["outputs"])
-            choose_plain(logits, step["temperatures"], step["keys"], result)
+            choose_plain(logits, step["settings"], step["keys"], result, filtered=True)
             return logits
 
         return body, result
@@ -346,8 +352,8 @@ class GraphRunner:
         return recording.trusted
 
     def _refuse(self, reason: str) -> None:
-        self._refusal = reason.strip().splitlines()[0]
-        logger.warning("no CUDA graphs any more: %s", self._refusal)
+        self.refusal = reason.strip().splitlines()[0]
+        logger.warning("no CUDA graphs any more: %s", self.refusal)
         self._recordings.clear()
 
 
@@ -373,8 +379,10 @@ row of padding costs what a node costs, and from 128 rows on it is a fifth of th
 LEAST_UNITS = 16
 """Units of a replay are powers of two from here on; one that does nothing costs some nanoseconds."""
 
-_LONG = ("tokens", "positions", "slots", "outputs", "keys", "temperatures", "bits")
+_LONG = ("tokens", "positions", "slots", "outputs", "keys", "bits")
 """Arrays of 8-byte numbers, one per row. Ancestors take one word a row: larger trees are never replayed."""
+_NUM_LONG = len(_LONG) + SETTINGS
+_PADDING = np.array(GREEDY)[:, None]
 _COUNT = UNIT_FIELDS.index("count")
 _SPLITS = ROW_FIELDS.index("splits")
 
@@ -395,7 +403,7 @@ class SizeBucket:
     @property
     def num_words(self) -> int:
         """Return the number of 8-byte words of the places, without the slot table, whose length varies."""
-        return len(_LONG) * self.rows + -(-sum(self.sizes) // 2)
+        return _NUM_LONG * self.rows + -(-sum(self.sizes) // 2)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -403,11 +411,12 @@ class SizeBucket:
         return len(UNIT_FIELDS) * self.units, len(ROW_FIELDS) * self.rows, self.rows
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Name the places in `flat` int64: `_LONG` [rows], units [units, 11], rows [rows, 2], places
-        [rows] (the positions once more), and in the rest the slot table."""
-        long, small = flat.tensor_split([len(_LONG) * self.rows])
-        found = dict(zip(_LONG, long.view(len(_LONG), self.rows).unbind(), strict=True))
-        found["temperatures"] = found["temperatures"].view(torch.float64)
+        """Name the places in `flat` int64: settings [4, rows], `_LONG` [rows], units [units, 11], rows
+        [rows, 2], places [rows] (the positions once more), and in the rest the slot table."""
+        long, small = flat.tensor_split([_NUM_LONG * self.rows])
+        settings, *arrays = long.view(_NUM_LONG, self.rows).tensor_split([SETTINGS])
+        found = dict(zip(_LONG, arrays[0].unbind(), strict=True))
+        found["settings"] = settings.view(torch.float64)
         parts = small.view(torch.int32).tensor_split(np.cumsum(self.sizes).tolist())
         found["units"], found["rows"] = parts[0].view(self.units, -1), parts[1].view(self.rows, -1)
         found["places"], found["slot_table"] = parts[2:]
@@ -426,7 +435,7 @@ class StepBuffers:
     ) -> None:
         self._max_units, self._max_keys = max_units, max_keys
         self._rows_per_unit = rows_per_unit
-        self._padding = {"tokens": 0, "positions": 0, "slots": spare_slot, "outputs": 0, "temperatures": 0.0}
+        self._padding = {"tokens": 0, "positions": 0, "slots": spare_slot, "outputs": 0}
         size = SizeBucket(ROW_BUCKETS[-1], max_units).num_words + -(-max_keys // 2)
         self._host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._device = torch.zeros(size, dtype=torch.int64, device=device)
@@ -453,7 +462,6 @@ class StepBuffers:
             "slots": step.slots,
             "outputs": step.outputs,
             "keys": table.keys,
-            "temperatures": table.temperatures,
             "bits": plan.bits,
             "units": plan.units,
             "rows": plan.rows,
@@ -464,6 +472,8 @@ class StepBuffers:
             host[name][: len(numbers)] = numbers
         for name, number in self._padding.items():
             host[name][len(given[name]) :] = number
+        host["settings"][:, : table.num_rows] = table.settings
+        host["settings"][:, table.num_rows :] = _PADDING
         host["units"][len(plan.units) :, _COUNT] = 0
         host["rows"][step.num_rows :, _SPLITS] = 0
         used = bucket.num_words + -(-len(plan.keys) // 2)

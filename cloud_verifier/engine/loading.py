@@ -6,6 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -230,7 +231,8 @@ def accelerate(engine: TorchEngine, *, cuda_graphs: bool = True, warm_rows: int 
     """Let an engine with Triton's attention choose on its device and, on CUDA, replay its steps.
 
     Graphs of steps of up to `warm_rows` rows are recorded now, which takes seconds; others at first use.
-    An engine with another attention stays as it is. An engine that leads a group replays nothing.
+    An engine with another attention stays as it is. An engine that leads a group replays nothing. The
+    engine's `info` then names the sizes to which steps are padded.
     """
     if not _has_kernels(engine):
         return
@@ -240,6 +242,7 @@ def accelerate(engine: TorchEngine, *, cuda_graphs: bool = True, warm_rows: int 
     runner = DeviceRunner(engine, CudaCapture() if replayed else None)
     engine.runner = runner
     runner.warm(warm_rows)
+    engine.info = replace(engine.info, row_buckets=runner.row_buckets)
     if runner.counts.captures:
         logger.info("%d CUDA graphs made ahead", runner.counts.captures)
 
@@ -301,8 +304,8 @@ def slot_bytes(engine: TorchEngine) -> int:
 
 
 def largest_step(max_rows: int, prefill_chunk: int, max_positions: int) -> StepPlan:
-    """Return a prompt's chunk beside `max_rows` nodes, sampled with a filter, as that takes most memory."""
-    sampling = SamplingParams(temperature=1.0, top_p=0.9)
+    """Return a prompt's chunk beside `max_rows` nodes with a filter and a bias, as that takes most memory."""
+    sampling = SamplingParams(temperature=1.0, top_p=0.9, logit_bias=((0, 1.0),))
     chunk, nodes = min(prefill_chunk, max_positions), min(NODES, max_positions)
     items, at = [item_of(range(-1, chunk - 1), np.arange(chunk, dtype=np.int32), sampling=sampling)], chunk
     while (count := min(chunk + max_rows - at, nodes)) > 0:

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cloud_verifier.engine.sampling.host import ChoiceRow, choose
+from cloud_verifier.engine.sampling.choice import choose
+from cloud_verifier.engine.sampling.host import ChoiceRow
 from common.errors import UserError
 from common.sampling import SamplingParams
 

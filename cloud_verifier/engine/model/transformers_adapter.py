@@ -10,11 +10,12 @@ import copy
 import inspect
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,9 +26,11 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 import torch
+import torch.distributed as dist
 from huggingface_hub import constants, snapshot_download
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from transformers import (
     AttentionInterface,
@@ -606,7 +609,39 @@ def _load_weights(
         raise UserError(
             f"the weights of '{source}' are incomplete: {len(lacking)} tensors such as {lacking[0]}"
         )
+    if num_processes > 1:
+        multiply_directly(model)
     return cast(PreTrainedModel, model)
+
+
+def multiply_directly(model: Any) -> None:
+    """Let the linear layers of a divided model compute on their part of the weight as on any tensor.
+
+    transformers wraps each of them, unpacks its weight and looks at layouts at every call. Only layers whose
+    plan says which part of the sum they hold change; head, embeddings and experts keep their wrappers.
+    """
+    for path, module in model.named_modules():
+        style = model.tp_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", path))
+        if type(module) is not torch.nn.Linear or style not in ("colwise", "rowwise"):
+            continue
+        weight = module.weight
+        if module is model.get_output_embeddings() or not isinstance(weight, DTensor):
+            continue
+        for name, whole in module.named_parameters(recurse=False):
+            local = whole.to_local() if isinstance(whole, DTensor) else whole
+            setattr(module, name, torch.nn.Parameter(local, requires_grad=False))
+        del module.forward  # the wrapper; what is left is the class's own
+        if style == "rowwise":
+            sum_parts = partial(_sum_of_parts, module, weight.device_mesh.get_group())
+            module.forward = sum_parts  # type: ignore[method-assign]
+
+
+def _sum_of_parts(layer: torch.nn.Linear, group: dist.ProcessGroup, hidden: Tensor) -> Tensor:
+    """Return the layer's output from each process's part of `hidden`. The bias is whole everywhere."""
+    total = functional.linear(hidden, layer.weight)
+    dist.all_reduce(total, group=group)
+    bias: Tensor | None = layer.bias
+    return total if bias is None else total + bias
 
 
 def _loading(source: str, load: Callable[[], _T]) -> _T:

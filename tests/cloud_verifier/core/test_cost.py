@@ -76,14 +76,47 @@ def test_one_slow_step_makes_its_width_little_dearer() -> None:
     assert cost.predict(9, 0) / cost.predict(8, 0) < 1.5 * before
 
 
+BUCKETS = (8, 16, 48, 96)
+PADDED = {8: 0.010, 16: 0.0101, 48: 0.014, 96: 0.030}
+"""Seconds of a step by its bucket."""
+
+
+def in_buckets() -> StepCost:
+    cost, draw = StepCost(buckets=BUCKETS), random.Random(1)
+    for _ in range(600):
+        bucket = draw.choice(BUCKETS)
+        cost.sample(draw.randint(bucket * 2 // 3, bucket), 0, PADDED[bucket] * draw.uniform(0.98, 1.02))
+    return cost
+
+
+def test_each_bucket_has_a_time_of_its_own() -> None:
+    cost = in_buckets()
+    for least, bucket in zip((1, 9, 17, 49), BUCKETS, strict=True):
+        for rows in (least, bucket):
+            assert cost.predict(rows, 0) == cost.predict(bucket, 0) == pytest.approx(PADDED[bucket], rel=0.1)
+            assert cost.tried(rows)
+    assert cost.predict(97, 0) > cost.predict(96, 0)  # beyond them it is padded no more
+
+
+def test_rows_of_prompts_fill_the_bucket_and_their_time_is_left_out() -> None:
+    cost = in_buckets()
+    alone, full = cost.predict(4, 0, beside=12), cost.predict(5, 0, beside=12)
+    assert alone == cost.predict(3, 0, beside=12) < full
+    assert full < cost.predict(5 + 12, 0)
+    unpadded = shown(StepCost(), 50)
+    assert unpadded.predict(4, 100, beside=12) == unpadded.predict(4, 100)
+
+
 SAMPLE = st.tuples(st.integers(0, 500), st.integers(0, 10**6), st.floats(0, 5))
 
 
-@given(st.lists(SAMPLE, max_size=60), st.integers(0, 500), st.integers(0, 10**6))
+@given(
+    st.lists(SAMPLE, max_size=60), st.integers(0, 500), st.integers(0, 10**6), st.sampled_from([(), BUCKETS])
+)
 def test_nothing_is_ever_negative_or_dearer_with_less(
-    samples: list[tuple[int, int, float]], rows: int, reads: int
+    samples: list[tuple[int, int, float]], rows: int, reads: int, buckets: tuple[int, ...]
 ) -> None:
-    cost = StepCost()
+    cost = StepCost(buckets=buckets)
     for sample in samples:
         cost.sample(*sample)
     assert min(cost.fixed, cost.per_row, cost.per_read) >= 0

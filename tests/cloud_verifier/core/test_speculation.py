@@ -211,6 +211,61 @@ def test_no_step_costs_anybody_more_than_it_has(
         assert lost <= max(each.account.balance, 0.0) + 1e-9
 
 
+# On an engine that pads its steps, rows that fill a bucket cost nothing.
+
+BUCKETS = (4, 8, 16, 32)
+
+
+def padding() -> SpeculationBudget:
+    """It has seen that a bucket takes as long as its last row."""
+    sharing = SpeculationBudget(0.02, StepCost(buckets=BUCKETS))
+    for num_rows in BUCKETS * 100:
+        sharing.cost.sample(num_rows, 0, BASE + 3 * PER_ROW * num_rows)
+    return sharing
+
+
+@pytest.mark.parametrize(
+    ("chances", "beside", "num_rows"),
+    [
+        ([1e-3] * 9, 0, 3),  # with the tip, a bucket of four
+        ([1e-3] * 2, 0, 2),
+        ([0.9, 0.8, 0.7, 0.6, *[1e-3] * 5], 0, 7),  # the next bucket pays, and is filled
+        ([1e-3] * 9, 2, 1),  # two prompt tokens fill the bucket, too
+        ([1e-3] * 9, 3, 0),
+    ],
+)
+def test_a_bucket_is_filled_with_the_next_best_nodes(
+    chances: list[float], beside: int, num_rows: int
+) -> None:
+    each = session(1, *chances)
+    picked = padding().pick([each], [each], 256, 32, beside).nodes[1]
+    assert len(picked) - 1 == num_rows
+    worth = each.tree.worth
+    left = [node for node in each.step_nodes() if node not in picked]
+    assert all(worth(node) >= worth(other) for node in picked[1:] for other in left)
+
+
+def test_a_session_without_balance_bears_rows_that_cost_nothing() -> None:
+    loud, poor = session(1, *[0.9] * 9), session(2, balance=0.0)
+    assert drafts(padding(), loud, poor) == {1: 2, 2: 0}
+    assert padding().settle([brought(loud, 2, 2), brought(poor, 0, 0)]) == 0.0
+    assert poor.account.balance == pytest.approx(0.02)
+
+
+@given(st.lists(SESSION, min_size=1, max_size=6), st.integers(0, 9), st.integers(6, 30))
+def test_filling_never_lengthens_the_bucket(
+    crowd: list[tuple[list[float], float]], beside: int, max_rows: int
+) -> None:
+    """What is picked besides the rows that pay ends with their bucket, and nothing that fits is left."""
+    sharing = padding()
+    sessions = [session(key, *chances, balance=MOST_SAVED) for key, (chances, _) in enumerate(crowd, start=1)]
+    num_offers = sum(len(chances) for chances, _ in crowd)
+    picked = sharing.pick(sessions, sessions, max_rows, 16, beside).nodes
+    num_nodes, padded = sum(map(len, picked.values())), sharing.cost.padded
+    room = min(max_rows, len(sessions) + num_offers)
+    assert num_nodes == min(room, padded(num_nodes + beside) - beside)
+
+
 # Credit ------------------------------------------------------------------------------------------------
 
 

@@ -22,8 +22,8 @@ from triton.compiler import ASTSource
 from cloud_verifier.engine.attention.plan import CUTS, WorkCut
 from cloud_verifier.engine.attention.triton_backend import HeadShape, launch_of
 from cloud_verifier.engine.attention.triton_kernels import add_splits, attend_units
-from cloud_verifier.engine.sampling.device_choice import NUM_TOKENS
-from cloud_verifier.engine.sampling.triton_kernels import find_best, find_winner, merge, weigh
+from cloud_verifier.engine.sampling.device_choice import NUM_TOKENS, SHARE
+from cloud_verifier.engine.sampling.triton_kernels import find_best, find_edge, find_winner, merge, narrow
 
 ROOM = {80: 166_912, 89: 101_376, 90: 232_448}
 """Bytes of shared memory that a program may have, by compute capability (A100, L4, H100 and H200)."""
@@ -31,9 +31,9 @@ ROOM = {80: 166_912, 89: 101_376, 90: 232_448}
 POINTERS = {
     "bf16": "query kv sinks out",
     "fp32": "partial stats logits block_best block_second margins",
-    "fp64": "temperatures last_values winner_best winner_second",
-    "i32": "keys units rows positions block_token winner_token choices",
-    "i64": "bits last_tokens weights",
+    "fp64": "settings edge_values",
+    "i32": "keys units rows positions block_token winner runner_up equal ahead choices",
+    "i64": "bits states sums edge_counts",
 }
 """What the arguments of that name point to."""
 
@@ -63,6 +63,7 @@ def attention(shape: HeadShape, cut: WorkCut, capability: int, *, terms: bool = 
 
 
 BLOCKS = {"BLOCK": NUM_TOKENS, "BLOCKS": 64}
+SHARED = {**BLOCKS, "SHARE": SHARE}
 JOBS = {
     "a tree of an 8B Llama on an H200": attention(LLAMA, CUTS.narrow, 90),
     "a chunk of an 8B Llama on an H200": attention(LLAMA, CUTS.wide, 90),
@@ -71,9 +72,12 @@ JOBS = {
         add_splits, {"NUM_HEADS": 32, "VALUE_DEPTH": 128, "VALUE_BLOCK": 128, "SINKS": True}, num_warps=2
     ),
     "the best logits": Job(find_best, {"BLOCK": NUM_TOKENS}, num_warps=8),
-    "the best scores": Job(find_winner, {**BLOCKS, "BOUNDED": True}, num_warps=8, longs=("keys",)),
-    "weights": Job(weigh, BLOCKS, num_warps=8),
-    "choices": Job(merge, {"BLOCKS": 64}),
+    "the best scores": Job(find_winner, {**BLOCKS, "FILTERED": True}, num_warps=8, longs=("keys",)),
+    "a first pass of top-k": Job(narrow, {**SHARED, "WEIGHTS": False, "FIRST": True}, num_warps=8),
+    "a pass of top-p": Job(narrow, {**SHARED, "WEIGHTS": True, "FIRST": False}, num_warps=8),
+    "a first pass of top-p": Job(narrow, {**SHARED, "WEIGHTS": True, "FIRST": True}, num_warps=8),
+    "the last token kept": Job(find_edge, SHARED, num_warps=8),
+    "choices": Job(merge, {"BLOCKS": 64}, longs=("keys",)),
 }
 
 

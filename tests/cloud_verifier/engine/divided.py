@@ -14,10 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers.utils import logging as hf_logging
 
+from cloud_verifier.engine.model import transformers_adapter
 from cloud_verifier.engine.model.refusals import Refusal
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
 from cloud_verifier.engine.parallel import join, leave
@@ -33,6 +36,12 @@ TOKENS = list(range(5, 30))
 def logits_of(model: TargetModel) -> Tensor:
     with model.plain(), torch.inference_mode():
         return model.plain_logits(TOKENS, len(TOKENS))
+
+
+def num_wrapped(model: TargetModel) -> int:
+    """Linear layers of the decoder that transformers wraps at every call."""
+    found = [module for layer in model.layers for module in layer.modules()]
+    return sum(type(module) is torch.nn.Linear and isinstance(module.weight, DTensor) for module in found)
 
 
 def run_rank(rank: int, port: int, folder: Path, dtype: str, whole: TargetModel, out: Path) -> NoReturn:
@@ -59,8 +68,12 @@ def probe_part(rank: int, folder: Path, dtype: str, whole: TargetModel) -> dict[
         return {"served": False, "reason": refusal.reason}
     report = probe(part)
     logits, expected = logits_of(part), logits_of(whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers_adapter, "multiply_directly", lambda _: None)
+        wrapped = load_target(str(folder), dtype=dtype, with_tokenizer=False, num_processes=ranks.size)
     head = cast(Any, part.module).get_output_embeddings()
     no_rows = head(torch.zeros(1, 0, head.in_features, dtype=part.dtype))
+    same = torch.equal(logits, logits_of(wrapped))
     leave()
     return {
         "served": True,
@@ -71,6 +84,8 @@ def probe_part(rank: int, folder: Path, dtype: str, whole: TargetModel) -> dict[
         "logits": str(logits.dtype),
         "head": str(head.weight.dtype).removeprefix("torch."),
         "no_rows": [*no_rows.shape],
+        "as_wrapped": same,
+        "num_wrapped": [num_wrapped(model) for model in (part, wrapped)],
     }
 
 

@@ -8,6 +8,7 @@ any step.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from cloud_verifier.engine.attention.plan import AttentionPlan, Cuts, WorkCut, p
 from cloud_verifier.engine.attention.triton_backend import TritonBackend
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.graphs import (
+    ROW_BUCKETS,
     Capture,
     CudaCapture,
     DeviceRunner,
@@ -236,6 +238,7 @@ def test_a_model_that_cannot_be_recorded_runs_eagerly_and_says_why_once(
     reason = "the model cannot be recorded: operation not permitted when stream is capturing"
     assert (graphs.counts.graph, graphs.counts.captures, graphs.counts.eager) == (0, 0, 3)
     assert graphs.counts.reasons == {"the first of its size": 1, reason: 2}
+    assert graphs.refusal == reason
     assert [record.getMessage() for record in caplog.records] == [f"no CUDA graphs any more: {reason}"]
 
 
@@ -370,6 +373,15 @@ def test_eager_steps_equal_those_of_the_reference() -> None:
     assert (engine.runner.counts.eager, engine.runner.counts.graph) == (2, 0)
 
 
+def test_a_scheduler_is_told_of_padding_only_where_steps_are_replayed() -> None:
+    engine = engine_of(captures())
+    assert isinstance(engine.runner, DeviceRunner)
+    assert engine.runner.row_buckets == ROW_BUCKETS
+    assert engine.runner.graphs is not None
+    engine.runner.graphs.refusal = "a replay differed"
+    assert engine.runner.row_buckets == DeviceRunner(engine).row_buckets == ()
+
+
 def test_only_the_kernels_own_attention_can_be_replayed() -> None:
     with wording.raises(LocalError):
         DeviceRunner(TorchEngine(target("llama"), 8), By())
@@ -377,7 +389,7 @@ def test_only_the_kernels_own_attention_can_be_replayed() -> None:
 
 def test_warming_compiles_every_kernel_of_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel is compiled when it is first started, which takes seconds on a GPU."""
-    started: set[tuple[str, bool | None]] = set()
+    started: set[tuple[str, tuple[bool, ...]]] = set()
 
     class Noting:
         def __init__(self, name: str) -> None:
@@ -385,19 +397,22 @@ def test_warming_compiles_every_kernel_of_choices(monkeypatch: pytest.MonkeyPatc
 
         def __getitem__(self, grid: Any) -> Any:
             def start(*arguments: Any, **words: Any) -> None:
-                started.add((self.name, words.get("BOUNDED")))
+                kinds = ("FILTERED", "WEIGHTS", "FIRST")
+                started.add((self.name, tuple(words[kind] for kind in kinds if kind in words)))
                 self.kernel[grid](*arguments, **words)
 
             return start
 
-    names = ("find_best", "find_winner", "weigh", "merge")
+    names = ("find_best", "narrow", "find_edge", "find_winner", "merge")
     for name in names:
         monkeypatch.setattr(device_choice, name, Noting(name))
     engine = TorchEngine(target("llama"), 8, backend=TritonBackend())
     DeviceRunner(engine).warm(0)
     assert started == {
-        ("find_best", None), ("find_winner", False), ("find_winner", True), ("weigh", None), ("merge", None),
-    }  # fmt: skip
+        *((name, ()) for name in ("find_best", "find_edge", "merge")),
+        *(("find_winner", (filtered,)) for filtered in (False, True)),
+        *(("narrow", (weights, first)) for weights in (False, True) for first in (False, True)),
+    }
 
 
 # A step in its bucket's places is the step, and what pads it does nothing.
@@ -410,8 +425,8 @@ def buffers(max_units: int = 64, max_keys: int = 500) -> StepBuffers:
 
 
 def step_of(shapes: list[Shape]) -> tuple[PackedStep, AttentionPlan, ChoiceTable]:
-    """Every row is an output, sampled at 0.5."""
-    sampling = SamplingParams(temperature=0.5, seed=9)
+    """Every row is an output, sampled at 0.5 with filters."""
+    sampling = SamplingParams(temperature=0.5, top_k=3, top_p=0.9, seed=9)
     items = [
         replace(
             item,
@@ -450,9 +465,11 @@ def test_the_device_reads_what_the_step_says() -> None:
     for name, numbers in {
         **{name: getattr(step, name) for name in ("tokens", "positions", "slots", "outputs")},
         "keys": table.keys,
-        "temperatures": np.full(step.num_rows, 0.5),
     }.items():
         assert found[name][: len(numbers)].tolist() == numbers.tolist()
+    assert found["settings"][:, : step.num_rows].tolist() == [
+        [number] * step.num_rows for number in (0.5, 3.0, 0.9, -math.inf)
+    ]
     for name in ("units", "rows", "positions", "keys", "bits"):
         numbers = getattr(plan, name)
         assert getattr(tables, name)[: len(numbers)].tolist() == numbers.tolist()
@@ -467,8 +484,10 @@ def test_padding_writes_to_the_spare_slot_and_belongs_to_no_unit() -> None:
     rows = step.num_rows
     assert bucket.rows > rows
     assert set(found["slots"][rows:].tolist()) == {SPARE}
-    for name in ("tokens", "positions", "outputs", "temperatures"):
+    for name in ("tokens", "positions", "outputs"):
         assert not found[name][rows:].any()
+    greedy = [[number] * (bucket.rows - rows) for number in (0.0, 0.0, 1.0, -math.inf)]
+    assert found["settings"][:, rows:].tolist() == greedy
     assert not tables.units[len(plan.units) :, 1].any()
     assert not tables.rows[rows:, 1].any()
 

@@ -128,6 +128,8 @@ def test_a_divided_family_passes_the_probe_and_computes_the_same(
     assert found["logits"] == "torch.float32"
     assert found["head"] == found["dtype"]  # no copy in float32, which would be read at every step
     assert found["no_rows"][:2] == [1, 0]
+    assert found["as_wrapped"]  # every bit as by transformers' own wrappers
+    assert found["num_wrapped"][0] == 0 < found["num_wrapped"][1]
     assert (found["exactness"] is not None) == half
 
 

@@ -33,7 +33,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 
 def test_all_fit_into_shared_memory(kernels: dict[str, dict[str, Any]]) -> None:
-    assert len(kernels) == 8
+    assert len(kernels) == 11
     assert {name: one["shared"] for name, one in kernels.items() if one["shared"] > one["room"]} == {}
 
 
