@@ -51,6 +51,14 @@ SHARE = 0.9
 GRAPHS = 512 << 20
 """Bytes of CUDA graphs beside the tensors that they hold: some 50 graphs of 1,300 kernels each."""
 
+SPARE_STATES = 64
+"""States beside those of two steps' rows (one step may begin before the other is booked): one for each of the
+64 sessions that a verifier takes by default."""
+
+NUMBER_BYTES = 1 << 16
+"""Memory reckoned for a slot of a model without keys and values, which is only a number: `--slots auto` then
+gives a million slots to a large device, which the scheduler's lists can hold."""
+
 NODES = 8
 """Rows of a session in `largest_step`, beside its prompt's chunk."""
 
@@ -95,8 +103,12 @@ def load_engine(
             quantization,
             model.dtype_name,
         )
+    if model.state_layers and (exact_rows or drafter is not None):
+        option = "--deterministic" if exact_rows else "--drafter"
+        raise UserError(f"model '{model.name}' has layers that keep a state; serve it without {option}")
     backend = ExactBackend() if exact_rows else backend or backend_of(attention, model.device)
     report = check(model, backend)
+    num_states = 2 * max_rows + SPARE_STATES
     table = tuple(model.token_table())
     vocabulary = Vocabulary(table)
 
@@ -104,7 +116,7 @@ def load_engine(
         given: dict[str, Any] = {"fingerprint": vocabulary.fingerprint, "draft": draft}
         if exact_rows:
             return ExactEngine(target, slots, tile_rows=exact_rows, **given)
-        return TorchEngine(target, slots, backend=backend, **given)
+        return TorchEngine(target, slots, backend=backend, num_states=num_states, **given)
 
     if exact_rows:
         begun_at = time.perf_counter()
@@ -112,10 +124,10 @@ def load_engine(
         words = "target %s: %d rows have the same bits alone and in company, %.1f s"
         logger.info(words, model.name, num_rows, time.perf_counter() - begun_at)
     draft = _draft_of(drafter, model, vocabulary, make)
-    reserve, kv_bytes = 0, report.kv_bytes
+    reserve, kv_bytes = num_states * report.state_bytes, report.kv_bytes or NUMBER_BYTES
     if draft is not None:
         kv_bytes += slot_bytes(make(model, 1, draft))
-        reserve = SCRATCH * kv_bytes
+        reserve += SCRATCH * kv_bytes
     if model.device.type == "cuda":
         step = largest_step(max_rows, LONE_CHUNKS * prefill_chunk, model.max_positions)
         reserve += _reserve(make(model, step.num_rows), step, report, cuda_graphs)
@@ -123,8 +135,15 @@ def load_engine(
     free = free_memory(model.device)
     if free is not None:
         free = agree(free - reserve) if agree else free - reserve
+    if free is not None and free < 0 and report.state_bytes:
+        raise UserError(
+            f"{num_states} recurrent states need {_gib(num_states * report.state_bytes)} on {model.device}, "
+            f"and {_gib(free + reserve)} are free; lower --max-rows"
+        )
     slots = choose_slots(num_slots, free, kv_bytes, model.device)
     logger.info("target %s: %d KV slots of %d bytes", model.name, slots, kv_bytes)
+    if report.state_bytes:
+        logger.info("target %s: %d states of %d bytes", model.name, num_states, report.state_bytes)
     engine = make(model, slots, draft)
     take_memory(engine)
     if not exact_rows:
@@ -222,9 +241,11 @@ def accelerate(engine: TorchEngine, *, cuda_graphs: bool = True, warm_rows: int 
 
 def replays(engine: TorchEngine) -> bool:
     """Return whether the engine's steps can be CUDA graphs. In a group they cannot: each step is announced
-    to the other ranks as it begins, which no graph records."""
+    to the other ranks as it begins, which no graph records. Where layers keep states, the depth of a step's
+    trees decides what runs."""
     leads = hasattr(engine.backend, "inner")
-    return _has_kernels(engine) and engine.model.device.type == "cuda" and not leads
+    on_gpu = engine.model.device.type == "cuda"
+    return _has_kernels(engine) and on_gpu and not leads and engine.states is None
 
 
 def _has_kernels(engine: TorchEngine) -> bool:
