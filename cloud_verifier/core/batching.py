@@ -176,8 +176,10 @@ class Batcher:
         return most if token_time * most <= LONE_TIME else max(usual, int(LONE_TIME / token_time))
 
     def _token_time(self, session: VerifySession) -> float:
-        """Return the seconds that one more prompt token of the session adds to a step."""
-        return self._cost.more(1, len(session.lease.slots) / self._rows_per_read)
+        """Return the seconds that a prompt token of the session adds to a step, in the mean of a chunk: its
+        first tokens wake most experts."""
+        count = self._config.chunk
+        return self._cost.more(count, count * len(session.lease.slots) / self._rows_per_read) / count
 
     def _prefill_time(self, tips: Sequence[VerifySession], num_reading: int) -> float:
         """Return the seconds that prompts may add to a step of these tips; infinite without tips.

@@ -1,5 +1,9 @@
 """Predict the duration of a step: seconds = (fixed + per_row * rows + per_read * reads) * factor[rows].
 
+In a mixture of experts the first rows are dear, since each makes the step read the weights of other experts.
+Later rows find their experts awake. So there `rows` is the number of experts that rows wake, as a multiple of
+those that one row wakes: (1 - (1 - share)**rows) / share, if all experts are equally likely.
+
 All four are learnt from the steps themselves. On a GPU each factor stays near 1. A CPU needs the factors: in
 float32 a second row can take as long as the first, and the next eight rows no time.
 
@@ -48,7 +52,9 @@ class StepCost:
         per_read: float = 0.0,
         half_life: float = 50.0,
         buckets: Sequence[int] = (),
+        expert_share: float = 0.0,
     ) -> None:
+        self._sleeping = 1.0 - expert_share  # share of experts that one row leaves alone
         self.fixed, self.per_row, self.per_read = fixed, per_row, per_read  # seconds
         self.num_samples = 0
         self._fade = 0.5 ** (1 / half_life)
@@ -68,7 +74,11 @@ class StepCost:
         self.num_samples += 1
         old = self._weight * self._fade
         self._weight = old + 1.0
-        off_rows, off_reads, off_time = rows - self._rows, reads - self._reads, duration - self._time
+        off_rows, off_reads, off_time = (
+            self._wakened(rows) - self._rows,
+            reads - self._reads,
+            duration - self._time,
+        )
         self._rows += off_rows / self._weight
         self._reads += off_reads / self._weight
         self._time += off_time / self._weight
@@ -96,7 +106,8 @@ class StepCost:
             width = rows - beside
         if rows >= len(self._factors):
             self._read_table(rows)
-        return (self.fixed + self.per_row * width + self.per_read * reads) * self._factors[rows]
+        line = self.fixed + self.per_row * self._wakened(width) + self.per_read * reads
+        return line * self._factors[rows]
 
     def padded(self, rows: int) -> int:
         """Return the rows of the bucket that holds so many: themselves if there is none."""
@@ -105,11 +116,15 @@ class StepCost:
 
     def more(self, rows: float, reads: float) -> float:
         """Return the seconds by which rows and reads make a step longer, by the line alone."""
-        return self.per_row * rows + self.per_read * reads
+        return self.per_row * self._wakened(rows) + self.per_read * reads
 
     def tried(self, rows: int, beside: int = 0) -> bool:
         """Return whether steps of about `rows` rows were seen lately; `beside` as in `predict`."""
         return self._table.weight(self.padded(rows + beside) if self._buckets else rows) >= TRIED
+
+    def _wakened(self, rows: float) -> float:
+        """Return the rows as multiples of the experts that one row wakes; without experts, the rows."""
+        return rows if self._sleeping == 1.0 else (1.0 - self._sleeping**rows) / (1.0 - self._sleeping)
 
     def _read_table(self, rows: int) -> None:
         most = 2 * max(rows, 32)

@@ -124,13 +124,15 @@ class KvMemory:
     """Manages all KV slots of an engine.
 
     `open` makes a session's lease, `take` takes slots for a step and `settle` keeps or frees them. `publish`
-    shares evaluated slots through the cache, and `close` ends the lease.
+    shares evaluated slots through the cache, and `close` ends the lease. If the target is `recurrent`, only
+    `close` shares, and a lease continues a cached text only at its end: there alone is its state kept.
     """
 
-    def __init__(self, num_slots: int, caches: bool = True) -> None:
+    def __init__(self, num_slots: int, caches: bool = True, recurrent: bool = False) -> None:
         self.pool = SlotPool(num_slots)
         self.cache = PrefixCache()
         self.caches = caches
+        self.recurrent = recurrent
         self.num_reserved = 0
         self._held: list[int] = []  # slots to be freed once the running step has read them
         self._taken = Counter[str]()  # by tenant, slots that its leases have taken
@@ -150,7 +152,7 @@ class KvMemory:
         The lease shares the cached slots of `tokens`. Raises `CapacityError` if the rest cannot be reserved.
         """
         lease = Lease(tenant)
-        entry, known = self.cache.match(tenant, tokens if self.caches else ())
+        entry, known = self.cache.match(tenant, tokens if self.caches else (), self.recurrent)
         newly_locked = self.cache.num_unlocked(entry) if entry else 0
         self._reserve(lease, need - len(known), newly_locked)
         if entry is not None:

@@ -120,8 +120,10 @@ class TargetInfo:
     chat: Chat | None = None  # the chat template; None if the model has none
     grammars: bool = False  # whether sessions may have a grammar
     sampling_defaults: SamplingDefaults = NO_ADVICE  # reported to edges; no choice here depends on them
+    expert_share: float = 0.0  # share of a layer's experts that one row is sent to; 0: there are none
     guess_depth: int = 0  # most levels that the engine's own drafter guesses; 0: it has none
     row_buckets: tuple[int, ...] = ()  # rising; a step is padded to the next one; empty: not at all
+    recurrent: bool = False  # layers keep states: a cached prefix is continued where a session ended, only
 
 
 class TargetEngine(Protocol):

@@ -30,6 +30,7 @@ class CacheEntry:
     used_at: int = 0  # of the cache's count of uses
     num_locks: int = 0  # sessions that read this entry or one below it
     queued: bool = False  # for eviction
+    ended: bool = False  # a text was inserted that ended with the last slot
     children: dict[int, CacheEntry] = field(default_factory=dict)  # by their first token
 
     @property
@@ -61,13 +62,19 @@ class PrefixCache:
 
     # Reading ----------------------------------------------------------------------------------------------
 
-    def match(self, tenant: str, tokens: Sequence[int]) -> tuple[CacheEntry | None, IntArray]:
+    def match(
+        self, tenant: str, tokens: Sequence[int], at_ends: bool = False
+    ) -> tuple[CacheEntry | None, IntArray]:
         """Return the longest cached prefix of `tokens`: its last entry, split at the end of the prefix, and
-        its slots int32 [L]. Return None and no slots if the first token is not cached."""
+        its slots int32 [L]. Return None and no slots if the first token is not cached. With `at_ends` the
+        prefix is one whose last slot was the last one of an insertion."""
         root = self._roots.get(tenant)
         if root is None or not len(tokens):
             return None, _NOTHING
         entry, spans = self._walk(root, np.asarray(tokens, np.int32))
+        while at_ends and spans and not entry.ended:
+            spans.pop()
+            entry = entry.parent or root
         return (entry, np.concatenate(spans)) if spans else (None, _NOTHING)
 
     def lock(self, entry: CacheEntry) -> None:
@@ -106,7 +113,9 @@ class PrefixCache:
         surplus = slots[:known][slots[:known] != found]
         if known < len(new):
             entry = self._append(entry, new[known:].copy(), slots[known:].copy())
-        return StoredPrefix(entry, np.concatenate((found, slots[known:])), surplus)
+        stored = np.concatenate((found, slots[known:]))
+        entry.ended |= bool(stored[-1] == slots[-1])  # else the end that was cached had another slot
+        return StoredPrefix(entry, stored, surplus)
 
     def evict(self, count: int, elsewhere: Mapping[str, int] | None = None) -> list[int]:
         """Free `count` unlocked slots, or as many as there are: of the tenant that holds most, least recently
@@ -205,6 +214,7 @@ class PrefixCache:
         """Take up to `count` slots off the end of `leaf`; an entry without tokens leaves the tree."""
         kept = max(0, len(leaf.slots) - count)
         freed: list[int] = leaf.slots[kept:].tolist()
+        leaf.ended = False
         self.num_slots -= len(freed)
         self._held[leaf.tenant] -= len(freed)
         first = int(leaf.tokens[0])

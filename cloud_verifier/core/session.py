@@ -457,7 +457,7 @@ class VerifySession:
             memory.settle(self.lease, slots, ())
         else:
             self._apply_tree(rows, choices.tolist(), progress, memory)
-            if rows.chunk and rows.nodes:
+            if rows.chunk and rows.nodes and not memory.recurrent:
                 memory.publish(self.lease, self.evaluated, in_next)
         if self.awaited.is_told:
             had_nodes = any(node.wire_id for node in nodes[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,6 +38,7 @@ from cloud_verifier.engine.sampling.host import (
     has_rules,
 )
 from cloud_verifier.engine.sampling.logprobs import near_tie, row_logprobs
+from cloud_verifier.engine.states import StateStore, current_states
 from common.errors import CapacityError
 from common.grammar.strings import is_installed
 from common.messages import Open
@@ -73,11 +74,14 @@ class TorchEngine:
         backend: AttentionBackend | None = None,
         fingerprint: bytes = b"",
         draft: DraftModel | None = None,
+        num_states: int = 256,
     ) -> None:
         self.model = model
         self.backend = backend or TorchRefBackend()
         spare = 1 if draft is None or draft.has_own_kv else 1 + SCRATCH
         self.kv = KVStore(num_slots + spare)  # no plan names the last one: it is for rows that pad a replay
+        # Of layers that keep a state; `num_states` is ignored for a model without such layers.
+        self.states = StateStore(num_states, num_slots + spare) if model.state_layers else None
         self.info = TargetInfo(
             name=model.name,
             vocab_size=model.vocab_size,
@@ -91,6 +95,8 @@ class TorchEngine:
             grammars=model.has_tokenizer and is_installed(),
             sampling_defaults=model.sampling_defaults,
             guess_depth=0 if draft is None else draft.depth,
+            recurrent=self.states is not None,
+            expert_share=model.expert_share,
         )
         self._limits = StepLimits(model.vocab_size, model.max_positions, num_slots)
         self._grammars = TargetGrammars(model.grammar_tokens)
@@ -177,12 +183,22 @@ class TorchEngine:
     def forward(self, step: PackedStep) -> Tensor:
         """Write the rows' KV and return logits float32 [O, V]. Every step is computed here; runners build on
         this method."""
+        if self.states is not None:
+            for item in self.states.missing(step.items):
+                self._forward(pack(StepPlan((item,)), self._limits))
+        return self._forward(step)
+
+    def _forward(self, step: PackedStep) -> Tensor:
         packed = np.concatenate((step.tokens, step.positions, step.slots, step.outputs))
         num_rows = step.num_rows
         on_device = torch.from_numpy(packed).to(self.model.device)  # one transfer for all four
         tokens, positions, slots = on_device[: 3 * num_rows].view(3, num_rows)
         attention = self.backend.prepare(step, self.model.device)
-        with current_step(StepContext(self.kv, slots, attention)):
+        states = self.states and self.states.prepare(step, self.model.device)
+        with (
+            current_step(StepContext(self.kv, slots, attention)),
+            current_states(states) if states else nullcontext(),
+        ):
             return self.model.forward(tokens[None], positions[None], on_device[3 * num_rows :])
 
 

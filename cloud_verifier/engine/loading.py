@@ -53,6 +53,14 @@ SHARE = 0.9
 GRAPHS = 1 << 30
 """Bytes of CUDA graphs beside the tensors that they hold: some 100 graphs of 1,300 kernels each."""
 
+SPARE_STATES = 64
+"""States beside those of two steps' rows (one step may begin before the other is booked): one for each of the
+64 sessions that a verifier takes by default."""
+
+NUMBER_BYTES = 1 << 16
+"""Memory reckoned for a slot of a model without keys and values, which is only a number: `--slots auto` then
+gives a million slots to a large device, which the scheduler's lists can hold."""
+
 NODES = 8
 """Rows of a session in `largest_step`, beside its prompt's chunk."""
 
@@ -92,20 +100,17 @@ def load_engine(
     model = load_target(
         source, dtype=dtype, device=device, quantization=quantization, num_processes=num_processes
     )
-    if quantization is not None and model.device.type == "cuda":
-        logger.warning(
-            "! --quantize %s halves the weights' memory and slows steps down on a GPU: each product first "
-            "writes its weights in %s",
-            quantization,
-            model.dtype_name,
-        )
     backend = ExactBackend() if exact_rows else backend or backend_of(attention, model.device)
-    # A CPU gains nothing in float32, and in bfloat16 less the larger the model is.
-    if model.device.type == "cuda" and num_processes == 1 and not exact_rows:
-        model.merge_projections()
-    if compiled:
-        model.compile()
+    _set_up(
+        model,
+        quantization,
+        num_processes,
+        exact=exact_rows > 0,
+        compiled=compiled,
+        drafts=drafter is not None,
+    )
     report = check(model, backend)
+    num_states = 2 * max_rows + SPARE_STATES
     table = tuple(model.token_table())
     vocabulary = Vocabulary(table)
 
@@ -113,7 +118,7 @@ def load_engine(
         given: dict[str, Any] = {"fingerprint": vocabulary.fingerprint, "draft": draft}
         if exact_rows:
             return ExactEngine(target, slots, tile_rows=exact_rows, **given)
-        return TorchEngine(target, slots, backend=backend, **given)
+        return TorchEngine(target, slots, backend=backend, num_states=num_states, **given)
 
     if exact_rows:
         begun_at = time.perf_counter()
@@ -125,10 +130,10 @@ def load_engine(
         if draft is not None:  # it may have given the target hooks
             model.compile()
         compile_steps(make(model, WARM_UP_ROWS, draft))
-    reserve, kv_bytes = 0, report.kv_bytes
+    reserve, kv_bytes = num_states * report.state_bytes, report.kv_bytes or NUMBER_BYTES
     if draft is not None:
         kv_bytes += slot_bytes(make(model, 1, draft))
-        reserve = SCRATCH * kv_bytes
+        reserve += SCRATCH * kv_bytes
     if model.device.type == "cuda":
         step = largest_step(max_rows, LONE_CHUNKS * prefill_chunk, model.max_positions)
         reserve += _reserve(make(model, step.num_rows), step, report, cuda_graphs)
@@ -136,13 +141,47 @@ def load_engine(
     free = free_memory(model.device)
     if free is not None:
         free = agree(free - reserve) if agree else free - reserve
+    if free is not None and free < 0 and report.state_bytes:
+        raise UserError(
+            f"{num_states} recurrent states need {_gib(num_states * report.state_bytes)} on {model.device}, "
+            f"and {_gib(free + reserve)} are free; lower --max-rows"
+        )
     slots = choose_slots(num_slots, free, kv_bytes, model.device)
     logger.info("target %s: %d KV slots of %d bytes", model.name, slots, kv_bytes)
+    if report.state_bytes:
+        logger.info("target %s: %d states of %d bytes", model.name, num_states, report.state_bytes)
     engine = make(model, slots, draft)
     take_memory(engine)
     if not exact_rows:
         accelerate(engine, cuda_graphs=cuda_graphs, warm_rows=warm_rows)
     return engine, table
+
+
+def _set_up(
+    model: TargetModel,
+    quantization: str | None,
+    num_processes: int,
+    *,
+    exact: bool,
+    compiled: bool,
+    drafts: bool,
+) -> None:
+    """Let the model compute as `load_engine` was asked to. Raises `UserError` if it cannot."""
+    if quantization is not None and model.device.type == "cuda":
+        logger.warning(
+            "! --quantize %s halves the weights' memory and slows steps down on a GPU: each product first "
+            "writes its weights in %s",
+            quantization,
+            model.dtype_name,
+        )
+    if model.state_layers and (exact or compiled or drafts):
+        option = "--deterministic" if exact else "--compile" if compiled else "--drafter"
+        raise UserError(f"model '{model.name}' has layers that keep a state; serve it without {option}")
+    # A CPU gains nothing in float32, and in bfloat16 less the larger the model is.
+    if model.device.type == "cuda" and num_processes == 1 and not exact:
+        model.merge_projections()
+    if compiled:
+        model.compile()
 
 
 def _draft_of(
@@ -249,9 +288,11 @@ def accelerate(engine: TorchEngine, *, cuda_graphs: bool = True, warm_rows: int 
 
 def replays(engine: TorchEngine) -> bool:
     """Return whether the engine's steps can be CUDA graphs. In a group they cannot: each step is announced
-    to the other ranks as it begins, which no graph records."""
+    to the other ranks as it begins, which no graph records. Where layers keep states, the depth of a step's
+    trees decides what runs."""
     leads = hasattr(engine.backend, "inner")
-    return _has_kernels(engine) and engine.model.device.type == "cuda" and not leads
+    on_gpu = engine.model.device.type == "cuda"
+    return _has_kernels(engine) and on_gpu and not leads and engine.states is None
 
 
 def _has_kernels(engine: TorchEngine) -> bool:

@@ -47,6 +47,9 @@ from common.errors import LocalError, UserError
 COMPARED_TOKENS = 2**14
 """Logits of a row that are compared at most."""
 
+STATES = 64
+"""Recurrent states of the probe's engine. Its largest step needs 30; few are kept longer than that."""
+
 TOLERANCE = 1e-3
 """Largest difference of a row in float32, root mean square over the vocabulary, relative to the spread of its
 logits. Rounding gives about 1e-6; a leak or a wrong mask gives 0.01 to 1."""
@@ -84,6 +87,7 @@ class ProbeReport:
     exactness: float | None  # half precision: median error of the packed path over that of the plain one
     shapes: tuple[LayerShape, ...]  # each kind of attention in the model, with its windows as they are
     kv_bytes: int  # one token's keys and values over all layers
+    state_bytes: int  # one state over all layers that keep one
     probe_time: float  # seconds
 
 
@@ -98,7 +102,7 @@ def probe(
     begun_at = time.perf_counter()
     backend, window = backend or TorchRefBackend(), model.sliding_window
     with torch.inference_mode(), ieee_products(), model.windows_at_most(lengths.window_limit):
-        packed, recorder = _packed_rows(model, backend, lengths)
+        packed, recorder, state_bytes = _packed_rows(model, backend, lengths)
         shapes = recorder.unshrunk(window, lengths.window_limit)
         attention = _check_attention(model, backend, (*recorder.shapes, *shapes))
         if model.computes_in_half and model.can_widen:
@@ -113,6 +117,7 @@ def probe(
         exactness=exactness,
         shapes=tuple(shapes),
         kv_bytes=recorder.kv_bytes,
+        state_bytes=state_bytes,
         probe_time=time.perf_counter() - begun_at,
     )
 
@@ -150,7 +155,7 @@ def _compare_in_half(model: TargetModel, packed: Rows, lengths: ProbeLengths) ->
     rounded = _plain_rows(model, packed)
     with model.in_float32():
         exact = _plain_rows(model, packed)
-        packed_exact, _ = _packed_rows(model, TorchRefBackend(), lengths)
+        packed_exact, *_ = _packed_rows(model, TorchRefBackend(), lengths)
         worst = _compare(model, packed_exact, exact)
     if not all(bool(row.isfinite().all()) for row in rounded.values()):
         raise UserError(
@@ -199,26 +204,31 @@ def _is_coarse(model: TargetModel) -> bool:
 
 def _packed_rows(
     model: TargetModel, backend: AttentionBackend, lengths: ProbeLengths
-) -> tuple[Rows, _Recorder]:
-    """Run the script through engines of its own. Returns the logits and what the layers asked for."""
+) -> tuple[Rows, _Recorder, int]:
+    """Run the script through engines of its own. Returns the logits, what the layers asked for, and the bytes
+    of a state."""
     first, recorder = _Recorder(backend), _Recorder(backend)
     try:
-        script_of(TorchEngine(model, WARM_UP_ROWS, backend=first)).warm_up()
-        _check_layers(model, first)
+        small = TorchEngine(model, WARM_UP_ROWS, backend=first)
+        script_of(small).warm_up()
+        _check_layers(model, small)
         longest = max(lengths.shortest, MARGIN + max((*first.windows, model.sliding_window or 0)))
-        engine = TorchEngine(model, slots_for(longest), backend=recorder)
-        return script_of(engine).run(longest, lengths.chunk), recorder
+        engine = TorchEngine(model, slots_for(longest), backend=recorder, num_states=STATES)
+        rows = script_of(engine).run(longest, lengths.chunk)
+        return rows, recorder, 0 if engine.states is None else engine.states.state_bytes
     except UserError as error:
         raise Refusal(model.name, str(error)) from error
     except _FORWARD_ERRORS as error:
         raise Refusal(model.name, f"its packed forward fails with {type(error).__name__}: {error}") from error
 
 
-def _check_layers(model: TargetModel, recorder: _Recorder) -> None:
-    if recorder.num_layers != model.num_layers:
+def _check_layers(model: TargetModel, engine: TorchEngine) -> None:
+    seen = len(model.state_layers.union(engine.kv.layers))
+    if seen != model.num_memory_layers:
         raise UserError(
-            f"{recorder.num_layers} of its {model.num_layers} layers attend through transformers' attention "
-            "interface, and the others may keep state that the verifier does not see"
+            f"{seen} of its {model.num_memory_layers} layers attend through transformers' attention "
+            "interface or keep a state in transformers' cache, and the others may keep state that the "
+            "verifier does not see"
         )
 
 
@@ -267,11 +277,6 @@ class _Recorder:
         self._backend = backend
         self._layers: dict[int, int] = {}  # address of a layer's KV -> bytes of one slot
         self._kinds: dict[tuple[object, ...], LayerShape] = {}
-
-    @property
-    def num_layers(self) -> int:
-        """Count the layers that have attended; each has KV of its own."""
-        return len(self._layers)
 
     @property
     def kv_bytes(self) -> int:

@@ -91,7 +91,7 @@ class TorchRefStep:
         result = parts[0] if len(parts) == 1 else torch.cat(parts)
         if layout.order is not None:
             result = result.index_select(0, layout.order)
-        return result.view(1, num_rows, heads, -1)
+        return result.view(1, num_rows, heads, -1).contiguous()  # as transformers' own; AFMoE relies on it
 
     def _layout(self, window: int | None, share: int, dtype: torch.dtype) -> _PaddedLayout:
         if (window, share) not in self._layouts:

@@ -6,13 +6,21 @@ configuration shows are left to the conformance probe (`probe.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from common.errors import UserError
 
-SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
-"""Layer kinds whose whole state is K and V per token."""
+STATE_LAYERS = frozenset({"linear_attention", "conv", "mamba", "hybrid"})
+"""Layer kinds that keep a state in place of K and V, or beside them."""
+
+NO_MEMORY_LAYERS = frozenset({"mlp", "moe"})
+"""Layer kinds that see one token alone."""
+
+SERVED_LAYERS = frozenset(
+    {"full_attention", "sliding_attention", "attention", *STATE_LAYERS, *NO_MEMORY_LAYERS}
+)
+"""Layer kinds whose memory is K and V per token, or a state."""
 
 BATCH_WIDE_ROPE = frozenset({"dynamic", "longrope"})
 """RoPE kinds that choose frequencies by the longest position in the batch, so sessions change each other."""
@@ -25,12 +33,9 @@ def refuse_config(name: str, config: Any) -> None:
             name, "it is an encoder-decoder model; the verifier serves decoder-only language models"
         )
     text = config.get_text_config(decoder=True)
-    kinds = {*(getattr(text, "layer_types", None) or ()), *(getattr(text, "layers_block_type", None) or ())}
-    strange = sorted(kinds - SERVED_LAYERS)
+    strange = sorted(layer_kinds(text) - SERVED_LAYERS)
     if strange:
-        raise Refusal(
-            name, f"it has layers of kind {', '.join(strange)}; only full and sliding attention is served"
-        )
+        raise Refusal(name, f"it has layers of kind {', '.join(strange)}, which are not served")
     batch_wide = sorted(BATCH_WIDE_ROPE.intersection(_rope_types(getattr(text, "rope_parameters", None))))
     if batch_wide:
         raise Refusal(
@@ -39,9 +44,15 @@ def refuse_config(name: str, config: Any) -> None:
         )
 
 
-def refuse_architecture(name: str, model: Any) -> None:
-    """Raise `UserError` if `model` (a transformers model) declares state outside K and V."""
-    if getattr(model, "_is_stateful", False):
+def layer_kinds(text: Any) -> set[str]:
+    """Return the kinds of layers that a text model's configuration names."""
+    return {*(getattr(text, "layer_types", None) or ()), *(getattr(text, "layers_block_type", None) or ())}
+
+
+def refuse_architecture(name: str, model: Any, state_layers: Collection[int]) -> None:
+    """Raise `UserError` if `model` (a transformers model) has states and none of its layers keeps them in
+    transformers' cache (`state_layers`)."""
+    if getattr(model, "_is_stateful", False) and not state_layers:
         raise Refusal(
             name, "its layers carry recurrent state, which cannot be shared or rolled back by token"
         )
@@ -50,6 +61,8 @@ def refuse_architecture(name: str, model: Any) -> None:
 def refuse_division(name: str, config: Any, num_processes: int) -> None:
     """Raise `Refusal` if a model of this configuration cannot be divided among so many processes."""
     text = config.get_text_config(decoder=True)
+    if layer_kinds(text) & STATE_LAYERS:
+        raise Refusal(name, "layers with a state are not divided among processes (--tensor-parallel)")
     plan: Mapping[str, str] = getattr(text, "base_model_tp_plan", None) or {}
     if not plan:
         raise Refusal(name, "transformers has no plan for dividing it among processes (--tensor-parallel)")

@@ -60,8 +60,15 @@ from cloud_verifier.engine.model.precision import (
     quantize,
     weight_bytes,
 )
-from cloud_verifier.engine.model.refusals import Refusal, refuse_architecture, refuse_config, refuse_division
+from cloud_verifier.engine.model.refusals import (
+    NO_MEMORY_LAYERS,
+    Refusal,
+    refuse_architecture,
+    refuse_config,
+    refuse_division,
+)
 from cloud_verifier.engine.model.weight_files import check_weights
+from cloud_verifier.engine.states import take_over
 from common.errors import UserError
 from common.grammar import Tokens
 from common.sampling import NO_ADVICE, SamplingDefaults, SamplingParams
@@ -80,6 +87,8 @@ SMALL = 100_000_000
 UNBOUNDED_POSITIONS = 2**31 - 1
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """How configurations name the number of a layer's experts."""
+EXPERTS_OF_ROW = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
+"""How configurations name the number of experts that a row is sent to."""
 
 _T = TypeVar("_T")
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
@@ -120,7 +129,8 @@ class TargetModel:
         self._tokenizer = tokenizer
         self._text = text = model.config.get_text_config(decoder=True)
         refuse_config(name, model.config)
-        refuse_architecture(name, model)
+        self.state_layers = take_over(model)  # numbers of the layers that keep a state
+        refuse_architecture(name, model, self.state_layers)
         self.module: torch.nn.Module = model  # for what changes its parts
         self.vocab_size = int(text.vocab_size)
         self.num_layers = int(text.num_hidden_layers)
@@ -163,6 +173,15 @@ class TargetModel:
         """Return whether the model sends rows to a choice of experts."""
         settings = self._text.to_dict().items()
         return any("expert" in name and isinstance(value, int) and value > 1 for name, value in settings)
+
+    @property
+    def expert_share(self) -> float:
+        """Return the share of a layer's experts that one row is sent to, below 1; 0 without experts."""
+        number, chosen = (
+            next((value for name in names if isinstance(value := getattr(self._text, name, None), int)), 0)
+            for names in (NUM_EXPERTS, EXPERTS_OF_ROW)
+        )
+        return chosen / number if 0 < chosen < number else 0.0
 
     @property
     def weight_bytes(self) -> int:
@@ -241,6 +260,12 @@ class TargetModel:
         """
         torch.compiler.reset()
         self._compiled = torch.compile(self._model, dynamic=True)
+
+    @property
+    def num_memory_layers(self) -> int:
+        """Return the number of layers that look back: those without keys, values and state see one token."""
+        kinds = getattr(self._text, "layer_types", None) or ()
+        return self.num_layers - sum(kind in NO_MEMORY_LAYERS for kind in kinds)
 
     @property
     def layers(self) -> list[torch.nn.Module]:

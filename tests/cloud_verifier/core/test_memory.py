@@ -77,6 +77,15 @@ def test_what_ended_is_cached_until_somebody_needs_the_slots() -> None:
     assert len(memory.cache.match("a", [1, 2, 3])[1]) == 2, "its beginning is still there"
 
 
+def test_with_states_a_text_is_shared_once_it_has_ended_and_continued_at_its_end() -> None:
+    memory = KvMemory(40, recurrent=True)
+    lease = memory.open("a", (), 10)
+    memory.settle(lease, memory.take(lease, 4), ())
+    memory.close(lease, [1, 2, 3, 4])
+    assert len(memory.open("a", [1, 2, 3, 4, 5], 10).slots) == 4
+    assert len(memory.open("a", [1, 2, 3], 10).slots) == 0
+
+
 def test_without_a_cache_nothing_is_kept() -> None:
     memory = KvMemory(10, caches=False)
     lease = memory.open("a", (), 8)

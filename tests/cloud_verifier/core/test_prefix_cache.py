@@ -46,6 +46,20 @@ def test_the_least_recently_used_goes_first_and_from_its_end() -> None:
     cache.check_integrity()
 
 
+def test_a_match_at_ends_is_a_text_that_was_given_with_its_last_slot() -> None:
+    cache = PrefixCache()
+    give(cache, (1, 2, 3), 10)
+    give(cache, (1, 2, 3, 4, 5), 20)
+    give(cache, (1, 2), 30)  # its end was cached, in another slot
+    for tokens, length in {(1, 2): 0, (1, 2, 3, 4): 3, (1, 2, 3, 4, 5, 6): 5, (1, 2, 9): 0}.items():
+        entry, slots = cache.match("a", tokens, at_ends=True)
+        assert slots.tolist() == [10, 11, 12, 23, 24][:length]
+        assert (entry is None) == (length == 0)
+    cache.evict(1)
+    assert len(cache.match("a", (1, 2, 3, 4, 5), at_ends=True)[1]) == 3, "what was trimmed has no end"
+    cache.check_integrity()
+
+
 def test_what_a_session_reads_stays() -> None:
     cache = PrefixCache()
     give(cache, (1, 2, 3), 10)

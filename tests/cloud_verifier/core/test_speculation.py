@@ -320,3 +320,44 @@ def test_credit_moves_with_the_pressure(
     pressure: float, each: VerifySession, num_sessions: int, credit: int
 ) -> None:
     assert pressed(pressure).of(each, num_sessions) == pytest.approx(credit, abs=1 if pressure < 1 else 0)
+
+
+def woken_time(rows: int) -> float:
+    """Step time of gpt-oss 120B by its bytes, at 1 TB/s: 2.1 GB for all rows, and of 60 GB the experts that
+    the rows wake, 4 of 128 each."""
+    return 0.0021 + 0.060 * (1 - (1 - 4 / 128) ** rows)
+
+
+def flat_time(rows: int) -> float:
+    return 0.030 + 0.0001 * rows
+
+
+@pytest.mark.parametrize("num_sessions", [1, 4])
+@pytest.mark.parametrize(
+    ("time", "chances", "best"),
+    [
+        (woken_time, [0.3, 0.2, 0.1], 0),
+        (woken_time, [0.9, 0.05], 1),
+        (flat_time, [0.3, 0.2, 0.1], 3),
+        (flat_time, [0.9, 0.05], 2),
+    ],
+)
+def test_rows_that_wake_experts_are_drafted_only_where_they_pay(
+    time: Callable[[int], float], chances: list[float], best: int, num_sessions: int
+) -> None:
+    """Between drafts a prompt's chunk is read, which wakes nearly all experts."""
+    sharing = SpeculationBudget(0.02, StepCost(expert_share=4 / 128 if time is woken_time else 0.0))
+    crowd = [session(key, *chances) for key in range(1, 1 + num_sessions)]
+    taken: dict[int, int] = {}
+    for step in range(200):
+        if step % 20 == 0:
+            sharing.cost.sample(256 + num_sessions, 0, time(256 + num_sessions))
+        taken = drafts(sharing, *crowd)
+        parts = [brought(each, taken[each.key], round(sum(chances[: taken[each.key]]))) for each in crowd]
+        for part in parts:
+            part.num_rows = part.num_outputs
+        num_rows = sum(part.num_rows for part in parts)
+        sharing.cost.sample(num_rows, 0, time(num_rows))
+        sharing.settle(parts)
+        sharing.note_pace(parts, time(num_rows))
+    assert list(taken.values()) == [best] * num_sessions

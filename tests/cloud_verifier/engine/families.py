@@ -45,7 +45,7 @@ class Family:
         return {**{name: size for name, size in SIZES.items() if name not in self.without}, **self.own}
 
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 5e5,
@@ -121,6 +121,23 @@ _GRANITE = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 2.0,
 }
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+"""Sizes of a gated delta rule."""
+
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+}
+"""Sizes of Mamba 2 layers; chunks that are shorter than the probe's."""
+
 _NO_HEAD_DIM = ("head_dim",)
 _ALL_HEADS_ALIKE = ("head_dim", "num_key_value_heads")
 
@@ -225,6 +242,107 @@ SERVED_FAMILIES: tuple[Family, ...] = (
         {"rope_parameters": _LLAMA3_ROPE, "max_position_embeddings": 131072}, _NO_HEAD_DIM,
     ),
     Family("MiniMax M2", "minimax_m2", "experts, norms over all heads at once", _LOCAL_EXPERTS),
+    Family(
+        "Gemma 4", "gemma4_text", "five of six layers slide, the sixth has larger heads; experts",
+        {
+            "num_hidden_layers": 6, "sliding_window": 512, "global_head_dim": 16, "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
+            "moe_intermediate_size": 16, "hidden_size_per_layer_input": 0,
+        },
+    ),
+    Family(
+        "Gemma 4 E", "gemma4_text", "upper layers use lower layers' keys and values",
+        {
+            "num_hidden_layers": 12, "sliding_window": 512, "global_head_dim": 16, "num_kv_shared_layers": 6,
+            "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97, "initializer_range": 0.1,
+        },
+    ),
+    Family("Phi-3.5 MoE", "phimoe", "experts", _LOCAL_EXPERTS, _NO_HEAD_DIM),
+    Family("ERNIE 4.5 MoE", "ernie4_5_moe", "experts and shared ones", {"moe_num_experts": 8, "moe_k": 2}),
+    Family("Hunyuan MoE", "hunyuan_v1_moe", "experts, norms of queries and keys", {"num_experts": 8}),
+    Family("GLM 4.7 Flash", "glm4_moe_lite", "latent attention (cached expanded), experts", _DEEPSEEK),
+    Family("LongCat Flash", "longcat_flash", "latent attention (cached expanded), experts", _DEEPSEEK),
+    Family(
+        "dots.llm1", "dots1", "experts by sigmoid",
+        {**_DEEPSEEK, "head_dim": 8, "num_key_value_heads": 2},
+    ),
+    Family(
+        "Trinity (AFMoE)", "afmoe", "gated attention, experts; three of four layers slide",
+        {**_EXPERTS, **_THREE_TO_ONE},
+    ),
+    Family("EXAONE MoE", "exaone_moe", "experts, three of four layers slide", {**_EXPERTS, **_THREE_TO_ONE}),
+    Family("MiMo V2 Flash", "mimo_v2_flash", "sinks in sliding layers, keys longer than values, experts"),
+    Family("Solar Open", "solar_open", "experts by sigmoid"),
+    Family(
+        "Command A MoE", "cohere2_moe", "experts, three of four layers slide", {**_EXPERTS, **_THREE_TO_ONE}
+    ),
+    Family("Arcee", "arcee", "squared ReLU"),
+    Family("Helium", "helium", "interleaved rotary embedding"),
+    Family("InternLM 3", "internlm3", "biases of queries, keys and values"),
+    Family("BitNet", "bitnet", "norms within blocks, squared ReLU"),
+    Family("LFM 2", "lfm2", "short convolutions among attention", {"layer_types": ["conv", FULL]}),
+    Family(
+        "LFM 2 MoE", "lfm2_moe", "short convolutions among attention, experts",
+        {**_EXPERTS, "layer_types": ["conv", FULL], "num_dense_layers": 1}, _NO_HEAD_DIM,
+    ),
+    Family("LFM 3", "lfm3", "short convolutions among attention", {"layer_types": ["conv", FULL]}),
+    Family(
+        "Qwen 3 Next", "qwen3_next", "a gated delta rule in three of four layers, experts",
+        {**DELTA, **_EXPERTS, "num_hidden_layers": 4, "shared_expert_intermediate_size": 16},
+    ),
+    Family(
+        "Qwen 3.5", "qwen3_5_text", "a gated delta rule in three of four layers",
+        {**DELTA, "num_hidden_layers": 4, "initializer_range": 0.1},
+    ),
+    Family(
+        "Qwen 3.5 MoE", "qwen3_5_moe_text", "a gated delta rule in three of four layers, experts",
+        {**DELTA, **_EXPERTS, "num_hidden_layers": 4, "shared_expert_intermediate_size": 16},
+    ),
+    Family(
+        "OLMo Hybrid", "olmo_hybrid", "a gated delta rule in three of four layers",
+        {**DELTA, "num_hidden_layers": 4, "layer_types": [*[LINEAR] * 3, FULL]},
+    ),
+    Family(
+        "Kimi Linear", "kimi_linear", "gated delta rule, latent attention, experts",
+        {
+            **_LATENT, "num_hidden_layers": 4, "layer_types": [*[LINEAR] * 3, FULL],
+            "linear_head_dim": 8, "linear_num_heads": 4,
+            "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        },
+    ),
+    Family(
+        "Ling 3 Flash", "bailing_hybrid", "gated delta rule, latent attention, experts",
+        {**_DEEPSEEK, "num_hidden_layers": 4, "layer_group_size": 4},
+    ),
+    Family(
+        "Granite 4 hybrid", "granitemoehybrid", "Mamba 2 layers among attention, experts",
+        {**MAMBA, "layer_types": ["mamba", "attention"]},
+    ),
+    Family(
+        "Bamba", "bamba", "Mamba 2 layers among attention",
+        {**MAMBA, "attn_layer_indices": [1]}, _NO_HEAD_DIM,
+    ),
+    Family("Falcon-H1", "falcon_h1", "Mamba 2 and attention in every layer", {**MAMBA, "mamba_d_ssm": 64}),
+    Family(
+        "Nemotron-H", "nemotron_h", "layers of Mamba 2, of attention, of experts and of an MLP",
+        {
+            "num_hidden_layers": 4, "layer_types": ["mamba", "moe", "attention", "mlp"],
+            "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1, "chunk_size": 16,
+            "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 16,
+            "initializer_range": 0.1,  # squared ReLUs double the exponent of what rounding moves
+        },
+    ),
+    Family(
+        "Jamba", "jamba", "Mamba layers among attention, experts",
+        {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4}, _NO_HEAD_DIM,
+    ),
+    Family("Mamba", "mamba", "a state in place of keys and values", {}, _NO_HEAD_DIM),
+    Family("Falcon Mamba", "falcon_mamba", "a state in place of keys and values"),
+    Family(
+        "Mamba 2", "mamba2", "a state in place of keys and values",
+        {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 16},
+    ),
 )  # fmt: skip
 """Those that the probe lets pass."""
 
@@ -237,27 +355,30 @@ REFUSED_FAMILIES: tuple[Family, ...] = (
         "Phi-3 128k", "phi3", "rotary frequencies by the longest session of a batch",
         {"rope_parameters": _LONGROPE, "max_position_embeddings": 131072}, _NO_HEAD_DIM,
     ),
-    Family("Mamba", "mamba", "a state in place of keys and values", {}, _NO_HEAD_DIM),
-    Family(
-        "Mamba 2", "mamba2", "a state in place of keys and values",
-        {"num_heads": 8, "state_size": 8, "n_groups": 1},
-    ),
     Family("RWKV 4", "rwkv", "a state in place of keys and values", {"attention_hidden_size": 32}),
-    Family(
-        "Jamba", "jamba", "Mamba layers among attention",
-        {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}, _NO_HEAD_DIM,
-    ),
-    Family("Falcon-H1", "falcon_h1", "Mamba and attention in every layer", {}, _NO_HEAD_DIM),
-    Family(
-        "Granite 4 hybrid", "granitemoehybrid", "Mamba layers among attention",
-        {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8},
-    ),
     Family("RecurrentGemma", "recurrent_gemma", "recurrent layers among attention", {"num_hidden_layers": 3}),
-    Family("Qwen 3 Next", "qwen3_next", "linear attention in three of four layers", {"num_hidden_layers": 4}),
-    Family("Qwen 3.5", "qwen3_5_text", "linear attention in three of four layers", {"num_hidden_layers": 4}),
-    Family("Kimi Linear", "kimi_linear", "linear attention"),
     Family("MiniMax Text 01", "minimax", "linear attention in every other layer"),
-    Family("LFM 2", "lfm2", "convolutions among attention", {"layer_types": ["conv", FULL]}),
+    Family(
+        "Zamba 2", "zamba2", "one attention layer that several layers share",
+        {
+            "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2,
+            "layer_types": ["mamba", "hybrid"] * 2, "n_mamba_heads": 8, "mamba_d_state": 8,
+            "mamba_headdim": 8, "mamba_ngroups": 1, "chunk_size": 16,
+        },
+    ),
+    Family("Zaya", "zaya", "convolutions of queries and keys within attention", {"num_hidden_layers": 4}),
+    Family("Inkling", "inkling_text", "convolutions of keys and values", {"num_hidden_layers": 4}),
+    Family("xLSTM", "xlstm", "a state in place of keys and values"),
+    Family("GLM 5", "glm_moe_dsa", "keys chosen by an index"),
+    Family(
+        "Qwen 4 Exp", "qwen4_exp_text", "keys chosen by an index, a gated delta rule",
+        {"num_hidden_layers": 4, **DELTA},
+    ),
+    Family(
+        "MiniMax M3", "minimax_m3_vl_text", "keys chosen by an index, experts",
+        {**_LOCAL_EXPERTS, "layer_types": [FULL, "minimax_m3_sparse"]},
+    ),
+    Family("DeepSeek V4", "deepseek_v4", "keys of several tokens compressed into one"),
     Family("DeepSeek V3.2", "deepseek_v32", "keys chosen by an index", _DEEPSEEK),
     Family("DiffLlama", "diffllama", "the difference of two attentions"),
     Family("Doge", "doge", "masks of its own making"),

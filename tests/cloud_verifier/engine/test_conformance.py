@@ -11,6 +11,7 @@ from cloud_verifier.engine.probe import LESS_EXACT, TOLERANCE
 from tests.cloud_verifier.engine.conformance import (
     NUM_FIXED,
     examine,
+    random_target,
     row_of,
     rows_of,
 )
@@ -66,6 +67,12 @@ def test_a_family_is_what_the_page_says(name: str) -> None:
         if precision != "float32":
             assert report.exactness is not None
             assert 1 / LESS_EXACT < report.exactness < LESS_EXACT
+
+
+def test_the_share_of_experts_is_found_where_there_are_experts() -> None:
+    for family in SERVED_FAMILIES:
+        share = random_target(family.name, family.model_type, family.settings, dtype="float32").expert_share
+        assert (0.0 < share < 1.0) == ("experts" in family.trait), family.name
 
 
 def test_the_page_lists_every_family_and_no_other() -> None:

@@ -33,7 +33,7 @@ def test_windows_are_restored_and_long_ones_do_not_make_it_long() -> None:
 def test_real_lengths_pass_real_windows_in_chunks() -> None:
     model = windowed(700)
     assert probe(model, lengths=REAL).worst < 1e-5
-    rows, recorder = _packed_rows(model, TorchRefBackend(), REAL)
+    rows, recorder, _ = _packed_rows(model, TorchRefBackend(), REAL)
     assert recorder.windows == {700}
     assert max(map(len, rows)) > 711
     assert {235, 491, 707} <= set(map(len, rows))  # the last rows of its chunks: a third of it, 256, the rest
@@ -158,7 +158,8 @@ def test_other_state_is_found_even_if_the_configuration_tells_nothing(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transformers_adapter, "refuse_config", lambda name, config: None)
-    monkeypatch.setattr(transformers_adapter, "refuse_architecture", lambda name, model: None)
+    monkeypatch.setattr(transformers_adapter, "refuse_architecture", lambda *_: None)
+    monkeypatch.setattr(transformers_adapter, "take_over", lambda model: frozenset())
     with wording.raises(UserError):
         probe(target(family))
 

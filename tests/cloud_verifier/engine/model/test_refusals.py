@@ -23,10 +23,7 @@ def config(**fields: Any) -> Any:
     "fields",
     [
         {"is_encoder_decoder": True},
-        {"layer_types": ["full_attention", "linear_attention"]},
         {"layer_types": ["sliding_attention", "chunked_attention"]},
-        {"layers_block_type": ["mamba", "attention"]},
-        {"layer_types": ["conv", "full_attention"]},
         {"rope_parameters": {"rope_type": "dynamic"}},
         {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}},
     ],
@@ -41,6 +38,8 @@ def test_the_reason_is_named(fields: dict[str, Any]) -> None:
     [
         {},
         {"layer_types": ["full_attention", "sliding_attention"], "rope_parameters": None},
+        {"layer_types": ["linear_attention", "full_attention", "conv", "mlp"]},
+        {"layers_block_type": ["mamba", "attention"]},
         {"layers_block_type": ["attention"], "rope_parameters": {"rope_type": "llama3", "factor": 8.0}},
         {"rope_parameters": {"full_attention": {"rope_type": "yarn"}, "sliding_attention": None}},
     ],
@@ -49,7 +48,8 @@ def test_static_rope_and_attention_layers_pass(fields: dict[str, Any]) -> None:
     refuse_config("m", config(**fields))
 
 
-def test_a_stateful_model_is_refused() -> None:
+def test_a_model_whose_states_are_not_found_is_refused() -> None:
     with wording.raises(UserError):
-        refuse_architecture("m", SimpleNamespace(_is_stateful=True))
-    refuse_architecture("m", SimpleNamespace(_is_stateful=False))
+        refuse_architecture("m", SimpleNamespace(_is_stateful=True), ())
+    refuse_architecture("m", SimpleNamespace(_is_stateful=True), {0, 2})
+    refuse_architecture("m", SimpleNamespace(_is_stateful=False), ())
