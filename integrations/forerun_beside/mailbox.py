@@ -6,7 +6,8 @@ import logging
 import os
 import socket
 import stat
-from collections import OrderedDict
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from common.errors import UserError
@@ -32,25 +33,28 @@ def path_of(environment: Mapping[str, str]) -> str:
 
 
 class Mailbox:
-    """Keeps the newest drafts of each session. Nothing here ever waits.
+    """Keeps the newest drafts of each session. No method waits.
 
-    With a `path` it receives them there, from this user alone: the socket's mode is 0600. Without one another
-    process receives and shares them. Raises `UserError` if the path cannot be bound.
+    With a `path` it receives them there, from this user alone: the socket's mode is 0600. A thread empties
+    the socket, because the kernel queues few datagrams (10 by default) and an engine's step is long. Without
+    a path another process receives and shares them. Raises `UserError` if the path cannot be bound.
     """
 
     def __init__(self, path: str | None) -> None:
         self._newest: OrderedDict[str, bytes] = OrderedDict()
+        self._arrived = deque[bytes](maxlen=MAX_SESSIONS)
         self._socket = None if path is None else _bound(path)
+        if self._socket is not None:
+            threading.Thread(target=self._receive, args=(self._socket,), name="mailbox", daemon=True).start()
+
+    def _receive(self, bound: socket.socket) -> None:
+        while message := bound.recv(MAX_BYTES):  # `close` sends an empty one
+            self._arrived.append(message)
+        bound.close()
 
     def take(self) -> list[bytes]:
         """Return the messages that have arrived."""
-        found = list[bytes]()
-        while self._socket is not None:
-            try:
-                found.append(self._socket.recv(MAX_BYTES))
-            except BlockingIOError:
-                break
-        return found
+        return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
     def keep(self, messages: Iterable[bytes]) -> None:
         """Keep these messages, which are read when asked for. One without nodes forgets its session."""
@@ -80,12 +84,12 @@ class Mailbox:
 
     def close(self) -> None:
         if self._socket is not None:
-            self._socket.close()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+                end.sendto(b"", self._socket.getsockname())
 
 
 def _bound(path: str) -> socket.socket:
     found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    found.setblocking(False)
     mask = os.umask(0o177)
     try:
         if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):  # of a process that has ended

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,12 @@ def walk(paths: list[list[int]], choices: list[int]) -> list[int]:
     while (row := next((at for at, path in enumerate(paths) if path == written), None)) is not None:
         written.append(choices[row])
     return written
+
+
+def wait_for(mailbox: Mailbox, count: int) -> None:
+    """Wait until the mailbox's thread has so many messages that nobody took yet."""
+    while len(mailbox._arrived) < count:
+        time.sleep(0)
 
 
 class Engine:

@@ -23,7 +23,7 @@ from forerun_beside.mailbox import Mailbox, Sender, path_of
 from forerun_beside.scheduler import RequestScheduler
 from forerun_beside.serve import limits_of
 from tests import wording
-from tests.integrations.engine import Engine
+from tests.integrations.engine import Engine, wait_for
 from tests.worlds.models import VOCAB, target_alone
 
 PROMPT = (1, 2, 3)
@@ -251,6 +251,7 @@ def test_the_newest_drafts_of_each_session_count(tmp_path: Path) -> None:
     mailbox, sender = Mailbox(path), Sender(path)
     sender.send(KEY, Drafts(2, (5,), (-1,), (0.0,)))
     sender.send(KEY, Drafts(2, (4, 5), (-1, 0), (0.0, 0.0)))
+    wait_for(mailbox, 2)
     mailbox.keep(mailbox.take())
     assert mailbox.drafts(KEY, 0, [1, 2, 3, 4]) == Drafts(3, (5,), (-1,), (0.0,))
     assert mailbox.drafts(KEY, 0, [1, 2, 3, 5]) is None
@@ -261,8 +262,21 @@ def test_the_newest_drafts_of_each_session_count(tmp_path: Path) -> None:
     assert mailbox.drafts(KEY, 0, [1, 2, 3]) is None
     sender.send(KEY, Drafts(2, (5,), (-1,), (0.0,)))
     sender.send(KEY, Drafts(0))
+    wait_for(mailbox, 2)
     mailbox.keep(mailbox.take())
     assert mailbox.drafts(KEY, 0, [1, 2, 3]) is None
+    sender.close()
+    mailbox.close()
+
+
+def test_no_message_is_dropped_while_an_engine_takes_none(tmp_path: Path) -> None:
+    """The kernel itself queues ten or a few hundred."""
+    path = str(tmp_path / "drafts.sock")
+    mailbox, sender = Mailbox(path), Sender(path)
+    for at in range(1000):
+        sender.send(f"{at:016x}", Drafts(2, (5,), (-1,), (0.0,)))
+        wait_for(mailbox, at + 1)
+    assert sender.num_dropped == 0
     sender.close()
     mailbox.close()
 

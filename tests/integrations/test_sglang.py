@@ -39,6 +39,7 @@ from forerun_beside.worker import Request  # noqa: E402
 from forerun_sglang import plugin  # noqa: E402
 from forerun_sglang.client import SglangClient  # noqa: E402
 from forerun_sglang.rows import PARAMETER, read, told  # noqa: E402
+from tests.integrations.engine import wait_for  # noqa: E402
 from tests.worlds.models import VOCAB, target_alone, tiny_logits  # noqa: E402
 
 PROMPT = [1, 2, 3]
@@ -259,6 +260,7 @@ def test_its_own_steps_write_the_targets_texts(
                     tree.grow(here, (token + 1) % VOCAB, -0.5)
                     here = tree.grow(here, token if depth < quality else (token + 2) % VOCAB, -0.4)
                 sender.send(f"{at:016x}", Drafts.of(tree))
+                wait_for(worker._mailbox, at + 1)
             serving.step(worker, ForwardMode.DECODE)
         sender.close()
         worker._mailbox.close()
