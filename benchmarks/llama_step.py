@@ -19,20 +19,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.plans import item_of
+from benchmarks.plans import SAMPLINGS, item_of, sampled
 from benchmarks.reports import carry_out, parser_of
 from cloud_verifier.core.nouns import FloatArray, IntArray, Reply, SchedulerConfig, StepItem, StepPlan
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.llama.loading import LlamaOptions, open_runtime
-from common.choice import History
-from common.grammar import json_schema_grammar
 from common.llama.runtime import LlamaRuntime
 from common.messages import Commit, Open
 from common.sampling import SamplingParams
@@ -41,14 +39,6 @@ from forerun.bench.report import Machine, finish, table
 SHAPES = ((1, 1), (1, 8), (8, 1), (8, 8))
 """Sessions, and rows of each: streaming, drafts, a crowd of both."""
 
-SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-SAMPLINGS = {
-    "greedy": SamplingParams(),
-    "T 0.8": SamplingParams(0.8, seed=1),
-    "top-p 0.9": SamplingParams(0.8, top_p=0.9, seed=1),
-    "penalties": SamplingParams(0.8, repetition_penalty=1.1, frequency_penalty=0.2, seed=1),
-    "schema": SamplingParams(0.8, seed=1, grammar=json_schema_grammar(SCHEMA)),
-}
 RATES = (1, 2, 4, 8)
 WARM_UP = 3
 
@@ -111,7 +101,7 @@ def measure_steps(settings: LlamaStepSettings) -> list[StepRatio]:
 
             for name, sampling in SAMPLINGS.items():
                 pairs = zip(items, tokens, strict=True)
-                plan = StepPlan(tuple(_sampled(item, sampling, row) for item, row in pairs))
+                plan = StepPlan(tuple(sampled(item, sampling, row) for item, row in pairs))
                 cut, step = partial(_cut, plain, settings.context), partial(engine.evaluate, plan)
                 times = _times(decode, cut, step, settings.repeats)
                 alone, step_time = (statistics.median(each) for each in times)
@@ -143,17 +133,6 @@ def _items(engine: LlamaEngine, tokens: IntArray, context: int) -> Iterator[Step
         held, free = own[:context], own[context:]
         engine.evaluate(StepPlan((item_of(session, row[:context], slots[:0], held, range(-1, context - 1)),)))
         yield item_of(session, row[context:], held, free, range(-1, len(free) - 1))
-
-
-def _sampled(item: StepItem, sampling: SamplingParams, tokens: IntArray) -> StepItem:
-    """Return the item with another sampling, as the scheduler would plan it: the context is the prompt."""
-    context = len(item.prefix_slots)
-    prompt, nothing = tokens[:context], np.zeros(0, np.int32)
-    changed = replace(item, sampling=sampling)
-    if sampling.reads_text:
-        history = History.of(sampling, prompt, nothing) if sampling.has_penalties else None
-        changed = replace(changed, prompt=prompt, generated=nothing, history=history)
-    return changed
 
 
 def _times(

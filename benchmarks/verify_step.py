@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from benchmarks.plans import item_of
+from benchmarks.plans import SAMPLINGS, item_of, sampled
 from benchmarks.reports import carry_out, parser_of
 from cloud_verifier.core.nouns import StepPlan
 from cloud_verifier.engine.deterministic.engine import ExactEngine
@@ -61,6 +61,7 @@ class Measurement:
     """Holds one comparison. Times in seconds, medians."""
 
     shape: str  # chain, tree, or sessions x rows
+    sampling: str  # of `plans.SAMPLINGS`
     num_rows: int  # of each session
     plain_time: float  # of transformers, or of the ordinary engine
     packed_time: float  # of the packed step, or of the deterministic one
@@ -69,9 +70,11 @@ class Measurement:
 
 
 @torch.inference_mode()
-def measure(plain: PreTrainedModel, packed: PreTrainedModel, settings: StepSettings) -> list[Measurement]:
+def measure(plain: PreTrainedModel, packed: TargetModel, settings: StepSettings) -> list[Measurement]:
     """Compare two instances of one model: `plain` as transformers runs it, `packed` as the engine does."""
-    engine = TorchEngine(TargetModel("packed", packed), 2 * settings.context + 64)
+    engine = TorchEngine(packed, 2 * settings.context + 64)
+    engine.prepare_grammars()
+    samplings = {name: each for name, each in SAMPLINGS.items() if engine.info.grammars or not each.grammar}
     random = np.random.default_rng(0)
     context = random.integers(engine.info.vocab_size, size=settings.context).astype(np.int32)
     slots = random.permutation(engine.info.num_slots).astype(np.int32)
@@ -89,9 +92,11 @@ def measure(plain: PreTrainedModel, packed: PreTrainedModel, settings: StepSetti
             return partial(cache.crop, -num_rows)
 
         for shape, parents in (("chain", range(-1, num_rows - 1)), ("tree", _tree(num_rows))):
-            plan = StepPlan((item_of(0, tokens, held, free[:num_rows], parents),))
-            both = (forward, partial(engine.evaluate, plan))
-            results.append(_compare(shape, num_rows, both, settings.repeats))
+            item = item_of(0, tokens, held, free[:num_rows], parents)
+            for name, sampling in samplings.items():
+                plan = StepPlan((sampled(item, sampling, context),))
+                both = (forward, partial(engine.evaluate, plan))
+                results.append(_compare(shape, name, num_rows, both, settings.repeats))
     return results
 
 
@@ -116,12 +121,12 @@ def measure_exact(
             items.append(item_of(session, tokens, held, free, range(-1, rows - 1)))
         plan = StepPlan(tuple(items))
         both = (partial(default.evaluate, plan), partial(exact.evaluate, plan))
-        found.append(_compare(f"{sessions} x {rows}", rows, both, settings.repeats))
+        found.append(_compare(f"{sessions} x {rows}", "greedy", rows, both, settings.repeats))
     return found
 
 
 def _compare(
-    shape: str, num_rows: int, both: tuple[Callable[[], Any], Callable[[], Any]], repeats: int
+    shape: str, sampling: str, num_rows: int, both: tuple[Callable[[], Any], Callable[[], Any]], repeats: int
 ) -> Measurement:
     """Time both in turns. A function that one of them returns is called after it, and not timed."""
     times: tuple[list[float], list[float]] = ([], [])
@@ -134,7 +139,7 @@ def _compare(
                 after()
     plain, packed = times[0][WARM_UP:], times[1][WARM_UP:]
     medians = statistics.median(plain), statistics.median(packed)
-    return Measurement(shape, num_rows, *medians, medians[1] / medians[0], min(packed) / min(plain))
+    return Measurement(shape, sampling, num_rows, *medians, medians[1] / medians[0], min(packed) / min(plain))
 
 
 def _tree(num_rows: int) -> list[int]:
@@ -143,7 +148,7 @@ def _tree(num_rows: int) -> list[int]:
 
 
 def _load(target: str, dtype: str) -> PreTrainedModel:
-    """A model of its own for each side: the configuration holds the attention implementation."""
+    """Load transformers' own side. Each side has a model, whose configuration names the attention."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         target, dtype=dtype, use_safetensors=True, attn_implementation="sdpa"
     )
@@ -158,8 +163,8 @@ def _run(options: argparse.Namespace) -> None:
     if options.deterministic:
         results = measure_exact(settings)
     else:
-        plain, packed = (_load(settings.target, settings.dtype) for _ in range(2))
-        results = measure(plain, packed, settings)
+        packed = load_target(settings.target, dtype=settings.dtype)
+        results = measure(_load(settings.target, settings.dtype), packed, settings)
     rows = [asdict(result) for result in results]
     about = {**asdict(settings), "deterministic": options.deterministic, "torch": torch.__version__}
     finish(options, {**about, "machine": platform.machine(), "results": rows}, table(rows))

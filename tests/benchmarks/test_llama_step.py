@@ -12,13 +12,13 @@ pytestmark = [pytest.mark.llama]
 def test_every_part_is_measured() -> None:
     from benchmarks.llama_step import (
         RATES,
-        SAMPLINGS,
         SHAPES,
         LlamaStepSettings,
         measure_invariance,
         measure_rates,
         measure_steps,
     )
+    from benchmarks.plans import SAMPLINGS
 
     settings = LlamaStepSettings(str(DRAFT_GGUF), context=8, repeats=1, tokens=3)
     steps = measure_steps(settings)

@@ -8,14 +8,19 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 
 def test_every_shape_is_measured_on_both_sides() -> None:
+    from benchmarks.plans import SAMPLINGS
     from benchmarks.verify_step import ROWS, StepSettings, measure
+    from cloud_verifier.engine.model.transformers_adapter import TargetModel
     from tests.cloud_verifier.engine.tiny import plain_model
 
     plain = plain_model("llama")
     plain.set_attn_implementation("sdpa")
-    results = measure(plain, plain_model("llama"), StepSettings("none", context=20, repeats=1))
-    assert [(one.shape, one.num_rows) for one in results] == [
-        (shape, rows) for rows in ROWS for shape in ("chain", "tree")
+    results = measure(
+        plain, TargetModel("tiny", plain_model("llama")), StepSettings("none", context=20, repeats=1)
+    )
+    names = [name for name, sampling in SAMPLINGS.items() if not sampling.grammar]
+    assert [(one.shape, one.num_rows, one.sampling) for one in results] == [
+        (shape, rows, name) for rows in ROWS for shape in ("chain", "tree") for name in names
     ]
     assert all(one.ratio == one.packed_time / one.plain_time > 0 for one in results)
 
