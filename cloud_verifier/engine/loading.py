@@ -90,11 +90,10 @@ def load_engine(
     model = load_target(
         source, dtype=dtype, device=device, quantization=quantization, num_processes=num_processes
     )
-    if quantization is not None and model.device.type == "cuda":
+    if quantization == "int8" and model.device.type == "cuda":
         logger.warning(
-            "! --quantize %s halves the weights' memory and slows steps down on a GPU: each product first "
+            "! --quantize int8 halves the weights' memory and slows steps down on a GPU: each product first "
             "writes its weights in %s",
-            quantization,
             model.dtype_name,
         )
     backend = ExactBackend() if exact_rows else backend or backend_of(attention, model.device)
