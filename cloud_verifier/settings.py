@@ -87,7 +87,10 @@ class TargetSection:
         "the CPU computes in it and a bfloat16 model has 100 million parameters or more",
     )
     quantize: str | None = setting(
-        None, "int8: linear layers in 8 bits a weight; needs the extra `quantized`", form="int8"
+        None,
+        "int8 or float8: linear layers in 8 bits a weight; float8 needs --compile and a GPU of compute "
+        "capability 8.9; both need the extra `quantized`",
+        form="int8 or float8",
     )
     threads: int = setting(
         0, "threads of torch or llama.cpp; 0: torch's choice; all processors but one", unit="threads", low=0
@@ -158,6 +161,10 @@ class TargetSection:
             )
         if self.compile and self.tensor_parallel:
             raise UserError("--compile and --tensor-parallel cannot be combined; leave one out")
+        if self.quantize == "float8" and not self.compile:
+            raise UserError(
+                "--quantize float8 needs --compile: otherwise rounding inputs takes longer than products gain"
+            )
         if self.tensor_parallel and self.quantize is not None:
             raise UserError(
                 "--quantize and --tensor-parallel cannot be combined: a divided row has other scales; leave "

@@ -438,7 +438,10 @@ class StepBuffers:
         self._padding = {"tokens": 0, "positions": 0, "slots": spare_slot, "outputs": 0}
         size = SizeBucket(ROW_BUCKETS[-1], max_units).num_words + -(-max_keys // 2)
         self._host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._device = torch.zeros(size, dtype=torch.int64, device=device)
+        with (
+            torch.inference_mode()
+        ):  # as tensors of eager steps are: compiled code is made for one of the kinds
+            self._device = torch.zeros(size, dtype=torch.int64, device=device)
         self._host_views: dict[SizeBucket, dict[str, NDArray[Any]]] = {}
 
     def bucket(self, plan: AttentionPlan) -> SizeBucket | None:
@@ -447,6 +450,7 @@ class StepBuffers:
             return None
         return SizeBucket.of(len(plan.rows), len(plan.units))
 
+    @torch.inference_mode()
     def send(self, bucket: SizeBucket, step: PackedStep, plan: AttentionPlan, table: ChoiceTable) -> None:
         """Write a step into its bucket's places and start its transfer to the device.
 

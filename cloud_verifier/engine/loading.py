@@ -167,11 +167,10 @@ def _set_up(
     drafts: bool,
 ) -> None:
     """Let the model compute as `load_engine` was asked to. Raises `UserError` if it cannot."""
-    if quantization is not None and model.device.type == "cuda":
+    if quantization == "int8" and model.device.type == "cuda":
         logger.warning(
-            "! --quantize %s halves the weights' memory and slows steps down on a GPU: each product first "
+            "! --quantize int8 halves the weights' memory and slows steps down on a GPU: each product first "
             "writes its weights in %s",
-            quantization,
             model.dtype_name,
         )
     if model.state_layers and (exact or compiled or drafts):

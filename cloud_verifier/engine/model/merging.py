@@ -44,7 +44,7 @@ class MergedProjections:
     def _merge(self, module: nn.Module, groups: Sequence[Sequence[nn.Linear]]) -> None:
         """Merge the groups of one module. Its weights lie on the host meanwhile, so that the merged ones take
         their memory. Otherwise a GPU would keep holes between others."""
-        linear = [each for each in module.children() if type(each) is nn.Linear]
+        linear = [each for each in module.children() if type(each) is nn.Linear and _is_plain(each)]
         device = linear[0].weight.device
         aside = {id(each): each.weight.data.cpu() for each in linear}
         for each in linear:
@@ -68,9 +68,8 @@ def _groups(module: nn.Module) -> Iterator[list[nn.Linear]]:
 
 def _is_plain(layer: nn.Linear) -> bool:
     """Tell whether nothing computes in its place, as quantizations and adapters do."""
-    return (
-        type(layer.weight) is nn.Parameter and layer.weight.dtype in DTYPES and "forward" not in vars(layer)
-    )
+    weight = getattr(layer, "weight", None)  # some quantizations keep packed ones under other names
+    return type(weight) is nn.Parameter and weight.dtype in DTYPES and "forward" not in vars(layer)
 
 
 def _kind(layer: nn.Linear) -> tuple[object, ...]:

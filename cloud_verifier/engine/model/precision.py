@@ -250,8 +250,12 @@ class _Linear(TorchFunctionMode):
         return (self._product if function is functional.linear else function)(*args, **(kwargs or {}))
 
 
-QUANTIZATIONS = ("int8",)
-"""int8: each weight as 8 bits, each output row with a scale of its own (torchao's weight-only kind)."""
+QUANTIZATIONS = ("int8", "float8")
+"""Each weight as 8 bits, each output row with a scale of its own, by torchao. int8: products convert weights.
+float8: products are of float8, and their inputs are rounded too, each row with a scale of its own."""
+
+FLOAT8_CAPABILITY = (8, 9)
+"""Of a GPU that multiplies float8: Ada, Hopper and later."""
 
 ROUTERS = {"router", "gate"}
 """What linear layers are called whose outputs choose experts."""
@@ -289,20 +293,51 @@ def check_quantization(kind: str) -> None:
         ) from error
 
 
+def check_float8(device: torch.device) -> None:
+    """Raise `UserError` if `device` multiplies no float8."""
+    if device.type != "cuda":
+        raise UserError(f"--quantize float8 needs a CUDA device, and this is {device}; use int8")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FLOAT8_CAPABILITY:
+        raise UserError(
+            f"--quantize float8 needs compute capability 8.9, and {device} has "
+            f"{capability[0]}.{capability[1]}; use int8"
+        )
+
+
 def quantize(name: str, model: nn.Module, head: nn.Module | None, kind: str) -> Shrinkage:
     """Quantize the linear layers of `model` in place, all but its `head` and routers.
 
-    Raises `UserError` as `check_quantization`, and `Refusal` if there is nothing to quantize.
+    Raises `UserError` as `check_quantization` and for float8 of weights that are not bfloat16, and `Refusal`
+    if there is nothing to quantize.
     """
     check_quantization(kind)
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    from torchao.quantization import quantize_
 
-    chosen = {id(layer) for layer in _linear_layers(model, head)}
+    chosen = list(_linear_layers(model, head))
     if not chosen:
         raise Refusal(name, f"it has no linear layers that could be quantized to {kind}")
-    before = weight_bytes(model)
-    quantize_(model, Int8WeightOnlyConfig(), filter_fn=lambda module, _: id(module) in chosen)
+    if kind == "float8" and any(layer.weight.dtype != torch.bfloat16 for layer in chosen):
+        raise UserError("--quantize float8 needs weights in bfloat16; give --dtype bfloat16")
+    before, found = weight_bytes(model), {id(layer) for layer in chosen}
+    quantize_(model, _torchao_config(kind), filter_fn=lambda module, _: id(module) in found)
     return Shrinkage(kind, len(chosen), before, weight_bytes(model))
+
+
+def _torchao_config(kind: str) -> Any:
+    from torchao.quantization import (
+        Float8DynamicActivationFloat8WeightConfig,
+        Int8WeightOnlyConfig,
+        PerRow,
+    )
+    from torchao.quantization.quantize_.common import KernelPreference
+
+    if kind == "int8":
+        return Int8WeightOnlyConfig()
+    # torch's own kernels: others, where they are installed, cannot read weights that lie on the host.
+    return Float8DynamicActivationFloat8WeightConfig(
+        granularity=PerRow(), kernel_preference=KernelPreference.TORCH
+    )
 
 
 def weight_bytes(model: nn.Module) -> int:
@@ -310,7 +345,7 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(_stored_bytes(tensor) for tensor in model.parameters())
 
 
-def _linear_layers(model: nn.Module, head: nn.Module | None) -> Iterator[nn.Module]:
+def _linear_layers(model: nn.Module, head: nn.Module | None) -> Iterator[nn.Linear]:
     for path, module in model.named_modules():
         if type(module) is nn.Linear and module is not head and ROUTERS.isdisjoint(path.split(".")):
             yield module

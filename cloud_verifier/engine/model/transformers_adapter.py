@@ -53,6 +53,7 @@ from cloud_verifier.engine.model.precision import (
     HALF,
     Shrinkage,
     can_widen,
+    check_float8,
     check_quantization,
     computes_bfloat16,
     float32_inside,
@@ -136,6 +137,9 @@ class TargetModel:
         self.num_layers = int(text.num_hidden_layers)
         # Longest prompt and text; `UNBOUNDED_POSITIONS` if the configuration names no limit.
         self.max_positions = int(getattr(text, "max_position_embeddings", None) or UNBOUNDED_POSITIONS)
+        # compressed-tensors rounds in each layer's own forward, in the precision of what it unpacked.
+        is_stored_quantized = getattr(model.config, "quantization_config", None) is not None
+        self._rounds_inside = is_stored_quantized and any("forward" in vars(each) for each in model.modules())
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._compiled: Callable[..., Any] | None = None
         self._merged: MergedProjections | None = None
@@ -165,8 +169,9 @@ class TargetModel:
 
     @property
     def can_widen(self) -> bool:
-        """Return whether `in_float32` can be entered; some quantizations hide their weights' values."""
-        return can_widen(self._model)
+        """Return whether `in_float32` can be entered; some quantizations hide their weights' values, or round
+        in the layers."""
+        return can_widen(self._model) and not self._rounds_inside
 
     @property
     def routes_tokens(self) -> bool:
@@ -496,6 +501,8 @@ def load_target(
     kind = torch_dtype(dtype)
     if quantization is not None:
         check_quantization(quantization)
+        if quantization == "float8":
+            check_float8(where)
     place = _place(source)
     config = _loading(source, lambda: AutoConfig.from_pretrained(place, trust_remote_code=False))
     refuse_config(source, config)
@@ -521,6 +528,11 @@ def load_target(
         shrinkage = quantize(source, model, model.get_output_embeddings(), quantization)
     if num_processes == 1:
         torch.nn.Module.to(model, where)
+    if getattr(config, "quantization_config", None) is not None:
+        # compressed-tensors unpacks weights at the first forward, and fails if a module was changed before.
+        tokens = torch.zeros((1, 1), dtype=torch.int64, device=where)
+        with torch.no_grad():
+            _loading(source, lambda: model(tokens, use_cache=False))
     return TargetModel(source, model, words, shrinkage)
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from cloud_verifier.engine.graphs import (
     SizeBucket,
     StepBuffers,
 )
+from cloud_verifier.engine.loading import compile_steps
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
 from cloud_verifier.engine.sampling import device_choice
@@ -144,6 +146,28 @@ def test_replayed_steps_equal_eager_ones(family: str, num_layers: int) -> None:
         "graphs_made_total": 1,
         "eager_reasons_total": counts.reasons,
     }
+
+
+def test_steps_that_were_compiled_ahead_are_recorded_without_the_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A compiler that tries kernels waits for the device, which no recording may."""
+    compiled: list[int] = []
+
+    def run(graph: Any, _inputs: list[Tensor]) -> Callable[..., Any]:
+        compiled.append(1)
+        forward: Callable[..., Any] = graph.forward
+        return forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=run))
+    replayed, eager = engine_of(captures()), engine_of(None)
+    replayed.model.compile()
+    compile_steps(replayed)
+    compiled.clear()
+    for plan in plans():
+        for found, right in zip(replayed.evaluate(plan).choices, eager.evaluate(plan).choices, strict=True):
+            assert found.tolist() == right.tolist()
+    assert (compiled, replayed.runner.counts.graph) == ([], 2)
 
 
 # What is recorded, refused and counted, with a model that is a table of logits by token and position.

@@ -78,8 +78,9 @@ def test_a_module_that_gets_another_input_computes_alone() -> None:
 
 
 def test_what_is_not_plain_is_left_alone() -> None:
-    unlike, replaced = Block(), Block()
+    unlike, replaced, packed = Block(), Block(), Block()
+    del packed.k_proj.weight
     unlike.k_proj = nn.Linear(8, 4, bias=False)
     replaced.v_proj.forward = lambda states: states[..., :4]  # type: ignore[assignment, method-assign]
-    for block in (unlike, replaced, nn.Sequential(nn.Linear(8, 4))):
+    for block in (unlike, replaced, packed, nn.Sequential(nn.Linear(8, 4))):
         assert MergedProjections(block).groups == []

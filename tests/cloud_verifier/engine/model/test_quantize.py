@@ -13,9 +13,10 @@ import transformers as hf
 
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.loading import load_engine
+from cloud_verifier.engine.model import transformers_adapter
 from cloud_verifier.engine.model.precision import quantize, weight_bytes
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
-from cloud_verifier.engine.probe import probe
+from cloud_verifier.engine.probe import COARSE_TOLERANCE, probe
 from common.errors import UserError
 from common.sampling import SamplingParams
 from tests import wording
@@ -97,6 +98,49 @@ def test_a_quantized_family_passes_the_probe(family: str, dtype: str) -> None:
     assert probe(model).worst < 1e-5
 
 
+@pytest.fixture
+def float8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets torchao quantize to float8 without a GPU. torch multiplies float8 on a CPU, too."""
+    from torchao.quantization import quant_api
+
+    monkeypatch.setattr(quant_api, "_check_hardware_support", lambda granularity: None)
+
+
+@pytest.mark.usefixtures("float8")
+def test_a_target_in_float8_passes_the_probe_and_a_mistake_in_it_does_not() -> None:
+    def made(spoil: float) -> TargetModel:
+        plain = plain_model("llama", torch.bfloat16).eval()
+        shrinkage = quantize("llama", plain, plain.get_output_embeddings(), "float8")
+        assert shrinkage.num_layers == 14
+        assert "Float8Tensor" in kinds(plain).values()
+        if spoil:
+            mix_neighbours(plain.model.layers[1].mlp, spoil)
+        return TargetModel("llama", plain)
+
+    report = probe(made(0.0))
+    assert report.worst < 1e-5
+    assert report.exactness is not None
+    assert 0.5 < report.exactness < 2.0
+    with wording.raises(UserError):
+        probe(made(0.05))
+
+
+def test_float8_wants_a_gpu_that_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with wording.raises(UserError):
+        load_target(TARGET, quantization="float8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    with wording.raises(UserError):
+        load_target(TARGET, device="cuda", quantization="float8")
+
+
+@pytest.mark.usefixtures("float8")
+def test_float8_wants_weights_in_bfloat16() -> None:
+    plain = plain_model("llama")
+    with wording.raises(UserError):
+        quantize("llama", plain, plain.get_output_embeddings(), "float8")
+
+
 def test_a_mistake_is_found_in_a_quantized_model_too() -> None:
     plain = plain_model("llama", torch.bfloat16).eval()
     quantize("llama", plain, plain.get_output_embeddings(), "int8")
@@ -124,6 +168,31 @@ def test_what_is_stored_quantized_is_served_if_it_passes(stored: str, dtype: str
     assert "Int8Tensor" in kinds(model._model).values()
     assert probe(model).worst < 1e-5
     assert model.shrinkage is None
+
+
+def test_what_unpacks_at_its_first_forward_meets_modules_as_they_were_loaded(
+    stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As compressed-tensors does, which fails where a module's forward is not a method."""
+    load, seen = transformers_adapter._load_weights, list[tuple[str, bool]]()
+
+    def loaded(*given: Any) -> Any:
+        model = load(*given)
+        head, layer = model.lm_head, model.model.layers[0].mlp.up_proj
+
+        def unpack(*_: Any) -> None:
+            seen.append((model.config._attn_implementation, "forward" in vars(head)))
+            layer.forward = layer.forward.__func__.__get__(layer)
+            hook.remove()
+
+        hook = model.register_forward_pre_hook(unpack)
+        return model
+
+    monkeypatch.setattr(transformers_adapter, "_load_weights", loaded)
+    model = load_target(stored, dtype="bfloat16", with_tokenizer=False)
+    assert seen == [("eager", False)]
+    assert not model.can_widen  # its layers may round inside
+    assert probe(model).tolerance == COARSE_TOLERANCE[torch.bfloat16]
 
 
 def test_what_is_stored_quantized_is_not_quantized_again(stored: str) -> None:
