@@ -10,7 +10,7 @@ from cloud_verifier.core.nouns import SchedulerConfig
 from common.messages import FinishReason
 from common.sampling import SamplingParams
 from tests.worlds.models import VOCAB, no_repeats, target_alone
-from tests.worlds.seeds import DRAFTERS, POLICIES, check_laws, check_seed, replay_command, run
+from tests.worlds.seeds import DRAFTERS, POLICIES, check_laws, check_seed, replay_command, run, spec_of
 from tests.worlds.world import EdgeSpec, World, WorldSpec
 
 QUICK_SEEDS, NUM_SEEDS, CHUNK = 400, 1000, 100
@@ -27,6 +27,12 @@ def test_laws_hold_on_many_seeds(first: int) -> None:
     """`make soak` runs 20,000."""
     found = {seed: wrong for seed in range(first, first + CHUNK) if (wrong := check_seed(seed)) is not None}
     assert not found, "\n".join(f"{wrong}; again: {replay_command(seed)}" for seed, wrong in found.items())
+
+
+def test_laws_hold_where_steps_are_padded() -> None:
+    for seed in range(30):
+        spec = replace(spec_of(seed), row_buckets=(4, 8, 16, 32))
+        check_laws(run(spec))
 
 
 @pytest.mark.parametrize("seed", [9790, 10344])

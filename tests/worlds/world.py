@@ -70,6 +70,7 @@ class WorldSpec:
     outages: tuple[tuple[float, float], ...] = ()  # from when to when no stream is up
     config: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(prefill_chunk=5))
     num_slots: int = 4096
+    row_buckets: tuple[int, ...] = ()  # that the engine pads its steps to
     eos: tuple[int, ...] = (0,)
     steps_failing: tuple[int, ...] = ()  # engine steps that raise
     memory: int = 3  # tokens that the target looks at
@@ -154,7 +155,10 @@ class World:
         self.now = 0.0
         self.trace: list[str] = []
         depth = spec.guess_depth
-        info = TargetInfo("tiny", VOCAB, 512, spec.num_slots, spec.eos, FINGERPRINT, guess_depth=depth)
+        info = TargetInfo(
+            "tiny", VOCAB, 512, spec.num_slots, spec.eos, FINGERPRINT,
+            guess_depth=depth, row_buckets=spec.row_buckets,
+        )  # fmt: skip
         self.hosts = [Host(self, info, chances) for _ in range(spec.verifiers)]
         written = GrowingIndex(capacity=spec.remember) if spec.remember else None
         shared = SharedTexts(written, tuple(map(GrowingIndex, spec.files)))
