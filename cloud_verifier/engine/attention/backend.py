@@ -58,6 +58,12 @@ class StepContext:
     slots: Tensor  # int64 [T] where the rows' KV is written
     attention: StepAttention
 
+    @property
+    def takes_latents(self) -> bool:
+        """Return whether layers may keep latents (`latent.Latents`): Triton's kernel has no memory for heads
+        of 576 numbers."""
+        return bool(getattr(self.attention, "takes_latents", False))
+
 
 _current: ContextVar[StepContext | None] = ContextVar("forerun_step", default=None)
 
@@ -108,9 +114,12 @@ def attention_function(
         raise UserError(
             f"its {type(module).__name__} has no layer number, so layers cannot keep their own KV"
         )
+    latents: Any = getattr(module, "expand_kv", None)  # of a layer that keeps latents (`latent.Latents`)
+    absorbs = context.takes_latents and hasattr(latents, "of_query")
     kv = context.kv.write(layer, context.slots, key, value)
     terms = AttentionTerms(scaling, sliding_window, softcap, s_aux)
-    return context.attention.attend(query, kv, terms), None
+    result = context.attention.attend(latents.of_query(query) if absorbs else query, kv, terms)
+    return latents.of_result(result) if absorbs else result, None
 
 
 @dataclass(frozen=True, slots=True)
