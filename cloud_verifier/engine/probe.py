@@ -318,6 +318,7 @@ class _RecordedStep:
     def __init__(self, recorder: _Recorder, attention: StepAttention) -> None:
         self._recorder = recorder
         self._attention = attention
+        self.takes_latents = getattr(attention, "takes_latents", False)
 
     def attend(self, query: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:
         self._recorder.note(query, kv, terms)

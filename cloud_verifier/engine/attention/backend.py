@@ -61,6 +61,12 @@ class StepContext:
     slots: Tensor  # int64 [T] where the rows' KV is written
     attention: StepAttention
 
+    @property
+    def takes_latents(self) -> bool:
+        """Return whether layers may keep latents (`latent.Latents`): Triton's kernel has no memory for heads
+        of 576 numbers."""
+        return bool(getattr(self.attention, "takes_latents", False))
+
 
 _current: ContextVar[StepContext | None] = ContextVar("forerun_step", default=None)
 
@@ -78,6 +84,15 @@ def current_step(context: StepContext) -> Iterator[None]:
 def running_step() -> StepContext | None:
     """Return the step that the model is computing in this thread; None outside one."""
     return _current.get()
+
+
+def takes_latents() -> bool:
+    """Return whether a layer may keep its latents in the running step (`latent.Latents`). A compiled forward
+    keeps none: its operation has one shape."""
+    if torch.compiler.is_compiling():
+        return False
+    step = _current.get()
+    return step is not None and step.takes_latents
 
 
 def attention_function(
@@ -108,8 +123,14 @@ def attention_function(
         raise UserError(
             f"its {type(module).__name__} has no layer number, so layers cannot keep their own KV"
         )
-    attend = _attend_compiled if torch.compiler.is_compiling() else _attend
-    return attend(query, key, value, layer, scaling, sliding_window, softcap, s_aux), None
+    if torch.compiler.is_compiling():  # layers keep no latents then
+        return _attend_compiled(query, key, value, layer, scaling, sliding_window, softcap, s_aux), None
+    latents: Any = getattr(module, "expand_kv", None)  # of a layer that keeps latents (`latent.Latents`)
+    absorbs = hasattr(latents, "of_query") and takes_latents()
+    if absorbs:
+        query = latents.of_query(query)
+    result = _attend(query, key, value, layer, scaling, sliding_window, softcap, s_aux)
+    return latents.of_result(result) if absorbs else result, None
 
 
 def _attend(

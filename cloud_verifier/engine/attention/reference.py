@@ -77,6 +77,8 @@ class TorchRefBackend:
 class TorchRefStep:
     """Holds one step's layouts, made when a layer first asks for a variant."""
 
+    takes_latents = True
+
     def __init__(self, step: PackedStep, device: torch.device) -> None:
         self._step = step
         self._device = device

@@ -48,6 +48,7 @@ from transformers.utils import logging as hf_logging
 
 from cloud_verifier.core.nouns import Chat
 from cloud_verifier.engine.attention.backend import attention_function
+from cloud_verifier.engine.attention.latent import keep_latents
 from cloud_verifier.engine.model.merging import MergedProjections
 from cloud_verifier.engine.model.precision import (
     HALF,
@@ -132,6 +133,7 @@ class TargetModel:
         refuse_config(name, model.config)
         self.state_layers = take_over(model)  # numbers of the layers that keep a state
         refuse_architecture(name, model, self.state_layers)
+        keep_latents(model)
         self.module: torch.nn.Module = model  # for what changes its parts
         self.vocab_size = int(text.vocab_size)
         self.num_layers = int(text.num_hidden_layers)

@@ -190,9 +190,9 @@ SERVED_FAMILIES: tuple[Family, ...] = (
         {**_EXPERTS, "shared_expert_intermediate_size": 16}, _NO_HEAD_DIM,
     ),
     Family("Qwen 3 MoE", "qwen3_moe", "experts, norms of queries and keys", _EXPERTS),
-    Family("DeepSeek V2", "deepseek_v2", "latent attention (cached expanded), experts in groups", _DEEPSEEK),
-    Family("DeepSeek V3", "deepseek_v3", "latent attention (cached expanded), experts by sigmoid", _DEEPSEEK),
-    Family("MiniCPM 3", "minicpm3", "latent attention (cached expanded)", _LATENT),
+    Family("DeepSeek V2", "deepseek_v2", "latent attention, experts in groups", _DEEPSEEK),
+    Family("DeepSeek V3", "deepseek_v3", "latent attention, experts by sigmoid", _DEEPSEEK),
+    Family("MiniCPM 3", "minicpm3", "latent attention", _LATENT),
     Family(
         "StarCoder", "gpt_bigcode", "one KV head, learned positions",
         {"max_position_embeddings": 1024}, _ALL_HEADS_ALIKE,
@@ -260,8 +260,8 @@ SERVED_FAMILIES: tuple[Family, ...] = (
     Family("Phi-3.5 MoE", "phimoe", "experts", _LOCAL_EXPERTS, _NO_HEAD_DIM),
     Family("ERNIE 4.5 MoE", "ernie4_5_moe", "experts and shared ones", {"moe_num_experts": 8, "moe_k": 2}),
     Family("Hunyuan MoE", "hunyuan_v1_moe", "experts, norms of queries and keys", {"num_experts": 8}),
-    Family("GLM 4.7 Flash", "glm4_moe_lite", "latent attention (cached expanded), experts", _DEEPSEEK),
-    Family("LongCat Flash", "longcat_flash", "latent attention (cached expanded), experts", _DEEPSEEK),
+    Family("GLM 4.7 Flash", "glm4_moe_lite", "latent attention, experts", _DEEPSEEK),
+    Family("LongCat Flash", "longcat_flash", "latent attention, experts", _DEEPSEEK),
     Family(
         "dots.llm1", "dots1", "experts by sigmoid",
         {**_DEEPSEEK, "head_dim": 8, "num_key_value_heads": 2},
