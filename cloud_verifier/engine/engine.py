@@ -27,7 +27,7 @@ from cloud_verifier.engine.attention.backend import AttentionBackend, KVStore, S
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.drafting.drafter import SCRATCH, Drafter
 from cloud_verifier.engine.drafting.nouns import DraftModel
-from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
+from cloud_verifier.engine.packing import PackedStep, PrefixMarks, StepLimits, pack, path_rows
 from cloud_verifier.engine.sampling.choice import ChoiceRow, choose, decide_by_rules, has_rules
 from cloud_verifier.engine.sampling.grammar import Mask, MaskOf, TargetGrammars
 from cloud_verifier.engine.sampling.logprobs import Chosen, near_tie, row_logprobs
@@ -86,6 +86,7 @@ class TorchEngine:
             guess_depth=0 if draft is None else draft.depth,
         )
         self._limits = StepLimits(model.vocab_size, model.max_positions, num_slots)
+        self._marks = PrefixMarks(num_slots)
         self._grammars = TargetGrammars(model.grammar_tokens)
         self.drafter: Drafter | None = None
         if draft is not None:
@@ -136,7 +137,7 @@ class TorchEngine:
         return GuessResult(((),) * len(plan.items))
 
     def _pack(self, plan: StepPlan) -> PackedStep:
-        step = pack(plan, self._limits)
+        step = pack(plan, self._limits, self._marks)
         if self.drafter is not None:
             self.drafter.note(step)
         return step
