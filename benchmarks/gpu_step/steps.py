@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.graphs import DeviceRunner, StepBuffers
 from cloud_verifier.engine.loading import compile_steps
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from cloud_verifier.engine.packing import StepLimits, pack
+from cloud_verifier.engine.packing import PrefixMarks, StepLimits, pack
 from cloud_verifier.engine.sampling.device_choice import choice_table
 from cloud_verifier.engine.sampling.host import choice_rows
 from common.sampling import SamplingParams
@@ -62,13 +62,15 @@ def host_times(settings: GpuSettings) -> list[dict[str, Any]]:
         plan = load_plan(load, settings.shape.vocab_size, SAMPLED)
         num_slots = 4 * slots_of(load)
         limits = StepLimits(settings.shape.vocab_size, 1 << 20, num_slots)
-        step = pack(plan, limits)
+        items = (replace(item, prefix_slots=item.prefix_slots[:]) for item in plan.items)
+        plan, marks = StepPlan(tuple(items)), PrefixMarks(num_slots)  # parts of arrays that grow in place
+        step = pack(plan, limits, marks)
         attention, table = plan_attention(step), choice_table(step, choice_rows)
         buffers = StepBuffers(torch.device("cpu"), 4096, 4 * num_slots, 8, num_slots)
         bucket = buffers.bucket(attention)
         assert bucket is not None, "the loads are no prefill chunks"
         parts: dict[str, Callable[[], object]] = {
-            "pack": partial(pack, plan, limits),
+            "pack": partial(pack, plan, limits, marks),
             "cut": partial(plan_attention, step),
             "choices": partial(choice_table, step, choice_rows),
             "fill": partial(buffers.send, bucket, step, attention, table),

@@ -26,7 +26,7 @@ from cloud_verifier.engine.attention.backend import AttentionBackend, KVStore, S
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.drafting.drafter import SCRATCH, Drafter
 from cloud_verifier.engine.drafting.nouns import DraftModel
-from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
+from cloud_verifier.engine.packing import PackedStep, PrefixMarks, StepLimits, pack
 from cloud_verifier.engine.sampling.choice import choose
 from cloud_verifier.engine.sampling.grammar import TargetGrammars
 from cloud_verifier.engine.sampling.host import (
@@ -99,6 +99,7 @@ class TorchEngine:
             expert_share=model.expert_share,
         )
         self._limits = StepLimits(model.vocab_size, model.max_positions, num_slots)
+        self._marks = PrefixMarks(num_slots)
         self._grammars = TargetGrammars(model.grammar_tokens)
         self.drafter: Drafter | None = None
         if draft is not None:
@@ -149,7 +150,7 @@ class TorchEngine:
         return GuessResult(((),) * len(plan.items))
 
     def _pack(self, plan: StepPlan) -> PackedStep:
-        step = pack(plan, self._limits)
+        step = pack(plan, self._limits, self._marks)
         if self.drafter is not None:
             self.drafter.note(step)
         return step

@@ -446,7 +446,7 @@ class StepBuffers:
 
     def bucket(self, plan: AttentionPlan) -> SizeBucket | None:
         """Return the bucket of a step, or None if the step fits none; wide units fit none."""
-        if plan.num_wide or len(plan.units) > self._max_units or len(plan.keys) > self._max_keys:
+        if plan.num_wide or len(plan.units) > self._max_units or plan.num_keys > self._max_keys:
             return None
         return SizeBucket.of(len(plan.rows), len(plan.units))
 
@@ -470,7 +470,6 @@ class StepBuffers:
             "units": plan.units,
             "rows": plan.rows,
             "places": plan.positions,
-            "slot_table": plan.keys,
         }
         for name, numbers in given.items():
             host[name][: len(numbers)] = numbers
@@ -480,7 +479,9 @@ class StepBuffers:
         host["settings"][:, table.num_rows :] = _PADDING
         host["units"][len(plan.units) :, _COUNT] = 0
         host["rows"][step.num_rows :, _SPLITS] = 0
-        used = bucket.num_words + -(-len(plan.keys) // 2)
+        num_keys = plan.num_keys
+        np.concatenate(plan.slots, out=host["slot_table"][:num_keys])
+        used = bucket.num_words + -(-num_keys // 2)
         self._device[:used].copy_(self._host[:used], non_blocking=True)
 
     def on_device(self, bucket: SizeBucket) -> tuple[dict[str, Tensor], AttentionTables]:

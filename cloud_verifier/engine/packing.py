@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +42,47 @@ class StepLimits:
     num_slots: int
 
 
-def pack(plan: StepPlan, limits: StepLimits) -> PackedStep:
-    """Lay `plan` end to end. Raises `LocalError` that names the broken rule (`StepItem`'s docstring)."""
+class PrefixMarks:
+    """Marks the slots that prefixes read, so that a step looks only at what is new in its prefixes.
+
+    What an array of slots has shown never changes, as it grows in place (`core.memory.SlotList`). Marks of
+    sessions that are gone stay until a row is to be written to one of them; then all are made anew.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._forget()
+
+    def _forget(self) -> None:
+        self._marked = np.zeros(self._num_slots, dtype=np.bool_)
+        self._seen = dict[int, IntArray]()  # by session, the prefix whose slots are marked
+
+    def check(self, items: Sequence[StepItem], written: IndexArray) -> None:
+        """Raise `LocalError` if a prefix has a slot that there is not, or one that the step writes."""
+        self._mark(items)
+        if bool(self._marked[written].any()):
+            self._forget()
+            self._mark(items)
+            if bool(self._marked[written].any()):
+                raise _broken("a row is to be written to a slot that a prefix of this step reads")
+
+    def _mark(self, items: Sequence[StepItem]) -> None:
+        fresh = list[IntArray]()
+        for item in items:
+            slots, seen = item.prefix_slots, self._seen.get(item.session)
+            grown = seen is not None and slots.base is not None and seen.base is slots.base
+            fresh.append(slots[len(seen) :] if seen is not None and grown else slots)
+        new = np.concatenate(fresh)
+        _check_within(new.view(np.uint32), self._num_slots)
+        self._marked[new] = True
+        self._seen.update((item.session, item.prefix_slots) for item in items)
+
+
+def pack(plan: StepPlan, limits: StepLimits, marks: PrefixMarks | None = None) -> PackedStep:
+    """Lay `plan` end to end. Raises `LocalError` that names the broken rule (`StepItem`'s docstring).
+
+    `marks` of the steps before spare the check of what they have shown.
+    """
     counts = np.array([_num_rows(item) for item in plan.items], dtype=np.int64)
     ends = counts.cumsum()
     # All four at once: a call of numpy costs more than the few numbers in it.
@@ -63,7 +103,8 @@ def pack(plan: StepPlan, limits: StepLimits) -> PackedStep:
     )
     if step.num_rows:
         _check_rows(step, parents, firsts, counts, limits)
-        _check_slots(step, limits.num_slots)
+        _check_written(step.slots, limits.num_slots)
+        (marks or PrefixMarks(limits.num_slots)).check(step.items, step.slots)
     return step
 
 
@@ -165,19 +206,18 @@ def _check_rows(
         raise _broken(f"a token id lies outside the vocabulary of {limits.vocab_size}")
 
 
-def _check_slots(step: PackedStep, num_slots: int) -> None:
-    """Every row has a slot of its own, which no prefix of this step reads."""
-    prefixes = np.concatenate([item.prefix_slots for item in step.items])
-    for slots in (step.slots.view(np.uint64), prefixes.view(np.uint32)):
-        if len(slots) and int(slots.max()) >= num_slots:
-            raise _broken(f"a slot lies outside the KV store of {num_slots}")
-    ordered = np.sort(step.slots)
+def _check_written(slots: IndexArray, num_slots: int) -> None:
+    """Every row has a slot of its own."""
+    _check_within(slots.view(np.uint64), num_slots)
+    ordered = np.sort(slots)
     if bool((ordered[1:] == ordered[:-1]).any()):
         raise _broken("two rows are to be written to one slot")
-    written = np.zeros(num_slots, dtype=np.bool_)
-    written[step.slots] = True
-    if bool(written.take(prefixes).any()):  # twice as fast as written[prefixes]
-        raise _broken("a row is to be written to a slot that a prefix of this step reads")
+
+
+def _check_within(slots: NDArray[np.unsignedinteger[Any]], num_slots: int) -> None:
+    """Raise `LocalError` for a slot outside the store; negative ones, seen as unsigned, are too large."""
+    if len(slots) and int(slots.max()) >= num_slots:
+        raise _broken(f"a slot lies outside the KV store of {num_slots}")
 
 
 def _broken(reason: str) -> LocalError:

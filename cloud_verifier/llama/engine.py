@@ -9,7 +9,7 @@ import numpy as np
 
 from cloud_verifier.core.nouns import Chat, FloatArray, StepPlan, StepResult, TargetInfo
 from cloud_verifier.engine.around import Stats
-from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
+from cloud_verifier.engine.packing import PackedStep, PrefixMarks, StepLimits, pack
 from cloud_verifier.engine.sampling.grammar import TargetGrammars
 from cloud_verifier.engine.sampling.host import (
     Chosen,
@@ -60,6 +60,7 @@ class LlamaEngine:
             grammars=is_installed(),
             sampling_defaults=advice,
         )
+        self._marks = PrefixMarks(num_slots)
         self._limits = StepLimits(runtime.num_vocab, max_positions, num_slots)
         self._forward = LlamaForward(runtime, num_slots, max_positions)
         self._grammars = TargetGrammars(self._grammar_tokens)
@@ -103,7 +104,7 @@ class LlamaEngine:
         self.runtime.close()
 
     def _pack(self, plan: StepPlan) -> PackedStep:
-        return pack(plan, self._limits)
+        return pack(plan, self._limits, self._marks)
 
     def _grammar_tokens(self) -> Tokens:
         words = self.runtime

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.nouns import StepItem
+from cloud_verifier.core.nouns import IntArray
 from cloud_verifier.engine.packing import IndexArray, PackedStep
 
 TableArray = NDArray[np.int32]
@@ -65,8 +65,17 @@ class AttentionPlan:
     rows: TableArray  # [T, 2]
     num_partials: int
     positions: TableArray  # [T]
-    keys: TableArray  # [K] slots
+    slots: tuple[IntArray, ...]  # of the keys, [K] in all: joined where they are sent from
     bits: WordArray  # [B] bit i of a row's words: row i of its item is an ancestor, or the row itself
+
+    @property
+    def num_keys(self) -> int:
+        return sum(map(len, self.slots))
+
+    @property
+    def keys(self) -> TableArray:
+        """Return the slots of all keys, int32 [K]."""
+        return np.concatenate(self.slots, dtype=np.int32) if self.slots else np.zeros(0, np.int32)
 
     @property
     def num_wide(self) -> int:
@@ -90,7 +99,7 @@ def plan_attention(step: PackedStep, cuts: Cuts = CUTS) -> AttentionPlan:
         rows=rows,
         num_partials=num_partials,
         positions=step.positions.astype(np.int32),
-        keys=_keys(step.items),
+        slots=tuple(part for item in step.items for part in (item.prefix_slots, item.slots)),
         bits=bits,
     )
 
@@ -111,11 +120,6 @@ class _Items:
         self.wide = self.counts > most_narrow
         self.bits = self.starts.copy()  # where its words begin: those of narrow items lie as their rows do
         self.words = np.ones(len(self.counts), dtype=np.int64)  # of a row; 0 for a chain, which has none
-
-
-def _keys(items: Sequence[StepItem]) -> TableArray:
-    parts = [part for item in items for part in (item.prefix_slots, item.slots)]
-    return np.concatenate(parts, dtype=np.int32) if parts else np.zeros(0, np.int32)
 
 
 def _tiles(items: _Items, chosen: NDArray[np.bool_], cut: WorkCut) -> TableArray:

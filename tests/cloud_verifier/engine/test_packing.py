@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloud_verifier.core.memory import SlotList
 from cloud_verifier.core.nouns import IntArray, StepPlan
-from cloud_verifier.engine.packing import StepLimits, ancestor_mask, item_of, pack, path_rows
+from cloud_verifier.engine.packing import (
+    PrefixMarks,
+    StepLimits,
+    ancestor_mask,
+    item_of,
+    pack,
+    path_rows,
+)
 from common.errors import LocalError
 from tests import wording
 
@@ -69,6 +77,34 @@ def test_a_broken_rule_is_named(change: dict[str, Any]) -> None:
 def test_a_row_may_not_overwrite_another_sessions_prefix() -> None:
     with wording.raises(LocalError):
         pack(StepPlan((replace(CHAIN, slots=ints(20, 30)), TREE)), LIMITS)
+
+
+def test_a_prefix_that_grew_in_place_is_checked_as_one_seen_for_the_first_time() -> None:
+    """With what a step before has marked, a plan is refused and taken as without it."""
+    lease, marks = SlotList(16), PrefixMarks(LIMITS.num_slots)
+    lease.extend([5, 6])
+
+    def take(slots: IntArray) -> None:
+        item = replace(item_of([-1], slots, lease.view, tokens=[1], outputs=[0]), session=3)
+        pack(StepPlan((replace(item, prefix_slots=lease.view),)), LIMITS, marks)
+
+    take(ints(7))
+    lease.extend([7])
+    for slot in (5, 7):  # shown before, and new
+        with wording.raises(LocalError):
+            take(ints(slot))
+    take(ints(8))
+    lease.extend([40])
+    with wording.raises(LocalError):
+        take(ints(9))
+
+
+def test_slots_of_sessions_that_are_gone_can_be_written() -> None:
+    marks, other = PrefixMarks(LIMITS.num_slots), item_of([-1], ints(10), [11, 12], tokens=[1], session=2)
+    pack(StepPlan((TREE, other)), LIMITS, marks)
+    pack(StepPlan((replace(TREE, slots=ints(11, 12, 4, 5)),)), LIMITS, marks)
+    with wording.raises(LocalError):  # it has not forgotten those that are there
+        pack(StepPlan((replace(TREE, slots=ints(11, 12, 4, 31)),)), LIMITS, marks)
 
 
 @given(st.data())
