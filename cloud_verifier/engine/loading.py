@@ -57,6 +57,12 @@ SPARE_STATES = 64
 """States beside those of two steps' rows (one step may begin before the other is booked): one for each of the
 64 sessions that a verifier takes by default."""
 
+STATE_SHARE = 0.25
+"""Share of the free memory that states may take; KV and steps need the rest."""
+
+LEAST_STATES = 34
+"""States of two steps of one session with 16 rows, and of what it continues from."""
+
 NUMBER_BYTES = 1 << 16
 """Memory reckoned for a slot of a model without keys and values, which is only a number: `--slots auto` then
 gives a million slots to a large device, which the scheduler's lists can hold."""
@@ -110,7 +116,7 @@ def load_engine(
         drafts=drafter is not None,
     )
     report = check(model, backend)
-    num_states = 2 * max_rows + SPARE_STATES
+    num_states = choose_states(max_rows, free_memory(model.device), report.state_bytes, model.device)
     table = tuple(model.token_table())
     vocabulary = Vocabulary(table)
 
@@ -141,11 +147,6 @@ def load_engine(
     free = free_memory(model.device)
     if free is not None:
         free = agree(free - reserve) if agree else free - reserve
-    if free is not None and free < 0 and report.state_bytes:
-        raise UserError(
-            f"{num_states} recurrent states need {_gib(num_states * report.state_bytes)} on {model.device}, "
-            f"and {_gib(free + reserve)} are free; lower --max-rows"
-        )
     slots = choose_slots(num_slots, free, kv_bytes, model.device)
     logger.info("target %s: %d KV slots of %d bytes", model.name, slots, kv_bytes)
     if report.state_bytes:
@@ -324,6 +325,29 @@ def choose_slots(asked: int | None, free: int | None, slot_bytes: int, device: t
             f"{_gib(free)} are free; use --slots auto{at_most}"
         )
     return asked
+
+
+def choose_states(max_rows: int, free: int | None, state_bytes: int, device: torch.device) -> int:
+    """Return the number of states that the engine holds: those of two steps of `max_rows` rows and of 64
+    sessions, or as many as fit into a quarter of the `free` memory (bytes; None if unknown).
+
+    Raises `UserError` if these are too few for one session.
+    """
+    wanted = 2 * max_rows + SPARE_STATES
+    if free is None or not state_bytes:
+        return wanted
+    fit = int(STATE_SHARE * free) // state_bytes
+    if fit >= wanted:
+        return wanted
+    if fit < LEAST_STATES:
+        raise UserError(
+            f"{LEAST_STATES} states of {state_bytes / 2**20:,.0f} MiB are needed at least, and {_gib(free)} "
+            f"are free on {device}, of which states may take a quarter; use a smaller model"
+        )
+    rows = max(1, (fit - SPARE_STATES) // 2)
+    words = "! %d states of %d bytes fit on %s: steps of more than %d rows may be tried twice; set --max-rows"
+    logger.warning(words, fit, state_bytes, device, rows)
+    return fit
 
 
 def take_memory(engine: TorchEngine) -> None:

@@ -106,7 +106,12 @@ class LlamaRuntime(LlamaModel):
         super().close()
 
     def _refuse_unsuited(self) -> None:
-        """Raise `UserError` unless KV can be shared and cut anywhere: attention-only decoders."""
+        """Raise `UserError` unless KV can be shared and cut anywhere: attention-only decoders.
+
+        llama.cpp's recurrent memory forks a whole sequence, and saves and restores it. It refuses to cut one
+        back (`n_rs_seq` stays 0 for Mamba), and computes a row that is in two sequences wrongly, without a
+        word. Branches share rows and are cut back.
+        """
         for question, kind in (
             (self._library.llama_model_is_recurrent, "recurrent"),
             (self._library.llama_model_is_hybrid, "partly recurrent"),

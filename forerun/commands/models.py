@@ -74,6 +74,7 @@ def _run(options: ModelsOptions) -> int:
         "exactness": report.exactness,
         "weight_bytes": model.weight_bytes,
         "kv_bytes_per_token": report.kv_bytes,
+        "state_bytes": report.state_bytes,
     }
     print(json.dumps(facts, indent=1) if options.json else _verdict(facts))
     return 0
@@ -118,13 +119,15 @@ def _verdict(facts: dict[str, Any]) -> str:
     exactness = facts["exactness"]
     lines = [
         f"{facts['model']} can be served, in {facts['dtype']}.",
-        f"  {facts['layers']} layers: {'; '.join(facts['attention'])}",
+        f"  {facts['layers']} layers: {'; '.join(facts['attention']) or 'no attention'}",
         f"  {facts['rows']} rows of its packed path are within {facts['worst']:.0e} of plain transformers "
         f"({facts['tolerance']:.0e} is allowed)",
         f"  its attention is off by {facts['attention_error']:.1%} of what rounding explains",
         f"  weights take {facts['weight_bytes'] / 1e6:,.1f} MB, "
         f"a token of KV {facts['kv_bytes_per_token']:,} bytes",
     ]
+    if facts["state_bytes"]:
+        lines.append(f"  a state of its layers takes {facts['state_bytes'] / 1e6:,.1f} MB")
     if exactness is not None:
         lines.insert(4, f"  its error by rounding is {exactness:.2f} times that of plain transformers")
     return "\n".join(lines)

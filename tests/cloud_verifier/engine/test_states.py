@@ -153,3 +153,14 @@ def test_what_cannot_be_had_with_states_is_refused(
     monkeypatch.setattr(loading, "load_target", lambda *_, **__: model_of("lfm2"))
     with wording.raises(UserError):
         loading.load_engine("lfm2", 64, **option)
+
+
+def test_states_take_a_quarter_of_the_memory_at_most(caplog: pytest.LogCaptureFixture) -> None:
+    cpu, mib = torch.device("cpu"), 1 << 20
+    assert loading.choose_states(256, None, 75 * mib, cpu) == 576
+    assert loading.choose_states(256, 10**12, 75 * mib, cpu) == 576
+    assert not caplog.records
+    assert loading.choose_states(256, 400 * mib, mib, cpu) == 100
+    assert "more than 18 rows" in caplog.text
+    with wording.raises(UserError):
+        loading.choose_states(256, 100 * mib, mib, cpu)
