@@ -40,7 +40,7 @@ def chunk(session: int, slots: IntArray, tokens: IntArray, prefix: IntArray = NO
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_sequences", [256, 9])
+@pytest.mark.parametrize("num_sequences", [256, 16])
 @pytest.mark.parametrize("first", [0, 50])
 def test_the_laws_hold_with_slots_in_cells(
     first: int, num_sequences: int, monkeypatch: pytest.MonkeyPatch
