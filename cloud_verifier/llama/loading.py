@@ -105,7 +105,7 @@ def open_runtime(
         gpu_layers=options.gpu_layers if offload else 0,
         tensor_split=options.tensor_split,
     )
-    return LlamaRuntime(settings)
+    return LlamaRuntime(settings, with_states=False)
 
 
 def advice_of(model: LlamaModel) -> SamplingDefaults:

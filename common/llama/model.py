@@ -77,6 +77,10 @@ OUTPUT_LOGITS = 10_000_000
 """Logits that bound the number of sequences (40 MB). llama.cpp reserves a row for every sequence: 192 rows of
 151,936 are 111 MiB. A draft with a large vocabulary is too slow for a wide tree anyway."""
 
+STATE_SEQUENCES = 24
+"""Sequences of a recurrent or hybrid model. llama.cpp allocates a state for each, which may take tens of MB
+(layers x inner width x state size x 4 bytes). Eight seats leave 16 to the nodes of their trees."""
+
 LARGE_CONTEXT, MAX_UBATCH, MIN_UBATCH = 8192, 512, 64
 """Cells up to which llama.cpp computes its default of 512 tokens together, and fewer beyond. Without flash
 attention it keeps a score for each token, cell and head, 1.1 GB at 32,768 cells."""
@@ -116,9 +120,11 @@ class LlamaSettings:
             if not low <= getattr(self, name) <= high:
                 raise UserError(f"{name} is {getattr(self, name)}; it must lie in [{low}, {high}]")
 
-    def num_sequences(self, num_vocab: int) -> int:
+    def num_sequences(self, num_vocab: int, recurrent: bool = False) -> int:
         """Return the sequences of a context for a vocabulary of `num_vocab` tokens."""
         chosen = min(MOST_SEQUENCES, max(FEWEST_SEQUENCES, OUTPUT_LOGITS // num_vocab))
+        if recurrent:
+            chosen = STATE_SEQUENCES
         return self.n_seq_max or min(chosen, self.n_batch)
 
     def num_together(self, num_cells: int) -> int:

@@ -28,15 +28,24 @@ BYTES = ctypes.POINTER(ctypes.c_uint8)
 
 
 class LlamaRuntime(LlamaModel):
-    """Holds a model and a context. All sequences share its `n_ctx` KV cells (unified KV)."""
+    """Holds a model and a context. All sequences share its `n_ctx` KV cells (unified KV).
 
-    def __init__(self, settings: LlamaSettings) -> None:
+    With `is_recurrent` a sequence has a state too (Mamba, RWKV, hybrids). It is that of the last position:
+    `seq_copy` and `seq_remove` take whole sequences only, and a row must be in one sequence, since llama.cpp
+    computes a row in several wrongly, without an error. `with_states=False` refuses such models.
+    """
+
+    def __init__(self, settings: LlamaSettings, *, with_states: bool = True) -> None:
         super().__init__(settings)
         self._context: Any = None
         self.n_ctx_train: int = self._library.llama_model_n_ctx_train(self._model)
-        self.n_seq_max = settings.num_sequences(self.num_vocab)
+        self.is_recurrent = any(
+            question(self._model)
+            for question in (self._library.llama_model_is_recurrent, self._library.llama_model_is_hybrid)
+        )
+        self.n_seq_max = settings.num_sequences(self.num_vocab, self.is_recurrent)
         try:
-            self._refuse_unsuited()
+            self._refuse_unsuited(with_states)
             self._context = self._library.llama_init_from_model(self._model, self._context_params())
             if not self._context:
                 raise UserError(
@@ -49,7 +58,10 @@ class LlamaRuntime(LlamaModel):
         self._memory = self._library.llama_get_memory(self._context)
         self.n_ctx: int = self._library.llama_n_ctx(self._context)
         self.n_batch: int = self._library.llama_n_batch(self._context)
-        self.max_rows = settings.max_rows
+        # A row of a recurrent model needs a sequence of its own, and half of them may hold committed texts.
+        self.max_rows = (
+            min(settings.max_rows, self.n_seq_max // 2) if self.is_recurrent else settings.max_rows
+        )
         self.batch = LlamaBatch(self._library, self.n_batch)
         # The binding's wrapper makes a pointer object, which costs more than the call itself.
         self._logits_address = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
@@ -83,6 +95,12 @@ class LlamaRuntime(LlamaModel):
         done: bool = self._library.llama_memory_seq_rm(self._memory, sequence, start, stop)
         return done
 
+    def seq_span(self, sequence: int) -> tuple[int, int]:
+        """Return the first and last position that a sequence holds, (-1, -1) for none. A state holds one."""
+        first: int = self._library.llama_memory_seq_pos_min(self._memory, sequence)
+        last: int = self._library.llama_memory_seq_pos_max(self._memory, sequence)
+        return first, last
+
     def seq_state(self, sequence: int) -> ByteArray:
         """Return a copy of a sequence's cells and data. `seq_restore` refuses an incomplete one."""
         library, context = self._library, self._context
@@ -105,24 +123,19 @@ class LlamaRuntime(LlamaModel):
             self._library.llama_free(context)
         super().close()
 
-    def _refuse_unsuited(self) -> None:
-        """Raise `UserError` unless KV can be shared and cut anywhere: attention-only decoders.
-
-        llama.cpp's recurrent memory forks a whole sequence, and saves and restores it. It refuses to cut one
-        back (`n_rs_seq` stays 0 for Mamba), and computes a row that is in two sequences wrongly, without a
-        word. Branches share rows and are cut back.
-        """
+    def _refuse_unsuited(self, with_states: bool) -> None:
+        """Raise `UserError` for a model that is no decoder, and without `with_states` for a recurrent one."""
+        if self.is_recurrent and not with_states:
+            raise UserError(
+                f"{self.settings.path} has recurrent layers, and their state cannot be cut back; a target in "
+                "GGUF must be an attention-only decoder; choose another model, or use this one as a draft"
+            )
         for question, kind in (
-            (self._library.llama_model_is_recurrent, "recurrent"),
-            (self._library.llama_model_is_hybrid, "partly recurrent"),
             (self._library.llama_model_is_diffusion, "a diffusion model"),
             (self._library.llama_model_has_encoder, "an encoder model"),
         ):
             if question(self._model):
-                raise UserError(
-                    f"{self.settings.path} is {kind}; it must be an attention-only decoder, because its "
-                    "state is shared between branches and cut back; choose another model"
-                )
+                raise UserError(f"{self.settings.path} is {kind}; it must be a decoder; choose another model")
 
     def _context_params(self) -> Any:
         settings, params = self.settings, self._library.llama_context_default_params()

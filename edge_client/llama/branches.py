@@ -73,8 +73,11 @@ class Branches:
         self.shared_length: dict[int, int] = {}  # leading cells that a branch shares with the trunk at least
         sequences.users.append(self)
 
-    def place(self, node: DraftNode, plan: BatchPlan) -> None:
-        """Give a node, whose parent has its KV or an earlier row, a sequence and a row of the batch."""
+    def place(self, node: DraftNode, plan: BatchPlan) -> bool:
+        """Give a node, whose parent has its KV or an earlier row, a sequence and a row of the batch.
+
+        Return False if it must wait for a later batch.
+        """
         parent = node.parent
         if parent is not None and self.heads.get(parent.sequence) is parent:
             node.sequence = parent.sequence
@@ -82,6 +85,7 @@ class Branches:
             node.sequence = self._fork(node, plan)
         self.heads[node.sequence] = node
         plan.add(node)
+        return True
 
     def _fork(self, node: DraftNode, plan: BatchPlan) -> int:
         """Return a new branch with all of the node's ancestors, also those of the batch."""
@@ -121,9 +125,20 @@ class Branches:
             if node is not None and node.sequence != NO_SEQUENCE:
                 last = node
         if last is not None:
-            self._memory.seq_copy(last.sequence, self.trunk, self.trunk_length, last.position + 1)
-            self.trunk_length = last.position + 1
+            self.extend_trunk(last.sequence, last.position + 1)
         return node
+
+    def can_extend_trunk(self, held: int, stop: int) -> bool:
+        """Tell whether the first `stop` of another sequence's `held` tokens would make the trunk longer."""
+        return stop > self.trunk_length
+
+    def extend_trunk(self, source: int, stop: int) -> None:
+        """Give the trunk the KV of the sequence `source` up to `stop`."""
+        self._memory.seq_copy(source, self.trunk, self.trunk_length, stop)
+        self.trunk_length = stop
+
+    def keep_beginning(self) -> None:
+        """Prepare to cut back to the present trunk. A trunk of KV cells needs nothing."""
 
     def prune(self, dead: Iterable[int], tip: DraftNode) -> None:
         """Forget dead nodes and all nodes not below `tip`. Free their sequences."""

@@ -204,12 +204,14 @@ class DraftGroup:
     def _park_kept(self) -> bool:
         """Free the cells of kept texts. Return False without any.
 
-        All parked texts together have `n_ctx` tokens at most.
+        All parked texts together have `n_ctx` tokens at most, and of a recurrent model `n_seq_max` states.
         """
         kept = [member.session.park() for member in self._kept]
         parked = [*self.parked, *kept]
         while sum(len(each.tokens) for each in parked) > self._runtime.n_ctx:
             del parked[0]
+        if self._runtime.is_recurrent:
+            del parked[: -self._runtime.n_seq_max]
         self.parked = tuple(parked)
         return bool(kept)
 

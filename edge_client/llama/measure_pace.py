@@ -65,6 +65,7 @@ def measure_pace(
 ) -> PaceTables:
     """Time steps in an unused context, twice each, until `budget` seconds have passed.
 
+    Rows of a recurrent model are in copies of the context's sequence, as those of a draft step are.
     The context is empty afterwards. Raises `UserError` if llama.cpp cannot evaluate the steps.
     """
     ends_at = clock() + budget
@@ -72,10 +73,15 @@ def measure_pace(
     room = min(runtime.n_ctx - context, runtime.n_batch)
 
     def timed(size: int, outputs: int) -> float:
-        best = float("inf")
+        best, num_copies = float("inf"), (outputs if runtime.is_recurrent else 0)
         for _ in range(2):
-            best = min(best, _decode(runtime, context, size, outputs, clock))
-            runtime.seq_remove(0, context)
+            for copy in range(1, num_copies + 1):
+                runtime.seq_copy(0, copy, 0, context)
+            best = min(best, _decode(runtime, context, size, outputs, clock, num_copies))
+            for copy in range(1, num_copies + 1):
+                runtime.seq_remove(copy, 0)
+            if not num_copies:
+                runtime.seq_remove(0, context)
             if clock() >= ends_at:
                 break
         return best
@@ -100,12 +106,23 @@ def measure_pace(
 
 
 def _decode(
-    runtime: LlamaRuntime, start: int, size: int, num_outputs: int, clock: Callable[[], float]
+    runtime: LlamaRuntime,
+    start: int,
+    size: int,
+    num_outputs: int,
+    clock: Callable[[], float],
+    num_copies: int = 0,
 ) -> float:
-    """Time one batch of `size` tokens after `start` others, the last `num_outputs` with logits."""
+    """Time one batch of `size` tokens after `start` others, the last `num_outputs` with logits.
+
+    They are in sequence 0, or spread evenly over the sequences 1 to `num_copies`.
+    """
     tokens = [(7 * place + 3) % runtime.num_vocab for place in range(start, start + size)]
     outputs = [0] * (size - num_outputs) + [1] * num_outputs
-    runtime.batch.fill(tokens, list(range(start, start + size)), [0] * size, outputs)
+    length = size // num_copies if num_copies else size
+    positions = [start + place % length for place in range(size)]
+    sequences = [place // length + bool(num_copies) for place in range(size)]
+    runtime.batch.fill(tokens, positions, sequences, outputs)
     began = clock()
     code = runtime.decode()
     if code:

@@ -17,6 +17,7 @@ from edge_client.core.nouns import DraftRow, Expansion, Reroot
 from edge_client.llama.branches import Branches, Sequences
 from edge_client.llama.plan import NO_SEQUENCE, NOT_PLANNED, BatchPlan, DraftNode, EngineSurprise
 from edge_client.llama.ranking import Logits, Ranker
+from edge_client.llama.states import StateBranches
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,8 @@ class LlamaSession:
         self._runtime = runtime
         self._ranker = Ranker(runtime.num_vocab, num_candidates)
         self._sequences = sequences
-        self._branches = Branches(runtime, sequences, trunk)
+        branches = StateBranches if runtime.is_recurrent else Branches
+        self._branches: Branches = branches(runtime, sequences, trunk)
         self._tokens: list[int] = []  # committed; the last is the tip
         self._num_prompt = 0  # tokens before the text
         self._tip = DraftNode(NO_SEQUENCE, None, 0, -1)
@@ -102,10 +104,9 @@ class LlamaSession:
 
     def borrow(self, lender: LlamaSession) -> None:
         """Share the cells of another session's trunk for the common prefix."""
-        start, stop = self.num_held, min(lender.num_common(self._tokens), len(self._tokens) - 1)
-        if stop > start:
-            self._runtime.seq_copy(lender._branches.trunk, self._branches.trunk, start, stop)
-            self._branches.trunk_length = stop
+        stop = min(lender.num_common(self._tokens), len(self._tokens) - 1)
+        if self._branches.can_extend_trunk(lender.num_held, stop):
+            self._branches.extend_trunk(lender._branches.trunk, stop)
 
     def park(self) -> ParkedText:
         """Move the text's KV out of the cells."""
@@ -114,17 +115,16 @@ class LlamaSession:
         return parked
 
     def load(self, parked: ParkedText) -> bool:
-        """Add the KV of the common prefix. Return False if none is missing or the whole finds no room."""
-        start, stop = self.num_held, min(num_equal(parked.tokens, self._tokens), len(self._tokens) - 1)
-        if start >= stop:
+        """Add the KV of the common prefix. Return False if it adds nothing or the whole finds no room."""
+        stop = min(num_equal(parked.tokens, self._tokens), len(self._tokens) - 1)
+        if not self._branches.can_extend_trunk(len(parked.tokens), stop):
             return False
         try:
             branch = self._sequences.take()
         except EngineSurprise:
             return False
         if done := self._runtime.seq_restore(branch, parked.state):
-            self._runtime.seq_copy(branch, self._branches.trunk, start, stop)
-            self._branches.trunk_length = stop
+            self._branches.extend_trunk(branch, stop)
         self._runtime.seq_remove(branch, 0)
         self._sequences.idle.append(branch)
         return done
@@ -178,12 +178,13 @@ class LlamaSession:
     def plan_rows(self, nodes: Iterable[DraftNode], plan: BatchPlan) -> None:
         """Add rows for nodes without an expansion, for their ancestors and for the missing text.
 
+        A node that must wait for a later batch gets no row.
         Raises `EngineSurprise` without room for all; `plan` then holds some.
         """
         for node in nodes:
             if node.expansion is None:
-                if node.sequence == NO_SEQUENCE:
-                    self._plan_path(node, plan)
+                if node.sequence == NO_SEQUENCE and not self._plan_path(node, plan):
+                    continue
                 if node.row == NOT_PLANNED:
                     raise EngineSurprise(f"node {node.id} was evaluated without asking for its logits")
                 plan.outputs[node.row] = 1
@@ -196,20 +197,22 @@ class LlamaSession:
         for position in range(start, self._reached):
             plan.add_token(self._tokens[position], position, trunk)
 
-    def _plan_path(self, node: DraftNode, plan: BatchPlan) -> None:
-        """Add rows for a node and for its ancestors without KV."""
+    def _plan_path(self, node: DraftNode, plan: BatchPlan) -> bool:
+        """Add rows for a node and for its ancestors without KV. Return False if the node must wait."""
         missing = [node]
         while (parent := missing[-1].parent) is not None and parent.sequence == NO_SEQUENCE:
             missing.append(parent)
         if missing[-1].parent is None:
             self._plan_tip(missing.pop(), plan)
-        for below in reversed(missing):
-            self._branches.place(below, plan)
+        has_row = all(self._branches.place(below, plan) for below in reversed(missing))
         if len(plan.tokens) > self._runtime.n_batch:
             raise EngineSurprise("the rows and their ancestors exceed a batch", full=True)
+        return has_row
 
     def _plan_tip(self, tip: DraftNode, plan: BatchPlan) -> None:
         """Add rows for the tip and for the verifier's own tokens before it, which have no KV."""
+        if self.num_held <= self._num_prompt:
+            self._branches.keep_beginning()
         self.plan_text(tip.position, plan)
         self._reached = tip.position + 1
         tip.sequence = self._branches.trunk

@@ -24,7 +24,6 @@ from tests.edge_client.llama.tree_world import (
     exact_settings,
     fail_decodes,
     from_scratch,
-    span,
 )
 
 pytestmark = pytest.mark.llama
@@ -142,7 +141,7 @@ def test_pruning_frees_every_cell(drafter: MemberDrafter, runtime: LlamaRuntime)
     assert not world.paths
     runtime.seq_remove(0, 99)
     for sequence in range(runtime.n_seq_max):
-        held = span(runtime, sequence)[1] + 1
+        held = runtime.seq_span(sequence)[1] + 1
         expected = empty[0] if held == 99 else empty[1]
         assert seq_bytes(runtime, sequence) == expected or held == 100
 

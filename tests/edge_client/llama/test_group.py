@@ -36,7 +36,6 @@ from tests.edge_client.llama.tree_world import (
     exact_settings,
     fail_decodes,
     from_scratch,
-    span,
 )
 
 pytestmark = pytest.mark.llama
@@ -198,7 +197,7 @@ def test_interleaved_sessions_are_answered_as_if_alone(
         for member in group.members:
             member.session.clear()
         check_group(group)
-        assert all(span(runtime, sequence) == (-1, -1) for sequence in range(n_seq_max))
+        assert all(runtime.seq_span(sequence) == (-1, -1) for sequence in range(n_seq_max))
 
 
 def ask(group: DraftGroup, worlds: list[TreeWorld], asked: list[list[int]]) -> None:
@@ -465,7 +464,7 @@ def test_texts_that_take_turns_are_read_once_and_hold_no_cells_of_each_other(
     for turn in (1, 2, 3):
         for place, other in enumerate(reversed(worlds)):
             other.begin([place + 1] * (300 + 2 * turn))  # in the seat of the other text
-            assert span(runtime, place) == (-1, -1)
+            assert runtime.seq_span(place) == (-1, -1)
             stem = other.child(other.tip, 7)
             (found,) = other.expand([stem])
             assert_same(found, from_scratch(oracle, other.text_of(stem), GREEDY))

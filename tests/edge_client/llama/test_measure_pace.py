@@ -12,7 +12,7 @@ import pytest
 from common.llama.runtime import LlamaRuntime
 from edge_client.core.draft_pace import DraftPace
 from edge_client.llama.measure_pace import KeptPaces, PaceTables, measure_pace
-from tests.edge_client.llama.tree_world import count_decodes, exact_settings, span
+from tests.edge_client.llama.tree_world import count_decodes, exact_settings
 
 pytestmark = pytest.mark.llama
 
@@ -49,7 +49,7 @@ def test_the_tables_are_the_devices_own(runtime: LlamaRuntime, monkeypatch: pyte
     tables.teach(pace)
     assert pace.rows.predict(2) == pytest.approx(0.085)
     assert pace.reads.predict(8) == pytest.approx(0.080)
-    assert span(runtime, 0) == (-1, -1), "the context is left empty"
+    assert runtime.seq_span(0) == (-1, -1), "the context is left empty"
 
 
 def test_a_short_batch_within_the_noise_does_not_make_long_prompts_look_slow() -> None:

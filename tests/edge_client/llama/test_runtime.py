@@ -79,8 +79,19 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
-@pytest.mark.parametrize("question", ["llama_model_is_recurrent", "llama_model_is_hybrid"])
-def test_recurrent_models_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch, question: str) -> None:
+@pytest.mark.parametrize("architecture", ["mamba", "jamba"])
+def test_recurrent_models_are_refused_where_states_are_cut_back(tmp_path: Path, architecture: str) -> None:
+    from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
+
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", TinyShape(architecture=architecture))
+    with wording.raises(UserError):
+        LlamaRuntime(LlamaSettings(str(path), n_ctx=256), with_states=False)
+
+
+@pytest.mark.parametrize("question", ["llama_model_is_diffusion", "llama_model_has_encoder"])
+def test_models_that_are_no_decoders_are_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
     monkeypatch.setattr(library(), question, lambda _model: True)
     with wording.raises(UserError):
         load(model)

@@ -1,7 +1,11 @@
-"""A tiny Llama with random weights and its tokenizer, written as GGUF with the `gguf` package only."""
+"""Tiny models with random weights and a tokenizer, written as GGUF with the `gguf` package only.
+
+The architectures are Llama, Mamba (recurrent) and Jamba (hybrid: Mamba layers and one of attention).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,10 +32,28 @@ class TinyShape:
     quantised: bool = False  # matrices in Q8_0, else all in f32
     architecture: str = "llama"
     user_defined: tuple[str, ...] = ()  # texts of tokens that stand for fillers
+    conv_kernel: int = 4
+    state: int = 8  # of each channel of a Mamba layer
 
     @property
     def head(self) -> int:
         return self.hidden // self.num_heads
+
+    @property
+    def inner(self) -> int:
+        return 2 * self.hidden
+
+    @property
+    def time_step_rank(self) -> int:
+        return self.hidden // 8
+
+    @property
+    def layers(self) -> list[str]:
+        """Kind of each layer; in a hybrid the last is of attention."""
+        if self.architecture not in ("mamba", "jamba"):
+            return ["attention"] * self.num_layers
+        last = "attention" if self.architecture == "jamba" else "mamba"
+        return ["mamba"] * (self.num_layers - 1) + [last]
 
 
 def write_tiny_gguf(path: Path, shape: TinyShape | None = None, seed: int = 7) -> Path:
@@ -101,11 +123,24 @@ def _add_header(writer: gguf.GGUFWriter, shape: TinyShape) -> None:
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.hidden)
     writer.add_block_count(shape.num_layers)
-    writer.add_feed_forward_length(shape.feed_forward)
-    writer.add_head_count(shape.num_heads)
-    writer.add_head_count_kv(shape.num_kv_heads)
-    writer.add_rope_dimension_count(shape.head)
-    writer.add_rope_freq_base(10000.0)
+    if shape.architecture == "mamba":
+        writer.add_feed_forward_length(0)
+        writer.add_head_count(0)
+    else:
+        writer.add_feed_forward_length(shape.feed_forward)
+        writer.add_head_count(shape.num_heads)
+        writer.add_head_count_kv(
+            shape.num_kv_heads
+            if "mamba" not in shape.layers
+            else [shape.num_kv_heads if layer == "attention" else 0 for layer in shape.layers]
+        )
+        writer.add_rope_dimension_count(shape.head)
+        writer.add_rope_freq_base(10000.0)
+    if "mamba" in shape.layers:
+        writer.add_ssm_conv_kernel(shape.conv_kernel)
+        writer.add_ssm_inner_size(shape.inner)
+        writer.add_ssm_state_size(shape.state)
+        writer.add_ssm_time_step_rank(shape.time_step_rank)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.num_vocab)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if shape.quantised else gguf.LlamaFileType.ALL_F32)
@@ -119,19 +154,43 @@ def _tensors(shape: TinyShape, rng: np.random.Generator) -> dict[str, NDArray[np
     hidden, ones = shape.hidden, np.ones(shape.hidden, np.float32)
     tensors = {"token_embd.weight": matrix(shape.num_vocab, hidden, 8.0), "output_norm.weight": ones}
     tensors["output.weight"] = matrix(shape.num_vocab, hidden, 3.0)
-    for layer in range(shape.num_layers):
-        tensors |= {
-            f"blk.{layer}.{name}.weight": value
-            for name, value in {
-                "attn_norm": ones,
-                "attn_q": matrix(hidden, hidden, 2.0),
-                "attn_k": matrix(shape.num_kv_heads * shape.head, hidden, 2.0),
-                "attn_v": matrix(shape.num_kv_heads * shape.head, hidden, 2.0),
-                "attn_output": matrix(hidden, hidden, 2.0),
-                "ffn_norm": ones,
-                "ffn_gate": matrix(shape.feed_forward, hidden),
-                "ffn_up": matrix(shape.feed_forward, hidden),
-                "ffn_down": matrix(hidden, shape.feed_forward),
-            }.items()
-        }
+    for layer, kind in enumerate(shape.layers):
+        block = {"attn_norm.weight": ones}
+        if kind == "attention":
+            block |= {
+                "attn_q.weight": matrix(hidden, hidden, 2.0),
+                "attn_k.weight": matrix(shape.num_kv_heads * shape.head, hidden, 2.0),
+                "attn_v.weight": matrix(shape.num_kv_heads * shape.head, hidden, 2.0),
+                "attn_output.weight": matrix(hidden, hidden, 2.0),
+            }
+        else:
+            block |= _mamba(shape, matrix)
+        if shape.architecture != "mamba":
+            block |= {
+                "ffn_norm.weight": ones,
+                "ffn_gate.weight": matrix(shape.feed_forward, hidden),
+                "ffn_up.weight": matrix(shape.feed_forward, hidden),
+                "ffn_down.weight": matrix(hidden, shape.feed_forward),
+            }
+        tensors |= {f"blk.{layer}.{name}": value for name, value in block.items()}
     return tensors
+
+
+def _mamba(shape: TinyShape, matrix: Callable[..., NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    """Mamba 1, with the norms of Jamba in a hybrid. States decay by e^-0.1 to e^-1 or so a token."""
+    inner, rank, state = shape.inner, shape.time_step_rank, shape.state
+    block = {
+        "ssm_in.weight": matrix(2 * inner, shape.hidden, 2.0),
+        "ssm_conv1d.weight": matrix(inner, shape.conv_kernel, 2.0),
+        "ssm_conv1d.bias": np.zeros(inner, np.float32),
+        "ssm_x.weight": matrix(rank + 2 * state, inner, 2.0),
+        "ssm_dt.weight": matrix(inner, rank),
+        "ssm_dt.bias": np.full(inner, -1.0, np.float32),
+        "ssm_a": -np.tile(np.linspace(0.1, 1.0, state, dtype=np.float32), (inner, 1)),
+        "ssm_d": np.ones(inner, np.float32),
+        "ssm_out.weight": matrix(shape.hidden, inner, 2.0),
+    }
+    if shape.architecture == "jamba":
+        sizes = {"dt": rank, "b": state, "c": state}
+        block |= {f"ssm_{name}_norm.weight": np.ones(size, np.float32) for name, size in sizes.items()}
+    return block

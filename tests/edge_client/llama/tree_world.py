@@ -17,6 +17,7 @@ from edge_client.core.nouns import DraftRow, Expansion, Reroot
 from edge_client.llama.branches import Branches, Sequences
 from edge_client.llama.group import DraftGroup, MemberDrafter
 from edge_client.llama.plan import NO_SEQUENCE, NOT_PLANNED, DraftNode
+from edge_client.llama.states import StateBranches
 
 TOLERANCE = 2e-4  # logits up to about 12; F32 KV, flash attention off, so only the order of sums differs
 GREEDY = SamplingParams()
@@ -44,14 +45,6 @@ def assert_same(found: Expansion, expected: Expansion, tolerance: float = TOLERA
             assert wanted in found.tokens[max(0, place - 1) : place + 2] or place == len(found.tokens) - 1
 
 
-def span(runtime: LlamaRuntime, sequence: int) -> tuple[int, int]:
-    """First and last position that llama.cpp holds of a sequence; (-1, -1) for none."""
-    library, memory = runtime._library, runtime._memory
-    return library.llama_memory_seq_pos_min(memory, sequence), library.llama_memory_seq_pos_max(
-        memory, sequence
-    )
-
-
 def check_sequences(sequences: Sequences) -> None:
     """Law 3: every sequence is idle, free or live, once."""
     held = [branch for user in sequences.users for branch in (*user.heads, *user.free)]
@@ -60,7 +53,11 @@ def check_sequences(sequences: Sequences) -> None:
 
 def check_branches(branches: Branches, tip: DraftNode) -> None:
     """Law 3: every evaluated live node is in its sequence, and no branch ends at a dead one."""
-    assert set(branches.shared_length) == {*branches.free, *branches.heads}
+    if isinstance(branches, StateBranches):
+        assert list(branches.shared_length) == branches.free
+        assert all(head.sequence == branch for branch, head in branches.heads.items())
+    else:
+        assert set(branches.shared_length) == {*branches.free, *branches.heads}
     assert all(branches.nodes.get(head.id) is head for head in branches.heads.values())
     held = {branch: set(map(id, head.path())) for branch, head in branches.heads.items()}
     for node in branches.nodes.values():
@@ -83,7 +80,8 @@ def check_group(group: DraftGroup) -> None:
         lengths |= {branch: branches.shared_length[branch] for branch in branches.free}
         lengths[branches.trunk] = branches.trunk_length
     for sequence, length in lengths.items():
-        assert span(group._runtime, sequence) == ((0, length - 1) if length else (-1, -1))
+        first = length - 1 if group._runtime.is_recurrent else min(0, length - 1)
+        assert group._runtime.seq_span(sequence) == (first, length - 1)
 
 
 @dataclass
