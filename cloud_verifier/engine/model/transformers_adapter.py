@@ -245,11 +245,14 @@ class TargetModel:
     def _forward_compiled(
         self, compiled: Callable[..., Any], tokens: Tensor, positions: Tensor, outputs: Tensor
     ) -> Tensor:
-        """Ask for two rows at least: a compiler makes code of its own for sizes 0 and 1."""
+        """Ask for two rows at least: a compiler makes code of its own for sizes 0 and 1. Copies stand at the
+        start of their memory, while the places of tokens and positions in a step's buffer would each be
+        another case to compile."""
         num_outputs = len(outputs)
         asked = functional.pad(outputs, (0, max(0, 2 - num_outputs)))
         kept = {"logits_to_keep": asked} if self._keeps_rows else {}
-        logits: Tensor = compiled(input_ids=tokens, position_ids=positions, use_cache=False, **kept).logits[0]
+        given = {"input_ids": tokens.clone(), "position_ids": positions.clone()}
+        logits: Tensor = compiled(**given, use_cache=False, **kept).logits[0]
         return (logits[:num_outputs] if kept else logits.index_select(0, outputs)).float()
 
     def merge_projections(self) -> None:

@@ -33,7 +33,8 @@ def test_the_demo_compares_identical_texts(capfd: pytest.CaptureFixture[str]) ->
 
 async def test_a_text_survives_cuts_of_the_link_and_the_pipe_a_request_that_is_refused() -> None:
     prompt = json.loads(demo_models.PROMPTS.read_text(encoding="utf-8"))[0]["text"]
-    settings = RigSettings(str(demo_models.TARGET_DIR), str(demo_models.DRAFT_GGUF), rtt_ms=5.0)
+    models = str(demo_models.TARGET_DIR), str(demo_models.DRAFT_GGUF)
+    settings = RigSettings(*models, rtt_ms=5.0, step_floor_ms=40.0)  # the draft is ahead on any machine
     sampling = {"max_tokens": 48, "ignore_eos": True}
     async with Rig(settings) as rig:
         pieces, ahead = 0, list[str]()
@@ -48,7 +49,8 @@ async def test_a_text_survives_cuts_of_the_link_and_the_pipe_a_request_that_is_r
         done = await rig.complete("x = 1", "tree", {"max_tokens": 3, "ignore_eos": True})
     assert event["stats"]["resumes"] >= 1
     assert event["tokens"] == plain_greedy(prompt, 48)
-    assert any(text and text in event["text"] for text in ahead), "some of the draft's words come true"
+    starts = [text[:8] for text in ahead if len(text) >= 8]
+    assert any(start in event["text"] for start in starts), "some of the draft's words come true"
     assert len(done["tokens"]) == 3
 
 
