@@ -17,6 +17,7 @@ from cloud_verifier.engine.sampling.host import (
     choice_rows,
     choose_on_host,
     decide_by_rules,
+    has_rules,
     logprobs_on_host,
     told_of,
 )
@@ -85,11 +86,14 @@ class LlamaEngine:
         logits = self._forward.run(step)
         choices, margins = choose_on_host(logits, rows)
         result = by_item(plan, Chosen(choices, margins))
-        if any(item.ask is not None for item in plan.items):
+        if has_rules(plan):
             result = decide_by_rules(plan, lambda part: logits[part], rows, result)
-        chosen = np.concatenate([*result.choices, choices[:0]])
-        logprobs = told_of(plan.items, lambda part, most: logprobs_on_host(logits[part], chosen[part], most))
-        return replace(result, logprobs=logprobs, mask_times=self._grammars.take_times())
+        if any(item.logprobs is not None for item in plan.items):
+            chosen = np.concatenate(result.choices)
+            told = told_of(plan.items, lambda part, most: logprobs_on_host(logits[part], chosen[part], most))
+            result = replace(result, logprobs=told)
+        times = self._grammars.take_times()
+        return replace(result, mask_times=times) if times else result
 
     def logits(self, plan: StepPlan) -> FloatArray:
         """Run one step for its raw logits: float32 [O, V]. Raises as `evaluate`."""

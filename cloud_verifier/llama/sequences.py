@@ -88,14 +88,14 @@ class SlotSequences:
         known = slots[self._home[slots] != LOST]
         if not known.size:
             return
-        active = np.flatnonzero(self._lengths)
-        found = self._held[active[:, None], self._positions[known]] == known + 1
-        for sequence, own in zip(active.tolist(), found, strict=True):
-            if own.any():
-                for start, stop in _runs(np.sort(self._positions[known[own]])):
-                    self._memory.seq_remove(sequence, start, stop)
-                    self._held[sequence, start:stop] = 0
-                self._trim(sequence)
+        positions, active = self._positions[known], np.flatnonzero(self._lengths)
+        found = self._held[active[:, None], positions] == known + 1
+        for place in np.flatnonzero(found.any(axis=1)).tolist():
+            sequence = int(active[place])
+            for start, stop in _runs(np.sort(positions[found[place]])):
+                self._memory.seq_remove(sequence, start, stop)
+                self._held[sequence, start:stop] = 0
+            self._trim(sequence)
         self._home[known] = LOST
 
     def hold(self, session: int, prefix: IntArray) -> int:
@@ -185,8 +185,10 @@ class SlotSequences:
 
     def _trim(self, sequence: int) -> None:
         """Set a sequence's length after its cells were removed."""
-        used = np.flatnonzero(self._held[sequence, : self._lengths[sequence]])
-        self._lengths[sequence] = used[-1] + 1 if used.size else 0
+        length, held = int(self._lengths[sequence]), self._held[sequence]
+        while length and not held[length - 1]:
+            length -= 1
+        self._lengths[sequence] = length
 
     def _take(self) -> int:
         """Return an empty sequence, of the session that was planned longest ago if none is idle."""
@@ -208,7 +210,9 @@ class SlotSequences:
 
 def _runs(numbers: IntArray | IndexArray) -> Iterator[tuple[int, int]]:
     """Yield start and stop of each run of consecutive `numbers`, which increase."""
-    if numbers.size:
+    if numbers.size == 1:
+        yield int(numbers[0]), int(numbers[0]) + 1
+    elif numbers.size:
         cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
         for start, stop in pairwise([0, *cuts.tolist(), len(numbers)]):
             yield int(numbers[start]), int(numbers[stop - 1]) + 1
