@@ -21,10 +21,10 @@ from itertools import count, pairwise
 from statistics import median
 from typing import Any
 
+from benchmarks.plans import SAMPLINGS
 from benchmarks.reports import carry_out, parser_of
 from common.llama.model import LlamaSettings
 from common.llama.runtime import ALL_SEQUENCES, LlamaRuntime
-from common.sampling import SamplingParams
 from demo_models import DRAFT_GGUF
 from edge_client.core.nouns import DraftRow, Reroot
 from edge_client.llama.group import DraftGroup, MemberDrafter
@@ -41,7 +41,7 @@ class StepTimes:
 
     shape: str
     width: int  # rows in the batch
-    temperature: float
+    sampling: str  # of `plans.SAMPLINGS`
     expand_us: float
     inside_us: float  # its llama_decode, as part of the step
     bare_us: float  # llama_decode of the same batch again, alone
@@ -74,14 +74,15 @@ class StepBench:
         self._prompt = [(7 * place + 3) % runtime.num_vocab for place in range(num_tokens)]
         self._ids = count(1)
 
-    def measure(self, shape: str, width: int, temperature: float, num_steps: int) -> StepTimes:
+    def measure(self, shape: str, width: int, sampling: str, num_steps: int) -> StepTimes:
         """Return medians over `num_steps` steps, after a few that only warm up."""
         self._tip = next(self._ids)
-        self._drafter.start(self._prompt, self._tip, SamplingParams(temperature=temperature, seed=1))
-        self._drafter.expand([DraftRow(self._tip, None, self._prompt[-1], len(self._prompt) - 1)])
+        self._drafter.start(self._prompt, self._tip, SAMPLINGS[sampling])
+        tip = DraftRow(self._tip, None, self._prompt[-1], len(self._prompt) - 1)
+        self._likely = self._drafter.expand([tip])[0].tokens
         samples = [self._step(shape, width) for _ in range(num_steps + NUM_WARM_UP)][NUM_WARM_UP:]
         columns = [round(median(column) * 1e6, 1) for column in zip(*samples, strict=True)]
-        return StepTimes(shape, width, temperature, *columns)
+        return StepTimes(shape, width, sampling, *columns)
 
     def _step(self, shape: str, width: int) -> tuple[float, float, float, float]:
         """Seconds of (expand, decode inside it, bare decode, reroot)."""
@@ -108,7 +109,9 @@ class StepBench:
         ]
 
     def _siblings(self, width: int) -> list[DraftRow]:
-        return [DraftRow(next(self._ids), self._tip, 9 + i, len(self._prompt)) for i in range(width)]
+        """Return rows below the tip, of its likeliest tokens, which a grammar allows."""
+        tokens = (self._likely[i % len(self._likely)] for i in range(width))
+        return [DraftRow(next(self._ids), self._tip, token, len(self._prompt)) for token in tokens]
 
 
 def _timed(action: Callable[[], object]) -> float:
@@ -118,14 +121,15 @@ def _timed(action: Callable[[], object]) -> float:
 
 
 def measure_all(options: argparse.Namespace) -> Iterator[StepTimes]:
-    """Measure every shape, width and temperature on one loaded model."""
+    """Measure every shape, width and sampling on one loaded model; under a grammar siblings alone, since the
+    tokens of other shapes would break it."""
     settings = LlamaSettings(str(options.draft), n_ctx=2048, threads=options.threads)
     with TimedRuntime(settings) as runtime:
         bench = StepBench(runtime, options.context)
-        for temperature in (0.0, 0.8):
-            for shape in SHAPES:
+        for name, sampling in SAMPLINGS.items():
+            for shape in SHAPES if not sampling.grammar else ("siblings",):
                 for width in WIDTHS:
-                    yield bench.measure(shape, width, temperature, options.steps)
+                    yield bench.measure(shape, width, name, options.steps)
 
 
 def _run(options: argparse.Namespace) -> None:
