@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _run(options: argparse.Namespace, folder: Path) -> Result:
-    settings = RunSettings(options.faults, options.seed, options.first, options.clients, options.mean_gap)
+    faults, first, gap = options.faults, options.first, options.mean_gap
+    settings = RunSettings(faults, options.seed, first, options.clients, gap, exact=options.deterministic)
     prompts = tuple(bundled())
     jobs = tuple(draw_job(options.seed, number, prompts) for number in range(options.jobs))
     began = time.monotonic()
@@ -57,6 +58,7 @@ def _lines(result: Result) -> list[str]:
     lines = [
         f"{result.faults} faults in {result.seconds:.0f} s, {result.texts} texts of {result.tokens} tokens "
         f"compared, {result.texts_taken_up} of them taken up again {result.taken_up} times",
+        *([f"{result.texts_rounded} texts differ by rounding"] if not result.settings.exact else []),
         *table([{"fault": kind, **row} for kind, row in result.recovery.items()]),
     ]
     if result.violation:
