@@ -66,12 +66,18 @@ def refuse_division(name: str, config: Any, num_processes: int) -> None:
     plan: Mapping[str, str] = getattr(text, "base_model_tp_plan", None) or {}
     if not plan:
         raise Refusal(name, "transformers has no plan for dividing it among processes (--tensor-parallel)")
-    heads = text.num_attention_heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    for projection, count, words in (("q_proj", heads, "attention heads"), ("k_proj", kv_heads, "KV heads")):
-        divided = any(key.endswith(f".{projection}") and style == "colwise" for key, style in plan.items())
-        if divided and count % num_processes:
-            raise Refusal(name, f"{num_processes} processes cannot share its {count} {words} evenly")
+    layers = text.per_layer_config if getattr(text, "is_heterogeneous", False) else (text,)
+    for layer in layers:
+        heads = layer.num_attention_heads
+        kv_heads = getattr(layer, "num_key_value_heads", None) or heads
+        for projection, count, words in (("q_proj", heads, "attention"), ("k_proj", kv_heads, "KV")):
+            divided = any(
+                key.endswith(f".{projection}") and style == "colwise" for key, style in plan.items()
+            )
+            if divided and count % num_processes:
+                raise Refusal(
+                    name, f"{num_processes} processes cannot share its {count} {words} heads evenly"
+                )
 
 
 class Refusal(UserError):
