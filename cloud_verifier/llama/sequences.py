@@ -129,7 +129,8 @@ class SlotSequences:
         """Note that the rows of `leaves`, whose slots are `slots` [T], were evaluated from position `start`
         on."""
         for leaf in reversed(leaves):  # the trunk's last, so that it is a shared row's home
-            stop, own = start + len(leaf.rows), slots[leaf.rows]
+            stop = start + len(leaf.rows)
+            own = slots if len(leaf.rows) == len(slots) else slots[leaf.rows]  # a chain is all rows in order
             self._held[leaf.sequence, start:stop] = own + 1
             self._lengths[leaf.sequence] = stop
             self._home[own] = leaf.sequence
