@@ -22,7 +22,6 @@ from cloud_verifier.engine.sampling.host import (
     told_of,
 )
 from cloud_verifier.llama.forward import LlamaForward
-from common.grammar import Tokens
 from common.grammar.strings import is_installed
 from common.llama.runtime import LlamaRuntime
 from common.messages import Open
@@ -64,7 +63,7 @@ class LlamaEngine:
         self._marks = PrefixMarks(num_slots)
         self._limits = StepLimits(runtime.num_vocab, max_positions, num_slots)
         self._forward = LlamaForward(runtime, num_slots, max_positions)
-        self._grammars = TargetGrammars(self._grammar_tokens)
+        self._grammars = TargetGrammars(runtime.grammar_tokens)
 
     def stats(self) -> Stats:
         """Return the engine's figures: the rows that were evaluated again because their KV was lost."""
@@ -109,10 +108,6 @@ class LlamaEngine:
 
     def _pack(self, plan: StepPlan) -> PackedStep:
         return pack(plan, self._limits, self._marks)
-
-    def _grammar_tokens(self) -> Tokens:
-        words = self.runtime
-        return Tokens(words.pieces(), words.special_ids, words.eos_ids, words.num_vocab)
 
 
 def _chat_of(runtime: LlamaRuntime) -> Chat | None:

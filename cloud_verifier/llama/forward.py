@@ -11,7 +11,7 @@ import numpy as np
 
 from cloud_verifier.core.nouns import FloatArray, IntArray, StepItem
 from cloud_verifier.engine.packing import PackedStep
-from cloud_verifier.llama.sequences import Leaf, NoSequenceError, SequenceMemory, SlotSequences
+from cloud_verifier.llama.sequences import Leaf, NoSequenceError, SlotMemory, SlotSequences
 from common.errors import CapacityError, LocalError
 from common.llama.library import native_log
 from common.llama.runtime import NO_KV_SLOT
@@ -28,7 +28,7 @@ class RowBatch(Protocol):
     def share(self, row: int, sequences: list[int]) -> None: ...
 
 
-class Runtime(SequenceMemory, Protocol):
+class Runtime(SlotMemory, Protocol):
     """Evaluates batches in one context (`common.llama.runtime`)."""
 
     n_batch: int  # most rows of a batch
@@ -42,7 +42,7 @@ class Runtime(SequenceMemory, Protocol):
 
 
 @dataclass(slots=True)
-class Batch:
+class DecodeBatch:
     """Collects the rows of one llama_decode."""
 
     tokens: list[int] = field(default_factory=list)
@@ -111,11 +111,11 @@ class LlamaForward:
             batch.add(item, leaves)
         yield self._evaluate(batch)
 
-    def _begin(self) -> Batch:
+    def _begin(self) -> DecodeBatch:
         self._sequences.begin_batch()
-        return Batch()
+        return DecodeBatch()
 
-    def _fits(self, batch: Batch, item: StepItem) -> bool:
+    def _fits(self, batch: DecodeBatch, item: StepItem) -> bool:
         num_rows, num_outputs = len(batch.tokens), batch.num_outputs
         if not num_rows:
             return True
@@ -147,10 +147,10 @@ class LlamaForward:
             count = len(slots)
             positions = list(range(first, first + count))
             self._runtime.batch.fill(self._tokens[slots].tolist(), positions, [trunk] * count, [0] * count)
-            self._decode(count, item.session)
+            self._decode(count, 1)
             self._sequences.wrote(slots, first, [Leaf(trunk, list(range(count)))])
 
-    def _evaluate(self, batch: Batch) -> FloatArray:
+    def _evaluate(self, batch: DecodeBatch) -> FloatArray:
         """Evaluate a batch. Return the logits [O, V] of its outputs, a view."""
         if not batch.tokens:
             return self._runtime.logits(0)

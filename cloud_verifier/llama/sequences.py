@@ -21,16 +21,15 @@ from numpy.typing import NDArray
 
 from cloud_verifier.core.nouns import IntArray, StepItem
 from cloud_verifier.engine.packing import IndexArray, path_rows
+from common.llama.runtime import SequenceMemory
 
 LOST = -1
 """In place of a sequence: no sequence holds the slot's cell."""
 
 
-class SequenceMemory(Protocol):
-    """Copies and removes the cells of sequences (`common.llama.runtime`)."""
+class SlotMemory(SequenceMemory, Protocol):
+    """A `SequenceMemory` that can be emptied."""
 
-    def seq_copy(self, source: int, destination: int, start: int, stop: int) -> None: ...
-    def seq_remove(self, sequence: int, start: int, stop: int) -> bool: ...
     def clear(self) -> None: ...
 
 
@@ -61,9 +60,7 @@ class SlotSequences:
     for slots before they are written anew, and `begin_batch` before each batch.
     """
 
-    def __init__(
-        self, memory: SequenceMemory, num_sequences: int, num_slots: int, num_positions: int
-    ) -> None:
+    def __init__(self, memory: SlotMemory, num_sequences: int, num_slots: int, num_positions: int) -> None:
         self._memory = memory
         self._num_sequences = num_sequences
         # Slot + 1 of each sequence and position, 0 for none: zeros take no memory until they are used.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,13 @@ NO_KV_SLOT = 1  # llama_decode: no free cells, nothing was changed
 ALL_SEQUENCES = -1
 TO_THE_END = -1
 BYTES = ctypes.POINTER(ctypes.c_uint8)
+
+
+class SequenceMemory(Protocol):
+    """Copies and removes the KV cells of sequences, as `LlamaRuntime` does."""
+
+    def seq_copy(self, source: int, destination: int, start: int, stop: int) -> None: ...
+    def seq_remove(self, sequence: int, start: int, stop: int = TO_THE_END) -> bool: ...
 
 
 class LlamaRuntime(LlamaModel):

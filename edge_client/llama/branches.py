@@ -12,16 +12,9 @@ keeps the trunk's cells, and the next fork adds only what the trunk has grown by
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
+from common.llama.runtime import SequenceMemory
 from edge_client.llama.plan import NO_SEQUENCE, NOT_PLANNED, BatchPlan, DraftNode, EngineSurprise
-
-
-class SequenceMemory(Protocol):
-    """Copies and removes the KV cells of sequences (`LlamaRuntime`)."""
-
-    def seq_copy(self, source: int, destination: int, start: int, stop: int) -> None: ...
-    def seq_remove(self, sequence: int, start: int) -> bool: ...
 
 
 class Sequences:

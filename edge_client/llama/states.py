@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edge_client.llama.branches import Branches, SequenceMemory, Sequences
+from common.llama.runtime import SequenceMemory
+from edge_client.llama.branches import Branches, Sequences
 from edge_client.llama.plan import NO_SEQUENCE, NOT_PLANNED, BatchPlan, DraftNode, EngineSurprise
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from cloud_verifier.core.nouns import FloatArray, StepPlan, StepResult
 from cloud_verifier.engine.packing import StepLimits, pack
 from cloud_verifier.llama.forward import LlamaForward
-from common.llama.runtime import NO_KV_SLOT
+from common.llama.runtime import NO_KV_SLOT, TO_THE_END
 from tests.worlds.models import TinyTarget
 
 
@@ -102,7 +102,8 @@ class Cells:
             if source in cell.sequences and start <= cell.position < stop:
                 cell.sequences.add(destination)
 
-    def seq_remove(self, sequence: int, start: int, stop: int) -> bool:
+    def seq_remove(self, sequence: int, start: int, stop: int = TO_THE_END) -> bool:
+        assert stop != TO_THE_END
         for cell in self.cells:
             if start <= cell.position < stop:
                 cell.sequences.discard(sequence)

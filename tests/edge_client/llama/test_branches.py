@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from common.llama.runtime import TO_THE_END
 from edge_client.llama.branches import Branches, Sequences
 from edge_client.llama.plan import BatchPlan, DraftNode, EngineSurprise
 from tests import wording
@@ -22,7 +23,8 @@ class CellMemory:
         self.num_calls += 1
         self.cells[destination] |= {place for place in self.cells[source] if start <= place < stop}
 
-    def seq_remove(self, sequence: int, start: int) -> bool:
+    def seq_remove(self, sequence: int, start: int, stop: int = TO_THE_END) -> bool:
+        assert stop == TO_THE_END
         self.num_calls += 1
         self.cells[sequence] = {place for place in self.cells[sequence] if place < start}
         return not self._refuses
