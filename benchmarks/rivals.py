@@ -387,10 +387,9 @@ def open_llama(path: str, setting: MachineSetting, meter: TargetMeter, draft: An
 @contextmanager
 def exported() -> Iterator[str]:
     """Write the bundled target as a GGUF file in float32."""
-    from demo_models.architecture import load_target
-    from demo_models.gguf_export import write_gguf
+    from demo_models.gguf_export import write_target
 
     with TemporaryDirectory(prefix="forerun-") as folder:
         path = Path(folder) / "target-f32.gguf"
-        write_gguf(load_target(TARGET_DIR), TARGET_DIR / "tokenizer.json", path, quantised=False)
+        write_target(path, quantised=False)
         yield str(path)

@@ -20,7 +20,7 @@ from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.config.merge import load_config, meant
 from common.config.setting import LOG_FORMATS, LOG_LEVELS, Schema, check_section, setting
 from common.errors import UserError
-from common.llama.store import is_remote
+from common.llama.store import is_gguf
 from common.privacy import LEVELS, Privacy
 from common.wire.options import host_and_port
 
@@ -194,8 +194,7 @@ class TargetSection:
     @property
     def is_gguf(self) -> bool:
         """Whether the target is a GGUF file, which llama.cpp runs."""
-        name = self.model or ""
-        return (name.partition("@")[0] if is_remote(name) else name).lower().endswith(".gguf")
+        return is_gguf(self.model or "")
 
     @property
     def path(self) -> str:

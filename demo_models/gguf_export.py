@@ -20,7 +20,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from demo_models import TARGET_DIR
-from demo_models.architecture import ROPE_THETA
+from demo_models.architecture import ROPE_THETA, load_target
 from demo_models.tokenizer import END_OF_TEXT, LLAMA_CPP_PRE
 
 FloatArray = npt.NDArray[np.float32]
@@ -45,9 +45,9 @@ def interleave_rows(weight: FloatArray, num_heads: int) -> FloatArray:
 
 def write_target(path: Path, *, quantised: bool = True) -> None:
     """Write the bundled target with its chat template to `path`; otherwise as `write_gguf`."""
-    model = LlamaForCausalLM.from_pretrained(TARGET_DIR, dtype=torch.float32)
     template = (TARGET_DIR / "chat_template.jinja").read_text(encoding="utf-8")
-    write_gguf(model, TARGET_DIR / "tokenizer.json", path, quantised=quantised, chat_template=template)
+    model, tokenizer = load_target(TARGET_DIR), TARGET_DIR / "tokenizer.json"
+    write_gguf(model, tokenizer, path, quantised=quantised, chat_template=template)
 
 
 def write_gguf(

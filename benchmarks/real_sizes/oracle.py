@@ -20,8 +20,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.real_sizes.pair import PairText, read_text
-from cloud_verifier.core.nouns import StepItem, StepPlan, StepResult, TargetInfo
-from cloud_verifier.engine.loading import CPU_SLOTS
+from cloud_verifier.core.nouns import CPU_SLOTS, StepItem, StepPlan, StepResult, TargetInfo
 from cloud_verifier.server.serving import serve
 from common.errors import UserError
 from common.noise import noise_output

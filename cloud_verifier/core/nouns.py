@@ -242,6 +242,9 @@ Effect = Reply | End
 CHUNK = 256
 """Prompt tokens in one step on a CPU, which takes longer for each."""
 
+CPU_SLOTS = 16384
+"""What `--slots auto` means where memory is shared with other programs, unless it holds fewer."""
+
 CUDA_CHUNK = 1024
 """On a GPU 256 tokens take hardly longer to compute than to launch. Beyond 1,024 a step only gets longer."""
 

@@ -16,7 +16,7 @@ import torch
 
 from cloud_verifier.core.batching import LONE_CHUNKS
 from cloud_verifier.core.guessing import WIDTH
-from cloud_verifier.core.nouns import GuessItem, GuessPlan, StepPlan
+from cloud_verifier.core.nouns import CPU_SLOTS, GuessItem, GuessPlan, StepPlan
 from cloud_verifier.engine.attention.backend import AttentionBackend
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.deterministic.check import check_exact
@@ -43,9 +43,6 @@ logger = logging.getLogger(__name__)
 LEAST_CAPABILITY = (8, 0)
 """Of a GPU that computes Triton's attention. On 7.5 a prefill tile needs more shared memory than there is,
 smaller ones spill registers, and bfloat16 is emulated."""
-
-CPU_SLOTS = 16384
-"""What `auto` means on a CPU, whose memory others use, too; fewer where the memory holds fewer."""
 
 SHARE = 0.9
 """Share of the free memory that KV may take. The rest is for fragments and for the libraries' own buffers."""

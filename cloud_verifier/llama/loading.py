@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cloud_verifier.core.nouns import FloatArray
+from cloud_verifier.core.nouns import CPU_SLOTS, FloatArray
 from cloud_verifier.engine.probe_script import (
     SHRUNK,
     ProbeLengths,
@@ -29,10 +29,6 @@ from common.sampling import SamplingDefaults
 from common.wire.describe import TokenTable
 
 logger = logging.getLogger(__name__)
-
-AUTO_SLOTS = 16384
-"""What `--slots auto` means. llama.cpp allocates the KV when it loads, and its attention reads all cells in
-use, so more cells cost memory and time."""
 
 TOLERANCE = 0.05
 """Largest difference of a probe row, root mean square over the vocabulary, relative to the spread of its
@@ -71,7 +67,7 @@ def load_engine(
     """Load the file `path`, check that steps of packed sessions equal texts alone, and serve `num_slots` KV
     slots.
 
-    Args: num_slots, None for `AUTO_SLOTS` or as many as the model has positions; max_rows and max_step, the
+    Args: num_slots, None for `CPU_SLOTS`; max_rows and max_step, the
     most nodes and the most rows of a step; name, of the target (default: the file's). Returns the engine and
     the token table of its fingerprint. Raises `UserError` that says what to change.
     """
@@ -97,7 +93,7 @@ def open_runtime(
     num_outputs = max(max_rows, MAX_SEQUENCES)  # llama.cpp reserves a row for every sequence anyway
     settings = LlamaSettings(
         path,
-        n_ctx=num_slots or AUTO_SLOTS,
+        n_ctx=num_slots or CPU_SLOTS,
         n_seq_max=MAX_SEQUENCES,
         n_batch=max(max_step, 2 * num_outputs),
         max_rows=num_outputs,

@@ -39,6 +39,12 @@ def is_remote(text: str) -> bool:
     return text.startswith((HUB_PREFIX, *WEB_PREFIXES))
 
 
+def is_gguf(text: str) -> bool:
+    """Tell whether a name, of a file or remote, is of a GGUF file."""
+    name = text.partition("@")[0] if is_remote(text) else text
+    return name.lower().endswith(".gguf")
+
+
 def parse_name(text: str, hub: str = HUB) -> ModelName:
     """Parse a remote name of `hub` or a mirror (HF_ENDPOINT). Raises `UserError` for another form."""
     if text.startswith(HUB_PREFIX):

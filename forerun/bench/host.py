@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from cloud_verifier.core.nouns import StepPlan, StepResult, TargetEngine, TargetInfo
+from cloud_verifier.core.nouns import CPU_SLOTS, StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server import serving
 from cloud_verifier.server.worker import Worker
@@ -33,9 +33,6 @@ from forerun.options import pin_to_core
 from forerun.rig import json_lines
 
 Clock = Callable[[], float]
-
-AUTO_SLOTS = 16384
-"""Default number of slots of the formula's engine, which needs no memory for them."""
 
 
 @dataclass(slots=True)
@@ -163,7 +160,7 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
     """Load a model's engine, or make the formula's. Raise `UserError`."""
     if config.target.model != FORMULA:
         return serving.load(config)
-    return serving.floored(FormulaEngine(config.target.slots or AUTO_SLOTS), config.target), TABLE
+    return serving.floored(FormulaEngine(config.target.slots or CPU_SLOTS), config.target), TABLE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,9 @@ from typing import Any
 
 from cloud_verifier.settings import ATTENTIONS
 from common.errors import UserError
-from forerun.options import REQUIRED, JsonOption, add_command, option
+from common.llama.model import find_model
+from common.llama.store import is_gguf
+from forerun.options import REQUIRED, JsonOption, add_command, models_folder, option
 
 DESCRIPTION = """\
 Load a target model and run the probe that every target must pass before it is served:
@@ -44,7 +46,7 @@ def add_parser(commands: Any) -> None:
 
 def _run(options: ModelsOptions) -> int:
     """Raise `UserError` if the model cannot be served."""
-    if options.check.lower().endswith(".gguf"):
+    if is_gguf(options.check):
         return _run_gguf(options)
     import torch
     import transformers  # noqa: F401 - only to see whether it is there
@@ -92,13 +94,13 @@ def _run_gguf(options: ModelsOptions) -> int:
     from cloud_verifier.llama.engine import LlamaEngine
     from cloud_verifier.llama.loading import TOLERANCE, LlamaOptions, open_runtime, probe
 
-    limits = SchedulerConfig()
+    limits, path = SchedulerConfig(), find_model(options.check, models_folder(options.check))
     slots = slots_for(REAL.shortest)
     llama = LlamaOptions(threads=options.threads)
-    with open_runtime(options.check, slots, limits.max_rows, most_rows(limits), llama) as runtime:
-        report = probe(LlamaEngine(runtime, slots, name=Path(options.check).stem), REAL)
+    with open_runtime(path, slots, limits.max_rows, most_rows(limits), llama) as runtime:
+        report = probe(LlamaEngine(runtime, slots, name=Path(path).stem), REAL)
         facts = {
-            "model": Path(options.check).stem,
+            "model": Path(path).stem,
             "served": True,
             "format": runtime.description,
             "rows": report.num_rows,

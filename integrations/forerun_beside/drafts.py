@@ -40,7 +40,7 @@ def key_in(request_id: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafts:
+class DraftTree:
     """Holds the nodes below one position of a text: a tree, parents before children."""
 
     position: int  # of the tip, the last token above the nodes, counted from the prompt's first token
@@ -49,7 +49,7 @@ class Drafts:
     chances: tuple[float, ...] = ()  # log-probability of each node if its parent is right, nats
 
     @classmethod
-    def of(cls, tree: SpeculationTree) -> Drafts:
+    def of(cls, tree: SpeculationTree) -> DraftTree:
         """Take the live nodes of a session's tree."""
         nodes = list(tree.speculative())
         place = {tree.tip.id: -1, **{node.id: at for at, node in enumerate(nodes)}}
@@ -60,18 +60,18 @@ class Drafts:
             tuple(node.logprob for node in nodes),
         )
 
-    def after(self, text: Sequence[int]) -> Drafts:
+    def after(self, text: Sequence[int]) -> DraftTree:
         """Return the nodes that remain when `text` follows the tip: those below its last token."""
         here, position = -1, self.position + len(text)
         for token in text:
             ways = zip(self.tokens, self.parents, strict=True)
             below = [at for at, way in enumerate(ways) if way == (token, here)]
             if not below:
-                return Drafts(position)
+                return DraftTree(position)
             here = below[0]
         return self._part(position, here, range(len(self.tokens)))
 
-    def best(self, count: int) -> Drafts:
+    def best(self, count: int) -> DraftTree:
         """Return at most `count` nodes, those that are most likely reached."""
         reach = list[float]()
         for parent, chance in zip(self.parents, self.chances, strict=True):
@@ -110,7 +110,7 @@ class Drafts:
         return json.dumps(told).encode() if self.tokens else b""
 
     @classmethod
-    def decode(cls, data: bytes) -> Drafts:
+    def decode(cls, data: bytes) -> DraftTree:
         """Return the nodes. Raises `ValueError` for bytes that are none."""
         try:
             position, *lists = json.loads(data)
@@ -124,14 +124,14 @@ class Drafts:
             raise ValueError("these are no drafts: a list is not what it must be")
         return cls(position, tokens, parents, chances)
 
-    def _part(self, position: int, root: int, kept: Sequence[int]) -> Drafts:
+    def _part(self, position: int, root: int, kept: Sequence[int]) -> DraftTree:
         """Return those of the `kept` nodes, parents first, that hang below the node `root`."""
         place, nodes = {root: -1}, list[int]()
         for at in kept:
             if at != root and self.parents[at] in place:
                 place[at] = len(nodes)
                 nodes.append(at)
-        return Drafts(
+        return DraftTree(
             position,
             tuple(self.tokens[at] for at in nodes),
             tuple(place[self.parents[at]] for at in nodes),

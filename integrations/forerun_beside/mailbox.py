@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from common.errors import UserError
-from forerun_beside.drafts import KEY_CHARS, Drafts
+from forerun_beside.drafts import KEY_CHARS, DraftTree
 
 logger = logging.getLogger(__name__)
 
@@ -66,20 +66,20 @@ class Mailbox:
         while len(self._newest) > MAX_SESSIONS:
             self._newest.popitem(last=False)
 
-    def drafts(self, key: str, start: int, written: Sequence[int]) -> Drafts | None:
+    def drafts(self, key: str, start: int, written: Sequence[int]) -> DraftTree | None:
         """Return the nodes below the text of a session; None without any. `written` are the text's newest
         tokens, from position `start` on; `TAIL` of them are enough."""
         message = self._newest.get(key)
         if message is None:
             return None
         try:
-            newest = Drafts.decode(message)
+            newest = DraftTree.decode(message)
         except ValueError as error:
             logger.warning("! what came for session %s is none of Forerun's: %s", key, error)
             del self._newest[key]
             return None
         seen = newest.position + 1 - start  # of `written`, by the drafts
-        drafts = newest.after(written[seen:]) if 0 <= seen <= len(written) else Drafts(0)
+        drafts = newest.after(written[seen:]) if 0 <= seen <= len(written) else DraftTree(0)
         return drafts if drafts.tokens else None
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Sender:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
 
-    def send(self, key: str, drafts: Drafts) -> None:
+    def send(self, key: str, drafts: DraftTree) -> None:
         try:
             self._socket.sendto(key.encode() + drafts.encode(), self._path)
         except OSError as error:  # no engine, or one that takes no mail just now

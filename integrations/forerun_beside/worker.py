@@ -18,7 +18,7 @@ from common.acceptance import AcceptanceRule
 from common.errors import ForerunError, LocalError, UnavailableError
 from common.messages import Close, Open, Propose
 from common.sampling import SamplingParams
-from forerun_beside.drafts import KEY_CHARS, Drafts, name_of
+from forerun_beside.drafts import KEY_CHARS, DraftTree, name_of
 from forerun_beside.mailbox import Sender
 from forerun_beside.scheduler import RequestScheduler
 
@@ -94,13 +94,13 @@ class RequestWorker(Worker):
             reading = asyncio.create_task(self._read(key, name, session))
             self._requests[key] = name, reading
         elif isinstance(message, Propose):
-            self._sender.send(self._requests[key][0], Drafts.of(session.tree))
+            self._sender.send(self._requests[key][0], DraftTree.of(session.tree))
 
     def disconnect(self, key: int) -> None:
         if key in self._requests:
             name, reading = self._requests.pop(key)
             reading.cancel()  # which aborts the request
-            self._sender.send(name, Drafts(0))
+            self._sender.send(name, DraftTree(0))
         super().disconnect(key)
 
     async def _read(self, key: int, name: str, session: VerifySession) -> None:

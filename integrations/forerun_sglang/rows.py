@@ -70,7 +70,7 @@ class Text:
 
 
 Tree = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Tokens [n] and mask [n, n] of one text's rows, as `Drafts.rows` gives them."""
+"""Tokens [n] and mask [n, n] of one text's rows, as `DraftTree.rows` gives them."""
 
 
 def choose_in(logits: Tensor, texts: Sequence[Text | None], trees: Sequence[Tree] | None) -> None:

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 
 import demo_models
-from tests.edge_client.llama.tiny_gguf import write_vocabulary
+from tests.edge_client.llama.tiny_gguf import write_copy
 from tests.ports import free_port
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ def test_without_a_draft_model_it_drafts_from_an_index_and_after_a_restart_from_
     names = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")
     places = {name: str(tmp_path / name.lower()) for name in names}
     file, project = (
-        write_vocabulary(tmp_path / "vocabulary.gguf", demo_models.DRAFT_GGUF),
+        write_copy(tmp_path / "vocabulary.gguf", demo_models.DRAFT_GGUF, weights=False),
         tmp_path / "project",
     )
     draft = "--draft", str(file)

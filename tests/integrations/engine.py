@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun_beside.drafts import Drafts, key_in
+from forerun_beside.drafts import DraftTree, key_in
 from forerun_beside.mailbox import Mailbox
 from tests.worlds.models import tiny_logits
 
@@ -63,7 +63,7 @@ class Engine:
         self._chains = chains
         self._num_rows = num_rows
 
-    def drafts(self, name: str, text: list[int]) -> Drafts | None:
+    def drafts(self, name: str, text: list[int]) -> DraftTree | None:
         self._mailbox.keep(self._mailbox.take())
         return self._mailbox.drafts(key_in(name) or "", 0, text)
 

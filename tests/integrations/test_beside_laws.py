@@ -18,7 +18,7 @@ from common.errors import Code, UserError
 from common.messages import Commit, Finish, FinishReason, Open, Opened, Propose
 from common.sampling import SamplingParams
 from common.tree import SpeculationTree
-from forerun_beside.drafts import Drafts, key_in, name_of
+from forerun_beside.drafts import DraftTree, key_in, name_of
 from forerun_beside.mailbox import Mailbox, Sender, path_of
 from forerun_beside.scheduler import RequestScheduler
 from forerun_beside.serve import limits_of
@@ -55,7 +55,7 @@ def tree_of(grown: list[tuple[int, int, float]]) -> SpeculationTree:
     return tree
 
 
-def paths(drafts: Drafts) -> dict[tuple[int, ...], float]:
+def paths(drafts: DraftTree) -> dict[tuple[int, ...], float]:
     """Each node's path of tokens, with its own chance."""
     found = list[tuple[int, ...]]()
     for token, parent in zip(drafts.tokens, drafts.parents, strict=True):
@@ -133,7 +133,7 @@ def test_log_probabilities_are_refused() -> None:
     assert end.error.code is Code.INVALID_ARGUMENT
 
 
-# Drafts -------------------------------------------------------------------------------------------------
+# Drafts ----------------------------------------------------------------------------------------------------
 
 
 @given(TREES, st.lists(TOKENS, max_size=4))
@@ -141,17 +141,17 @@ def test_what_is_left_after_a_text_is_what_the_tree_itself_would_keep(
     grown: list[tuple[int, int, float]], text: list[int]
 ) -> None:
     tree = tree_of(grown)
-    drafts = Drafts.of(tree).after(text)
+    drafts = DraftTree.of(tree).after(text)
     for token in text:
         tree.advance(token)
     assert drafts.position == tree.tip_position
-    assert paths(drafts) == paths(Drafts.of(tree))
+    assert paths(drafts) == paths(DraftTree.of(tree))
 
 
 @given(TREES)
 def test_a_message_brings_the_same_drafts(grown: list[tuple[int, int, float]]) -> None:
-    drafts = Drafts.of(tree_of(grown))
-    assert not drafts.tokens or Drafts.decode(drafts.encode()) == drafts
+    drafts = DraftTree.of(tree_of(grown))
+    assert not drafts.tokens or DraftTree.decode(drafts.encode()) == drafts
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_message_brings_the_same_drafts(grown: list[tuple[int, int, float]]) -
 )
 def test_other_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
-        Drafts.decode(data)
+        DraftTree.decode(data)
 
 
 @pytest.mark.torch
@@ -196,7 +196,7 @@ def test_an_engines_process_loads_neither_the_service_nor_a_client() -> None:
 def test_the_rows_are_the_best_nodes_and_each_sees_its_ancestors(
     grown: list[tuple[int, int, float]], count: int
 ) -> None:
-    drafts = Drafts.of(tree_of(grown))
+    drafts = DraftTree.of(tree_of(grown))
     tokens, mask = drafts.rows(9, count)
     whole = paths(drafts)
     assert mask[:, 0].all()
@@ -216,10 +216,10 @@ def test_the_rows_are_the_best_nodes_and_each_sees_its_ancestors(
 
 
 def test_a_chain_follows_the_likeliest_child() -> None:
-    drafts = Drafts(2, (1, 2, 3, 4), (-1, -1, 1, 2), (-2.0, -1.0, -0.5, -3.0))
+    drafts = DraftTree(2, (1, 2, 3, 4), (-1, -1, 1, 2), (-2.0, -1.0, -0.5, -3.0))
     assert drafts.chain(9) == [2, 3, 4]
     assert drafts.chain(2) == [2, 3]
-    assert drafts.chain(0) == Drafts(2).chain(5) == []
+    assert drafts.chain(0) == DraftTree(2).chain(5) == []
 
 
 @given(st.data(), st.booleans())
@@ -238,7 +238,7 @@ def test_an_engine_writes_the_same_text_with_any_drafts_however_late(
             for place, token, logprob in data.draw(TREES):
                 nodes = list(tree.live.values())
                 tree.grow(nodes[place % len(nodes)], token, logprob)
-            mailbox.keep([KEY.encode() + Drafts.of(tree).encode()])
+            mailbox.keep([KEY.encode() + DraftTree.of(tree).encode()])
         text += engine.step(name_of(KEY), text, {})
     assert text[: len(alone)] == alone
 
@@ -249,19 +249,19 @@ def test_an_engine_writes_the_same_text_with_any_drafts_however_late(
 def test_the_newest_drafts_of_each_session_count(tmp_path: Path) -> None:
     path = str(tmp_path / "drafts.sock")
     mailbox, sender = Mailbox(path), Sender(path)
-    sender.send(KEY, Drafts(2, (5,), (-1,), (0.0,)))
-    sender.send(KEY, Drafts(2, (4, 5), (-1, 0), (0.0, 0.0)))
+    sender.send(KEY, DraftTree(2, (5,), (-1,), (0.0,)))
+    sender.send(KEY, DraftTree(2, (4, 5), (-1, 0), (0.0, 0.0)))
     wait_for(mailbox, 2)
     mailbox.keep(mailbox.take())
-    assert mailbox.drafts(KEY, 0, [1, 2, 3, 4]) == Drafts(3, (5,), (-1,), (0.0,))
+    assert mailbox.drafts(KEY, 0, [1, 2, 3, 4]) == DraftTree(3, (5,), (-1,), (0.0,))
     assert mailbox.drafts(KEY, 0, [1, 2, 3, 5]) is None
     assert mailbox.drafts(KEY, 0, [1, 2]) is None
     assert mailbox.drafts(KEY, 4, [7, 7]) is None
     assert mailbox.drafts("f" * 16, 0, [1, 2, 3]) is None
     mailbox.keep([KEY.encode() + b"no drafts", b"no message"])
     assert mailbox.drafts(KEY, 0, [1, 2, 3]) is None
-    sender.send(KEY, Drafts(2, (5,), (-1,), (0.0,)))
-    sender.send(KEY, Drafts(0))
+    sender.send(KEY, DraftTree(2, (5,), (-1,), (0.0,)))
+    sender.send(KEY, DraftTree(0))
     wait_for(mailbox, 2)
     mailbox.keep(mailbox.take())
     assert mailbox.drafts(KEY, 0, [1, 2, 3]) is None
@@ -274,7 +274,7 @@ def test_no_message_is_dropped_while_an_engine_takes_none(tmp_path: Path) -> Non
     path = str(tmp_path / "drafts.sock")
     mailbox, sender = Mailbox(path), Sender(path)
     for at in range(1000):
-        sender.send(f"{at:016x}", Drafts(2, (5,), (-1,), (0.0,)))
+        sender.send(f"{at:016x}", DraftTree(2, (5,), (-1,), (0.0,)))
         wait_for(mailbox, at + 1)
     assert sender.num_dropped == 0
     sender.close()
@@ -283,7 +283,7 @@ def test_no_message_is_dropped_while_an_engine_takes_none(tmp_path: Path) -> Non
 
 def test_without_a_mailbox_drafts_are_dropped(tmp_path: Path) -> None:
     sender = Sender(str(tmp_path / "nobody.sock"))
-    sender.send(KEY, Drafts(2, (5,), (-1,), (0.0,)))
+    sender.send(KEY, DraftTree(2, (5,), (-1,), (0.0,)))
     assert sender.num_dropped == 1
     sender.close()
 

@@ -33,7 +33,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 from common.sampling import SamplingParams  # noqa: E402
 from common.tree import SpeculationTree  # noqa: E402
-from forerun_beside.drafts import Drafts, name_of  # noqa: E402
+from forerun_beside.drafts import DraftTree, name_of  # noqa: E402
 from forerun_beside.mailbox import Sender  # noqa: E402
 from forerun_beside.worker import Request  # noqa: E402
 from forerun_sglang import plugin  # noqa: E402
@@ -259,7 +259,7 @@ def test_its_own_steps_write_the_targets_texts(
                 for depth, token in enumerate(text[len(written) :][:4]):
                     tree.grow(here, (token + 1) % VOCAB, -0.5)
                     here = tree.grow(here, token if depth < quality else (token + 2) % VOCAB, -0.4)
-                sender.send(f"{at:016x}", Drafts.of(tree))
+                sender.send(f"{at:016x}", DraftTree.of(tree))
                 wait_for(worker._mailbox, at + 1)
             serving.step(worker, ForwardMode.DECODE)
         sender.close()

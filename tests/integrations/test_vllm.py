@@ -38,7 +38,7 @@ if torch.cuda.is_available() or not pytest.importorskip("vllm.triton_utils").HAS
     why = "needs no GPU and Triton's interpreter; set CUDA_VISIBLE_DEVICES= (empty)"
     pytest.skip(why, allow_module_level=True)
 
-from forerun_beside.drafts import Drafts, name_of  # noqa: E402 - after the module that may be missing
+from forerun_beside.drafts import DraftTree, name_of  # noqa: E402 - after the module that may be missing
 from forerun_beside.mailbox import Sender  # noqa: E402
 from forerun_beside.worker import Request  # noqa: E402
 from forerun_vllm.client import VllmClient  # noqa: E402
@@ -147,7 +147,7 @@ def test_its_runner_drafts_what_edges_sent(proposer: Any, tmp_path: Path, qualit
         here = tree.tip
         for depth, token in enumerate(expected[len(written) :][:6]):
             here = tree.grow(here, token if depth < quality else (token + 1) % VOCAB, -0.4)
-        sender.send(key, Drafts.of(tree))
+        sender.send(key, DraftTree.of(tree))
         wait_for(proposer._mailbox, 1)
         chains = runner.drafts(sampled)
         assert chains[1] == []
@@ -164,7 +164,7 @@ def test_no_draft_passes_the_longest_text_and_a_prompt_that_is_read_gets_none(
     key = "0123456789abcdef"
     runner, sender = Runner(proposer, [name_of(key)]), Sender(str(tmp_path / "drafts.sock"))
     runner.write(0, [1] * 58)
-    sender.send(key, Drafts(60, (4, 4, 4, 4), (-1, 0, 1, 2), (0.0,) * 4))
+    sender.send(key, DraftTree(60, (4, 4, 4, 4), (-1, 0, 1, 2), (0.0,) * 4))
     wait_for(proposer._mailbox, 1)
     assert runner.drafts([[]]) == [[]]
     assert runner.drafts([[1]]) == [[4, 4, 4]]

@@ -61,12 +61,6 @@ class StepContext:
     slots: Tensor  # int64 [T] where the rows' KV is written
     attention: StepAttention
 
-    @property
-    def takes_latents(self) -> bool:
-        """Return whether layers may keep latents (`latent.Latents`): Triton's kernel has no memory for heads
-        of 576 numbers."""
-        return bool(getattr(self.attention, "takes_latents", False))
-
 
 _current: ContextVar[StepContext | None] = ContextVar("forerun_step", default=None)
 
@@ -87,12 +81,15 @@ def running_step() -> StepContext | None:
 
 
 def takes_latents() -> bool:
-    """Return whether a layer may keep its latents in the running step (`latent.Latents`). A compiled forward
-    keeps none: its operation has one shape."""
+    """Return whether a layer may keep its latents in the running step (`latent.Latents`).
+
+    A compiled forward keeps none: its operation has one shape. Triton's kernel has no memory for heads of 576
+    numbers.
+    """
     if torch.compiler.is_compiling():
         return False
     step = _current.get()
-    return step is not None and step.takes_latents
+    return step is not None and bool(getattr(step.attention, "takes_latents", False))
 
 
 def attention_function(
@@ -129,25 +126,16 @@ def attention_function(
     absorbs = hasattr(latents, "of_query") and takes_latents()
     if absorbs:
         query = latents.of_query(query)
-    result = _attend(query, key, value, layer, scaling, sliding_window, softcap, s_aux)
+    result = _attend(query, key, value, layer, AttentionTerms(scaling, sliding_window, softcap, s_aux))
     return latents.of_result(result) if absorbs else result, None
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layer: int,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, layer: int, terms: AttentionTerms) -> Tensor:
     context = _current.get()
     if context is None:
         raise LocalError("the model was called outside an engine step")
     kv = context.kv.write(layer, context.slots, key, value)
-    return context.attention.attend(query, kv, AttentionTerms(scaling, window, softcap, sinks))
+    return context.attention.attend(query, kv, terms)
 
 
 @torch.library.custom_op("forerun::attend", mutates_args=())
@@ -163,7 +151,8 @@ def _attend_compiled(
 ) -> Tensor:
     """Call `_attend` from a compiled graph. Only this operation reads or writes the KV, so the order of the
     graph's own data is the order of the KV, too."""
-    return _attend(query, key, value, layer, scaling, window, softcap, sinks).contiguous()
+    terms = AttentionTerms(scaling, window, softcap, sinks)
+    return _attend(query, key, value, layer, terms).contiguous()
 
 
 @_attend_compiled.register_fake

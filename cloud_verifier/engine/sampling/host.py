@@ -92,12 +92,8 @@ def choose_on_host(logits: FloatArray, rows: Sequence[ChoiceRow]) -> tuple[IntAr
     choices, margins = np.empty(len(rows), np.int32), np.empty(len(rows), np.float32)
     changes = row_changes(rows, logits.shape[1])
     for index, (one, row) in enumerate(zip(logits, rows, strict=True)):
-        if row.params.greedy and row.allowed is None and not changes[index]:  # the choice is the greatest
-            choice = reference.choose_adjusted(one, row.params, row.position)
-            reference.check_best(float(one[choice.token]))
-        else:
-            adjusted = reference.adjust(one, changes[index], row.allowed)
-            choice = reference.choose_adjusted(adjusted, row.params, row.position)
+        adjusted = reference.adjust(one, changes[index], row.allowed)
+        choice = reference.choose_adjusted(adjusted, row.params, row.position)
         choices[index], margins[index] = choice.token, choice.margin
     return choices, margins
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import demo_models
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.nouns import CPU_SLOTS, StepPlan
 from cloud_verifier.engine import loading
 from cloud_verifier.engine.attention import triton_backend as triton_attention
 from cloud_verifier.engine.attention.reference import TorchRefBackend
@@ -17,7 +17,6 @@ from cloud_verifier.engine.attention.triton_backend import TritonBackend
 from cloud_verifier.engine.engine import RowByRow, TorchEngine
 from cloud_verifier.engine.graphs import DeviceRunner, most_partial_bytes
 from cloud_verifier.engine.loading import (
-    CPU_SLOTS,
     GRAPHS,
     SHARE,
     accelerate,

@@ -42,7 +42,6 @@ SAMPLINGS = {
 }
 
 Table = tuple[bytes | None, ...]
-Fields = dict[str, float | int | str]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +147,7 @@ def test_the_probe_finds_a_row_with_the_logits_of_another(
 
 
 def test_what_a_file_says_is_what_edges_hear(served: tuple[LlamaEngine, Table], tmp_path: Path) -> None:
-    from tests.edge_client.llama.tiny_gguf import END_OF_TEXT, write_tiny_gguf
+    from tests.edge_client.llama.tiny_gguf import END_OF_TEXT, Fields, write_copy, write_tiny_gguf
 
     info = served[0].info
     assert (info.name, info.vocab_size, info.num_slots) == (DRAFT_GGUF.stem, len(served[1]), SLOTS)
@@ -159,34 +158,12 @@ def test_what_a_file_says_is_what_edges_hear(served: tuple[LlamaEngine, Table], 
         "general.sampling.top_k": 20,
         "tokenizer.chat_template": "{{ x }}",
     }
-    path = _with_fields(plain, tmp_path / "tiny.gguf", fields)
+    path = write_copy(tmp_path / "tiny.gguf", plain, fields)
     engine, _ = load_engine(str(path), 256, 16, 64, ONE_THREAD)
     with engine.runtime:
         assert engine.info.sampling_defaults.advised == {"temperature": pytest.approx(0.6), "top_k": 20}
         assert engine.info.chat is not None
         assert (engine.info.chat.template, engine.info.chat.eos_token) == ("{{ x }}", END_OF_TEXT)
-
-
-def _with_fields(source: Path, path: Path, more: Fields) -> Path:
-    """Write a copy of a GGUF file with more metadata."""
-    from gguf import GGUFReader, GGUFValueType, GGUFWriter
-
-    reader = GGUFReader(source)
-    kinds = {float: GGUFValueType.FLOAT32, int: GGUFValueType.INT32, str: GGUFValueType.STRING}
-    fields = dict(reader.fields)
-    writer = GGUFWriter(path, fields.pop("general.architecture").contents())
-    for name, found in fields.items():
-        if not name.startswith("GGUF."):
-            writer.add_key_value(name, found.contents(), *found.types)
-    for name, value in more.items():
-        writer.add_key_value(name, value, kinds[type(value)])
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def test_too_few_slots_for_the_probe_and_a_file_that_is_none_are_refused(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from tests.edge_client.llama.tree_world import (
     exact_settings,
     fail_decodes,
     from_scratch,
+    num_resyncs,
+    random_tree,
 )
 
 pytestmark = pytest.mark.llama
@@ -51,25 +53,12 @@ def plainly(runtime: LlamaRuntime, tokens: list[int]) -> list[float]:
     return best
 
 
-def num_resyncs(drafter: MemberDrafter) -> int:
-    return drafter.group.members[0].session.num_resyncs
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_random_tree_equals_its_paths_from_scratch(
     drafter: MemberDrafter, oracle: MemberDrafter, seed: int, sampling: SamplingParams
 ) -> None:
-    world = TreeWorld(drafter, Random(seed), sampling)
-    world.start([world.chance.randrange(300) for _ in range(world.chance.randint(1, 70))])
-    for _ in range(40):
-        for node, found in zip(rows := world.random_rows(), world.expand(rows), strict=True):
-            if world.chance.random() < 0.4:
-                assert_same(found, from_scratch(oracle, world.text_of(node), sampling))
-        if world.paths and world.chance.random() < 0.2:
-            world.random_pruning()
-        if world.chance.random() < 0.4:
-            world.reroot(world.random_commit())
+    random_tree(drafter, oracle, seed, sampling)
     assert num_resyncs(drafter) == 0
 
 

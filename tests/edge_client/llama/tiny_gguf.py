@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 END_OF_TEXT = "<|end_of_text|>"
 PADDING = "[PAD0]"
+Fields = dict[str, float | int | str]
+KINDS = {float: gguf.GGUFValueType.FLOAT32, int: gguf.GGUFValueType.INT32, str: gguf.GGUFValueType.STRING}
 MERGES = ("t h", "th e", "a n", "an d")
 
 
@@ -75,13 +77,18 @@ def write_tiny_gguf(path: Path, shape: TinyShape | None = None, seed: int = 7) -
     return path
 
 
-def write_vocabulary(path: Path, source: Path) -> Path:
-    """Write the file `source` without its weights."""
-    fields = dict(gguf.GGUFReader(source).fields)
+def write_copy(path: Path, source: Path, more: Fields | None = None, *, weights: bool = True) -> Path:
+    """Write the file `source` with more metadata, or without its weights."""
+    reader = gguf.GGUFReader(source)
+    fields = dict(reader.fields)
     writer = gguf.GGUFWriter(path, fields.pop("general.architecture").contents())
     for name, found in fields.items():
         if not name.startswith("GGUF."):
             writer.add_key_value(name, found.contents(), *found.types)
+    for key, value in (more or {}).items():
+        writer.add_key_value(key, value, KINDS[type(value)])
+    for tensor in reader.tensors if weights else ():
+        writer.add_tensor(tensor.name, tensor.data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -213,3 +213,24 @@ def fail_decodes(runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch, code: i
         return code if left[0] >= 0 else decode()
 
     monkeypatch.setattr(runtime, "decode", failing)
+
+
+def num_resyncs(drafter: MemberDrafter) -> int:
+    return drafter.group.members[0].session.num_resyncs
+
+
+def random_tree(
+    drafter: MemberDrafter, oracle: MemberDrafter, seed: int, sampling: SamplingParams
+) -> TreeWorld:
+    """Draft, prune and commit at random, and hold expansions against each path from scratch."""
+    world = TreeWorld(drafter, Random(seed), sampling)
+    world.start([world.chance.randrange(300) for _ in range(world.chance.randint(1, 70))])
+    for _ in range(40):
+        for node, found in zip(rows := world.random_rows(), world.expand(rows), strict=True):
+            if world.chance.random() < 0.4:
+                assert_same(found, from_scratch(oracle, world.text_of(node), sampling))
+        if world.paths and world.chance.random() < 0.2:
+            world.random_pruning()
+        if world.chance.random() < 0.4:
+            world.reroot(world.random_commit())
+    return world
