@@ -17,6 +17,7 @@ from forerun.terminal import Painter, ProgressBar, note, table
 from simulator.advice import Advice, advise, in_words, map_lines
 from simulator.drafts import BetaDraft, Draft, recorded_draft
 from simulator.experiment import (
+    Pool,
     SchemeOutcome,
     as_dict,
     distance_to_bound,
@@ -30,6 +31,8 @@ from simulator.files import Experiment, read_experiment
 from simulator.link import LinkSpec
 from simulator.plots import plot_bytes, plot_capacity, plot_latency, plot_pace, plot_speedup, plot_waste
 from simulator.proxy.cli import main as link
+from simulator.published import CLAIMS
+from simulator.published.claims import Comparison, compare
 from simulator.recordings import read_recording
 from simulator.schemes import FORERUN, check_scheme, is_bounded, policy_maker
 from simulator.sweep import (
@@ -126,6 +129,8 @@ def add_parser(commands: Any) -> None:
     advice = "Recommend a mode, and report the RTT at which drafting stops paying and what it costs."
     words = "report whether drafting pays for a network and two models"
     add_command(actions, "advise", words, _advise, AdviseOptions, advice)
+    words = "run published schemes in their papers' own settings, beside their claims"
+    add_command(actions, "published", words, _published, PublishedOptions, PUBLISHED)
     add_command(actions, "plot", "draw the results of a sweep", _plot, PlotOptions, PLOT)
     validate.add_parser(actions)
 
@@ -325,6 +330,68 @@ def _advice_as_json(world: World, advice: Advice) -> dict[str, Any]:
             f"{rtt * 1e3:g}": {f"{column:g}": round(found, 3) for column, found in row.items()}
             for rtt, row in advice.speedup_map.items()
         },
+    }
+
+
+# published --------------------------------------------------------------------------------------------------
+
+PUBLISHED = """\
+Run each published scheme in its paper's own setting, beside the paper's own baselines. Report the claim, the
+figure found here and the difference (docs/schemes.md)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedOptions(WorkersOption, JsonOption):
+    """Declares which claims are compared."""
+
+    system: tuple[str, ...] = option((), "only this system's claims; may be repeated", "NAME")
+
+
+def _published(options: PublishedOptions) -> int:
+    systems = dict.fromkeys(claim.system for claim in CLAIMS)
+    for name in options.system:
+        if name not in systems:
+            raise UserError(f"--system {name!r} has no claim; choose from {', '.join(systems)}")
+    chosen = [claim for claim in CLAIMS if not options.system or claim.system in options.system]
+    with Pool(options.workers) as pool:
+        found = list(compare(chosen, pool))
+    if options.json:
+        print(json.dumps([_comparison_as_json(each) for each in found], indent=2))
+        return 0
+    rows = [
+        (
+            each.claim.system,
+            each.claim.quantity,
+            f"{each.claim.figure:.3g}",
+            f"{each.ours:.3g}",
+            _verdict(each),
+        )
+        for each in found
+    ]
+    print("\n".join(table(("system", "quantity", "claim", "ours", "difference"), rows, left=LEFT)))
+    for remark in dict.fromkeys(each.claim.remark for each in found if each.claim.remark):
+        print(f"- {remark}")
+    return 0
+
+
+LEFT = ("system", "quantity")
+
+
+def _verdict(found: Comparison) -> str:
+    bound = "trend" if found.claim.within is None else f"asked {100 * found.claim.within:g} %"
+    return f"{100 * found.difference:+.1f} % ({bound})"
+
+
+def _comparison_as_json(found: Comparison) -> dict[str, Any]:
+    return {
+        "system": found.claim.system,
+        "quantity": found.claim.quantity,
+        "claim": found.claim.figure,
+        "ours": round(found.ours, 4),
+        "difference": round(found.difference, 4),
+        "within": found.claim.within,
+        "holds": found.holds,
+        "remark": found.claim.remark,
     }
 
 
