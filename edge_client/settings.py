@@ -286,7 +286,8 @@ class DraftSection:
     )
     policy: str = setting(
         "adaptive",
-        "growth policy, how far to draft: adaptive, tree, chain, sync:K or off (docs/adaptation.md)",
+        "growth policy, how far to draft: adaptive, tree, chain, sync:K, off (docs/adaptation.md) or a "
+        "published scheme (docs/schemes.md)",
         check=_check_policy,
         alias="--policy",
     )

@@ -15,7 +15,6 @@ from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate, 
 from edge_client.core.policies.base import expandable, unsent
 from simulator.events import Draws, EventHeap
 from simulator.figures import SessionResult
-from simulator.historical import HISTORICAL
 from simulator.knowledge import BEST, Knowledge
 from simulator.lane import DOWN, UP, VirtualLane
 from simulator.link import LinkSpec
@@ -174,9 +173,6 @@ def policy_maker(scheme: str) -> PolicyMaker:
         raise UserError(f"{scheme} is a search over {BLOCKS}; a single run needs {SEARCHED[scheme]}:K")
     if scheme == DEVICE_ONLY:
         raise UserError(f"{DEVICE_ONLY} has no growth policy: it sends nothing")
-    historical = HISTORICAL.get(scheme)
-    if historical is not None:
-        return lambda _: historical()
     policy = NAMED.get(scheme, scheme)
     make_policy(policy)  # a name that is wrong is refused now
 

@@ -162,7 +162,9 @@ class CompleteOptions(PipeOptions, SamplingOptions):
 
     prompt: str | None = option(None, "the prompt (default: standard input)", "TEXT", either="prompt")
     prompt_file: str | None = option(None, "UTF-8 file with the prompt", "FILE", either="prompt")
-    policy: str = option("adaptive", "growth policy: adaptive, tree, chain, sync:K or off")
+    policy: str = option(
+        "adaptive", "growth policy: adaptive, tree, chain, sync:K, off or a published scheme"
+    )
     acceptance: str = option(
         "coupled",
         f"acceptance rule: {RULES_IN_WORDS} (default: %(default)s; docs/acceptance.md)",

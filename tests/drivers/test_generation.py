@@ -17,7 +17,7 @@ from edge_client.core.nouns import (
     SessionConfig,
     Withdraw,
 )
-from edge_client.core.policies import make_policy
+from edge_client.core.policies import PUBLISHED, make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel
 from simulator.proxy import Link, Timeout, both_ways, rtt
@@ -30,13 +30,14 @@ pytestmark = pytest.mark.grpc
 LONG = SamplingParams(max_tokens=120, ignore_eos=True, temperature=0.8, seed=11)
 
 
-@pytest.mark.parametrize("policy", ["tree", "chain", "sync:4", "off"])
+@pytest.mark.parametrize("policy", ["tree", "chain", "sync:4", "off", *PUBLISHED])
 @pytest.mark.smoke
 async def test_the_text_is_the_targets(policy: str) -> None:
     async with running() as system:
         run = await complete(system.address, LONG, make_policy(policy))
     assert run.session.text == target_alone((1, 2, 3), LONG, EOS)
     assert run.reason is FinishReason.LENGTH
+    assert bool(run.session.stats.proposed) is (policy != "off")
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "specinfer"])

@@ -8,6 +8,7 @@ from common.errors import UserError
 from edge_client.core.policies.adaptive import AdaptivePolicy, AdaptiveSettings
 from edge_client.core.policies.base import GrowthPolicy, GrowthView, TokenCandidate
 from edge_client.core.policies.plain import ChainPolicy, OffPolicy, SyncPolicy, TreePolicy, TreeSettings
+from edge_client.core.policies.published import PUBLISHED
 
 POLICIES: dict[str, Callable[..., GrowthPolicy]] = {
     "adaptive": lambda **settings: AdaptivePolicy(AdaptiveSettings(**settings)),
@@ -15,10 +16,13 @@ POLICIES: dict[str, Callable[..., GrowthPolicy]] = {
     "chain": ChainPolicy,
     "sync": SyncPolicy,
     "off": OffPolicy,
+    **PUBLISHED,
 }
 
-
-WHOLE = ("width", "max_children", "max_depth", "max_live", "max_width", "block")
+WHOLE = (
+    *("width", "max_children", "max_depth", "max_live", "max_width", "block"),
+    *("budget", "depth", "beam", "children", "fan_out", "branch_depth"),
+)
 """Settings that count nodes; the others are shares."""
 
 
@@ -47,6 +51,7 @@ def _setting(part: str) -> tuple[str, int | float]:
 
 __all__ = [
     "POLICIES",
+    "PUBLISHED",
     "AdaptivePolicy",
     "AdaptiveSettings",
     "ChainPolicy",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from common.calibration import Survival
+from common.errors import UserError
 from common.estimators import IntervalEstimator, RatioEstimator, RttEstimator, StepTimeEstimator
 from common.tree import Node, SpeculationTree
 from edge_client.core.draft_pace import DraftPace
@@ -150,6 +151,14 @@ def missing_above(tree: SpeculationTree, node: Node) -> list[Node]:
     return missing
 
 
+def main_line(view: GrowthView, node: Node) -> Iterator[Node]:
+    """Return the node, its first child, that child's first child and so on: the draft's best line."""
+    yield node
+    while node.children:
+        node = view.tree.live[next(iter(node.children.values()))]
+        yield node
+
+
 def sort_likeliest_first(nodes: list[Node]) -> None:
     """Sort nodes from the order of their ids by `likeliest_first`; the sort is stable."""
     nodes.sort(key=PATH_LOGPROB, reverse=True)
@@ -158,3 +167,10 @@ def sort_likeliest_first(nodes: list[Node]) -> None:
 def likeliest_first(node: Node) -> tuple[float, int]:
     """Return the sort key. A parent is never less likely than its child and has the smaller id."""
     return (-node.path_logprob, node.id)
+
+
+def check_counts(**settings: int) -> None:
+    """Raise `UserError` for a policy's setting that is below 1."""
+    for name, value in settings.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}; it must be at least 1")

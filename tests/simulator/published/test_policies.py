@@ -10,23 +10,17 @@ import pytest
 
 from common.errors import UserError
 from common.tree import Node, SpeculationTree
-from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate
+from edge_client.core.policies import PUBLISHED, GrowthPolicy, GrowthView, TokenCandidate, make_policy
+from edge_client.core.policies.published.amusd import AmusdPolicy
+from edge_client.core.policies.published.delay_optimal import DelayOptimalPolicy
+from edge_client.core.policies.published.parked import ParkedPolicy, off_line
+from edge_client.core.policies.published.pearl import PearlPolicy
+from edge_client.core.policies.published.picospec import PicoSpecPolicy
+from edge_client.core.policies.published.rounds import MAX_BLOCK, delay_optimal_block
+from edge_client.core.policies.published.saguaro import SaguaroPolicy, fan_outs
+from edge_client.core.policies.published.specedge import SpecEdgePolicy
 from simulator.drafts import BetaDraft
 from simulator.figures import SessionResult
-from simulator.historical import (
-    HISTORICAL,
-    MAX_BLOCK,
-    AmusdPolicy,
-    DelayOptimalPolicy,
-    ParkedPolicy,
-    PearlPolicy,
-    PicoSpecPolicy,
-    SaguaroPolicy,
-    SpecEdgePolicy,
-    delay_optimal_block,
-    fan_outs,
-    off_line,
-)
 from simulator.link import LinkSpec, Outage
 from simulator.schemes import CLAIRVOYANT, policy_maker
 from simulator.system import simulate
@@ -87,7 +81,7 @@ class Watched:
 # All of them --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", HISTORICAL)
+@pytest.mark.parametrize("scheme", PUBLISHED)
 @pytest.mark.parametrize(
     "world",
     [
@@ -109,7 +103,7 @@ def test_the_text_is_the_targets_in_any_world(scheme: str, world: World) -> None
     assert [len(result.tokens) for result in results] == [world.tokens] * 2
 
 
-@pytest.mark.parametrize("scheme", HISTORICAL)
+@pytest.mark.parametrize("scheme", PUBLISHED)
 def test_a_policy_keeps_its_contract(scheme: str) -> None:
     """Parents first, within the credit, nothing twice."""
 
@@ -124,7 +118,7 @@ def test_a_policy_keeps_its_contract(scheme: str) -> None:
             parent = view.tree.live[node.parent or 0]
             assert parent is view.tree.tip or parent.wire_id or parent.id in ids[:place]
 
-    run(replace(SHORT, tokens=120), lambda: Watched(HISTORICAL[scheme](), see))
+    run(replace(SHORT, tokens=120), lambda: Watched(PUBLISHED[scheme](), see))
 
 
 @pytest.mark.parametrize("rtt", [0.01, 0.2])
@@ -133,14 +127,28 @@ def test_none_beats_the_clairvoyant(rtt: float, mean: float) -> None:
     """To the end of the text: pace after the first token would favour a late first token."""
     world = World(tokens=100, link=LinkSpec(rtt=rtt), draft=BetaDraft(mean=mean))
     bound, *others = (
-        simulate(world, policy_maker(scheme))[0].arrivals[-1] for scheme in (CLAIRVOYANT, *HISTORICAL)
+        simulate(world, policy_maker(scheme))[0].arrivals[-1] for scheme in (CLAIRVOYANT, *PUBLISHED)
     )
     assert all(other >= bound - 1e-9 for other in others)
 
 
-def test_settings_are_not_read_from_a_historical_schemes_name() -> None:
-    with pytest.raises(UserError, match="growth policy 'pearl' is unknown"):
-        policy_maker("pearl:2")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "amusd:block=7",
+        "pearl:7",
+        "saguaro:budget=0",
+        "saguaro:budget=2.5",
+        "saguaro:exponent=0",
+        "specedge:depth=0",
+        "parked:fan_out=-1",
+        "parked:cut=1",
+        "sync_delay_optimal:beta=nan",
+    ],
+)
+def test_a_setting_that_a_scheme_does_not_have_is_refused(text: str) -> None:
+    with pytest.raises(UserError):
+        make_policy(text)
 
 
 # Synchronous --------------------------------------------------------------------------------------------

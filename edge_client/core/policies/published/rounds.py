@@ -1,0 +1,30 @@
+"""Predicts synchronous rounds from a view's measurements."""
+
+from __future__ import annotations
+
+from edge_client.core.policies.base import GrowthView
+
+MAX_BLOCK = 24
+"""Longest block that a rule may ask for; at acceptance 0.9 one more gains less than 0.1 token."""
+
+
+def round_time(view: GrowthView, block: int) -> float:
+    """Return the seconds of a synchronous round of `block` drafted tokens, by the view's measurements."""
+    steps = view.pace.rows.predict(1) * block + view.step_time.predict(block + 1)
+    return steps + view.rtt.smoothed_rtt
+
+
+def tokens_per_round(block: int, acceptance: float) -> float:
+    """Return a block's mean number of tokens: 1 + a + ... + a**block (Leviathan 2023, eq. 1)."""
+    return sum(acceptance**place for place in range(block + 1))
+
+
+def delay_optimal_block(view: GrowthView) -> int:
+    """Return the block with the least round time per token at the view's acceptance (arXiv 2606.20591)."""
+    acceptance = min(1.0, view.acceptance.ratio)
+    return min(range(1, MAX_BLOCK + 1), key=lambda k: round_time(view, k) / tokens_per_round(k, acceptance))
+
+
+def whole_ratio(time: float, unit: float) -> int:
+    """Return how often `unit` fits into `time`, to the nearest whole; many times if it takes no time."""
+    return round(min(time / unit, 1e6)) if unit > 0 else 10**6
