@@ -16,8 +16,8 @@ from edge_client.core.policies.published.delay_optimal import DelayOptimalPolicy
 from edge_client.core.policies.published.parked import ParkedPolicy, off_line
 from edge_client.core.policies.published.pearl import PearlPolicy
 from edge_client.core.policies.published.picospec import PicoSpecPolicy
-from edge_client.core.policies.published.rounds import MAX_BLOCK, delay_optimal_block
-from edge_client.core.policies.published.saguaro import SaguaroPolicy, fan_outs
+from edge_client.core.policies.published.rounds import MAX_BLOCK
+from edge_client.core.policies.published.saguaro import SaguaroPolicy, cache_time, fan_outs, verdict_time
 from edge_client.core.policies.published.specedge import SpecEdgePolicy
 from simulator.drafts import BetaDraft
 from simulator.figures import SessionResult
@@ -51,6 +51,12 @@ def view_at(rtt: float, acceptance: float) -> GrowthView:
     view.rtt.sample(rtt)
     view.acceptance.add(acceptance * 1e4, 1e4)
     return view
+
+
+def delay_optimal_block(view: GrowthView) -> int:
+    """The block that the policy prefers before any round."""
+    policy = DelayOptimalPolicy(beta=0.0)
+    return min(range(1, MAX_BLOCK + 1), key=lambda block: policy.index(view, block))
 
 
 class Watched:
@@ -137,9 +143,11 @@ def test_none_beats_the_clairvoyant(rtt: float, mean: float) -> None:
     [
         "amusd:block=7",
         "pearl:7",
-        "saguaro:budget=0",
+        "saguaro:budget=-1",
         "saguaro:budget=2.5",
         "saguaro:exponent=0",
+        "saguaro:fan_out=3,budget=24",
+        "pearl:chunk=-1",
         "specedge:depth=0",
         "parked:fan_out=-1",
         "parked:cut=1",
@@ -209,6 +217,7 @@ def test_pearl_sends_whole_chunks_of_a_target_step() -> None:
 
     run(replace(SHORT, tokens=120), lambda: Watched(policy, see))
     assert sizes.count(6) > 5  # 30 ms by 5 ms
+    assert sizes.count(5) > 5  # after a miss
 
 
 def test_picospec_drafts_as_far_ahead_as_a_verdict_takes() -> None:
@@ -270,6 +279,25 @@ def test_saguaros_guesses_beside_the_block_pay() -> None:
     """Without guesses only a block that is right to its end is followed at once."""
     world = World(tokens=300, draft=BetaDraft(mean=0.7), link=LinkSpec(rtt=0.06))
     assert pace(run(world, SaguaroPolicy)) < 0.97 * pace(run(world, lambda: SaguaroPolicy(budget=1)))
+
+
+def test_saguaros_block_fits_the_time_of_a_verdict() -> None:
+    """A foreseen verdict's drafting is hidden, so the block is longer than a synchronous one."""
+    view = view_at(0.03, 0.85)
+    view.pace.rows.measured({1: 0.005, 64: 0.005})
+    policy = SaguaroPolicy()
+    block = policy.best_block(view)
+    assert delay_optimal_block(view) < block
+    assert cache_time(view, block, policy.ends(view, block)) <= verdict_time(view, block)
+
+
+def test_saguaro_foresees_as_many_ends_as_a_verdict_leaves_time_for() -> None:
+    view = view_at(0.03, 0.85)
+    view.pace.rows.measured({1: 0.005, 11: 0.010, 64: 0.063})
+    away = 0.03 + view.step_time.predict(6)
+    assert 6 * view.pace.rows.predict(SaguaroPolicy().ends(view, 5)) == pytest.approx(away, rel=0.1)
+    assert SaguaroPolicy(budget=12).ends(view, 5) == 12
+    assert SaguaroPolicy(fan_out=3).ends(view, 7) == 24
 
 
 def test_saguaro_never_sends_its_cache() -> None:

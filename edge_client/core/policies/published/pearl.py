@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from common.errors import UserError
 from common.tree import Node
 from edge_client.core.policies.base import GrowthView, unsent
 from edge_client.core.policies.published.amusd import AmusdPolicy
-from edge_client.core.policies.published.rounds import MAX_BLOCK, whole_ratio
+from edge_client.core.policies.published.rounds import MAX_BLOCK, num_within
 
 
 class PearlPolicy(AmusdPolicy):
     """Sends a chain in chunks as long as a target step (PEARL, arXiv 2408.11850).
 
-    While a chunk is verified the next is drafted (post-verify); while the first chunk after a miss is drafted
-    the verifier finds what follows the tip by itself (pre-verify, here the fill).
+    While a chunk is verified the next is drafted (post-verify). While the first chunk after a miss is drafted
+    the verifier finds what follows the tip by itself (pre-verify, here the fill). The paper's two processes
+    meet at a barrier; here the verifier does not wait, and the draft first ends the step that the miss made
+    useless. So the first chunk is a token shorter, else it would miss its turn by that step.
     """
 
     name = "pearl"
+
+    def __init__(self, chunk: int = 0) -> None:
+        """`chunk`: tokens of a chunk, the paper's gamma; 0: as many as are drafted within a target step."""
+        if chunk < 0:
+            raise UserError(f"chunk is {chunk}; it must be at least 1, or 0 for the ratio of speeds")
+        self._chunk = chunk
 
     def send(self, view: GrowthView) -> Sequence[Node]:
         nodes, chunk = unsent(view), self.chunk(view)
@@ -28,6 +37,8 @@ class PearlPolicy(AmusdPolicy):
         return nodes[: min(whole, view.credit_left)]
 
     def chunk(self, view: GrowthView) -> int:
-        """Return the tokens drafted within one target step, the ratio of speeds that the paper finds best."""
-        speeds = whole_ratio(view.step_time.predict(1), view.pace.rows.predict(1))
-        return max(1, min(MAX_BLOCK, view.credit, speeds))
+        """Return the tokens of the next chunk: the ratio of speeds, which the paper finds best."""
+        chunk = self._chunk or num_within(view.step_time.predict(1), view.pace.rows.predict(1))
+        if not view.num_sent:
+            chunk -= 1
+        return max(1, min(MAX_BLOCK, view.credit, chunk))

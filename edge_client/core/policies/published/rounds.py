@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from edge_client.core.policies.base import GrowthView
 
 MAX_BLOCK = 24
@@ -19,12 +21,12 @@ def tokens_per_round(block: int, acceptance: float) -> float:
     return sum(acceptance**place for place in range(block + 1))
 
 
-def delay_optimal_block(view: GrowthView) -> int:
-    """Return the block with the least round time per token at the view's acceptance (arXiv 2606.20591)."""
-    acceptance = min(1.0, view.acceptance.ratio)
-    return min(range(1, MAX_BLOCK + 1), key=lambda k: round_time(view, k) / tokens_per_round(k, acceptance))
-
-
 def whole_ratio(time: float, unit: float) -> int:
     """Return how often `unit` fits into `time`, to the nearest whole; many times if it takes no time."""
     return round(min(time / unit, 1e6)) if unit > 0 else 10**6
+
+
+def num_within(time: float, unit: float) -> int:
+    """Return how many whole `unit`s fit into `time`. A measured ratio wavers, so 2 % below a whole number
+    count as that number."""
+    return math.floor(min(time / unit, 1e6) + 0.02) if unit > 0 else 10**6
