@@ -16,7 +16,7 @@ from common.chances import Chances, SeededChances
 from common.errors import LocalError
 from common.sampling import SamplingParams
 from tests import wording
-from tests.worlds.enumeration import distance, law_of
+from tests.worlds.enumeration import Branch, distance, law_of
 
 Text = tuple[int, ...]
 Law = dict[Text, float]
@@ -336,6 +336,44 @@ def test_lenience_accepts_more_and_is_lossless_only_at_1(lenience: float) -> Non
         for (token,), chance in first.items():
             assert chance <= models.target(())[token] / lenience + EXACT
     assert max(errors) < EXACT if lenience == 1.0 else max(errors) > 0.02
+
+
+def front_of(acceptance: Acceptance, models: Models) -> tuple[float, float, float]:
+    """Of one draft drawn from q: the chance that it is rejected, TV(written, p), and TV(p, q)."""
+    draft, p = models.draft(()), models.target(())
+    q = np.zeros(len(p))
+    q[list(draft.tokens)] = np.array(draft.counts) / 256
+
+    def program(branch: Branch) -> tuple[int, bool]:
+        (token,) = draw(draft, 1, 1, branch)
+        step = Step(models)
+        step.add((), -1, Offer((token,), draft))
+        own = branch.pick((0,), p)  # that of the coupled rule; under noise it would be nearer to the draft
+        (written,) = step.written(acceptance, branch, coupled=own)
+        return written, written != token
+
+    law, written = law_of(program), np.zeros(len(p))
+    for (token, _), chance in law.items():
+        written[token] += chance
+    rejected = sum(chance for (_, rejected), chance in law.items() if rejected)
+    return rejected, float(np.abs(written - p).sum() / 2), float(np.abs(p - q).sum() / 2)
+
+
+def test_no_rule_rejects_less_than_the_error_that_it_makes_allows_and_lenience_reaches_the_limit() -> None:
+    """The Pareto front of Yin et al. 2024 (arXiv 2411.00841): rejections + TV(written, p) >= TV(p, q)."""
+    lenient = [Acceptance(AcceptanceRule.LENIENCE, lenience=value) for value in (1.0, 0.8, 0.5, 0.2, 0.05)]
+    typical = [Acceptance(TYPICAL, epsilon=value, delta=9.0) for value in (0.9, 0.5, 0.2, 0.05)]
+    above = list[float]()
+    for seed in range(8):
+        models = Models(seed, vocab_size=4)
+        found = [front_of(acceptance, models) for acceptance in lenient]
+        for rejected, error, limit in found:
+            assert rejected + error == pytest.approx(limit, abs=EXACT)
+        assert [error for _, error, _ in found] == sorted(error for _, error, _ in found)
+        for rejected, error, limit in (front_of(acceptance, models) for acceptance in typical):
+            assert rejected + error >= limit - EXACT
+            above.append(rejected + error - limit)
+    assert max(above) > 0.1, "typical pays more than it must"
 
 
 def test_a_child_without_a_distribution_has_no_say() -> None:
