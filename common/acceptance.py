@@ -82,10 +82,8 @@ class Acceptance:
 
     rule: AcceptanceRule = AcceptanceRule.COUPLED
     lenience: float = 0.5  # lenience: a token's chance grows by at most 1 / lenience; 1 is `rejection`
-    epsilon: float = 0.3  # typical: chance that always suffices (Medusa's code)
-    delta: float = (
-        0.09  # typical: factor of exp(-entropy), the chance that suffices if the target is unsure (as above)
-    )
+    epsilon: float = 0.09  # typical: chance that always suffices (Medusa's programs, posterior_threshold)
+    delta: float = 0.3  # typical: factor of exp(-entropy), a chance that suffices too (posterior_alpha)
     top: int = 3  # topk-gap: rank within which a token is accepted
     gap: float = 1.0  # topk-gap: most nats behind the best token
     rollback: float = 5.0  # bild: most nats of surprise of an accepted token (BiLD's code)
@@ -125,7 +123,7 @@ RULES = {rule.title: rule for rule in AcceptanceRule}
 
 
 def make_acceptance(text: str) -> Acceptance:
-    """Read a rule with optional settings: `rejection`, `lenience:0.3`, `typical:epsilon=0.3,delta=0.09`.
+    """Read a rule with optional settings: `rejection`, `lenience:0.3`, `typical:epsilon=0.09,delta=0.3`.
 
     Raises `UserError` for an unknown name or setting.
     """
@@ -137,7 +135,7 @@ def make_acceptance(text: str) -> Acceptance:
         known = f"it takes {', '.join(allowed)}" if allowed else "it takes no setting"
         raise UserError(
             f"acceptance rule {text!r} is not understood; {known}; write for example rejection, "
-            "lenience:0.3 or typical:epsilon=0.3,delta=0.09"
+            "lenience:0.3 or typical:epsilon=0.09,delta=0.3"
         ) from error
     return Acceptance(rule, **settings)
 

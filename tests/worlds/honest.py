@@ -167,6 +167,7 @@ class Bench:
         self.tree = SpeculationTree(PROMPT)  # the edge's
         self.lost = 0  # commits to come that never reach the edge
         self.num_rows = 0  # that the verifier evaluated
+        self.num_server_made = 0  # tokens of the text that no draft gave
         self._drawn: dict[int, Expansion] = {}
         self._pending: list[Commit] = []
         self._stream = 0
@@ -300,6 +301,7 @@ class Bench:
                 self.lost -= 1
             else:
                 self._pending.append(effect.message)
+                self.num_server_made += effect.message.server_made.bit_count()
 
 
 Scenario = Callable[[Bench], None]

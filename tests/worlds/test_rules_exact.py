@@ -18,18 +18,21 @@ from numpy.typing import NDArray
 from cloud_verifier.core import rules as rules_module
 from cloud_verifier.core.nouns import Ask, Followers, Offer, SchedulerConfig, StepItem
 from cloud_verifier.core.rules import decide
-from common.acceptance import AcceptanceRule
+from common.acceptance import TOTAL, AcceptanceRule
 from common.chances import Chances, SeededChances
-from tests.worlds.enumeration import distance
+from tests.worlds.enumeration import Branch, distance, law_of
 from tests.worlds.honest import (
     PLAIN,
     PROMPT,
     TOKENS,
     Bench,
+    Law,
     OwnDrafter,
     Scenario,
     Spec,
     Text,
+    next_draft,
+    next_law,
     target_law,
     text_law,
     tiny_drafter,
@@ -286,6 +289,47 @@ KINDS: dict[str, dict[str, object]] = {
 def test_the_law_is_the_targets_for_models_of_every_kind(kind: str, rule: AcceptanceRule) -> None:
     scenario = a_tree if rule is SPECINFER else two_chains
     assert error_of(scenario, of(rule, Spec(), **KINDS[kind])) < EXACT
+
+
+# The theory of rejections (Yin et al. 2024, arXiv 2411.00841) -----------------------------------------------
+
+
+def mean_rejections(spec: Spec) -> float:
+    """Rejections in a whole text of which every token is drafted, on average over all chances."""
+
+    def program(branch: Branch) -> int:
+        bench, length = Bench(spec, branch), spec.sampling.max_tokens
+        while len(bench.text) < length:
+            bench.send(bench.chain(length - len(bench.text)))
+            bench.step()
+            bench.hear()
+        return bench.num_server_made
+
+    return sum(chance * count for count, chance in law_of(program).items())
+
+
+def sum_of_total_variations(spec: Spec) -> float:
+    """The sum of E[TV(p_n, q_n)] over the positions n of the target's texts."""
+    begun: Law = {(): 1.0}
+    total = 0.0
+    for _ in range(spec.sampling.max_tokens):
+        longer: Law = {}
+        for text, chance in begun.items():
+            p, draft = next_law(spec.salt, spec.sampling, text), next_draft(spec.draft_salt, spec.kept, text)
+            q = np.zeros_like(p)
+            q[list(draft.tokens)] = np.array(draft.counts) / TOTAL
+            total += chance * float(np.maximum(p - q, 0.0).sum())
+            longer |= {(*text, token): chance * share for token, share in enumerate(p.tolist()) if share > 0}
+        begun = longer
+    return total
+
+
+@pytest.mark.parametrize("kind", ["plain", "the draft has two tokens", "the target has few tokens"])
+def test_a_text_has_as_many_rejections_as_the_laws_differ(kind: str) -> None:
+    spec = of(REJECTION, Spec(), **KINDS.get(kind, {}))
+    expected = sum_of_total_variations(spec)
+    assert mean_rejections(spec) == pytest.approx(expected, abs=EXACT)
+    assert mean_rejections(of(BLOCK, spec)) <= expected + EXACT, "a block is more than its tokens"
 
 
 # Why the conditions of docs/acceptance.md are conditions ----------------------------------------------------

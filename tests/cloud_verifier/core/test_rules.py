@@ -16,7 +16,7 @@ from common.chances import Chances, SeededChances
 from common.errors import LocalError
 from common.sampling import SamplingParams
 from tests import wording
-from tests.worlds.enumeration import distance, law_of
+from tests.worlds.enumeration import Branch, distance, law_of
 
 Text = tuple[int, ...]
 Law = dict[Text, float]
@@ -31,6 +31,7 @@ PAIR: Shape = (LEAF, LEAF)
 ALL: Shape = (LEAF, LEAF, LEAF)
 TREE: Shape = (PAIR, CHAIN_1)
 FORK: Shape = (CHAIN_2, CHAIN_1)
+FOUR: Shape = (TREE, PAIR, CHAIN_1)
 SHAPES: dict[str, Shape] = {
     "nothing": LEAF,
     "one": CHAIN_1,
@@ -337,6 +338,44 @@ def test_lenience_accepts_more_and_is_lossless_only_at_1(lenience: float) -> Non
     assert max(errors) < EXACT if lenience == 1.0 else max(errors) > 0.02
 
 
+def front_of(acceptance: Acceptance, models: Models) -> tuple[float, float, float]:
+    """Of one draft drawn from q: the chance that it is rejected, TV(written, p), and TV(p, q)."""
+    draft, p = models.draft(()), models.target(())
+    q = np.zeros(len(p))
+    q[list(draft.tokens)] = np.array(draft.counts) / 256
+
+    def program(branch: Branch) -> tuple[int, bool]:
+        (token,) = draw(draft, 1, 1, branch)
+        step = Step(models)
+        step.add((), -1, Offer((token,), draft))
+        own = branch.pick((0,), p)  # that of the coupled rule; under noise it would be nearer to the draft
+        (written,) = step.written(acceptance, branch, coupled=own)
+        return written, written != token
+
+    law, written = law_of(program), np.zeros(len(p))
+    for (token, _), chance in law.items():
+        written[token] += chance
+    rejected = sum(chance for (_, rejected), chance in law.items() if rejected)
+    return rejected, float(np.abs(written - p).sum() / 2), float(np.abs(p - q).sum() / 2)
+
+
+def test_no_rule_rejects_less_than_the_error_that_it_makes_allows_and_lenience_reaches_the_limit() -> None:
+    """The Pareto front of Yin et al. 2024 (arXiv 2411.00841): rejections + TV(written, p) >= TV(p, q)."""
+    lenient = [Acceptance(AcceptanceRule.LENIENCE, lenience=value) for value in (1.0, 0.8, 0.5, 0.2, 0.05)]
+    typical = [Acceptance(TYPICAL, epsilon=value, delta=9.0) for value in (0.9, 0.5, 0.2, 0.05)]
+    above = list[float]()
+    for seed in range(8):
+        models = Models(seed, vocab_size=4)
+        found = [front_of(acceptance, models) for acceptance in lenient]
+        for rejected, error, limit in found:
+            assert rejected + error == pytest.approx(limit, abs=EXACT)
+        assert [error for _, error, _ in found] == sorted(error for _, error, _ in found)
+        for rejected, error, limit in (front_of(acceptance, models) for acceptance in typical):
+            assert rejected + error >= limit - EXACT
+            above.append(rejected + error - limit)
+    assert max(above) > 0.1, "typical pays more than it must"
+
+
 def test_a_child_without_a_distribution_has_no_say() -> None:
     models = Models(1)
     step, same = Step(models), Step(models)
@@ -414,12 +453,57 @@ def test_equals_pass_together() -> None:
     assert taken(Acceptance(TOPK_GAP, top=1), (1,), -1, (0.4, 0.4, 0.2)) == (1,)
 
 
-@pytest.mark.parametrize("rule", [TYPICAL, TOPK_GAP, BILD], ids=lambda rule: rule.title)
+@pytest.mark.parametrize("rule", [TOPK_GAP, BILD], ids=lambda rule: rule.title)
 def test_the_targets_own_choice_comes_first_then_the_eldest_that_is_good_enough(rule: AcceptanceRule) -> None:
     acceptance = Acceptance(rule)
     assert taken(acceptance, (0, 1, 3), own=3) == (3,)
     assert taken(acceptance, (0, 1, 3), own=4) == (0,)
     assert taken(acceptance, (), own=2) == taken(acceptance, (4,), own=2) == (2,), "none is good enough"
+
+
+def test_both_thresholds_of_typical_bind_at_the_defaults() -> None:
+    """Epsilon where the target is sure; its entropy's share where more than ln(0.3 / 0.09) = 1.20 nats."""
+    sure, unsure = (0.8, 0.1, 0.085, 0.015), (0.24, 0.2, 0.2, 0.2, 0.085, 0.075)
+    assert [taken(Acceptance(TYPICAL), (token,), -1, sure) == (token,) for token in (1, 2)] == [True, False]
+    assert taken(Acceptance(TYPICAL), (4,), -1, unsure) == (4,), "0.3 e^-1.71 = 0.054"
+
+
+def test_typical_takes_the_longest_path_of_typical_tokens_and_the_likeliest_of_equals() -> None:
+    """Held against all paths of random trees, as Medusa's programs compare their candidates."""
+    acceptance, lengths = Acceptance(TYPICAL, epsilon=0.25, delta=1.0), set[int]()
+    for seed in range(60):
+        models = Models(seed, vocab_size=4)
+        step = drawn(models, FOUR, SeededChances(seed))
+
+        def good(path: Text, models: Models = models) -> list[float]:
+            laws = [models.target(path[:place]) for place in range(len(path))]
+            chances = [float(law[token]) for law, token in zip(laws, path, strict=True)]
+            bounds = [np.exp((law[law > 0] * np.log(law[law > 0])).sum()) for law in laws]
+            passed = all(chance > min(0.25, bound) for chance, bound in zip(chances, bounds, strict=True))
+            return chances if passed else []
+
+        offered = [
+            (*path, token)
+            for path, offer in zip(step.paths, step.offers, strict=True)
+            for token in offer.tokens
+            if good((*path, token))
+        ]
+        best = max(offered, key=lambda path: (len(path), np.prod(good(path))), default=())
+        lengths.add(len(best))
+        written = step.written(acceptance, None, coupled=9)  # the own choice is no child
+        assert written == (*best, 9)[: len(written)]
+        assert len(written) >= len(best)
+    assert lengths >= {1, 2, 3}
+
+
+def test_below_the_own_choice_typical_goes_on() -> None:
+    models = Models(0, vocab_size=5)
+    models.write("target", (), *LAW)
+    models.write("target", (3,), *LAW)
+    step = Step(models)
+    step.add((), -1, Offer((3,)))  # its chance of 0.05 is no typical one
+    step.add((3,), 0, Offer((0,)))
+    assert step.written(Acceptance(TYPICAL), None, coupled=3) == (3, 0)
 
 
 def test_the_walk_goes_on_below_what_was_let_pass() -> None:
@@ -429,4 +513,5 @@ def test_the_walk_goes_on_below_what_was_let_pass() -> None:
     step = Step(models)
     step.add((), -1, Offer((1,)))
     step.add((1,), 0, Offer((0,)))
-    assert step.written(Acceptance(TOPK_GAP), None, coupled=2) == (1, 0)
+    for rule in (TYPICAL, TOPK_GAP, BILD):
+        assert step.written(Acceptance(rule), None, coupled=2) == (1, 0)
