@@ -24,10 +24,10 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from common.errors import UserError
 from simulator.arrivals import Arrivals, Poisson, Window, read_arrivals
@@ -35,6 +35,7 @@ from simulator.documents import read_text
 from simulator.drafts import BetaDraft, Draft, logged_draft, recorded_draft
 from simulator.heads import HeadsSpec
 from simulator.link import Handovers, LinkSpec, Outage, Trace, read_schedule, read_trace
+from simulator.planner import Pairs, TierModel, TierPair
 from simulator.profiles import profile
 from simulator.recordings import read_lengths, read_recording
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, SYNC_BEST, check_scheme
@@ -45,6 +46,8 @@ KBIT = 0.008  # in a byte
 
 DEFAULT_SCHEMES = (SERVER_STREAMING, SYNC_BEST, "chain", FORERUN, CLAIRVOYANT)
 MAX_REPEATS = 10_000
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,8 @@ VERIFIER: dict[str, Field] = {
     "max_nodes_per_session": ("max_nodes_per_session", int, 1),
     "max_rows": ("max_rows", int, 1),
     "max_slowdown": ("max_slowdown", float, 1.0),
+    "nodes": ("nodes", int, 1),
+    "hop_ms": ("hop_time", float, MS),
     "replicas": ("replicas", int, 1),
     "recall": ("recall", bool, 1.0),
 }
@@ -149,18 +154,70 @@ TABLES = {
 }
 
 
+MODEL: dict[str, Field] = {"step_ms": ("step_time", float, MS)}
+PAIR: dict[str, Field] = {"acceptance": ("acceptance", float, 1.0), "rtt_ms": ("rtt", float, MS)}
+
+
 def read_experiment(path: Path) -> Experiment:
     """Read a document by its suffix, `.toml` or `.json`. Raises `UserError` that names the field."""
-    text = read_text("the world", path)
+    return _read("the world", path, lambda document: experiment_from(document, path.parent))
+
+
+def read_tiers(path: Path) -> tuple[list[TierModel], Pairs]:
+    """Read the models of a hierarchy, the target last, and their pairs, `.toml` or `.json`. Raises
+    `UserError` that names the field."""
+    return _read("the hierarchy", path, _tiers_from)
+
+
+def _read(what: str, path: Path, made_of: Callable[[Any], Made]) -> Made:
+    text = read_text(what, path)
     try:
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:  # both parsers' errors, which tell line and column
         kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise UserError(f"the world {path} is not {kind}: {error}") from error
+        raise UserError(f"{what} {path} is not {kind}: {error}") from error
     try:
-        return experiment_from(document, path.parent)
+        return made_of(document)
     except UserError as error:
-        raise UserError(f"the world {path}: {error}") from error
+        raise UserError(f"{what} {path}: {error}") from error
+
+
+def _tiers_from(document: Any) -> tuple[list[TierModel], Pairs]:
+    if not (isinstance(document, dict) and document.keys() == {"models", "pairs"}):
+        raise UserError("tables [[models]] and [[pairs]] were expected, and nothing else")
+    models = [
+        TierModel(row["name"], **_fields("models.", row, MODEL))
+        for row in _named_rows("models", document["models"], ("name",), MODEL)
+    ]
+    places = {model.name: place for place, model in enumerate(models)}
+    if len(places) < len(models):
+        raise UserError("two models have the same name")
+    pairs = dict[tuple[str, str], TierPair]()
+    for row in _named_rows("pairs", document["pairs"], ("draft", "verifier"), PAIR):
+        names = row["draft"], row["verifier"]
+        for name in names:
+            if name not in places:
+                raise UserError(f"pairs names {name!r}; the models are {', '.join(places)}")
+        if not places[names[0]] < places[names[1]] or names in pairs:
+            raise UserError(f"pairs has {' and '.join(names)} in the wrong order or twice")
+        pairs[names] = TierPair(**_fields("pairs.", row, PAIR))
+    return models, pairs
+
+
+def _named_rows(
+    where: str, value: Any, names: tuple[str, ...], known: dict[str, Field]
+) -> list[dict[str, Any]]:
+    """Return a list of tables with texts at `names` and the first of `known`; the others are optional."""
+    needed = (*names, next(iter(known)))
+    if not (isinstance(value, list) and value and all(isinstance(each, dict) for each in value)):
+        raise UserError(f"{where} is no list of tables [[{where}]] with {', '.join(needed)}")
+    for each in value:
+        _refuse_unknown(f"[[{where}]]", each, [*names, *known])
+        if missing := [key for key in needed if key not in each]:
+            raise UserError(f"a table of [[{where}]] has no {missing[0]}")
+        for name in names:
+            _text(f"{where}.{name}", each[name])
+    return value
 
 
 def experiment_from(document: Any, folder: Path = Path()) -> Experiment:

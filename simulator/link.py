@@ -207,12 +207,19 @@ class Trace:
         return self.times[row + 1] if row + 1 < len(self.times) else self.duration
 
 
+STEP_BACK: Final = 0.5
+"""Seconds by which `time_s` may fall below an earlier row's. Clocks of ping logs step back by milliseconds,
+and a probe that is stamped when its answer comes may be overtaken. A larger fall means two logs in one
+file."""
+
+
 def read_trace(path: Path, session: str | None = None) -> Trace:
     """Read a CSV with a header and at least `time_s,rtt_ms`; optional `loss` (0 or 1 per probe), `bw_mbps`
     and `session`. Other columns and rows without an `rtt_ms` are ignored, except lost probes.
 
-    `session` picks one session of a file that has several; by default the first. Raises `UserError` that
-    names the line, or reports that nothing would ever arrive.
+    `session` picks one session of a file that has several; by default the first. Rows that are up to
+    `STEP_BACK` seconds late are sorted by time. Raises `UserError` that names the line, or reports that
+    nothing would ever arrive.
     """
     with csv_reader("the trace", path, ("time_s", "rtt_ms")) as reader:
         rows = [_Row(path, reader.line_num, values) for values in reader]
@@ -250,16 +257,20 @@ def _one_session(path: Path, rows: list[_Row], session: str | None) -> list[_Row
 def _columns(path: Path, rows: list[_Row]) -> Trace:
     if not rows:
         raise UserError(f"the trace {path} has no row with an rtt_ms")
+    latest = rows[0].time
+    for row in rows:
+        if row.time < latest - STEP_BACK:
+            raise UserError(
+                f"{row.where}: time_s falls from {latest:g} to {row.time:g}; rows must be in order of time, "
+                f"but for steps back of up to {STEP_BACK:g} s"
+            )
+        latest = max(latest, row.time)
+    rows = sorted(rows, key=lambda row: row.time)
     # Where no row has one all probes are lost, which `Trace` refuses.
     known = next((row.rtt for row in rows if not math.isnan(row.rtt)), math.nan)
-    start, before = rows[0].time, rows[0].time
+    start = rows[0].time
     times, rtts, losses, bandwidths = list[float](), list[float](), list[bool](), list[float]()
     for row in rows:
-        if row.time < before:
-            raise UserError(
-                f"{row.where}: time_s falls from {before:g} to {row.time:g}; rows must be in order of time"
-            )
-        before = row.time
         known = row.rtt if not math.isnan(row.rtt) else known  # a lost probe tells no round trip
         times.append(row.time - start)
         rtts.append(known)

@@ -89,7 +89,8 @@ class StepChange:
 
 @dataclass(frozen=True, slots=True)
 class VerifierSpec:
-    """Describes target steps: fixed + per_node * (rows - 1) + per_context * committed slots read."""
+    """Describes target steps: fixed + per_node * (rows - 1) + per_context * committed slots read, and a hop
+    between each two machines that share the target's layers."""
 
     step_time: float = 0.030
     step_time_per_node: float = 0.00005  # for each row beyond the first, prefill included
@@ -98,20 +99,24 @@ class VerifierSpec:
     max_rows: int = 1024  # published schemes with wide trees or long blocks that would be too few
     max_slowdown: float = 0.02  # share of its rate that a session may lose by drafts of others
     recall: bool = False  # also guesses what the text repeats of itself
+    nodes: int = 1  # machines that hold a part of the layers each, and are passed one after the other
+    hop_time: float = 0.0  # from one of them to the next
     replicas: int = 1  # verifiers with a GPU each, among which the sessions are dealt out in turn
     step_changes: tuple[StepChange, ...] = ()  # of `step_time`, in order of time
     draft: DeviceSpec | None = None  # of a draft beside the target; None = as fast as the devices'
     heads: HeadsSpec | None = None  # the verifier's own drafter, in all schemes that run its scheduler
 
     def __post_init__(self) -> None:
-        _not_negative("verifier", self, "step_time", "step_time_per_node", "step_time_per_context")
+        _not_negative(
+            "verifier", self, "step_time", "step_time_per_node", "step_time_per_context", "hop_time"
+        )
         if not self.step_time > 0:
             raise UserError("verifier step_time is 0; a target that takes no time needs no draft")
         if any(a.at > b.at for a, b in pairwise(self.step_changes)):
             raise UserError("verifier step_changes are not in order of time")
         if not self.max_slowdown > 0:
             raise UserError(f"verifier max_slowdown is {self.max_slowdown}; it must be above 0")
-        for name in ("max_nodes_per_session", "max_rows", "replicas"):
+        for name in ("max_nodes_per_session", "max_rows", "nodes", "replicas"):
             if getattr(self, name) < 1:
                 raise UserError(f"verifier {name} is {getattr(self, name)}; it must be at least 1")
 
@@ -127,6 +132,7 @@ class VerifierSpec:
             if change.at > now:
                 break
             step = change.step_time
+        step += self.hop_time * (self.nodes - 1)
         return step + self.step_time_per_node * (rows - 1) + self.step_time_per_context * context
 
 

@@ -56,7 +56,7 @@ def endpoints(text: str) -> set[tuple[str, str]]:
 class NoVerifiers:
     """A `VerifierChoice` of none."""
 
-    def route(self, key: str) -> object:
+    def route(self, key: str, skill: object) -> object:
         raise LookupError(key)
 
     async def heard(self, patience: float) -> None:

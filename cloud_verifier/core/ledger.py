@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from statistics import fmean
 
 from cloud_verifier.core.nouns import FloatArray, RowLogprobs
 from cloud_verifier.core.session import SessionTally, StepProgress, VerifySession
+from common.estimators import IntervalEstimator
 from common.messages import TokenLogprobs
 
 
@@ -152,6 +154,7 @@ class Ledger:
         self.counters = VerifierCounters()
         self.margins = MarginCounter(near_tie)
         self.last_step: StepReport | None = None
+        self.turn = IntervalEstimator(0.0)  # of a session in a step: its queue time and the step
 
     def enter(self, done: StepDone) -> None:
         step, counters, waits = done.step, self.counters, Waits()
@@ -161,11 +164,14 @@ class Ledger:
                 self._enter(part, margins, done, waits)
         counters.num_steps += 1
         counters.num_prefilled += step.num_prefilled
+        queue_times = tuple(max(0.0, step.began_at - part.ready_at) for part in done.parts)
+        if queue_times:
+            self.turn.sample(fmean(queue_times) + done.duration)
         num_tips = sum(1 for part in done.parts if part.num_outputs)
         self.last_step = StepReport(
             began_at=step.began_at,
             duration=done.duration,
-            queue_times=tuple(max(0.0, step.began_at - part.ready_at) for part in done.parts),
+            queue_times=queue_times,
             num_tips=num_tips,
             num_drafts=step.num_rows - step.num_prefilled - num_tips,
             num_prefilled=step.num_prefilled,

@@ -409,6 +409,14 @@ class VerifyScheduler:
                 effects.append(each)
         return effects
 
+    @property
+    def turn(self) -> float | None:
+        """Seconds that a session waits for its next tokens, on average lately: queue and step. Without
+        sessions, those of a bare step; None before the first step."""
+        if not self.cost.num_samples:
+            return None
+        return self.ledger.turn.smoothed if self.sessions else self.cost.predict(1, 0)
+
     def why_not_ready(self) -> str:
         """Return why no new session should come, as a sentence; empty if the verifier is ready. A verifier
         that was full is ready again only when there is room for several sessions."""

@@ -138,6 +138,12 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         chat = info.chat if info.chat is not None and request.include_chat_template else NO_CHAT
         config = scheduler.config
         longest = longest_session(info.max_positions, info.num_slots, config)
+        load = VerifierLoad(
+            len(scheduler.sessions),
+            config.max_sessions,
+            scheduler.draining,
+            round(1e6 * (scheduler.turn or 0.0)),
+        )
         return encode_description(
             Description(
                 model=info.name,
@@ -147,7 +153,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                 eos_token_ids=info.eos_token_ids,
                 acceptance_rules=config.rules,
                 version=self._worker.version,
-                load=VerifierLoad(len(scheduler.sessions), config.max_sessions, scheduler.draining),
+                load=load,
                 chat_template=chat.template,
                 bos_token=chat.bos_token,
                 eos_token=chat.eos_token,

@@ -326,14 +326,16 @@ class SamplingDefaults(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("sessions", "max_sessions", "draining")
+    __slots__ = ("sessions", "max_sessions", "draining", "turn_us")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    TURN_US_FIELD_NUMBER: _ClassVar[int]
     sessions: int
     max_sessions: int
     draining: bool
-    def __init__(self, sessions: _Optional[int] = ..., max_sessions: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+    turn_us: int
+    def __init__(self, sessions: _Optional[int] = ..., max_sessions: _Optional[int] = ..., draining: _Optional[bool] = ..., turn_us: _Optional[int] = ...) -> None: ...
 
 class Vocabulary(_message.Message):
     __slots__ = ("pieces", "absent")

@@ -10,7 +10,7 @@ from common.errors import PeerError, UserError
 from common.pb import verifier_pb2 as pb
 from common.sampling import NO_ADVICE, SamplingDefaults
 from common.wire import bounds
-from common.wire.codec import decode_rule, encode_rule
+from common.wire.codec import MAX_US, decode_rule, encode_rule
 
 PROTOCOL_VERSION = 1
 """Version of docs/protocol.md. It rises with changes that an old client must not ignore."""
@@ -26,6 +26,7 @@ class VerifierLoad:
     num_sessions: int
     max_sessions: int  # 0: not told
     draining: bool = False  # no new session is admitted
+    turn_us: int = 0  # a session's wait for its next tokens, queue and step, on average; 0: not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +147,16 @@ def _decode_rules(numbers: Sequence[int]) -> tuple[AcceptanceRule, ...]:
 
 
 def _encode_load(load: VerifierLoad) -> pb.Load:
-    return pb.Load(sessions=load.num_sessions, max_sessions=load.max_sessions, draining=load.draining)
+    return pb.Load(
+        sessions=load.num_sessions,
+        max_sessions=load.max_sessions,
+        draining=load.draining,
+        turn_us=min(load.turn_us, MAX_US),
+    )
 
 
 def _decode_load(message: pb.Load) -> VerifierLoad:
-    return VerifierLoad(message.sessions, message.max_sessions, message.draining)
+    return VerifierLoad(message.sessions, message.max_sessions, message.draining, message.turn_us)
 
 
 def _encode_table(table: TokenTable) -> pb.Vocabulary:

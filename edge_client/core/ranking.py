@@ -1,8 +1,9 @@
 """Ranks verifiers and chooses one for each stream of a session.
 
-Near verifiers come first. Among equals, rendezvous hashing of the session's key decides (Thaler &
-Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998). So a session returns to the verifier
-that caches its text, and a verifier that comes or goes moves its own share only.
+Verifiers at which a text would be fast come first, of these the near ones. Among equals, rendezvous hashing
+of the session's key decides (Thaler & Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998).
+So a session returns to the verifier that caches its text, and a verifier that comes or goes moves its own
+share only.
 """
 
 from __future__ import annotations
@@ -10,6 +11,16 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+
+FAST_SHARE = 0.5
+"""A verifier counts as fast if its predicted time per token is at most this share above the best. Loads
+change from probe to probe, and a text that moves has its prompt read anew, so a smaller gain moves none."""
+
+USUAL_TURN = 0.030
+"""Seconds assumed of a verifier that does not tell its turn, as of a session's first."""
+
+MOST_RIGHT = 0.98
+"""The highest acceptance believed: the newest text may have been all foreseen, which the next need not be."""
 
 NEAR, NEAR_SHARE = 0.010, 0.25
 """A verifier within this many seconds, or this share, of the shortest round trip counts as near (the larger
@@ -34,6 +45,41 @@ class VerifierCandidate:
     ready: bool = True  # it answers, is not draining, and has room
     fits: bool | None = None  # its token table and its protocol are ours; None: not known yet
     rtt: float | None = None  # seconds; None: not measured
+    turn: float | None = None  # seconds that a session waits for its next tokens there; None: not told
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSkill:
+    """Describes what a session's drafts are worth: how many are right, and how fast they come."""
+
+    acceptance: float = 0.7  # share of draft tokens that the target takes
+    step_time: float = 0.005  # seconds of a draft step
+
+
+NO_DRAFT = DraftSkill(0.0)
+
+
+def token_time(rtt: float, turn: float, skill: DraftSkill) -> float:
+    """Return the predicted seconds per token of a session that drafts ahead.
+
+    A turn brings one token by the verifier, and the drafts below it if its path is still right when they
+    arrive. They are then as many positions ahead as the text grows in a round trip:
+
+        tokens = 1 + (a + a^2 + ... + a^n) a^(tokens rtt / turn),   n = turn / draft step - 1
+
+    One draft step is lost to news that comes in its midst. A test compares this with the simulator.
+    """
+    right = min(skill.acceptance, MOST_RIGHT)
+    steps = max(0.0, turn / max(skill.step_time, 1e-6) - 1.0)
+    most = right * (1.0 - right**steps) / (1.0 - right)
+    low, high = 1.0, 1.0 + most  # the right side of the equation falls
+    for _ in range(20):
+        tokens = 0.5 * (low + high)
+        if 1.0 + most * right ** (tokens * rtt / turn) > tokens:
+            low = tokens
+        else:
+            high = tokens
+    return turn / low
 
 
 class Demerits:
@@ -70,7 +116,10 @@ def key_of(device: str, prompt: Sequence[int]) -> str:
 
 
 def choose(
-    key: str, candidates: Sequence[VerifierCandidate], passed_over: Container[str]
+    key: str,
+    candidates: Sequence[VerifierCandidate],
+    passed_over: Container[str],
+    skill: DraftSkill = NO_DRAFT,
 ) -> VerifierCandidate | None:
     """Choose the verifier of the session's next stream; None if no candidate fits.
 
@@ -86,7 +135,7 @@ def choose(
     )
     found = next((kind for kind in kinds if kind), [])
     weights = {each.name: blake2b(f"{key}\0{each.name}".encode(), digest_size=8).digest() for each in found}
-    return max(nearest(found), key=lambda each: weights[each.name], default=None)
+    return max(best(found, skill), key=lambda each: weights[each.name], default=None)
 
 
 def has_another(candidates: Iterable[VerifierCandidate], passed_over: Container[str]) -> bool:
@@ -94,14 +143,18 @@ def has_another(candidates: Iterable[VerifierCandidate], passed_over: Container[
     return any(each.ready and each.fits is not False and each.name not in passed_over for each in candidates)
 
 
-def nearest(candidates: Sequence[VerifierCandidate]) -> list[VerifierCandidate]:
-    """Return all candidates as near as the nearest; unmeasured ones count only among themselves."""
-    measured = [each.rtt for each in candidates if each.rtt is not None]
+def best(candidates: Sequence[VerifierCandidate], skill: DraftSkill) -> list[VerifierCandidate]:
+    """Return all candidates that are about as fast as the fastest, and of these all that are about as near as
+    the nearest. Candidates without a measured round trip count only among themselves."""
+    measured = [(each, each.rtt) for each in candidates if each.rtt is not None]
     if not measured:
         return list(candidates)
-    best = min(measured)
-    limit = best + max(NEAR, NEAR_SHARE * best)
-    return [each for each in candidates if each.rtt is not None and each.rtt <= limit]
+    times = [token_time(rtt, each.turn or USUAL_TURN, skill) for each, rtt in measured]
+    longest = (1.0 + FAST_SHARE) * min(times)
+    fast = [found for found, time in zip(measured, times, strict=True) if time <= longest]
+    shortest = min(rtt for _, rtt in fast)
+    limit = shortest + max(NEAR, NEAR_SHARE * shortest)
+    return [each for each, rtt in fast if rtt <= limit]
 
 
 # How long to wait until a verifier is asked again whether it is there.

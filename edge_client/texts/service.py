@@ -24,7 +24,7 @@ from common.wire.describe import Description
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.nouns import Fallback, Mode, SessionConfig
 from edge_client.core.policies import make_policy
-from edge_client.core.ranking import key_of
+from edge_client.core.ranking import NO_DRAFT, DraftSkill, key_of
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import StreamSource
 from edge_client.network.drafts import DraftSeat, LateSeat
@@ -63,8 +63,8 @@ class DraftSource(Protocol):
 class VerifierChoice(Protocol):
     """Chooses among the verifiers (`Verifiers`)."""
 
-    def route(self, key: str) -> StreamSource:
-        """Return the source of a session's streams."""
+    def route(self, key: str, skill: DraftSkill) -> StreamSource:
+        """Return the source of a session's streams. `skill` is that of the session's drafts."""
         ...
 
     async def heard(self, patience: float) -> None:
@@ -165,6 +165,7 @@ class TextService:
         self._drafts = drafts
         self._clock = clock
         self._beliefs = Beliefs(settings.priors)
+        self._acceptance = DraftSkill().acceptance  # of the newest text with drafts
         self._earlier = earlier
         self._indexes = indexes or IndexFiles((), vocabulary.fingerprint)
         self._numbers = itertools.count(1)
@@ -265,7 +266,7 @@ class TextService:
             assert seat is not None, "asked for before"
             eos = self._eos_ids(request.writer)
             return lambda written: AloneRun(seat, request.prompt, request.sampling, eos, self._clock, written)
-        route = self.verifiers.route(key_of(self._name, request.prompt))
+        route = self.verifiers.route(key_of(self._name, request.prompt), self._skill(request, seat))
 
         def begin(written: Sequence[int]) -> SessionRun:
             policy = make_policy(_policy_of(request, has_seat=seat is not None))
@@ -276,6 +277,11 @@ class TextService:
             return Generation(session, route, seat)
 
         return begin
+
+    def _skill(self, request: TextRequest, seat: DraftSeat | None) -> DraftSkill:
+        if self._drafts is None or seat is None or request.policy == "off":
+            return NO_DRAFT
+        return DraftSkill(self._acceptance, self._drafts.pace.rows.predict(1))
 
     def _config(self, request: TextRequest, written: Sequence[int], seat: DraftSeat | None) -> SessionConfig:
         drafting, committed = seat is not None, tuple(written)
@@ -313,6 +319,8 @@ class TextService:
         if isinstance(answer.run, Generation):
             session = answer.run.session
             self._beliefs.learn(session.config.sampling, session.calibration)
+            if session.stats.drafted:
+                self._acceptance = session.view.acceptance.ratio
             if self._earlier is not None:
                 self._earlier.text_ended()
         figures, request = answer.figures, answer.request

@@ -107,7 +107,9 @@ class VerifierMember:
 
     def candidate(self) -> VerifierCandidate:
         rtt = min(self._recent, default=None)
-        return VerifierCandidate(str(self.address), self.health is Health.READY, self._fits, rtt)
+        load = self.description.load if self.description is not None else None
+        turn = load.turn_us * 1e-6 if load is not None and load.turn_us else None
+        return VerifierCandidate(str(self.address), self.health is Health.READY, self._fits, rtt, turn)
 
     def status(self) -> VerifierStatus:
         status = VerifierStatus(

@@ -22,7 +22,17 @@ from common.errors import (
 from common.messages import Commit, Drain, ServerMessage
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description
-from edge_client.core.ranking import SOON, Demerits, VerifierCandidate, choose, has_another, nearest, pause
+from edge_client.core.ranking import (
+    NO_DRAFT,
+    SOON,
+    Demerits,
+    DraftSkill,
+    VerifierCandidate,
+    best,
+    choose,
+    has_another,
+    pause,
+)
 from edge_client.network.channel import OnLost, OnMessage, VerifierStream
 from edge_client.network.tls import LiveClientTls, TlsSettings
 from edge_client.verifiers.addresses import VerifierAddress, parse_address, resolve
@@ -91,9 +101,9 @@ class Verifiers:
         for place in self._places:
             place.members.clear()
 
-    def route(self, key: str) -> Route:
-        """Return a session's route. Its key decides among verifiers that are equally near."""
-        return Route(key, self)
+    def route(self, key: str, skill: DraftSkill = NO_DRAFT) -> Route:
+        """Return a session's route. Its key decides among verifiers that are equally good for its drafts."""
+        return Route(key, self, skill)
 
     async def heard(self, patience: float) -> None:
         """Wait until a verifier has answered, all have failed, or `patience` seconds have passed.
@@ -116,11 +126,11 @@ class Verifiers:
                     await self._changed.wait()
 
     def best(self) -> Description | None:
-        """Return what the nearest ready verifier serves, else one that was ready once, else None."""
+        """Return what the best ready verifier serves, else one that was ready once, else None."""
         ready = {str(each.address): each for each in self.members if each.health is Health.READY}
-        near = nearest([each.candidate() for each in ready.values()])
-        if near:
-            return ready[near[0].name].description
+        found = best([each.candidate() for each in ready.values()], NO_DRAFT)
+        if found:
+            return ready[found[0].name].description
         known = (each.description for each in self.members if each.health is not Health.UNFIT)
         return next((each for each in known if each is not None), None)
 
@@ -232,9 +242,9 @@ class Verifiers:
 class Route:
     """Opens each stream of one session at the best verifier that has not just failed. A `StreamSource`."""
 
-    def __init__(self, key: str, verifiers: Verifiers) -> None:
+    def __init__(self, key: str, verifiers: Verifiers, skill: DraftSkill) -> None:
         self.address = ""  # of the newest stream's verifier, for people
-        self._key = key
+        self._key, self._skill = key, skill
         self._verifiers = verifiers
         self._demerits = Demerits()
         self._on_ready: Callable[[], None] | None = None
@@ -245,7 +255,8 @@ class Route:
 
     def open(self, on_message: OnMessage, on_lost: OnLost) -> VerifierStream:
         """Open a stream. Raises `UnavailableError` if no verifier fits, `LocalError` after the end."""
-        found = choose(self._key, self._candidates(), self._demerits.passed_over(time.monotonic()))
+        passed_over = self._demerits.passed_over(time.monotonic())
+        found = choose(self._key, self._candidates(), passed_over, self._skill)
         members = {str(each.address): each for each in self._verifiers.members}
         if not members:
             raise LocalError("a stream was requested after the verifiers had been closed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from common.errors import Code, ForerunError, UserError
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description
+from edge_client.core.ranking import DraftSkill
 from edge_client.network.channel import StreamSource, VerifierChannel
 from edge_client.network.tls import TlsSettings
 from edge_client.verifiers.addresses import parse_address
@@ -34,7 +35,7 @@ class SingleVerifier:
             raise UserError(await self._channel.explain_mismatch(vocabulary), Code.FAILED_PRECONDITION)
         self._description = found
 
-    def route(self, key: str) -> StreamSource:
+    def route(self, key: str, skill: DraftSkill) -> StreamSource:
         return self._channel
 
     async def heard(self, patience: float) -> None:

@@ -27,8 +27,9 @@ from simulator.experiment import (
 )
 from simulator.figures import KINDS
 from simulator.figures import as_json as figures_as_json
-from simulator.files import Experiment, read_experiment
+from simulator.files import Experiment, read_experiment, read_tiers
 from simulator.link import LinkSpec
+from simulator.planner import best_hierarchies, farther, gain
 from simulator.plots import plot_bytes, plot_capacity, plot_latency, plot_pace, plot_speedup, plot_waste
 from simulator.proxy.cli import main as link
 from simulator.published import CLAIMS
@@ -129,6 +130,8 @@ def add_parser(commands: Any) -> None:
     advice = "Recommend a mode, and report the RTT at which drafting stops paying and what it costs."
     words = "report whether drafting pays for a network and two models"
     add_command(actions, "advise", words, _advise, AdviseOptions, advice)
+    words = "plan which models draft for a target, and whether a middle tier pays"
+    add_command(actions, "plan", words, _plan, PlanOptions, PLAN)
     words = "run published schemes in their papers' own settings, beside their claims"
     add_command(actions, "published", words, _published, PublishedOptions, PUBLISHED)
     add_command(actions, "plot", "draw the results of a sweep", _plot, PlotOptions, PLOT)
@@ -331,6 +334,58 @@ def _advice_as_json(world: World, advice: Advice) -> dict[str, Any]:
             for rtt, row in advice.speedup_map.items()
         },
     }
+
+
+# plan -------------------------------------------------------------------------------------------------------
+
+PLAN = """\
+Find the best stack of models by the closed form of hierarchical speculative decoding (arXiv 2510.19705): the
+fastest hierarchy of each number of tiers, its blocks, and where a middle tier pays (docs/simulation.md)."""
+
+FARTHER_MS = (0, 20, 40, 80, 160)
+"""By how much the target is moved away, to show where a middle tier pays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(JsonOption):
+    """Declares the models of a hierarchy."""
+
+    models: Path = argument(REQUIRED, "file with [[models]] and [[pairs]], .toml or .json")
+
+
+def _plan(options: PlanOptions) -> int:
+    models, pairs = read_tiers(options.models)
+    target = models[-1].name
+    plans = {moved: best_hierarchies(models, farther(pairs, target, moved / 1e3)) for moved in FARTHER_MS}
+    gains = {moved: gain(found) for moved, found in plans.items()}
+    if options.json:
+        stacks = [
+            {"models": each.models, "blocks": each.blocks, "ms_per_token": round(1e3 * each.pace, 3)}
+            for each in plans[0]
+        ]
+        farther_by = {str(moved): round(found, 3) for moved, found in gains.items()}
+        print(json.dumps({"hierarchies": stacks, "middle_tier_gain_by_ms_farther": farther_by}, indent=2))
+        return 0
+    alone = plans[0][0].pace
+    rows = [
+        (
+            " > ".join(each.models),
+            ", ".join(map(str, each.blocks)) or "-",
+            f"{1e3 * each.pace:.2f}",
+            f"{alone / each.pace:.2f}",
+        )
+        for each in plans[0]
+    ]
+    print("\n".join(table(("hierarchy", "blocks", "ms/token", "x alone"), rows, left=("hierarchy",))))
+    print(_middle_tier(gains))
+    return 0
+
+
+def _middle_tier(gains: dict[int, float]) -> str:
+    """Return a sentence that says where a middle tier pays."""
+    pays = ", ".join(f"{found:.2f}x at +{moved} ms" for moved, found in gains.items() if found > 1.0)
+    where = f"pays: {pays}" if pays else f"does not pay, up to {FARTHER_MS[-1]} ms farther"
+    return f"A middle tier {where} (round trip to the target; against the best of fewer tiers)."
 
 
 # published --------------------------------------------------------------------------------------------------

@@ -267,12 +267,27 @@ def test_one_session_of_several_is_replayed(tmp_path: Path) -> None:
         read_trace(path, "c")
 
 
+def test_rows_of_a_clock_that_steps_back_are_sorted(tmp_path: Path) -> None:
+    """A row belongs to the time that it names, its loss and width with it."""
+    path = write(
+        tmp_path / "t.csv",
+        "time_s,rtt_ms,loss,bw_mbps\n5.004,10,0,8\n5.000,20,0,16\n5.103,30,0,8\n5.101,,1,24\n5.6,50,0,8\n",
+    )
+    trace = read_trace(path)
+    assert trace.times == pytest.approx((0.0, 0.004, 0.101, 0.103, 0.6))
+    assert trace.rtts == pytest.approx((0.02, 0.01, 0.01, 0.03, 0.05))
+    assert trace.losses == (False, False, True, False, False)
+    assert trace.bandwidths == (2e6, 1e6, 3e6, 1e6, 1e6)
+    simulate(World(tokens=10, link=LinkSpec(trace=trace)), policy_maker(FORERUN))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("time_s,rtt\n0,1\n", "line 1: no column 'rtt_ms' among time_s, rtt"),
         ("time_s,rtt_ms\n0,\n", "no row with an rtt_ms"),
         ("time_s,rtt_ms\n0,1\n2,1\n1,1\n", "line 4: time_s falls from 2 to 1"),
+        ("time_s,rtt_ms\n2,1\n1.6,1\n1.4,1\n", "line 4: time_s falls from 2 to 1.4"),  # steps add up
         ("time_s,rtt_ms\n0,1\n1,-2\n", "line 3: rtt_ms is '-2'"),
         ("time_s,rtt_ms,loss\n0,5,x\n", "line 2: loss is 'x'"),
         ("time_s,rtt_ms,loss\n0,5,0\n1,5,0.02\n", r"line 3: loss is '0.02'; a probe is either lost \(1\) or"),
@@ -508,9 +523,12 @@ def test_a_file_that_is_no_mahimahi_trace_is_refused_with_the_line(
 @pytest.mark.parametrize(
     "name",
     [
+        "4G_phone_to_fiber_1KB.csv",
         "home_wifi_repeater_fiber_1KB.csv",
         "telstra_cable_brisbane.csv",
+        "wired_gbe_lan_4B_2014.csv",
         "5g/static_2019.12.16_13.40.04.csv",
+        "5g/static_2020.02.27_18.39.27.csv",
         "5g/driving_2020.02.13_15.02.01.csv",
     ],
 )

@@ -176,12 +176,33 @@ def test_a_power_budget_caps_draft_steps() -> None:
     assert ours.tokens == ours.truth
 
 
+# A target in parts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mean", [1.0, 0.7])
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_a_block_saves_the_hops_of_all_its_tokens_but_one(mean: float, nodes: int) -> None:
+    """(N-1) t1 (k-1)/k a token, k tokens a round: DSD, arXiv 2511.11733."""
+    hop = 0.07
+    whole = replace(FAR, tokens=120, draft=BetaDraft(mean=mean), link=LinkSpec(rtt=0.0))
+    parts = replace(whole, verifier=VerifierSpec(nodes=nodes, hop_time=hop))
+    (streamed, streamed_whole), (drafted, drafted_whole) = (
+        [run_scheme(scheme, world)[0].arrivals for world in (parts, whole)]
+        for scheme in (SERVER_STREAMING, "sync:5")
+    )
+    rounds = len(set(drafted)) - 1
+    saved = (streamed[-1] - streamed[0]) - (streamed_whole[-1] - streamed_whole[0])
+    saved -= (drafted[-1] - drafted[0]) - (drafted_whole[-1] - drafted_whole[0])
+    k = 119 / rounds
+    assert saved / 119 == pytest.approx((nodes - 1) * hop * (k - 1) / k)
+
+
 # Documents ------------------------------------------------------------------------------------------------
 
 
 def test_documents_say_all_of_it() -> None:
     document = {
-        "verifier": {"draft_ms": 2.0, "draft_ms_per_node": 0.1, "replicas": 3},
+        "verifier": {"draft_ms": 2.0, "draft_ms_per_node": 0.1, "replicas": 3, "nodes": 4, "hop_ms": 20},
         "device": {"max_draft_steps_per_s": 50},
         "schemes": [COLOCATED, "colocated:tree", DEVICE_ONLY],
     }
@@ -190,6 +211,7 @@ def test_documents_say_all_of_it() -> None:
     known = {"verifier": {"draft_ms": 2.0}, "device": {"draft_ms_per_node": 2.0, "max_draft_steps_per_s": 5}}
     assert experiment_from(known).world.verifier.draft == DeviceSpec(0.002, 0.002)  # but for its power
     assert world.verifier.replicas == 3
+    assert world.verifier.time(1, 0) == pytest.approx(0.030 + 3 * 0.020)
     assert world.device.max_draft_steps_per_second == 50.0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,9 +71,23 @@ def test_a_step_tells_what_it_was() -> None:
     report, counters = bench.scheduler.ledger.last_step, bench.scheduler.counters
     assert report is not None
     assert (report.began_at, report.duration, report.queue_times) == (3.0, 0.5, (2.0, 1.0))
+    assert bench.scheduler.turn == 1.5 + 0.5  # of the two sessions, on average: what a third may expect
     assert (report.num_tips, report.num_drafts, report.num_prefilled, report.num_committed) == (2, 2, 1, 3)
     assert (counters.num_evaluated, counters.num_committed, counters.num_drafts) == (4, 3, 2)
     assert (counters.num_won, counters.won_by_depth) == (1, [1])
+
+
+def test_an_idle_verifier_tells_a_bare_step_whatever_its_last_sessions_waited() -> None:
+    bench = Bench()
+    assert bench.scheduler.turn is None
+    bench.open(1, now=1.1)
+    bench.open(2, now=1.1)
+    for second in range(1, 5):
+        bench.end(bench.begin(second + 0.5), second + 0.6)
+    assert bench.scheduler.turn == pytest.approx(0.5 + 0.1, rel=0.2)
+    for key in (1, 2):
+        bench.scheduler.on_close(key, None, 5.0)
+    assert bench.scheduler.turn == pytest.approx(0.1, rel=0.01)
 
 
 def test_a_step_that_only_reads_brings_nobody_a_token() -> None:

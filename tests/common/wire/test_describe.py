@@ -54,7 +54,14 @@ def descriptions(draw: st.DrawFn) -> Description:
         ),
         max_text_tokens=draw(st.none() | st.integers(1, bounds.MAX_POSITION)),
         load=draw(
-            st.none() | st.builds(VerifierLoad, st.integers(0, 2**32 - 1), st.integers(0, 9), st.booleans())
+            st.none()
+            | st.builds(
+                VerifierLoad,
+                st.integers(0, 2**32 - 1),
+                st.integers(0, 9),
+                st.booleans(),
+                st.integers(0, 2**32 - 1),
+            )
         ),
     )
 

@@ -25,6 +25,7 @@ from edge_client.api.service import Defaults, TextEndpoints
 from edge_client.api.stored import StoredResponses
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.nouns import Drafted, DraftRow, Expand, Expansion, MoveTip, SessionDrafter, StartDrafter
+from edge_client.core.ranking import DraftSkill
 from edge_client.network.channel import StreamSource, VerifierChannel
 from edge_client.texts.earlier import EarlierTexts
 from edge_client.texts.infill import Infill, InfillFamily
@@ -139,7 +140,7 @@ class OneVerifier:
             async with asyncio.timeout(patience):
                 await self.spoken.wait()
 
-    def route(self, key: str) -> StreamSource:
+    def route(self, key: str, skill: DraftSkill) -> StreamSource:
         return self.channel
 
     def refusal(self) -> ForerunError | None:

@@ -7,13 +7,16 @@ import pytest
 from edge_client.core.ranking import (
     FIRST_DEMERIT,
     LONGEST_DEMERIT,
+    NO_DRAFT,
     Demerits,
+    DraftSkill,
     VerifierCandidate,
+    best,
     choose,
     has_another,
     key_of,
-    nearest,
     pause,
+    token_time,
 )
 
 SESSIONS = tuple(f"session-{number}" for number in range(600))
@@ -66,7 +69,46 @@ def test_a_verifier_that_comes_takes_its_share_from_all() -> None:
 )
 def test_those_as_near_as_the_nearest_are_equals(rtts: tuple[float | None, ...], near: int) -> None:
     candidates = [VerifierCandidate(f"{number}", rtt=rtt) for number, rtt in enumerate(rtts)]
-    assert [each.name for each in nearest(candidates)] == [f"{number}" for number in range(near)]
+    for skill in (NO_DRAFT, DraftSkill()):
+        assert [each.name for each in best(candidates, skill)] == [f"{number}" for number in range(near)]
+
+
+@pytest.mark.parametrize("skill", [NO_DRAFT, DraftSkill(), DraftSkill(0.5), DraftSkill(0.85)])
+def test_a_saturated_near_verifier_loses_to_an_idle_one_that_is_farther(skill: DraftSkill) -> None:
+    near = VerifierCandidate("near", rtt=0.010, turn=0.120)
+    idle = VerifierCandidate("idle", rtt=0.030, turn=0.030)
+    unknown = VerifierCandidate("unknown", rtt=0.030)  # counts as a usual one
+    assert {choose(session, (near, idle), (), skill) for session in SESSIONS} == {idle}
+    assert {choose(session, (near, unknown), (), skill) for session in SESSIONS} == {unknown}
+
+
+def test_a_verifier_that_is_a_little_busier_keeps_its_sessions() -> None:
+    """A text that moves has its prompt read anew, so loads of every day move none."""
+    idle = tuple(VerifierCandidate(each.name, rtt=each.rtt, turn=0.030) for each in THREE)
+    for turn in (0.025, 0.040):
+        busier = (VerifierCandidate(THREE[0].name, rtt=0.010, turn=turn), *idle[1:])
+        assert homes(busier) == homes(idle)
+    saturated = (VerifierCandidate(THREE[0].name, rtt=0.010, turn=0.090), *idle[1:])
+    moved = [session for session, home in homes(idle).items() if homes(saturated)[session] != home]
+    assert {homes(idle)[session] for session in moved} == {THREE[0].name}, "others stay where they are"
+
+
+def test_a_distant_verifier_is_worth_less_to_drafts_than_to_streaming() -> None:
+    """Streaming pays for the distance once, drafts at each miss."""
+    far, slow = VerifierCandidate("far", rtt=0.3, turn=0.03), VerifierCandidate("slow", rtt=0.01, turn=0.06)
+    assert name_of("s", far, slow) == "far"
+    assert choose("s", (far, slow), (), DraftSkill(0.8, 0.005)) == slow
+
+
+def test_the_time_of_a_token_rises_with_round_trip_and_turn_and_never_exceeds_the_turn() -> None:
+    skill = DraftSkill(0.8, 0.005)
+    times = [token_time(rtt, 0.03, skill) for rtt in (0.0, 0.01, 0.1, 1.0, 100.0)]
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(0.03)
+    turns = [token_time(0.05, turn, skill) for turn in (0.01, 0.03, 0.1, 1.0)]
+    assert turns == sorted(turns)
+    assert token_time(0.05, 0.03, NO_DRAFT) == pytest.approx(0.03)
+    assert token_time(0.0, 0.03, DraftSkill(0.8, 0.05)) == pytest.approx(0.03), "the draft is too slow"
 
 
 def test_a_far_one_is_taken_only_where_no_near_one_is_ready() -> None:

@@ -17,7 +17,7 @@ from common.errors import PeerError, UnavailableError, UserError
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
-from common.wire.describe import Description, encode_description
+from common.wire.describe import Description, VerifierLoad, encode_description
 from edge_client.core.nouns import Fallback, Preview
 from edge_client.core.policies import make_policy
 from edge_client.core.ranking import VerifierCandidate, choose
@@ -43,6 +43,7 @@ TEXT = target_alone((1, 2, 3), LONG, EOS)
 def equally_near(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is while they are measured."""
     monkeypatch.setattr("edge_client.core.ranking.NEAR", 60.0)
+    monkeypatch.setattr("edge_client.core.ranking.FAST_SHARE", 1e9)
 
 
 def sessions_of(*addresses: str) -> list[str]:
@@ -321,6 +322,28 @@ async def test_a_verifier_that_restarts_unseen_with_another_target_is_known_when
         (64, "of first"),
         (128, "of second"),
     ]
+
+
+async def test_a_verifier_that_tells_a_long_turn_gets_no_session_while_another_is_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edge_client.core.ranking.FAST_SHARE", 0.5)
+    busy, idle = (
+        described(model=name, load=VerifierLoad(3, 9, turn_us=turn))
+        for name, turn in (("busy", 60_000_000), ("idle", 3_000))  # no loopback makes up for a minute
+    )
+    async with odd_verifier(busy) as (_, first), odd_verifier(idle) as (_, second):
+        for addresses in ([first, second], [second, first]):
+            async with Verifiers(addresses, vocabulary=VOCABULARY) as pool:
+                await all_ready(pool)
+                best = pool.best()
+                assert best is not None
+                assert best.model == "idle"
+                for key in map(str, range(8)):
+                    route = pool.route(key)
+                    with contextlib.suppress(UnavailableError):
+                        route.open(lambda _: None, lambda _: None)
+                    assert route.address == second
 
 
 async def test_a_balancer_in_between_is_told_by_what_to_choose() -> None:

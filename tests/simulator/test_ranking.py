@@ -1,0 +1,30 @@
+"""The pace by which the edge ranks verifiers is the pace that the simulator finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_client.core.ranking import DraftSkill, token_time
+from simulator.drafts import BetaDraft
+from simulator.link import LinkSpec
+from simulator.published.claims import mean_pace
+from simulator.schemes import FORERUN, run_scheme
+from simulator.world import DeviceSpec, VerifierSpec, World
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mean", [0.6, 0.85])
+@pytest.mark.parametrize("turn", [0.01, 0.03, 0.12])
+@pytest.mark.parametrize("step", [0.005, 0.015])
+def test_a_predicted_pace_is_about_the_simulated_one(mean: float, turn: float, step: float) -> None:
+    """Within 30 %, which is less than what moves a session."""
+    for rtt in (0.005, 0.03, 0.1, 0.3):
+        world = World(
+            link=LinkSpec(rtt=rtt),
+            device=DeviceSpec(step),
+            verifier=VerifierSpec(step_time=turn),
+            draft=BetaDraft(mean=mean),
+            tokens=200,
+        )
+        found = 1e-3 * mean_pace([run_scheme(FORERUN, world)])
+        assert token_time(rtt, turn, DraftSkill(mean, step)) == pytest.approx(found, rel=0.3)
