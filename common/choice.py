@@ -174,7 +174,7 @@ def choose_adjusted(adjusted: Logits, params: SamplingParams, position: int) -> 
         ranking = _rank_adjusted(adjusted, params, position, 2)
         return Choice(int(ranking.tokens[0]), ranking.margin if ranking.margin <= FLOAT32_MAX else math.inf)
     token = int(adjusted.argmax())  # numpy promises the first, so the lowest id
-    others = [float(side.max()) for side in (adjusted[:token], adjusted[token + 1 :]) if side.size]
+    others = [_greatest(side) for side in (adjusted[:token], adjusted[token + 1 :]) if side.size]
     return Choice(token, float(adjusted[token]) - max(others, default=-math.inf))
 
 
@@ -199,9 +199,7 @@ def _rank_adjusted(adjusted: Logits, params: SamplingParams, position: int, coun
         return _rank_plain(scaled, count)
     key = noise_key(params.seed, position + 1)
     kept = _kept(scaled, params)
-    if kept is None:
-        return _rank_noisy(scaled, np.arange(scaled.size), key, count)
-    return _rank_noisy(scaled[kept], kept, key, count)
+    return _rank_noisy(scaled if kept is None else scaled[kept], kept, key, count)
 
 
 def process_logits(
@@ -247,18 +245,23 @@ def adjust(logits: Logits, changes: Iterable[Adjustments], allowed: Mask | None 
     given = np.asarray(logits, np.float32)
     if given.ndim != 1 or not given.size:
         raise LocalError(f"logits of one row are wanted, shape [V]; these have shape {list(given.shape)}")
-    check_best(float(given.max()))
+    check_best(_greatest(given))
     if allowed is not None:
         check_allowed(allowed, given.size)
         given = np.where(allowed, given, np.float32(-np.inf))
-        check_best(float(given.max()))
+        check_best(_greatest(given))
     adjusted = given
     for change in changes:
         adjusted = given.copy() if adjusted is given else adjusted
         adjusted[change.tokens] = adjusted_values(given[change.tokens], change)
     if adjusted is not given:
-        check_best(float(adjusted.max()))
+        check_best(_greatest(adjusted))
     return adjusted
+
+
+def _greatest(logits: Logits) -> float:
+    """Return the greatest logit, nan if one is. `argmax` has a shorter way to its result than `max`."""
+    return float(logits[logits.argmax()])
 
 
 def adjusted_values(values: Logits, change: Adjustments) -> Logits:
@@ -342,7 +345,7 @@ def _places(ordered: IntArray, wanted: IntArray) -> tuple[IntArray, Mask]:
 
 def _scaled(adjusted: Logits, params: SamplingParams) -> FloatArray:
     scaled = adjusted.astype(np.float64)
-    scaled -= scaled.max()
+    scaled -= scaled[scaled.argmax()]
     if not params.greedy:
         with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
             scaled /= params.temperature
@@ -355,7 +358,7 @@ def _kept(scaled: FloatArray, params: SamplingParams) -> IntArray | None:
         return None
     everything = int(_weights(scaled).sum()) if params.top_p < 1.0 and not params.top_k else None
     for depth in DEPTHS:
-        front = np.flatnonzero(scaled >= -depth)
+        front = (scaled >= -depth).nonzero()[0]
         if front.size < params.top_k and depth < DEPTHS[-1]:
             continue
         front = front[np.argsort(-scaled[front], kind="stable")]
@@ -387,25 +390,33 @@ def _rank_plain(scaled: FloatArray, count: int) -> Ranking:
     return Ranking(tokens, scaled[tokens])
 
 
-def _rank_noisy(scaled: FloatArray, tokens: IntArray, key: int, count: int) -> Ranking:
-    """Return the best of `scaled` + noise: noise for likely tokens first, then for possible winners."""
+def _rank_noisy(scaled: FloatArray, ids: IntArray | None, key: int, count: int) -> Ranking:
+    """Return the best of `scaled` + noise: noise for likely tokens first, then for possible winners.
+
+    `ids` are the tokens of `scaled`; None: its indices.
+    """
     front, depth = _front(scaled, max(count, NUM_FIRST))
-    scores = scaled[front] + gumbel_under(key, tokens[front])
+    tokens = front if ids is None else ids[front]
+    scores = scaled[front] + gumbel_under(key, tokens)
     bar = _nth_best(scores, count)
-    late = _late_winners(scaled, tokens, key, depth, bar)
-    found = np.concatenate([front[scores >= bar], late])
-    scores = np.concatenate([scores[scores >= bar], scaled[late] + gumbel_under(key, tokens[late])])
-    order = np.lexsort((tokens[found], -scores))[:count]
-    return Ranking(tokens[found[order]], scores[order])
+    late = _late_winners(scaled, ids, key, depth, bar)
+    best = scores >= bar
+    tokens, scores = tokens[best], scores[best]
+    if late.size:
+        others = late if ids is None else ids[late]
+        tokens = np.concatenate([tokens, others])
+        scores = np.concatenate([scores, scaled[late] + gumbel_under(key, others)])
+    order = np.lexsort((tokens, -scores))[:count]
+    return Ranking(tokens[order], scores[order])
 
 
 def _front(scaled: FloatArray, count: int) -> tuple[IntArray, float]:
     """Indices of at least `count` of the best values (all finite ones if fewer), and the depth they reach."""
     for depth in DEPTHS[:-1]:
-        front = np.flatnonzero(scaled >= -depth)
+        front = (scaled >= -depth).nonzero()[0]
         if front.size >= count:
             return front, depth
-    return np.flatnonzero(scaled >= -DEPTHS[-1]), DEPTHS[-1]
+    return (scaled >= -DEPTHS[-1]).nonzero()[0], DEPTHS[-1]
 
 
 def _nth_best(scores: FloatArray, count: int) -> float:
@@ -414,14 +425,14 @@ def _nth_best(scores: FloatArray, count: int) -> float:
     return float(np.partition(scores, scores.size - count)[scores.size - count])
 
 
-def _late_winners(scaled: FloatArray, tokens: IntArray, key: int, depth: float, bar: float) -> IntArray:
+def _late_winners(scaled: FloatArray, ids: IntArray | None, key: int, depth: float, bar: float) -> IntArray:
     """Indices below `-depth` that may reach the bar, looked for a block at a time (`common.noise.BLOCK`)."""
     late = [np.empty(0, np.int64)]
     if depth < DEPTHS[-1]:
-        least = np.uint64(least_bits(bar + depth - ROUNDING))
+        least, stream = np.uint64(least_bits(bar + depth - ROUNDING)), np.uint64(key)
         for at in range(0, scaled.size, BLOCK):
             block = scaled[at : at + BLOCK]
-            able = np.flatnonzero((block < -depth) & (block + NOISE_MAX >= bar))
+            able = ((block < -depth) & (block >= bar - NOISE_MAX)).nonzero()[0]
             able += at
-            late.append(able[bits_under(np.uint64(key), tokens[able]) >= least])
+            late.append(able[bits_under(stream, able if ids is None else ids[able]) >= least])
     return np.concatenate(late)

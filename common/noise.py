@@ -14,6 +14,7 @@ are the libraries' own, so the noise itself agrees to the last bit or two of a f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -31,12 +32,17 @@ MIX_SHIFTS = (30, 27, 31)
 MIX_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFT_1, _SHIFT_2, _SHIFT_3 = MIX_SHIFTS
 _FACTOR_1, _FACTOR_2 = MIX_FACTORS
+# Of numpy's type once and for all: a conversion costs as much as a product of a few numbers.
+_ONE, _GAMMA, _LAST_SHIFT = np.uint64(1), np.uint64(GAMMA), np.uint64(_SHIFT_3)
+_MIX_STEPS = ((np.uint64(_SHIFT_1), np.uint64(_FACTOR_1)), (np.uint64(_SHIFT_2), np.uint64(_FACTOR_2)))
 
 # Uniforms are the midpoints of 2**52 equal cells, exact in a float64, never 0 and never 1. That bounds the
 # noise: -log(-log(1 - 2**-53)) = 36.7368..., -log(-log(2**-53)) = -3.6038..., both rounded outwards here.
 UNIFORM_BITS = 52
 NOISE_MAX = 36.74
 NOISE_MIN = -3.61
+
+_NOISE_SHIFT = np.uint64(64 - UNIFORM_BITS)
 
 BLOCK = 2**14  # tokens at a time: temporary arrays of 128 KiB stay in the cache and in the heap
 
@@ -64,9 +70,8 @@ def noise_output(stream: int, position: int) -> int:
 
 def noise_keys(seeds: Bits | int, positions: IntArray) -> Bits:
     """Return `noise_key` over arrays that broadcast together; an int seed serves all positions."""
-    with np.errstate(over="ignore"):  # numpy warns when a 0-d array wraps, and wrapping is the point
-        streams = _mix(np.asarray(seeds, np.uint64) + np.uint64(GAMMA))
-        return _mix(streams + _counter(positions))
+    streams = _mix(np.add(np.asarray(seeds, np.uint64), _GAMMA))
+    return _mix(np.add(streams, _counter(positions)))
 
 
 def noise_bits(seed: int, position: int, tokens: IntArray) -> Bits:
@@ -77,8 +82,7 @@ def noise_bits(seed: int, position: int, tokens: IntArray) -> Bits:
 
 def bits_under(keys: Bits | np.uint64, tokens: IntArray) -> Bits:
     """Return 64 noise bits of token ids under keys of `noise_keys`; both broadcast together."""
-    with np.errstate(over="ignore"):
-        return _mix(keys + _counter(tokens))
+    return _mix(np.add(keys, _counter(tokens)))  # `+` warns if both are 0-d and wrap
 
 
 def gumbel(seed: int, position: int, tokens: IntArray) -> FloatArray:
@@ -96,7 +100,7 @@ def gumbel_under(key: int, tokens: IntArray) -> FloatArray:
 
 def gumbel_of_bits(bits: Bits) -> FloatArray:
     """Return -log(-log(u)), with u the midpoint of the cell that the upper 52 bits name."""
-    noise: FloatArray = (bits >> np.uint64(64 - UNIFORM_BITS)).astype(np.float64)
+    noise: FloatArray = (bits >> _NOISE_SHIFT).astype(np.float64)
     noise += 0.5
     noise *= 2.0**-UNIFORM_BITS
     for _ in range(2):
@@ -108,7 +112,7 @@ def gumbel_of_bits(bits: Bits) -> FloatArray:
 def least_bits(noise: float) -> int:
     """Return bits below which noise lies below `noise`: a bound for sieving without logarithms, never too
     high."""
-    uniform = float(np.exp(-np.exp(-min(max(noise, NOISE_MIN), NOISE_MAX))))
+    uniform = math.exp(-math.exp(-min(max(noise, NOISE_MIN), NOISE_MAX)))
     slack = 2.0**-40 * (1.0 - uniform) + 2.0**-UNIFORM_BITS * 4  # rounding of the two exponentials
     cells = int((uniform - slack) * 2.0**UNIFORM_BITS)
     return max(0, cells) << (64 - UNIFORM_BITS)
@@ -129,8 +133,8 @@ def _in_blocks(work: Callable[[IntArray], NDArray[Scalar]], tokens: IntArray) ->
 
 def _counter(numbers: IntArray) -> Bits:
     counter = np.array(numbers, np.uint64)  # a copy, to count up in place
-    counter += np.uint64(1)
-    counter *= np.uint64(GAMMA)
+    counter += _ONE
+    counter *= _GAMMA
     return counter
 
 
@@ -138,9 +142,9 @@ def _mix(state: Bits) -> Bits:
     """SplitMix64's mix64 over an array, with one scratch array: fresh pages cost more than the arithmetic."""
     mixed = np.asarray(state)  # numpy makes scalars of 0-d results, and those have no `out=`
     scratch = np.empty_like(mixed)
-    for shift, factor in zip(MIX_SHIFTS[:2], MIX_FACTORS, strict=True):
-        np.right_shift(mixed, np.uint64(shift), out=scratch)
+    for shift, factor in _MIX_STEPS:
+        np.right_shift(mixed, shift, out=scratch)
         np.bitwise_xor(mixed, scratch, out=mixed)
-        np.multiply(mixed, np.uint64(factor), out=mixed)
-    np.right_shift(mixed, np.uint64(MIX_SHIFTS[2]), out=scratch)
+        np.multiply(mixed, factor, out=mixed)
+    np.right_shift(mixed, _LAST_SHIFT, out=scratch)
     return np.bitwise_xor(mixed, scratch, out=mixed)

@@ -60,12 +60,13 @@ class DecodeBatch:
         for leaf in leaves:
             for row in leaf.rows:
                 sequences[row].append(leaf.sequence)
-        outputs = np.zeros(len(item.tokens), np.int32)
-        outputs[item.outputs] = 1
+        outputs = [0] * len(item.tokens)
+        for row in item.outputs.tolist():
+            outputs[row] = 1
         self.tokens += item.tokens.tolist()
         self.positions += item.positions.tolist()
         self.sequences += sequences
-        self.outputs += outputs.tolist()
+        self.outputs += outputs
         self.items.append((item, leaves))
 
 
@@ -89,7 +90,7 @@ class LlamaForward:
     def run(self, step: PackedStep) -> FloatArray:
         """Return logits float32 [O, V], a view until the next call. Raises `CapacityError` if llama.cpp has
         no memory for the step, and `LocalError` for another failure."""
-        self._sequences.forget(step.slots)
+        self._sequences.renew(step.slots, step.positions)
         self._tokens[step.slots] = step.tokens
         parts = list(self._batches(step))
         return parts[0] if len(parts) == 1 else np.concatenate([self._runtime.logits(0), *parts])
@@ -141,7 +142,7 @@ class LlamaForward:
         end, trunk = len(item.prefix_slots), self._sequences.trunk(item.session)
         self.num_again += end - start
         logger.debug("session %d: %d tokens are evaluated again", item.session, end - start)
-        self._sequences.forget(item.prefix_slots[start:])
+        self._sequences.renew(item.prefix_slots[start:], np.arange(start, end))
         for first in range(start, end, self._runtime.n_batch):
             slots = item.prefix_slots[first : first + self._runtime.n_batch]
             count = len(slots)

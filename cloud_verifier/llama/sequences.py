@@ -56,8 +56,8 @@ class Leaf:
 class SlotSequences:
     """Keeps llama.cpp's sequences equal to what the scheduler's slots mean.
 
-    For each item the engine calls `hold` and `lay`, evaluates the batch, and calls `wrote`. It calls `forget`
-    for slots before they are written anew, and `begin_batch` before each batch.
+    For each item the engine calls `hold` and `lay`, evaluates the batch, and calls `wrote`. It calls `renew`
+    for slots before they are written, and `begin_batch` before each batch.
     """
 
     def __init__(self, memory: SlotMemory, num_sequences: int, num_slots: int, num_positions: int) -> None:
@@ -65,7 +65,7 @@ class SlotSequences:
         self._num_sequences = num_sequences
         # Slot + 1 of each sequence and position, 0 for none: zeros take no memory until they are used.
         self._held: IntArray = np.zeros((num_sequences, num_positions), np.int32)
-        self._lengths: IndexArray = np.zeros(num_sequences, np.int64)  # last position in use, plus 1
+        self._lengths = dict[int, int]()  # of sequences that hold cells: last position in use, plus 1
         self._home: NDArray[np.int16] = np.full(num_slots, LOST, np.int16)  # a sequence that holds the slot
         self._positions: IntArray = np.zeros(num_slots, np.int32)
         self._seats: dict[int, Seat] = {}  # by session, the one that was planned longest ago first
@@ -80,20 +80,25 @@ class SlotSequences:
         """Let the sessions of the batch before give up their sequences, if they must."""
         self._busy.clear()
 
-    def forget(self, slots: IntArray | IndexArray) -> None:
-        """Remove the cells of these slots."""
+    def renew(self, slots: IntArray | IndexArray, positions: IntArray | IndexArray) -> None:
+        """Remove the cells of these slots, which will be written at `positions`."""
         known = slots[self._home[slots] != LOST]
-        if not known.size:
-            return
-        positions, active = self._positions[known], np.flatnonzero(self._lengths)
-        found = self._held[active[:, None], positions] == known + 1
-        for place in np.flatnonzero(found.any(axis=1)).tolist():
-            sequence = int(active[place])
-            for start, stop in _runs(np.sort(positions[found[place]])):
+        if known.size:
+            self._forget(known)
+        self._positions[slots] = positions
+
+    def _forget(self, slots: IntArray | IndexArray) -> None:
+        positions, active = self._positions[slots], list(self._lengths)
+        rows, found = (self._held[np.array(active)[:, None], positions] == slots + 1).nonzero()
+        held: dict[int, list[int]] = {}  # positions by sequence
+        for row, position in zip(rows.tolist(), positions[found].tolist(), strict=True):
+            held.setdefault(active[row], []).append(position)
+        for sequence, own in held.items():
+            for start, stop in _runs(sorted(own)):
                 self._memory.seq_remove(sequence, start, stop)
                 self._held[sequence, start:stop] = 0
             self._trim(sequence)
-        self._home[known] = LOST
+        self._home[slots] = LOST
 
     def hold(self, session: int, prefix: IntArray) -> int:
         """Let a session's trunk hold the cells of `prefix` int32 [C] and no others.
@@ -111,8 +116,8 @@ class SlotSequences:
 
     def lay(self, item: StepItem) -> list[Leaf]:
         """Give each leaf of an item's tree a sequence with its prefix. Raises `NoSequenceError`."""
-        seat, parents = self._seats[item.session], item.parents
-        inner = set(parents.tolist())
+        seat, parents = self._seats[item.session], item.parents.tolist()
+        inner = set(parents)
         ends = [row for row in range(len(parents)) if row not in inner]
         while len(seat.branches) < len(ends) - 1:
             seat.branches.append(self._take())
@@ -131,13 +136,12 @@ class SlotSequences:
             self._held[leaf.sequence, start:stop] = own + 1
             self._lengths[leaf.sequence] = stop
             self._home[own] = leaf.sequence
-            self._positions[own] = np.arange(start, stop)
 
     def clear(self) -> None:
         """Remove all cells, of all slots."""
         self._memory.clear()
-        self._held[self._lengths > 0] = 0
-        self._lengths[:] = 0
+        self._held[list(self._lengths)] = 0
+        self._lengths.clear()
         self._home[:] = LOST
         self._seats.clear()
         self._busy.clear()
@@ -146,20 +150,21 @@ class SlotSequences:
     def _assign(self, sequence: int, prefix: IntArray) -> int:
         """Let a sequence hold the cells of `prefix` and no others, up to the first slot that is lost."""
         wanted, held = prefix + 1, self._held[sequence]
-        stop = len(wanted)
-        if self._lengths[sequence] > stop:
-            self._drop(sequence, stop, int(self._lengths[sequence]))
-        for begin, end in _runs(np.flatnonzero(held[:stop] != wanted)):
+        stop, length = len(wanted), self._lengths.get(sequence, 0)
+        if length > stop:
+            self._drop(sequence, stop, length)
+        for begin, end in _runs((held[:stop] != wanted).nonzero()[0].tolist()):
             homes = self._home[prefix[begin:end]]
             cuts = [0, *(np.flatnonzero(np.diff(homes)) + 1).tolist(), end - begin]
             for start, until in pairwise(cuts):
                 first, last, home = begin + start, begin + until, int(homes[start])
-                self._drop(sequence, first, last if home != LOST else int(self._lengths[sequence]))
+                length = self._lengths.get(sequence, 0)
+                self._drop(sequence, first, last if home != LOST else length)
                 if home == LOST:
                     return first
                 self._memory.seq_copy(home, sequence, first, last)
                 held[first:last] = wanted[first:last]
-                self._lengths[sequence] = max(int(self._lengths[sequence]), last)
+                self._lengths[sequence] = max(self._lengths.get(sequence, 0), last)
         return stop
 
     def _drop(self, sequence: int, start: int, stop: int) -> None:
@@ -176,17 +181,17 @@ class SlotSequences:
         if not slots.size:
             return
         self._home[slots] = LOST
-        others = np.flatnonzero(self._lengths > start)
-        found = self._held[others[:, None], self._positions[slots]] == slots + 1
-        for other, own in zip(others.tolist(), found, strict=True):
-            self._home[slots[own]] = other
+        for other, length in self._lengths.items():
+            if length > start:
+                self._home[slots[self._held[other, self._positions[slots]] == slots + 1]] = other
 
     def _trim(self, sequence: int) -> None:
         """Set a sequence's length after its cells were removed."""
-        length, held = int(self._lengths[sequence]), self._held[sequence]
+        length, held = self._lengths.pop(sequence, 0), self._held[sequence]
         while length and not held[length - 1]:
             length -= 1
-        self._lengths[sequence] = length
+        if length:
+            self._lengths[sequence] = length
 
     def _take(self) -> int:
         """Return an empty sequence, of the session that was planned longest ago if none is idle."""
@@ -202,15 +207,18 @@ class SlotSequences:
         raise NoSequenceError
 
     def _emptied(self, sequence: int) -> int:
-        self._drop(sequence, 0, int(self._lengths[sequence]))
+        self._drop(sequence, 0, self._lengths.get(sequence, 0))
         return sequence
 
 
-def _runs(numbers: IntArray | IndexArray) -> Iterator[tuple[int, int]]:
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
     """Yield start and stop of each run of consecutive `numbers`, which increase."""
-    if numbers.size == 1:
-        yield int(numbers[0]), int(numbers[0]) + 1
-    elif numbers.size:
-        cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
-        for start, stop in pairwise([0, *cuts.tolist(), len(numbers)]):
-            yield int(numbers[start]), int(numbers[stop - 1]) + 1
+    start = stop = -1
+    for number in numbers:
+        if number != stop:
+            if stop >= 0:
+                yield start, stop
+            start = number
+        stop = number + 1
+    if stop >= 0:
+        yield start, stop
