@@ -33,6 +33,7 @@ class DraftFiles:
     """Holds the files of a pair's draft that the command line found and read."""
 
     model: str  # of the draft model, or of one whose tokens are the target's
+    small: str = ""  # of a smaller model in front of it; empty: none
     priors: PriorTable | None = None
     indexes: tuple[Path, ...] = ()  # of the user's files
     earlier: Path | None = None  # of earlier texts; None: they are in memory alone
@@ -68,7 +69,11 @@ async def open_pair(
     """Open a pair; `stack` closes it. Raises `UserError` for files and addresses that cannot be used."""
     draft = config.draft
     opened = models.open(
-        _llama(files.model, draft), drafting=draft.is_loaded, seats=draft.seats, keep_alive=draft.keep_alive
+        _llama(files.model, draft),
+        drafting=draft.is_loaded,
+        seats=draft.seats,
+        keep_alive=draft.keep_alive,
+        small=_llama(files.small, draft) if files.small else None,
     )
     section = config.verifier
     tls = verifier_tls(section)

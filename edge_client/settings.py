@@ -217,6 +217,14 @@ class DraftSection:
         form="64 hex digits",
         check=_check_sha256,
     )
+    small: str = setting(
+        "",
+        "a smaller model in front of the draft model, which evaluates its chains in one batch "
+        "(docs/edge.md); empty: none",
+        form="as draft.model; its tokens must be the same",
+        is_path=True,
+        alias="--small-draft",
+    )
     threads: int = setting(
         0,
         "processor threads of the draft model; 0: all processors but one",

@@ -39,7 +39,7 @@ from simulator.planner import Pairs, TierModel, TierPair
 from simulator.profiles import profile
 from simulator.recordings import read_lengths, read_recording
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, SYNC_BEST, check_scheme
-from simulator.world import DeviceSpec, StepChange, VerifierSpec, World, fit_line
+from simulator.world import DeviceSpec, SmallDraft, StepChange, VerifierSpec, World, fit_line
 
 MS = 1000.0  # in a second
 KBIT = 0.008  # in a byte
@@ -135,6 +135,11 @@ HEADS: dict[str, Field] = {
     "k": ("k", float, 1.0),
     "likeness": ("likeness", float, 1.0),
 }
+SMALL: dict[str, Field] = {
+    "ms": ("time", float, MS),
+    "agreement": ("agreement", float, 1.0),
+    "tokens": ("tokens", int, 1),
+}
 STEP_CHANGE: dict[str, Field] = {"at_s": ("at", float, 1.0), "step_ms": ("step_time", float, MS)}
 POISSON: dict[str, Field] = {"rate_per_s": ("rate", float, 1.0), "sessions": ("sessions", int, 1)}
 WINDOW: dict[str, Field] = {
@@ -228,13 +233,14 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
     top = _fields("", document, TOP)
     repeats = top.pop("repeats", 20)
     draft, draft_ms, target_ms = _draft(_table(document, "draft", extra=REPLAYS), folder)
-    device = _table(document, "device", tuple(DEVICE_TABLES))
+    device = _table(document, "device", (*DEVICE_TABLES, "small"))
     verifier = _table(document, "verifier", ("step_changes", "heads"))
     by_number: dict[str, Any] = {
         name: _by_number(f"device.{key}", device[key]) for key, name in DEVICE_TABLES.items() if key in device
     }
     given = _with_recorded(DRAFT_TIME, draft_ms, _fields("device.", device, DEVICE))
-    on_device = DeviceSpec(**given, **by_number)
+    small = _small(device["small"]) if "small" in device else None
+    on_device = DeviceSpec(**given, **by_number, small=small)
     world = World(
         link=_link(_table(document, "link", LINK_EXTRA), folder),
         device=on_device,
@@ -342,6 +348,16 @@ def _heads(value: Any) -> HeadsSpec:
         )
     _refuse_unknown("verifier.heads", value, ["accuracy", *HEADS])
     return HeadsSpec(tuple(accuracy), **_fields("verifier.heads.", value, HEADS))
+
+
+def _small(value: Any) -> SmallDraft:
+    if not (isinstance(value, dict) and {"ms", "agreement"} <= value.keys()):
+        raise UserError(
+            f"device.small is {value!r}; a table with the smaller draft was expected, like "
+            "{ ms = 0.5, agreement = 0.7, tokens = 4 }"
+        )
+    _refuse_unknown("device.small", value, list(SMALL))
+    return SmallDraft(**_fields("device.small.", value, SMALL))
 
 
 def _text(where: str, value: Any) -> str:

@@ -31,12 +31,12 @@ from edge_client.core.nouns import NOTHING_READ, DraftRow, Expansion, ReadingTim
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession
 from simulator.drafts import HONEST
-from simulator.events import Draws, EventHeap
+from simulator.events import Draws, DrawStream, EventHeap
 from simulator.figures import SessionResult
 from simulator.heads import HeadKnowledge, guess
 from simulator.knowledge import PROMPT_TOKEN, VOCAB_SIZE, Knowledge
 from simulator.lane import DOWN, UP, VirtualLane
-from simulator.world import World
+from simulator.world import SmallDraft, World
 
 FINGERPRINT = b"simulated"
 FRAME = 14  # bytes that gRPC and HTTP/2 put before a message (benchmarks.wire_size)
@@ -48,10 +48,14 @@ ToEdge = ServerMessage
 
 
 class SimulatedDraft:
-    """Drafts from what a `Knowledge` reveals."""
+    """Drafts from what a `Knowledge` reveals. A `small` draft foresees chains before its rows."""
 
-    def __init__(self, knowledge: Knowledge) -> None:
+    def __init__(self, knowledge: Knowledge, small: SmallDraft | None, draws: Draws) -> None:
         self._knowledge = knowledge
+        self._small, self._draws = small, draws
+        # By node: its best token, and the tokens of a chain that are right below it.
+        self._foreseen: dict[int, tuple[int | None, int]] = {}
+        self.num_rows = self.num_small_steps = 0  # that the latest `expand` evaluated
         self._on_path: dict[int, bool] = {}  # live nodes that were drafted, and the tip
         self._tip = 0
         self._evaluated: set[int] = set()  # live nodes, and the tip
@@ -59,11 +63,41 @@ class SimulatedDraft:
 
     def start(self, tip: int) -> None:
         self._on_path, self._tip, self._evaluated, self.num_unread = {tip: True}, tip, set(), 0
+        self._foreseen = {}
 
     def expand(self, rows: Sequence[DraftRow]) -> list[Expansion]:
         self._evaluated.update(row.id for row in rows)
         self.num_unread = 0
-        return [self._expand(row) for row in rows]
+        expansions = [self._expand(row) for row in rows]
+        new = [row for row, said in zip(rows, expansions, strict=True) if not self._is_foreseen(row, said)]
+        self.num_rows, self.num_small_steps = len(new), 0
+        if self._small is not None and new:
+            self._foresee(self._small, new, {each.id: each for each in expansions})
+        return expansions
+
+    def _is_foreseen(self, row: DraftRow, said: Expansion) -> bool:
+        """Return whether an earlier step evaluated the row as part of a chain."""
+        best, left = (None, 0) if row.parent is None else self._foreseen.get(row.parent, (None, 0))
+        if not left or best != row.token:
+            return False
+        self._foreseen[row.id] = said.tokens[0] if said.tokens else None, left - 1
+        return True
+
+    def _foresee(self, small: SmallDraft, rows: list[DraftRow], said: dict[int, Expansion]) -> None:
+        """Let the small draft go on below the first row, or below the chain that begins with it."""
+        end = rows[0]
+        for row in rows[1:]:
+            end = row if row.parent == end.id else end
+        self.num_rows += small.tokens
+        self.num_small_steps = small.tokens
+        right = 0
+        while right < small.tokens and self._agrees(small, end.position + 1 + right):
+            right += 1
+        if tokens := said[end.id].tokens:
+            self._foreseen[end.id] = tokens[0], right
+
+    def _agrees(self, small: SmallDraft, position: int) -> bool:
+        return self._draws.uniform(DrawStream.SMALL_DRAFT, position) < small.agreement
 
     def reroot(self, change: Reroot) -> None:
         for node, _ in change.committed:
@@ -74,8 +108,10 @@ class SimulatedDraft:
         self._evaluated.difference_update(change.dead)
         for node, _ in change.committed[:-1]:
             del self._on_path[node]
+            self._foreseen.pop(node, None)
         for node in change.dead:
             self._on_path.pop(node, None)
+            self._foreseen.pop(node, None)
 
     def _expand(self, row: DraftRow) -> Expansion:
         on_path, knowledge = self._on_path, self._knowledge
@@ -109,7 +145,7 @@ class SimulatedDevice:
         self.finished: edge_effects.Finished | None = None
         self.began_at = 0.0
         self._events, self._verifier = events, verifier
-        self._drafter = SimulatedDraft(self.knowledge)
+        self._drafter = SimulatedDraft(self.knowledge, world.device.small, draws)
         self._up = VirtualLane(events, world.link, UP, draws)
         self._down = VirtualLane(events, world.link, DOWN, draws)
         self._moves: list[Reroot] = []  # tip moves that wait for the draft step under way
@@ -202,15 +238,18 @@ class SimulatedDevice:
 
     def _expand(self, rows: tuple[DraftRow, ...]) -> None:
         self._drafting = True
-        took, num_read = self._draft_step(len(rows))
+        num_read = self._drafter.num_unread
+        expansions = self._drafter.expand(rows)
+        took, num_read = self._draft_step(num_read)
         self._has_read_prompt = True
         reading = ReadingTime(num_read, took) if num_read else NOTHING_READ
-        self._events.after(took, partial(self._drafted, self._drafter.expand(rows), reading))
+        self._events.after(took, partial(self._drafted, expansions, reading))
 
-    def _draft_step(self, rows: int) -> tuple[float, int]:
-        """Seconds that a draft step takes from now on, and committed tokens that it reads."""
-        device, num_read = self.world.device, self._drafter.num_unread
-        took = device.draft_step_time(rows) + device.read_time(num_read)
+    def _draft_step(self, num_read: int) -> tuple[float, int]:
+        """Return the seconds of the draft step that has just been asked for, and the committed tokens that it
+        reads. `num_read` are those without the prompt."""
+        device, drafter = self.world.device, self._drafter
+        took = device.draft_step_time(drafter.num_rows, drafter.num_small_steps) + device.read_time(num_read)
         if self._events.now - self._drafted_at > AFTER_REST:
             took += device.wake_time
         prompt_time = 0.0 if self._has_read_prompt else device.time_to_read(self.world.prompt_tokens)

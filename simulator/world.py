@@ -20,6 +20,26 @@ from simulator.link import LinkSpec
 
 
 @dataclass(frozen=True, slots=True)
+class SmallDraft:
+    """Describes a smaller draft in front of the device's draft, which evaluates its chains in one batch.
+
+    At each position its token is the larger draft's best with the same chance, however sure that is.
+    """
+
+    time: float  # of one token, seconds
+    agreement: float  # chance that its token is the larger draft's best
+    tokens: int = 4  # of a chain
+
+    def __post_init__(self) -> None:
+        _not_negative("device small", self, "time")
+        if not 0 <= self.agreement <= 1 or self.tokens < 1:
+            raise UserError(
+                f"device small has agreement {self.agreement} and tokens {self.tokens}; they must lie in "
+                "[0, 1] and be at least 1"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceSpec:
     """Describes a device's step times.
 
@@ -36,6 +56,7 @@ class DeviceSpec:
     max_draft_steps_per_second: float = 0.0  # what its power budget allows; 0 = any number
     recall: bool = False  # also proposes what the text repeats of itself, which is nothing in a drawn text
     prompt_time: float = 0.0  # until the draft has read the prompt; 0 = as `read_times` says
+    small: SmallDraft | None = None
 
     def __post_init__(self) -> None:
         _not_negative("device", self, "draft_time", "draft_time_per_node", "prompt_time", "wake_time")
@@ -48,11 +69,16 @@ class DeviceSpec:
                     f"device {name} is {table}; it needs rising counts from 1, each with a time above 0"
                 )
 
-    def draft_step_time(self, rows: int) -> float:
-        """Return a step's seconds. Without power left, a step lasts until the next one may begin."""
+    def draft_step_time(self, rows: int, small_steps: int = 0) -> float:
+        """Return a step's seconds, 0 for no rows: then a chain held them all. Without power left, a step
+        lasts until the next one may begin."""
+        if not rows:
+            return 0.0
         time = self.draft_time + self.draft_time_per_node * (rows - 1)
         if self.draft_times:
             time = _table(self.draft_times).predict(rows)
+        if self.small is not None:
+            time += self.small.time * small_steps
         rate = self.max_draft_steps_per_second
         return max(time, 1.0 / rate) if rate else time
 

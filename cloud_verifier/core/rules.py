@@ -240,8 +240,8 @@ def _is_near_the_top(law: FloatArray, token: int, acceptance: Acceptance) -> boo
 
 def _is_no_surprise(law: FloatArray, token: int, acceptance: Acceptance) -> bool:
     """Return whether the surprise -log p(x) is at most `rollback` nats; else the text is rolled back (BiLD,
-    Kim et al. 2023). BiLD's fallback half, a draft that stops where it is unsure, is up to the edge's growth
-    policy. At the usual 5 nats nearly all draft tokens pass."""
+    Kim et al. 2023). Its other half, a draft that stops where it is unsure, is the edge's growth policy
+    `bild`. At the usual 5 nats nearly all draft tokens pass."""
     return 0.0 < float(law[token]) >= math.exp(-acceptance.rollback)
 
 

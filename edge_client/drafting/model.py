@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from pathlib import Path
 
-from common.errors import ForerunError
+from common.errors import ForerunError, UserError
 from common.grammar.trial import in_thread
-from common.llama.model import LlamaModel, LlamaSettings
+from common.llama.model import LlamaModel, LlamaSettings, find_model
 from common.llama.runtime import LlamaRuntime
+from common.vocabulary import Vocabulary
 from edge_client.core.draft_pace import DraftPace
 from edge_client.drafting.pool import DraftPool, PoolSeat
 from edge_client.llama.measure_pace import KeptPaces, PaceTables
@@ -45,7 +46,8 @@ class SharedDraftModel:
 
     The weights are unloaded `keep_alive` seconds after the last release (below 0: never; 0: at once). With
     `trials` another process loads the file first; without, a crash of llama.cpp ends this process.
-    `make_room` runs before the weights are loaded, with their settings and bytes.
+    `make_room` runs before the weights are loaded, with their settings and bytes. `small` is a smaller draft
+    model in front of this one, with the same tokens.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class SharedDraftModel:
         trials: ModelTrials | None = None,
         paces: KeptPaces | None = None,
         make_room: MakeRoom = _enough_room,
+        small: LlamaSettings | None = None,
     ) -> None:
         self.pace = DraftPace()  # of this model, over all its texts; measured when it is first loaded
         self._paces = paces or KeptPaces(None)
@@ -64,6 +67,8 @@ class SharedDraftModel:
             trials.ensure(settings, weights=False)
         self.tokens = LlamaModel(settings, weights=False)
         self.size_bytes = Path(self.tokens.path).stat().st_size  # of the file
+        if small is not None:
+            self.size_bytes += Path(find_model(small.path, small.models)).stat().st_size
         self.state = ModelState.UNLOADED
         self.failure = ""  # why it could not be loaded, as a sentence
         self.num_seats = seats
@@ -73,7 +78,8 @@ class SharedDraftModel:
         self._put_away_at: float | None = None  # by the loop's clock; None: it is in use, or stays
         self._num_waiting = 0  # callers of `acquire` that have no seat yet
         self._pool: DraftPool | None = None
-        self._runtime: LlamaRuntime | None = None
+        self._small = small
+        self._runtimes: list[LlamaRuntime] = []  # this model's, and the small one's
         self._change = asyncio.Lock()  # one loading or unloading at a time
         self._loading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -159,7 +165,7 @@ class SharedDraftModel:
             logger.info("> loading the draft model %s", self.tokens.path)
             try:
                 await self._make_room(self._settings, self.size_bytes)
-                self._runtime, pool, tables = await asyncio.to_thread(self._open)
+                self._runtimes, pool, tables = await asyncio.to_thread(self._open)
             except ForerunError as error:
                 self._on_load_failed(str(error))
                 raise
@@ -176,17 +182,32 @@ class SharedDraftModel:
         self.state, self.failure = ModelState.FAILED, reason
         logger.warning("x %s", reason)
 
-    def _open(self) -> tuple[LlamaRuntime, DraftPool, PaceTables]:
-        if self._trials is not None:
-            self._trials.ensure(self._settings, weights=True)
-        runtime = LlamaRuntime(self._settings)
-        runtime.grammars = self.tokens.grammars  # the same tokens; compiled grammars outlive the weights
+    def _open(self) -> tuple[list[LlamaRuntime], DraftPool, PaceTables]:
+        runtimes = list[LlamaRuntime]()
         try:
+            for settings in filter(None, (self._settings, self._small)):
+                if self._trials is not None:
+                    self._trials.ensure(settings, weights=True)
+                runtimes.append(LlamaRuntime(settings))
+                runtimes[-1].grammars = self.tokens.grammars  # compiled grammars outlive the weights
+            runtime, *smaller = runtimes
+            for small in smaller:
+                self._check_tokens(small)
             tables = self._paces.ensure(runtime)
-            return runtime, DraftPool(runtime, self.num_seats, self._on_release, tables.batches), tables
+            pool = DraftPool(runtime, self.num_seats, self._on_release, tables.batches, *smaller)
+            return runtimes, pool, tables
         except ForerunError:
-            runtime.close()
+            for each in runtimes:
+                each.close()
             raise
+
+    def _check_tokens(self, small: LlamaRuntime) -> None:
+        own, other = (Vocabulary(each.token_table()).fingerprint for each in (self.tokens, small))
+        if own != other:
+            raise UserError(
+                f"the small draft {small.path} has other tokens than the draft model {self.tokens.path}; "
+                "take a smaller model of the same family, or leave draft.small empty"
+            )
 
     def _on_load_ended(self, task: asyncio.Task[None]) -> None:
         self._loading = None
@@ -196,14 +217,15 @@ class SharedDraftModel:
     # --- unloading --------------------------------------------------------------------------------------
 
     async def _put_away(self) -> None:
-        pool, runtime = self._pool, self._runtime
-        if pool is None or runtime is None:
+        pool, runtimes = self._pool, self._runtimes
+        if pool is None:
             return
-        self._pool = self._runtime = None
+        self._pool, self._runtimes = None, []
         self.state = ModelState.UNLOADED
         self._set_timer(None)
         if await pool.close(CLOSE_PATIENCE):
-            await asyncio.to_thread(runtime.close)
+            for runtime in runtimes:
+                await asyncio.to_thread(runtime.close)
             logger.info("< the draft model %s is unloaded", self.tokens.path)
         else:  # freeing memory that its thread still reads would end the process
             logger.error("! llama.cpp hangs in the draft model; its memory is lost until this process ends")

@@ -41,19 +41,28 @@ class DraftModels:
         self._trials, self._paces = ModelTrials(paths.tried), KeptPaces(paths.pace)
         self._stack = stack
         self._available = available or available_memory
-        self._opened: dict[tuple[LlamaSettings, bool, int, float], OpenedDraft] = {}
+        self._opened: dict[tuple[LlamaSettings, LlamaSettings | None, bool, int, float], OpenedDraft] = {}
 
-    def open(self, settings: LlamaSettings, *, drafting: bool, seats: int, keep_alive: float) -> OpenedDraft:
+    def open(
+        self,
+        settings: LlamaSettings,
+        *,
+        drafting: bool,
+        seats: int,
+        keep_alive: float,
+        small: LlamaSettings | None = None,
+    ) -> OpenedDraft:
         """Open the tokens and, if `drafting`, the draft model, whose weights are loaded when they are needed.
 
-        Another process tries the file first. Raises `UserError` for an unloadable file.
+        `small` is a smaller draft model in front of it. Another process tries each file first. Raises
+        `UserError` for an unloadable file.
         """
-        key = settings, drafting, seats, keep_alive
+        key = settings, small, drafting, seats, keep_alive
         if key not in self._opened:
             model, words = None, None
             if drafting:
                 model = SharedDraftModel(
-                    settings, seats, keep_alive, self._trials, self._paces, self._make_room
+                    settings, seats, keep_alive, self._trials, self._paces, self._make_room, small
                 )
                 self._stack.push_async_callback(model.close)
                 words = model.tokens

@@ -20,6 +20,7 @@ from queue import Empty, SimpleQueue
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
 from common.llama.runtime import LlamaRuntime
 from edge_client.core.nouns import NOTHING_READ, Drafted, Expand, MoveTip, Outcome, ReadingTime, StartDrafter
+from edge_client.llama.cascade import CascadeGroup
 from edge_client.llama.group import DraftGroup, MemberAnswer
 from edge_client.llama.session import num_equal
 
@@ -105,11 +106,12 @@ class DraftPool:
         seats: int = 8,
         on_release: Callable[[], None] = lambda: None,
         batch_times: Mapping[int, float] | None = None,
+        small: LlamaRuntime | None = None,
     ) -> None:
         """Call `on_release` whenever a seat is released. `batch_times`: measured seconds of a batch by its
-        tokens; None: learnt online."""
+        tokens; None: learnt online. `small`: a smaller draft in front (`CascadeGroup`)."""
         self._on_release = on_release
-        self._group = DraftGroup(runtime, seats)
+        self._group = DraftGroup(runtime, seats) if small is None else CascadeGroup(runtime, seats, small)
         if batch_times is not None:
             self._group.measured(batch_times)
         self._places = tuple(DraftPlace(index) for index in range(seats))

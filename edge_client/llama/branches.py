@@ -12,6 +12,7 @@ keeps the trunk's cells, and the next fork adds only what the trunk has grown by
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from common.llama.runtime import SequenceMemory
 from edge_client.llama.plan import NO_SEQUENCE, NOT_PLANNED, BatchPlan, DraftNode, EngineSurprise
@@ -65,6 +66,17 @@ class Branches:
         self.free: list[int] = []  # branches that ended; the last is taken first
         self.shared_length: dict[int, int] = {}  # leading cells that a branch shares with the trunk at least
         sequences.users.append(self)
+
+    def adopt(self, node_id: int, parent: DraftNode, token: int) -> DraftNode | None:
+        """Give a foreseen node with this parent and token the id `node_id`. Return None without one."""
+        held = [node for node in self.nodes.values() if node.id < 0]
+        node = next((each for each in held if each.parent is parent and each.token == token), None)
+        if node is not None:
+            self.nodes = {node_id if each is node else key: each for key, each in self.nodes.items()}
+            node.id = node_id
+            if node.expansion is not None:
+                node.expansion = replace(node.expansion, id=node_id)
+        return node
 
     def place(self, node: DraftNode, plan: BatchPlan) -> bool:
         """Give a node, whose parent has its KV or an earlier row, a sequence and a row of the batch.

@@ -22,9 +22,9 @@ class EngineSurprise(Exception):
 
 @dataclass(slots=True, eq=False)
 class DraftNode:
-    """Represents the tip, or a node that a draft step has asked about."""
+    """Represents the tip, or a node that a draft step has asked about or has foreseen."""
 
-    id: int
+    id: int  # below 0: foreseen, and no draft step has asked about it yet
     parent: DraftNode | None = field(repr=False)  # None: the tip
     token: int
     position: int

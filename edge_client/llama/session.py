@@ -60,6 +60,7 @@ class LlamaSession:
         self._tip = DraftNode(NO_SEQUENCE, None, 0, -1)
         self._matcher: Matcher | None = None  # of the text's grammar
         self._reached = 0  # trunk cells after the planned batch; 0: as many as now
+        self._num_foreseen = 0
 
     @property
     def num_missing(self) -> int:
@@ -141,6 +142,10 @@ class LlamaSession:
 
     def _commit(self, change: Reroot) -> None:
         """Move the tip. If an id stood for another token, forget the tree and raise `EngineSurprise`."""
+        above: DraftNode | None = self._tip
+        for known, token in change.committed:
+            if above is not None:
+                above = self._branches.nodes.get(known) or self._branches.adopt(known, above, token)
         node_id, token = change.committed[-1]
         drafted = ((self._branches.nodes.get(known), token) for known, token in change.committed)
         agrees = all(node is None or node.token == token for node, token in drafted)
@@ -159,10 +164,25 @@ class LlamaSession:
         if row.id == self._tip.id:
             return self._tip
         node = self._branches.nodes.get(row.id)
+        if node is not None:
+            return node
+        parent = self._parent_of(row)
+        node = self._branches.adopt(row.id, parent, row.token)
         if node is None:
-            node = DraftNode(row.id, self._parent_of(row), row.token, row.position)
+            node = DraftNode(row.id, parent, row.token, row.position)
             self._branches.nodes[row.id] = node
         return node
+
+    def foresee(self, above: DraftNode, tokens: Sequence[int]) -> list[DraftNode]:
+        """Return a chain of new nodes with these tokens below `above`. A row or a commit with the same parent
+        and token takes a node over; all others die with their parent."""
+        chain = list[DraftNode]()
+        for token in tokens:
+            self._num_foreseen += 1
+            above = DraftNode(-self._num_foreseen, above, token, above.position + 1)
+            self._branches.nodes[above.id] = above
+            chain.append(above)
+        return chain
 
     def _parent_of(self, row: DraftRow) -> DraftNode:
         parent = None if row.parent is None else self._branches.nodes.get(row.parent)

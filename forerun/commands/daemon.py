@@ -143,10 +143,11 @@ def draft_files(pair: str, config: EdgeConfig, paths: EdgePaths) -> DraftFiles:
             "off need the file, too, for its tokenizer"
         )
     model = find_model(name, models_folder(name), config.draft.sha256)
+    small = config.draft.small and find_model(config.draft.small, models_folder(config.draft.small))
     priors = read_priors(Path(prior)) if prior else None
     indexes = tuple(place_of(each, paths.indexes) for each in config.draft.index)
     earlier = paths.earlier / f"{pair or 'default'}{SUFFIX}" if config.draft.remember_on_disk else None
-    return DraftFiles(model, priors, indexes, earlier)
+    return DraftFiles(model, small, priors, indexes, earlier)
 
 
 def _log_file(name: str) -> TextIO:

@@ -136,6 +136,7 @@ class PipeOptions(TlsOptions, CoreOption):
         choices=LEVELS,
     )
     draft: str = option(REQUIRED, "draft model: GGUF file or hf://organisation/repository/file.gguf", "PATH")
+    small_draft: str = option("", "smaller model in front of the draft model (docs/edge.md)", "PATH")
     recall: bool = option(True, "propose tokens copied from earlier in the same text", action=SWITCH)
     remember: int = option(262144, "newest tokens of all texts, kept for --recall; 0: none", "N")
     index: tuple[str, ...] = option((), "index of `forerun index`, from which --recall proposes", "NAME")
@@ -466,7 +467,13 @@ async def _texts(options: PipeOptions) -> AsyncIterator[tuple[TextService, str]]
         await stack.enter_async_context(verifier)
         pin_to_core(options.core)
         paths = find_paths(os.environ)
-        opened = DraftModels(paths, stack).open(llama, drafting=options.drafting, seats=1, keep_alive=-1.0)
+        small = None
+        if options.small_draft:
+            folder = models_folder(options.small_draft)
+            small = replace(llama, path=options.small_draft, models=folder)
+        opened = DraftModels(paths, stack).open(
+            llama, drafting=options.drafting, seats=1, keep_alive=-1.0, small=small
+        )
         if opened.model is not None:
             await opened.model.load()
         vocabulary, greeting = opened.vocabulary, ""

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from simulator.published import dsd, hsd, leviathan
+from simulator.published import bild, cs_drafting, dsd, hsd, leviathan
 from simulator.published.claims import Claim
 
-CLAIMS: tuple[Claim, ...] = (*leviathan.CLAIMS, *hsd.CLAIMS, *dsd.CLAIMS)
+CLAIMS: tuple[Claim, ...] = (
+    *leviathan.CLAIMS,
+    *bild.CLAIMS,
+    *cs_drafting.CLAIMS,
+    *dsd.CLAIMS,
+    *hsd.CLAIMS,
+)
 """All claims, in the order of docs/schemes.md."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -12,6 +13,7 @@ from common.errors import UserError
 from common.tree import Node, SpeculationTree
 from edge_client.core.policies import PUBLISHED, GrowthPolicy, GrowthView, TokenCandidate, make_policy
 from edge_client.core.policies.published.amusd import AmusdPolicy
+from edge_client.core.policies.published.bild import BildPolicy
 from edge_client.core.policies.published.delay_optimal import DelayOptimalPolicy
 from edge_client.core.policies.published.parked import ParkedPolicy, off_line
 from edge_client.core.policies.published.pearl import PearlPolicy
@@ -152,6 +154,8 @@ def test_none_beats_the_clairvoyant(rtt: float, mean: float) -> None:
         "parked:fan_out=-1",
         "parked:cut=1",
         "sync_delay_optimal:beta=nan",
+        "bild:fallback=1.1",
+        "bild:block=0",
     ],
 )
 def test_a_setting_that_a_scheme_does_not_have_is_refused(text: str) -> None:
@@ -186,6 +190,30 @@ def test_the_index_without_bonus_or_rounds_is_the_closed_form() -> None:
     a = view.acceptance.ratio
     cost = 3 * 0.0053 + 0.06 + 0.030 + 4 * 0.00005
     assert DelayOptimalPolicy(beta=0.0).index(view, 3) == pytest.approx(cost / ((1 - a**4) / (1 - a)))
+
+
+def test_bild_ends_a_block_before_the_first_token_below_the_fallback() -> None:
+    seen: list[tuple[float, bool]] = []  # of each block: its least chance, and whether it may be longer
+
+    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
+        if what == "send" and nodes:
+            seen.append((min(node.logprob for node in nodes), len(nodes) < 16))
+
+    result = run(replace(SHORT, tokens=300), lambda: Watched(BildPolicy(0.6), see))
+    assert all(least >= math.log(0.6) for least, _ in seen)
+    assert any(is_short for _, is_short in seen)
+    assert len(seen) < result.stats.target_steps, "where the first token is unsure the target writes alone"
+
+
+def test_bild_without_a_fallback_drafts_whole_blocks() -> None:
+    sizes: list[int] = []
+
+    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
+        if what == "send" and nodes and view.last_position - view.tree.tip_position > 5:
+            sizes.append(len(nodes))
+
+    run(SHORT, lambda: Watched(BildPolicy(0.0, block=5), see))
+    assert set(sizes) == {5}
 
 
 # Chains that do not wait --------------------------------------------------------------------------------

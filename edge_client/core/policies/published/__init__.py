@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from edge_client.core.policies.base import GrowthPolicy
 from edge_client.core.policies.published.amusd import AmusdPolicy
+from edge_client.core.policies.published.bild import BildPolicy
 from edge_client.core.policies.published.delay_optimal import DelayOptimalPolicy
 from edge_client.core.policies.published.parked import ParkedPolicy
 from edge_client.core.policies.published.pearl import PearlPolicy
@@ -25,5 +26,6 @@ PUBLISHED: dict[str, Callable[..., GrowthPolicy]] = {
     "specedge": SpecEdgePolicy,
     "saguaro": SaguaroPolicy,
     "parked": ParkedPolicy,
+    "bild": BildPolicy,
 }
 """By the names that `make_policy` takes."""
