@@ -68,6 +68,10 @@ class DrawStream(IntEnum):
     HEAD_CONFIDENCE = 11
     HEAD_RANK = 12
     HEAD_LIKENESS = 13
+    MIDDLE_CONFIDENCE = 14
+    MIDDLE_RANK = 15
+    MIDDLE_LIKENESS = 16
+    MIDDLE_OFF_PATH = 17
 
 
 class Draws:
