@@ -69,6 +69,10 @@ class DrawStream(IntEnum):
     HEAD_RANK = 12
     HEAD_LIKENESS = 13
     SMALL_DRAFT = 14
+    MIDDLE_CONFIDENCE = 15
+    MIDDLE_RANK = 16
+    MIDDLE_LIKENESS = 17
+    MIDDLE_OFF_PATH = 18
 
 
 class Draws:

@@ -35,6 +35,7 @@ from simulator.documents import read_text
 from simulator.drafts import BetaDraft, Draft, logged_draft, recorded_draft
 from simulator.heads import HeadsSpec
 from simulator.link import Handovers, LinkSpec, Outage, Trace, read_schedule, read_trace
+from simulator.middle import TierSpec
 from simulator.planner import Pairs, TierModel, TierPair
 from simulator.profiles import profile
 from simulator.recordings import read_lengths, read_recording
@@ -140,6 +141,14 @@ SMALL: dict[str, Field] = {
     "agreement": ("agreement", float, 1.0),
     "tokens": ("tokens", int, 1),
 }
+TIER: dict[str, Field] = {
+    "rtt_ms": ("rtt", float, MS),
+    "draft_ms": ("draft_time", float, MS),
+    "draft_ms_per_node": ("draft_time_per_node", float, MS),
+    "mean": ("mean", float, 1.0),
+    "k": ("k", float, 1.0),
+    "likeness": ("likeness", float, 1.0),
+}
 STEP_CHANGE: dict[str, Field] = {"at_s": ("at", float, 1.0), "step_ms": ("step_time", float, MS)}
 POISSON: dict[str, Field] = {"rate_per_s": ("rate", float, 1.0), "sessions": ("sessions", int, 1)}
 WINDOW: dict[str, Field] = {
@@ -156,6 +165,7 @@ TABLES = {
     "verifier": {**VERIFIER, **SERVER_DRAFT},
     "draft": DRAFT,
     "arrivals": {**POISSON, **WINDOW},
+    "tier": TIER,
 }
 
 
@@ -247,6 +257,7 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
         verifier=_verifier(verifier, target_ms, on_device),
         draft=draft,
         arrivals=_arrivals(document, folder),
+        tier=TierSpec(**_fields("tier.", _table(document, "tier"), TIER)) if "tier" in document else None,
         **top,
     )
     return Experiment(world, repeats, _schemes(document.get("schemes", list(DEFAULT_SCHEMES))))

@@ -13,11 +13,10 @@ from simulator.events import Draws, DrawStream
 from simulator.knowledge import (
     NUM_QUANTILES,
     OUTSIDE,
-    OUTSIDE_SHARE,
     Candidates,
     Knowledge,
     beta_scores,
-    halving_rank,
+    drawn_rank,
 )
 
 
@@ -107,10 +106,5 @@ class HeadKnowledge:
 
     def _place(self, position: int, confidence: float) -> int | None:
         """Return where the target's token stands among the candidates, as in `BetaKnowledge`."""
-        draw = self._draws.uniform(DrawStream.HEAD_RANK, position)
-        if draw < confidence:
-            return 0
-        rest = (draw - confidence) / (1.0 - confidence)
-        if rest < OUTSIDE_SHARE:
-            return None
-        return halving_rank((rest - OUTSIDE_SHARE) / (1.0 - OUTSIDE_SHARE)) - 1
+        rank = drawn_rank(self._draws.uniform(DrawStream.HEAD_RANK, position), confidence)
+        return None if rank is None else rank - 1

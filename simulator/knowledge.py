@@ -136,13 +136,17 @@ class BetaKnowledge:
         return self._places[position]
 
     def _draw_truth(self, position: int, confidence: float) -> int:
-        draw = self._draws.uniform(DrawStream.RANK, position)
-        if draw < confidence:
-            return BEST
-        rest = (draw - confidence) / (1.0 - confidence)
-        if rest < OUTSIDE_SHARE:
-            return OUTSIDE
-        return token_of(halving_rank((rest - OUTSIDE_SHARE) / (1.0 - OUTSIDE_SHARE)))
+        return token_of(drawn_rank(self._draws.uniform(DrawStream.RANK, position), confidence))
+
+
+def drawn_rank(draw: float, confidence: float) -> int | None:
+    """Return the truth's rank in a draft's candidates, from 1; None outside them. `draw` lies in [0, 1)."""
+    if draw < confidence:
+        return 1
+    rest = (draw - confidence) / (1.0 - confidence)
+    if rest < OUTSIDE_SHARE:
+        return None
+    return halving_rank((rest - OUTSIDE_SHARE) / (1.0 - OUTSIDE_SHARE))
 
 
 def halving_rank(share: float) -> int:

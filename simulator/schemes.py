@@ -18,12 +18,14 @@ from simulator.figures import SessionResult
 from simulator.knowledge import BEST, Knowledge
 from simulator.lane import DOWN, UP, VirtualLane
 from simulator.link import LinkSpec
+from simulator.relayed import RelayedDevice
 from simulator.system import (
     FRAME,
     PolicyMaker,
     SimulatedDevice,
     SimulatedVerifier,
     ToEdge,
+    both_knowledges,
     dealt_back,
     simulate_replica,
     target_text,
@@ -59,7 +61,8 @@ BESIDE = LinkSpec(rtt=0.0)
 
 
 class ColocatedDraft(SimulatedDevice):
-    """Drafts at the server. The user's request and text cross the world's link.
+    """Drafts elsewhere than on the user's device: here at the server. The user's request and text cross the
+    world's link.
 
     The draft has a processor of its own, at the pace of `VerifierSpec.draft` (by default the device's), has
     no power budget, and does not wait for other sessions' drafts. That favours this scheme.
@@ -68,12 +71,17 @@ class ColocatedDraft(SimulatedDevice):
     def __init__(
         self, events: EventHeap, verifier: SimulatedVerifier, world: World, key: int, make: PolicyMaker
     ) -> None:
-        beside = world.verifier.draft or replace(world.device, max_draft_steps_per_second=0.0)
-        super().__init__(events, verifier, replace(world, link=BESIDE, device=beside), key, make)
+        there, link = self._place(world)
+        super().__init__(events, verifier, there, key, make)
         draws = Draws(world.seed, key)
-        self._from_user = VirtualLane(events, world.link, UP, draws)
-        self._to_user = VirtualLane(events, world.link, DOWN, draws)
+        self._from_user = VirtualLane(events, link, UP, draws)
+        self._to_user = VirtualLane(events, link, DOWN, draws)
         self._emitted: list[Emit] = []  # by the message that is being taken in
+
+    def _place(self, world: World) -> tuple[World, LinkSpec]:
+        """Return the world of the place where the draft runs, and the link from the user to it."""
+        beside = world.verifier.draft or replace(world.device, max_draft_steps_per_second=0.0)
+        return replace(world, link=BESIDE, device=beside), world.link
 
     def start(self) -> None:
         self.began_at = self._events.now
@@ -99,14 +107,29 @@ class ColocatedDraft(SimulatedDevice):
             super()._emit(effect)
 
 
+class NearDraft(ColocatedDraft):
+    """Drafts with the middle model at the near edge. The device only shows the text."""
+
+    def _place(self, world: World) -> tuple[World, LinkSpec]:
+        return world.beyond_tier(), LinkSpec(rtt=world.middle.rtt)
+
+    def _known(self) -> Knowledge:
+        return both_knowledges(self.world, self.key)[1]
+
+
 SERVER_STREAMING, SYNC_BEST, FORERUN, CLAIRVOYANT = "server_streaming", "sync_best", "forerun", "clairvoyant"
 COLOCATED, DEVICE_ONLY = "colocated", "device_only"
+NEAR, RELAY = "near", "relay"
 BLOCKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Lengths searched for `sync_best`, and for `colocated` without a policy of its own."""
 
 SEARCHED = {SYNC_BEST: "sync", COLOCATED: f"{COLOCATED}:sync"}
 
-NAMED = {SERVER_STREAMING: "off", FORERUN: "adaptive"}
+NAMED = {SERVER_STREAMING: "off", FORERUN: "adaptive", NEAR: "adaptive", RELAY: "adaptive"}
+
+ELSEWHERE = {COLOCATED: ColocatedDraft, NEAR: NearDraft, RELAY: RelayedDevice}
+"""Where a scheme's draft runs if not on the device alone; `near:POLICY` sets the policy there, `relay:POLICY`
+that of the device."""
 
 
 class ClairvoyantPolicy:
@@ -143,7 +166,7 @@ def variants(scheme: str) -> list[str]:
 
 def is_bounded(scheme: str) -> bool:
     """Return whether the clairvoyant bound bounds the scheme."""
-    return scheme not in (COLOCATED, DEVICE_ONLY) and not _is_colocated(scheme)
+    return scheme != DEVICE_ONLY and _place_of(scheme) not in ELSEWHERE
 
 
 def check_scheme(scheme: str) -> None:
@@ -161,7 +184,7 @@ def run_replica(scheme: str, world: World, replica: int) -> list[SessionResult]:
     """Run the part of `run_scheme` that one of the verifier's replicas serves. Raises `UserError`."""
     if scheme == DEVICE_ONLY:
         return draft_alone(world)[replica :: world.verifier.replicas]
-    device = ColocatedDraft if _is_colocated(scheme) else SimulatedDevice
+    device = ELSEWHERE.get(_place_of(scheme), SimulatedDevice)
     return simulate_replica(world, policy_maker(_policy(scheme)), device, replica)
 
 
@@ -182,9 +205,10 @@ def policy_maker(scheme: str) -> PolicyMaker:
     return make
 
 
-def _is_colocated(scheme: str) -> bool:
-    return scheme.startswith(f"{COLOCATED}:")
+def _place_of(scheme: str) -> str:
+    return scheme.partition(":")[0]
 
 
 def _policy(scheme: str) -> str:
-    return scheme.removeprefix(f"{COLOCATED}:")
+    place, _, policy = scheme.partition(":")
+    return policy if place in ELSEWHERE and policy else scheme

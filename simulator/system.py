@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
+from typing import Protocol
 
 import numpy as np
 
@@ -30,12 +31,13 @@ from edge_client.core.draft_pace import AFTER_REST
 from edge_client.core.nouns import NOTHING_READ, DraftRow, Expansion, ReadingTime, Reroot, SessionConfig
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession
-from simulator.drafts import HONEST
+from simulator.drafts import HONEST, BetaDraft
 from simulator.events import Draws, DrawStream, EventHeap
 from simulator.figures import SessionResult
 from simulator.heads import HeadKnowledge, guess
 from simulator.knowledge import PROMPT_TOKEN, VOCAB_SIZE, Knowledge
 from simulator.lane import DOWN, UP, VirtualLane
+from simulator.middle import MiddleKnowledge, TieredKnowledge
 from simulator.world import SmallDraft, World
 
 FINGERPRINT = b"simulated"
@@ -126,15 +128,22 @@ class SimulatedDraft:
         return Expansion(row.id, tokens, scores)
 
 
+class Receiver(Protocol):
+    """Takes what a device sends: the verifier, or a relay before it."""
+
+    def receive(self, device: SimulatedDevice, message: Open | Propose | Close) -> None:
+        """Take a message that has arrived."""
+
+
 class SimulatedDevice:
     """Drives one session's `EdgeSession`, and returns its result."""
 
     def __init__(
-        self, events: EventHeap, verifier: SimulatedVerifier, world: World, key: int, make: PolicyMaker
+        self, events: EventHeap, verifier: Receiver, world: World, key: int, make: PolicyMaker
     ) -> None:
         self.world, self.key = world, key
         draws = Draws(world.seed, key)
-        self.knowledge = knowledge_of(world, key)
+        self.knowledge = self._known()
         self.session = EdgeSession(
             self._config(),
             make(self.knowledge),
@@ -152,6 +161,10 @@ class SimulatedDevice:
         self._drafting = False
         self._drafted_at = 0.0  # seconds; when the latest draft step ended
         self._has_read_prompt = False
+
+    def _known(self) -> Knowledge:
+        """Return what the model that drafts here knows."""
+        return knowledge_of(self.world, self.key)
 
     def _config(self) -> SessionConfig:
         """Return the session's configuration."""
@@ -429,9 +442,20 @@ def dealt_back(parts: Sequence[Sequence[SessionResult]]) -> list[SessionResult]:
 
 def knowledge_of(world: World, key: int) -> Knowledge:
     """Return the truth of session `key` and its draft's knowledge of that truth."""
+    if world.tier is not None:
+        return both_knowledges(world, key)[0]
     draft = world.draft
     make = draft.read if world.looks_up else draft.session
     return make(Draws(world.seed, key), world.session_place(key), world.prompt_tokens)
+
+
+def both_knowledges(world: World, key: int) -> tuple[TieredKnowledge, MiddleKnowledge]:
+    """Return what the device's draft and the middle model know of session `key` in a world with a tier."""
+    draws = Draws(world.seed, key)
+    assert isinstance(world.draft, BetaDraft), "checked by the world"
+    draft = world.draft.session(draws)
+    middle = MiddleKnowledge(world.middle, draft, draws)
+    return TieredKnowledge(draft, middle), middle
 
 
 def target_text(knowledge: Knowledge, world: World) -> tuple[int, ...]:

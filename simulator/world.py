@@ -17,6 +17,7 @@ from simulator.arrivals import Arrival, Arrivals
 from simulator.drafts import BetaDraft, Draft
 from simulator.heads import HeadsSpec
 from simulator.link import LinkSpec
+from simulator.middle import TierSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,7 @@ class World:
     clients: int = 1
     seed: int = 1
     arrivals: Arrivals | None = None
+    tier: TierSpec | None = None  # a model near the edge, for the schemes that use it
 
     def __post_init__(self) -> None:
         for name in ("tokens", "prompt_tokens", "clients"):
@@ -190,6 +192,34 @@ class World:
                 f"world clients is {self.clients} and its arrivals tell how many sessions there are, too; "
                 "leave one of them out"
             )
+        if self.tier is not None:
+            self._check_tier(self.tier)
+
+    def _check_tier(self, tier: TierSpec) -> None:
+        if not isinstance(self.draft, BetaDraft) or self.looks_up:
+            raise UserError("a tier needs a draft with a mean, and neither recall nor a recording")
+        if not tier.rtt <= self.link.rtt:
+            raise UserError(
+                f"tier rtt is {tier.rtt} and link rtt {self.link.rtt}; the first is a part of the second"
+            )
+
+    @property
+    def middle(self) -> TierSpec:
+        """Return the tier. Raises `UserError` if there is none."""
+        if self.tier is None:
+            raise UserError("this scheme drafts near the edge too, and the world has no [tier]")
+        return self.tier
+
+    def beyond_tier(self) -> World:
+        """Return the world of the middle model: its step times, and the link from the near edge on."""
+        tier = self.middle
+        steps = DeviceSpec(tier.draft_time, tier.draft_time_per_node)
+        return replace(
+            self,
+            device=steps,
+            link=replace(self.link, rtt=self.link.rtt - tier.rtt),
+            tier=replace(tier, rtt=0.0),
+        )
 
     @property
     def looks_up(self) -> bool:

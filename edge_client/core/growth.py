@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import starmap
 
-from common.calibration import SHIPPED, Calibration, promised
+from common.calibration import LEAST_MISS, SHIPPED, Calibration, promised
 from common.chances import Chances, SeededChances
 from common.errors import LocalError
 from common.messages import INITIAL_CREDIT
@@ -57,6 +57,7 @@ class Growth:
         self.expansions: dict[int, Expansion] = {}  # of live nodes, by id
         self._overtaken: dict[int, int] = {}  # the token that followed each node still in draft
         self._policy = policy
+        self._judges = config.judges_guesses
         drafts = policy.fill and policy.name != "off"  # sync and off stay as published
         self._drawing: Drawing | None = None
         if config.draws:
@@ -132,6 +133,21 @@ class Growth:
             candidates = self._hints.weigh(node.id, candidates)
         for child in self._policy.branch(self.view, node, candidates):
             self.tree.grow(node, child.token, child.logprob)
+        if self._judges:
+            for each in node.children.values():
+                below = self.tree.live[each]
+                self.tree.revise(below, self.judged(node, below.token, below.logprob))
+
+    def judged(self, node: Node, token: int, logprob: float) -> float:
+        """Return the draft model's log chance of `token` after a node; beyond its candidates at most what
+        they leave. Where the model has not evaluated the node, return `logprob`."""
+        said = self.expansions.get(node.id)
+        if said is None:
+            return logprob
+        found = promised(self.calibration.confidence, said.scores)
+        if token in said.tokens:
+            return found[said.tokens.index(token)]
+        return min(logprob, math.log(max(1.0 - sum(map(math.exp, found)), LEAST_MISS)))
 
     def _promised(self, expansion: Expansion) -> Sequence[float]:
         """Return the chance (nats) of each candidate."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec, TypeVar
 
 from common.chances import Chances
 from common.errors import Code, ForerunError, LocalError, PeerError, UnavailableError
@@ -65,6 +65,7 @@ MOST_READ = 0.8
 
 
 Inputs = ParamSpec("Inputs")
+S = TypeVar("S", bound="EdgeSession")
 
 
 class StreamState(Enum):
@@ -107,13 +108,13 @@ MESSAGES: dict[StreamState, tuple[type[ServerMessage], ...]] = {
 `OVER` messages belong to an abandoned stream, and the session ignores them."""
 
 
-def _input(
-    method: Callable[Concatenate[EdgeSession, Inputs], None],
-) -> Callable[Concatenate[EdgeSession, Inputs], None]:
+def as_input(
+    method: Callable[Concatenate[S, Inputs], None],
+) -> Callable[Concatenate[S, Inputs], None]:
     """Make `method` an input: it first books any Commit whose text has been emitted."""
 
     @wraps(method)
-    def booked_first(session: EdgeSession, /, *args: Inputs.args, **named: Inputs.kwargs) -> None:
+    def booked_first(session: S, /, *args: Inputs.args, **named: Inputs.kwargs) -> None:
         session._book()
         method(session, *args, **named)
 
@@ -172,7 +173,7 @@ class EdgeSession:
 
     # Inputs -----------------------------------------------------------------------------------------------
 
-    @_input
+    @as_input
     def start(self, now: float) -> None:
         """Begin: connect, and draft while the stream opens."""
         if self.state is not StreamState.NEW:
@@ -186,7 +187,7 @@ class EdgeSession:
         self._effects.append(start)
         self._connect(now)
 
-    @_input
+    @as_input
     def on_message(self, message: ServerMessage, now: float, *, plan: bool = True) -> None:
         """Take a message of the current stream. Raise `PeerError` if the verifier broke the protocol.
 
@@ -213,12 +214,12 @@ class EdgeSession:
             case Finish():
                 self._on_finish(message, now)
 
-    @_input
+    @as_input
     def plan(self, now: float) -> None:
         """Book the Commit of an `on_message` without `plan`, then decide what to send and draft."""
         self._pump(now)
 
-    @_input
+    @as_input
     def on_drafted(
         self, expansions: Sequence[Expansion], now: float, reading: ReadingTime = NOTHING_READ
     ) -> None:
@@ -238,7 +239,7 @@ class EdgeSession:
             self._growth.guess(beside_draft=self._is_drafting, from_tip=False)
         self._pump(now)
 
-    @_input
+    @as_input
     def on_drafter_failed(self, error: ForerunError, now: float) -> None:
         """Continue without drafts, at the server's own speed, because the drafter failed."""
         self._end_draft_step(0, now)
@@ -247,7 +248,7 @@ class EdgeSession:
         self._offline.give_up()
         self._pump(now)
 
-    @_input
+    @as_input
     def on_stream_lost(self, error: ForerunError, now: float, elsewhere: bool = False) -> None:
         """Reconnect after a broken or refused stream if that can help, else end. Without a pause if a
         verifier is `elsewhere`."""
@@ -255,13 +256,13 @@ class EdgeSession:
             self._reconnects.lost(error, now, elsewhere)
             self._lose(now)
 
-    @_input
+    @as_input
     def on_ready(self, now: float) -> None:
         """Reconnect without a pause: a verifier is there that has not just failed this session."""
         if self.state is StreamState.LOST and self._reconnects.hurry(now):
             self._reconnect(now)
 
-    @_input
+    @as_input
     def on_probed(self, alive: bool, now: float, elsewhere: bool = False) -> None:
         """Take the result of a `Probe`. Without an answer the stream is lost; with a verifier `elsewhere` the
         session reconnects without a pause."""
@@ -276,7 +277,7 @@ class EdgeSession:
         words = f"the verifier has been silent for {quiet:.1f} s and does not answer a probe"
         self.on_stream_lost(UnavailableError(words), now, elsewhere)
 
-    @_input
+    @as_input
     def on_timer(self, now: float) -> None:
         """Do what is due at `next_timer_at`."""
         due_at = self.next_timer_at
@@ -292,12 +293,12 @@ class EdgeSession:
         else:
             self._pump(now)
 
-    @_input
+    @as_input
     def close(self, now: float) -> None:
         """End the session because the user cancelled."""
         self._say_goodbye(FinishReason.CANCELLED, None)
 
-    @_input
+    @as_input
     def fail(self, error: ForerunError, now: float) -> None:
         """End with `error`, because something outside the session makes going on useless."""
         self._say_goodbye(None, error)

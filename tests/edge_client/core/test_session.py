@@ -147,7 +147,7 @@ def test_a_session_begins_with_its_drafter_then_the_stream_then_the_first_draft(
     assert session.effects() == [
         StartDrafter(PROMPT, 1, sampling),
         Connect(),
-        Send(Open(PROMPT, sampling, b"print", fill=True, session_id="s", privacy=Privacy.OFF)),
+        Send(Open(PROMPT, sampling, b"print", session_id="s", privacy=Privacy.OFF, hints=True)),
         Expand((DraftRow(1, None, 8, 1),)),
     ]
     assert session.effects() == [], "each is handed out once"
