@@ -36,6 +36,9 @@ def unpack_logprob(byte: int) -> float:
     return -byte * LOGPROB_STEP
 
 
+MAX_HINTED = 8
+"""Tokens of one `Hint`: as many as a draft ranks after a node."""
+
 MAX_TOP_LOGPROBS = 20
 """Most alternatives that a session may request beside each token, as in OpenAI's API."""
 
@@ -71,6 +74,7 @@ class Open:
     acceptance: Acceptance = COUPLED  # how nodes are decided
     logprobs: int | None = None  # request each token's, and those of this many alternatives; None = none
     privacy: Privacy | None = None  # the least level; None = the edge does not know privacy
+    hints: bool = False  # the edge takes a `Hint`
 
 
 class Wait(NamedTuple):
@@ -142,6 +146,20 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Hint:
+    """The message names tokens that are likely at one place of the tree. It decides nothing.
+
+    The place is where `path` leads from the edge's node `node`, or from the committed token at `anchor` if
+    `node` is 0.
+    """
+
+    node: int  # its id on this stream
+    anchor: int  # position, counted from the prompt's first; 0 with a node
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]  # the likeliest first; at least one
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """This verifier is going away: reconnect (elsewhere) within `grace_us`."""
 
@@ -157,4 +175,4 @@ class Finish:
 
 
 ClientMessage = Open | Propose | Close
-ServerMessage = Opened | Commit | Drain | Finish
+ServerMessage = Opened | Commit | Hint | Drain | Finish

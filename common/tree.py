@@ -153,6 +153,16 @@ class SpeculationTree:
         """Yield the live nodes below the tip, parents before children."""
         return islice(self.live.values(), 1, None)  # all but the tip, which is older than what hangs below it
 
+    def revise(self, node: Node, logprob: float) -> None:
+        """Set the log-probability of a live node below the tip, and update its descendants.
+
+        Sums are made as in `grow`: a child is never likelier than its parent, not even by rounding.
+        """
+        node.logprob = logprob
+        for below in self.subtree(node):
+            assert below.parent is not None, "it hangs below another"
+            below.path_logprob = self.live[below.parent].path_logprob + below.logprob
+
     def likeliest(self) -> list[int]:
         """Return the tokens below the tip on the path of likeliest children."""
         found, node = list[int](), self.tip
@@ -193,15 +203,9 @@ class SpeculationTree:
                 raise LocalError(f"{child} does not fit below {node}")
 
     def _promise(self, node: Node, logprob: float) -> Node:
-        """Raise the log-probability of a node and update its descendants, if `logprob` is better.
-
-        Sums are made as in `grow`: a child is never likelier than its parent, not even by rounding.
-        """
+        """Raise the log-probability of a node if `logprob` is better."""
         if logprob > node.logprob:
-            node.logprob = logprob
-            for below in self.subtree(node):
-                assert below.parent is not None, "it hangs below another"
-                below.path_logprob = self.live[below.parent].path_logprob + below.logprob
+            self.revise(node, logprob)
         return node
 
     def _fold(self, position: int, token: int, logprob: float) -> Place:

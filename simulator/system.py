@@ -21,7 +21,7 @@ from cloud_verifier.core.nouns import (
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.calibration import Beliefs, PriorTable
 from common.errors import LocalError
-from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose
+from common.messages import Close, Commit, Open, Propose, ServerMessage
 from common.prompt_lookup import NO_TEXTS, SharedTexts
 from common.sampling import SamplingParams
 from common.wire.size import request_size, response_size
@@ -44,7 +44,7 @@ FRAME = 14  # bytes that gRPC and HTTP/2 put before a message (benchmarks.wire_s
 PolicyMaker = Callable[[Knowledge], GrowthPolicy]
 """A new policy for each session; the session's knowledge is for bounds that may look at it."""
 
-ToEdge = Opened | Commit | Drain | Finish
+ToEdge = ServerMessage
 
 
 class SimulatedDraft:

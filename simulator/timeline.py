@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from cloud_verifier.core.nouns import StepPlan
-from common.messages import Close, Commit, Finish, Open, Opened, Propose
+from common.messages import Close, Commit, Finish, Hint, Open, Opened, Propose
 from edge_client.core.nouns import DraftRow
 from simulator.events import EventHeap
 from simulator.system import PolicyMaker, SimulatedDevice, SimulatedVerifier, ToEdge
@@ -150,6 +150,8 @@ def _words(message: Open | Propose | Close | ToEdge) -> str:
             return _count(len(message.tokens), "node")
         case Commit():
             return _count(len(message.tokens), "token")
+        case Hint():
+            return f"hint of {len(message.tokens)}"
         case Open():
             return f"Open, prompt of {len(message.prompt)}"
         case Opened() | Finish() | Close():

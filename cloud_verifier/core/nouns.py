@@ -15,7 +15,7 @@ from common.calibration import Confidence
 from common.choice import History
 from common.config.setting import check_section, setting
 from common.errors import ForerunError, UserError
-from common.messages import INITIAL_CREDIT, Commit, Drain, Finish, Opened, TokenLogprobs
+from common.messages import INITIAL_CREDIT, ServerMessage, TokenLogprobs
 from common.sampling import NO_ADVICE, SamplingDefaults, SamplingParams
 
 IntArray = NDArray[np.int32]
@@ -222,7 +222,7 @@ class Ask:
 @dataclass(frozen=True, slots=True)
 class Reply:
     session: int
-    message: Opened | Commit | Drain | Finish
+    message: ServerMessage
 
 
 @dataclass(frozen=True, slots=True)

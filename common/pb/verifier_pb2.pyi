@@ -76,7 +76,7 @@ class SessionRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., padding: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("prompt", "sampling", "fingerprint", "model", "committed", "fill", "session_id", "acceptance", "logprobs", "privacy")
+    __slots__ = ("prompt", "sampling", "fingerprint", "model", "committed", "fill", "session_id", "acceptance", "logprobs", "privacy", "hints")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class Open(_message.Message):
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     fingerprint: bytes
@@ -97,7 +98,8 @@ class Open(_message.Message):
     acceptance: Acceptance
     logprobs: int
     privacy: Privacy
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[str] = ..., committed: _Optional[_Iterable[int]] = ..., fill: _Optional[bool] = ..., session_id: _Optional[str] = ..., acceptance: _Optional[_Union[Acceptance, _Mapping]] = ..., logprobs: _Optional[int] = ..., privacy: _Optional[_Union[Privacy, str]] = ...) -> None: ...
+    hints: bool
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[str] = ..., committed: _Optional[_Iterable[int]] = ..., fill: _Optional[bool] = ..., session_id: _Optional[str] = ..., acceptance: _Optional[_Union[Acceptance, _Mapping]] = ..., logprobs: _Optional[int] = ..., privacy: _Optional[_Union[Privacy, str]] = ..., hints: _Optional[bool] = ...) -> None: ...
 
 class Acceptance(_message.Message):
     __slots__ = ("rule", "lenience", "epsilon", "delta", "top", "gap", "rollback")
@@ -184,20 +186,22 @@ class Close(_message.Message):
     def __init__(self) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("opened", "commit", "drain", "finish", "idle", "padding")
+    __slots__ = ("opened", "commit", "drain", "finish", "idle", "hint", "padding")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     commit: Commit
     drain: Drain
     finish: Finish
     idle: Idle
+    hint: Hint
     padding: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., padding: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ..., padding: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Idle(_message.Message):
     __slots__ = ()
@@ -248,6 +252,18 @@ class Commit(_message.Message):
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     guessed: bytes
     def __init__(self, start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., server_made: _Optional[bytes] = ..., echo: _Optional[int] = ..., hold_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., credit: _Optional[int] = ..., evaluated: _Optional[int] = ..., steps: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., guessed: _Optional[bytes] = ...) -> None: ...
+
+class Hint(_message.Message):
+    __slots__ = ("node", "anchor", "path", "tokens")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    anchor: int
+    path: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, node: _Optional[int] = ..., anchor: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("grace_us",)

@@ -17,6 +17,7 @@ from typing import assert_never
 from common.acceptance import COUPLED, PARAMETERS, Acceptance, AcceptanceRule, Draft
 from common.errors import Code, PeerError, UserError
 from common.messages import (
+    MAX_HINTED,
     MAX_TOP_LOGPROBS,
     ClientMessage,
     Close,
@@ -24,6 +25,7 @@ from common.messages import (
     Drain,
     Finish,
     FinishReason,
+    Hint,
     Open,
     Opened,
     Propose,
@@ -66,6 +68,9 @@ def encode_response(message: ServerMessage) -> pb.SessionResponse:
             return response
         case Opened():
             return pb.SessionResponse(opened=_encode_opened(message))
+        case Hint():
+            hint = pb.Hint(node=message.node, anchor=message.anchor, path=message.path, tokens=message.tokens)
+            return pb.SessionResponse(hint=hint)
         case Drain():
             return pb.SessionResponse(drain=pb.Drain(grace_us=min(message.grace_us, MAX_US)))
         case Finish():
@@ -117,6 +122,7 @@ def _encode_open(message: Open) -> pb.Open:
         acceptance=None if message.acceptance == COUPLED else encode_acceptance(message.acceptance),
         logprobs=message.logprobs,
         privacy=_encode_level(message.privacy),
+        hints=message.hints,
     )
 
 
@@ -228,11 +234,14 @@ def decode_response(response: pb.SessionResponse) -> ServerMessage:
         return _commit(response.commit)
     if kind == "opened":
         return _opened(response.opened)
+    if kind == "hint":
+        return _hint(response.hint)
     if kind == "drain":
         return Drain(response.drain.grace_us)
     if kind == "finish":
         return _finish(response.finish)
-    raise PeerError("the response is empty or unknown; it must hold one of opened, commit, drain, finish")
+    known = "opened, commit, hint, drain, finish"
+    raise PeerError(f"the response is empty or unknown; it must hold one of {known}")
 
 
 def is_idle(response: pb.SessionResponse) -> bool:
@@ -298,6 +307,7 @@ def _open(message: pb.Open) -> Open:
         acceptance=decode_acceptance(message.acceptance) if message.HasField("acceptance") else COUPLED,
         logprobs=_asked_logprobs(message.logprobs) if message.HasField("logprobs") else None,
         privacy=_level("open.privacy", message.privacy),
+        hints=message.hints,
     )
 
 
@@ -414,6 +424,15 @@ def _commit(message: pb.Commit) -> Commit:
         evaluated=bounds.in_range("commit.evaluated", message.evaluated, 0, bounds.MAX_CREDIT + 1),
         steps=bounds.in_range("commit.steps", message.steps or 1, 1, max(1, len(tokens))),
         logprobs=_logprobs(message, len(tokens)) if message.logprobs or message.top_tokens else (),
+    )
+
+
+def _hint(message: pb.Hint) -> Hint:
+    return Hint(
+        node=bounds.in_range("hint.node", message.node, 0, bounds.MAX_POSITION),
+        anchor=bounds.in_range("hint.anchor", message.anchor, 0, bounds.MAX_POSITION),
+        path=bounds.tokens("hint.path", message.path, 0, bounds.MAX_NODES),
+        tokens=bounds.tokens("hint.tokens", message.tokens, 1, MAX_HINTED),
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import starmap
 
 from common.calibration import SHIPPED, Calibration, promised
 from common.chances import Chances, SeededChances
@@ -15,6 +16,7 @@ from common.prompt_lookup import LEAST, NO_TEXTS, PromptLookup, SharedTexts, gro
 from common.tree import Node, SpeculationTree
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.drawing import Drawing, untold
+from edge_client.core.hints import Hints
 from edge_client.core.nouns import DraftRow, Expansion, Reroot, SessionConfig
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate
 from edge_client.core.policies.base import missing_above
@@ -23,6 +25,9 @@ from edge_client.core.sent_nodes import Untold
 
 MOST_GUESSED = 32
 """New guesses after a commit: what a verifier evaluates in the two steps of a usual round trip."""
+
+MOST_LIVE = 400
+"""Live nodes up to which hints grow more, as of `AdaptiveSettings`: bounds memory, and a decision's time."""
 
 SURELY_GUESSED = math.log(0.35)
 """The least chance of a guess beside a draft model, whose own drafts beat doubtful guesses."""
@@ -57,6 +62,7 @@ class Growth:
         if config.draws:
             self._drawing = Drawing(chances or SeededChances(config.sampling.seed))
             drafts = False  # guesses would bias the draws
+        self._hints = Hints() if drafts else None
         self._lookup = PromptLookup(config.begins_with, shared) if config.recall and drafts else None
         self._reference = Reference(config.references) if config.references and drafts else None
         if self._reference is not None:
@@ -72,6 +78,11 @@ class Growth:
     def has_texts(self) -> bool:
         """Whether there are texts from which guesses are copied."""
         return self._lookup is not None or self._reference is not None
+
+    @property
+    def takes_hints(self) -> bool:
+        """Whether the verifier may send hints."""
+        return self._hints is not None
 
     def check_integrity(self) -> None:
         """Raise `LocalError` unless the tree is whole and the counts of sent nodes agree."""
@@ -117,6 +128,8 @@ class Growth:
             expansion = self._drawing.draw(expansion)
         self.expansions[node.id] = expansion
         candidates = list(map(TokenCandidate, expansion.tokens, self._promised(expansion)))
+        if self._hints is not None:
+            candidates = self._hints.weigh(node.id, candidates)
         for child in self._policy.branch(self.view, node, candidates):
             self.tree.grow(node, child.token, child.logprob)
 
@@ -149,6 +162,19 @@ class Growth:
             most = min(MOST_GUESSED, room)
             grow_guesses(self.tree, self._lookup, last, most, surely, from_tip=from_tip)
 
+    def hint(self, node: Node, tokens: Sequence[int]) -> None:
+        """Grow the tokens of a hint below a live node, likeliest first, and doubt its other children."""
+        tree, hints = self.tree, self._hints
+        if hints is None or node.position >= self.view.last_position or tree.num_speculative >= MOST_LIVE:
+            return
+        hinted = dict(hints.take(node.id, tokens))
+        for child in self._policy.branch(self.view, node, list(starmap(TokenCandidate, hinted.items()))):
+            tree.grow(node, child.token, child.logprob)
+        left = hints.left(node.id)
+        for each in node.children.values():
+            below = tree.live[each]
+            tree.revise(below, hinted.get(below.token, min(below.logprob, left)))
+
     def close(self) -> None:
         """Let other sessions look up in this text, which has ended."""
         if self._lookup is not None:
@@ -175,6 +201,8 @@ class Growth:
             view.num_unread += not (tree.tip.evaluated or tree.tip.busy)
             if tree.tip.busy:
                 self._overtaken[tree.tip.id] = token
+            if self._hints is not None:
+                self._hints.observe(tree.tip.id, token)
             died = tree.advance(token)
             accepted = tree.tip.wire_id > 0
             view.num_sent -= accepted
@@ -186,6 +214,8 @@ class Growth:
                 view.num_sent -= node.wire_id > 0
                 if node.evaluated:
                     self.expansions.pop(node.id, None)
+                if self._hints is not None:
+                    self._hints.forget(node.id)
         return Reroot(tuple(committed), tuple(dead))
 
     def _observe(self, token: int) -> None:

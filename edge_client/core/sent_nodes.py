@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from common.acceptance import Draft
-from common.errors import LocalError
+from common.errors import LocalError, PeerError
 from common.messages import NO_WAIT, Propose, Wait, pack_logprob
 from common.tree import Node, SpeculationTree
 
@@ -38,6 +38,11 @@ class Outgoing:
         """Book a Commit of `count` tokens."""
         self._unseen += count
         self.nudged = False
+
+    def check_sent(self, wire_id: int) -> None:
+        """Raise `PeerError` for a node that was not sent on this stream."""
+        if wire_id >= self._next:
+            raise PeerError(f"the verifier names node {wire_id}; {self._next - 1} were sent")
 
     def left_at(self, echo: int) -> float | None:
         """Return when the `echo`-th Propose left, seconds; only once for each (RFC 9002, 5.1)."""

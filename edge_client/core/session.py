@@ -22,8 +22,10 @@ from common.messages import (
     Drain,
     Finish,
     FinishReason,
+    Hint,
     Open,
     Opened,
+    ServerMessage,
 )
 from common.prompt_lookup import NO_TEXTS, SharedTexts
 from common.tree import Node
@@ -97,9 +99,9 @@ TRANSITIONS: dict[StreamState, dict[StreamEvent, StreamState]] = {
 }
 """Every legal move. A missing key is a `LocalError`."""
 
-MESSAGES: dict[StreamState, tuple[type[Opened | Commit | Drain | Finish], ...]] = {
+MESSAGES: dict[StreamState, tuple[type[ServerMessage], ...]] = {
     StreamState.OPENING: (Opened, Drain),
-    StreamState.OPEN: (Commit, Drain, Finish),
+    StreamState.OPEN: (Commit, Hint, Drain, Finish),
 }
 """The messages that a verifier may send while a stream is up; any other is a `PeerError`. In `LOST` and
 `OVER` messages belong to an abandoned stream, and the session ignores them."""
@@ -185,7 +187,7 @@ class EdgeSession:
         self._connect(now)
 
     @_input
-    def on_message(self, message: Opened | Commit | Drain | Finish, now: float, *, plan: bool = True) -> None:
+    def on_message(self, message: ServerMessage, now: float, *, plan: bool = True) -> None:
         """Take a message of the current stream. Raise `PeerError` if the verifier broke the protocol.
 
         Without `plan` a Commit only emits its text. The driver passes the text on and then calls `plan` or
@@ -204,6 +206,8 @@ class EdgeSession:
                 self._on_commit(message, now)
                 if plan:
                     self.plan(now)
+            case Hint():
+                self._on_hint(message, now)
             case Drain():
                 self._on_drain(now)
             case Finish():
@@ -383,6 +387,7 @@ class EdgeSession:
             acceptance=config.acceptance,
             logprobs=config.logprobs,
             privacy=config.privacy,
+            hints=self._growth.takes_hints,
         )
 
     def _on_opened(self, message: Opened, now: float) -> None:
@@ -452,6 +457,33 @@ class EdgeSession:
                 self.target_times.add(message.evaluated, compute_time)
         stats.queue_time += queue_time * steps
         stats.compute_time += compute_time * steps
+
+    def _on_hint(self, message: Hint, now: float) -> None:
+        size = self.config.vocab_size
+        if size is not None and (largest := max(message.path + message.tokens)) >= size:
+            raise PeerError(f"a Hint names token {largest}; this device knows only tokens below {size}")
+        node = self._place_of(message)
+        if node is not None:
+            self._growth.hint(node, message.tokens)
+            self._pump(now)
+
+    def _place_of(self, message: Hint) -> Node | None:
+        """Return the live node that the hint is about; None for a place that is dead or behind the tip."""
+        tree = self.tree
+        node: Node | None
+        if message.node:
+            self._outgoing.check_sent(message.node)
+            node = next((each for each in tree.live.values() if each.wire_id == message.node), None)
+        else:
+            end = tree.tip_position
+            if message.anchor > end:
+                raise PeerError(f"a Hint hangs at position {message.anchor}; the text here ends at {end}")
+            node = tree.tip if message.anchor == end else None
+        for token in message.path:
+            if node is None:
+                break
+            node = tree.live.get(node.children.get(token, 0))
+        return node
 
     def _on_finish(self, message: Finish, now: float) -> None:
         if message.position != self.tree.tip_position:

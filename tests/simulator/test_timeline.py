@@ -70,7 +70,7 @@ def test_the_command_shows_a_timeline_and_writes_a_trace(
     assert "cannot be written" in capsys.readouterr().err
 
 
-GOLDEN = "2d694a36bf44f6780d9d7de0f25de7962e286329573edeadf76a9706f4796a5f"
+GOLDEN = "4b23bd693ba25e19eacee34d18355838a13e64fe197dbdf707feb838f33264a2"
 """Of the trace below, to the nanosecond. It changes when the machines, the link or the draws do, and then the
 change should be one that was meant; on another machine it must be the same."""
 

@@ -102,6 +102,11 @@ def guessing(spec: WorldSpec, seed: int) -> WorldSpec:
     )
 
 
+def hinting(spec: WorldSpec, seed: int) -> WorldSpec:
+    """The same world with hints after many Commits."""
+    return replace(spec, hints=random.Random(f"hints {seed}").choice([0.2, 1.0]))
+
+
 def _references(edge: EdgeSpec, spec: WorldSpec, draw: random.Random) -> tuple[tuple[int, ...], ...]:
     right = target_alone(edge.prompt, edge.sampling, spec.eos, memory=spec.memory)
     other = target_alone(edge.prompt, edge.sampling, spec.eos, salt=2, memory=spec.memory)
@@ -204,6 +209,8 @@ def check_seed(seed: int) -> str | None:
         spec = referring(seed) if seed % 2 else spec_of(seed)
         if seed % 4 >= 2:  # apart from the other half, whose worlds are on record
             spec = guessing(spec, seed)
+        if seed % 8 >= 6:
+            spec = hinting(spec, seed)
         world = run(spec)
         check_laws(world)
         if seed % TRACED_TWICE < 2:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from cloud_verifier.core import nouns as server_effects
@@ -18,7 +18,8 @@ from cloud_verifier.core.scheduler import VerifyScheduler
 from common.acceptance import COUPLED, Acceptance
 from common.chances import Chances
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
-from common.messages import Close, Commit, Drain, Finish, Open, Opened, Propose, TokenLogprobs
+from common.hints import hint_at
+from common.messages import Close, Commit, Drain, Open, Propose, ServerMessage, TokenLogprobs
 from common.prompt_lookup import SharedTexts
 from common.sampling import SamplingParams
 from common.suffix_index import GrowingIndex
@@ -30,7 +31,7 @@ from edge_client.core.ranking import Demerits, VerifierCandidate, choose, has_an
 from edge_client.core.session import EdgeSession
 from tests.worlds.models import FINGERPRINT, VOCAB, TinyDrafter, TinyTarget, begin
 
-Down = Opened | Commit | Drain | Finish | server_effects.End
+Down = ServerMessage | server_effects.End
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class WorldSpec:
     guess_lies: bool = False
     guess_time: tuple[float, float] = (0.001, 0.01)
     guesses_failing: tuple[int, ...] = ()  # guesses that raise
+    hints: float = 0.0  # how often a Commit is followed by a hint at some node, right, wrong or too late
     refusals: tuple[float, float] = (0.0, 0.0)  # from when to when no session is let in; seconds to wait
 
 
@@ -471,6 +473,7 @@ class Host:
             match effect:
                 case server_effects.Reply():
                     world.down(effect.session, effect.message)
+                    self._hint(effect)
                 case server_effects.End():
                     world.down(effect.session, effect)
         if self._ahead is not None and self.scheduler.outlook_changed:
@@ -486,6 +489,20 @@ class Host:
         elif (until := self.scheduler.waits_until) is not None and until != self._wakes_at:
             self._wakes_at = until
             world.at(until, lambda: self.input(lambda: self.scheduler.on_timer(world.now)))
+
+    def _hint(self, reply: server_effects.Reply) -> None:
+        session, draw = self.scheduler.sessions.get(reply.session), self._world.random
+        share = self._world.spec.hints if isinstance(reply.message, Commit) else 0.0
+        if session is None or not session.request.hints or not share or draw.random() >= share:
+            return
+        node = draw.choice(list(session.tree.live.values()))
+        tokens = draw.sample(range(VOCAB), draw.randint(1, 4))
+        if node.choice is not None and draw.random() < 0.5:
+            tokens.insert(0, node.choice)
+        hint = hint_at(session.tree, node, tokens)
+        if draw.random() < 0.1:
+            hint = replace(hint, path=(*hint.path, draw.randrange(VOCAB)))
+        self._world.down(reply.session, hint)
 
     def _guess(self, plan: GuessPlan) -> None:
         world, self._guesses = self._world, self._guesses + 1

@@ -19,6 +19,7 @@ from common.messages import (
     Drain,
     Finish,
     FinishReason,
+    Hint,
     Open,
     Opened,
     Propose,
@@ -103,6 +104,7 @@ OPEN = st.builds(
     acceptance=ACCEPTANCE,
     logprobs=st.none() | st.integers(0, MAX_TOP_LOGPROBS),
     privacy=PRIVACY,
+    hints=st.booleans(),
 )
 
 
@@ -150,6 +152,7 @@ REQUEST: st.SearchStrategy[ClientMessage] = st.one_of(OPEN, proposes(), st.just(
 RESPONSE: st.SearchStrategy[ServerMessage] = st.one_of(
     st.builds(Opened, POSITION, CREDIT, US, PRIVACY, POSITION),
     commits(),
+    st.builds(Hint, POSITION, POSITION, TOKENS, st.lists(TOKEN, min_size=1, max_size=8).map(tuple)),
     st.builds(Drain, US),
     st.builds(Finish, st.sampled_from(FinishReason), POSITION),
 )
