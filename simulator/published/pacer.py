@@ -22,7 +22,7 @@ CLAIMS = (
         speedup,
         seeds(f"colocated:{SERVER_STREAMING}", WORLD, 5) + seeds("colocated:pacer:stop=0.5", WORLD, 5),
         remark="The abstract gives neither step times nor acceptances: here 4 ms, 30 ms and 0.85. The "
-        "simulated draft's promises are true chances, so there is nothing left to learn. On a recording of the "
-        "bundled pair the learned stop has 0.2 % fewer nats than the promise.",
+        "simulated draft's promises are true chances, so there is nothing left to learn. On a recording of "
+        "the bundled pair the learned stop has 0.2 % fewer nats than the promise.",
     ),
 )
