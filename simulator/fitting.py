@@ -1,10 +1,13 @@
-"""Fits the prior to recordings, and measures it on texts that were held out."""
+"""Fits the prior and the learned stop to recordings, and measures both on texts that were held out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from common.calibration import (
     FULL_LIST,
@@ -17,11 +20,15 @@ from common.calibration import (
     Confidence,
     Prior,
     PriorTable,
+    promised,
     slopes,
     surprise,
 )
 from common.errors import UserError
+from edge_client.core.policies.published.pacer import StopScorer, features
 from simulator.recordings import Recording
+
+FloatArray = NDArray[np.float64]
 
 HELD_OUT_EVERY = 4  # of the texts the fourth, the eighth and so on are not fitted on
 LEAST_TEXTS = 8  # fewer say nothing about what changes from text to text
@@ -186,6 +193,50 @@ def best_spread(texts: Sequence[Text], confidence: Confidence) -> float:
 def _standard_error(spread: float, num_texts: int, information: float) -> float:
     """Return the error of a mean over texts that deviate by `spread`, with `information` in all."""
     return math.sqrt(spread**2 / num_texts + 1.0 / information)
+
+
+# The learned stop of the policy `pacer` ---------------------------------------------------------------------
+
+
+def fit_scorer(texts: Sequence[Text], prior: Prior) -> StopScorer:
+    """Fit the scorer by Newton's method; texts begin with `prior`. The start, the promise itself, counts with
+    the information `START_WEIGHT`."""
+    inputs, right = _decisions(texts, prior)
+    start = np.array(astuple(StopScorer()))
+    weights = start.copy()
+    for _ in range(MOST_ROUNDS):
+        chances = 1.0 / (1.0 + np.exp(-(inputs @ weights)))
+        gradient = inputs.T @ (right - chances) - START_WEIGHT * (weights - start)
+        information = inputs.T @ (inputs * (chances * (1.0 - chances))[:, None])
+        step = np.linalg.solve(information + START_WEIGHT * np.eye(len(start)), gradient)
+        weights += np.clip(step, -LONGEST_STEP, LONGEST_STEP)
+        if np.abs(step).max() < CLOSE:
+            break
+    return StopScorer(*map(float, weights))
+
+
+def scored(texts: Sequence[Text], prior: Prior, scorer: StopScorer) -> float:
+    """Return mean nats per decision: whether a drafted token is the target's."""
+    inputs, right = _decisions(texts, prior)
+    logits = inputs @ np.array(astuple(scorer))
+    return float(np.logaddexp(0.0, np.where(right > 0, -logits, logits)).mean())
+
+
+def _decisions(texts: Sequence[Text], prior: Prior) -> tuple[FloatArray, FloatArray]:
+    """Return [decisions, 5] features, and [decisions] 1 where the draft's best was the target's.
+
+    A round ends with its first wrong token, since a recording has no drafts below that.
+    """
+    inputs, right = list[tuple[float, ...]](), list[float]()
+    for text in texts:
+        calibration, place, path = Calibration(prior), 0, 0.0
+        for seen in text:
+            promises = promised(calibration.confidence, seen.scores)
+            inputs.append(features(promises, place, path))
+            right.append(float(seen.chosen == 0))
+            place, path = (place + 1, path + promises[0]) if seen.chosen == 0 else (0, 0.0)
+            calibration.observe(seen.scores, seen.chosen)
+    return np.array(inputs), np.array(right)
 
 
 # Held against other texts -----------------------------------------------------------------------------------

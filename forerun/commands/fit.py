@@ -10,11 +10,12 @@ from typing import Any
 
 from common.calibration import Prior
 from common.wire.options import version
+from edge_client.core.policies.published.pacer import StopScorer
 from edge_client.models.prior_file import FORMAT, VERSION, point_as_json
 from forerun.options import REQUIRED, add_command, argument, option, write_out
 from forerun.terminal import note
 from simulator.canvas import check_drawing
-from simulator.fitting import HELD_OUT_EVERY, LogLoss, TextSplit, fit, held_against, split
+from simulator.fitting import HELD_OUT_EVERY, LogLoss, TextSplit, fit, fit_scorer, held_against, scored, split
 from simulator.recordings import Recording, read_recording
 from simulator.reliability import Reliability, plot_reliability
 
@@ -25,7 +26,9 @@ predicts held-out texts (every {HELD_OUT_EVERY}th). Recordings of one temperatur
   forerun record --out cold.jsonl --ignore-eos
   forerun record --out warm.jsonl --ignore-eos --temperature 0.8
   forerun fit cold.jsonl warm.jsonl --out prior.json
-  forerun edge --prior prior.json ..."""
+  forerun edge --prior prior.json ...
+
+The last line of each temperature is the growth policy `pacer` with its learned stop (docs/adaptation.md)."""
 
 WORDS = {
     "plain": "the draft's plain softmax",
@@ -65,10 +68,11 @@ def _run(options: FitOptions) -> int:
         note(f"fitting {len(part.fitted)} texts of temperature {part.temperature:g}")
         prior = fit(part.fitted, part.temperature)
         surprise = held_against(part.held_out, part.temperature, prior)
+        scorer = fit_scorer(part.fitted, prior)
         priors.append(prior)
         points.append(_point(part, prior, surprise, recordings))
         if not options.json:
-            print("\n".join(_lines(part, prior, surprise)))
+            print("\n".join([*_lines(part, prior, surprise), *_pacer(part, prior, scorer)]))
     document = {"format": FORMAT, "version": VERSION, "forerun": version() or None, "date": options.date}
     _finish(options, document | {"points": points})
     if options.plot is not None:
@@ -105,6 +109,16 @@ def _point(
             "nats_per_token": {name: round(nats, 4) for name, nats in asdict(surprise).items()},
         },
     }
+
+
+def _pacer(part: TextSplit, prior: Prior, scorer: StopScorer) -> list[str]:
+    """Format the learned stop for a terminal."""
+    promise, learned = (scored(part.held_out, prior, each) for each in (StopScorer(), scorer))
+    weights = ",".join(f"{name}={weight:.4g}" for name, weight in asdict(scorer).items())
+    return [
+        f"  nats per decision of the same tokens: {promise:.4f} by the promise, {learned:.4f} learned",
+        f"  --policy pacer:{weights}",
+    ]
 
 
 def _size(texts: Sequence[Sequence[Any]]) -> dict[str, int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from simulator.published import bild, cs_drafting, dsd, hsd, leviathan
+from simulator.published import bild, cs_drafting, dsd, hsd, leviathan, pacer
 from simulator.published.claims import Claim
 
 CLAIMS: tuple[Claim, ...] = (
     *leviathan.CLAIMS,
     *bild.CLAIMS,
+    *pacer.CLAIMS,
     *cs_drafting.CLAIMS,
     *dsd.CLAIMS,
     *hsd.CLAIMS,

@@ -23,8 +23,8 @@ CLAIMS = (
         1.81,
         speedup,
         seeds("colocated:sync:5", ALONE, 5) + seeds("colocated:sync:5", CASCADED, 5),
-        remark="The abstract gives neither step times nor acceptances. Here a draft step takes 0.4 target steps, "
-        "and a small draft that takes next to nothing agrees with 0.7 of its tokens. The horizontal cascade, "
-        "which leaves late tokens to the small draft, is not used.",
+        remark="The abstract gives neither step times nor acceptances. Here a draft step takes 0.4 target "
+        "steps, and a small draft that takes next to nothing agrees with 0.7 of its tokens. The horizontal "
+        "cascade, which leaves late tokens to the small draft, is not used.",
     ),
 )

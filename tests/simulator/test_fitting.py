@@ -10,6 +10,7 @@ import pytest
 
 from common.calibration import SHIPPED, Confidence, PriorTable, promised
 from common.errors import UserError
+from edge_client.core.policies.published.pacer import StopScorer
 from simulator.fitting import (
     HELD_OUT_EVERY,
     LEAST_TEXTS,
@@ -18,10 +19,12 @@ from simulator.fitting import (
     best_confidence,
     best_spread,
     fit,
+    fit_scorer,
     fixed,
     held_against,
     kept,
     learnt,
+    scored,
     split,
 )
 from simulator.recordings import RecordedText, Recording, RecordingHeader
@@ -142,3 +145,33 @@ def test_a_pair_that_never_differs_is_fitted_all_the_same() -> None:
     assert all(map(math.isfinite, astuple(prior.confidence)))
     assert fixed(texts, prior.confidence) < fixed(texts, SHIPPED.at(0.0).confidence) < 0.1
     assert prior.confidence.rest > 0.1  # nothing was missed here, but something may be
+
+
+# The learned stop -----------------------------------------------------------------------------------------
+
+
+def test_a_promise_that_is_the_chance_leaves_the_scorer_nothing_to_learn() -> None:
+    fitted, others = texts_of(TRUTH, 60, seed=12), texts_of(TRUTH, 40, seed=13)
+    prior = fit(fitted, 0.8)
+    scorer = fit_scorer(fitted, prior)
+    assert scored(others, prior, scorer) == pytest.approx(scored(others, prior, StopScorer()), rel=0.01)
+
+
+def test_what_the_promise_does_not_say_is_learned() -> None:
+    """A draft that is seldom right after three right tokens in a row."""
+    rng = np.random.default_rng(14)
+
+    def tiring(length: int) -> Text:
+        text: Text = []
+        run = 0
+        for seen in text_of(TRUTH, length, rng):
+            right = seen.chosen == 0 and (run < 3 or rng.random() < 0.3)
+            text.append(Observation(seen.scores, 0 if right else 1))
+            run = run + 1 if right else 0
+        return text
+
+    fitted, others = ([tiring(80) for _ in range(30)] for _ in range(2))
+    prior = fit(fitted, 0.8)
+    scorer = fit_scorer(fitted, prior)
+    assert scorer.place < 0.0
+    assert scored(others, prior, scorer) < 0.99 * scored(others, prior, StopScorer())

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from common.calibration import SHIPPED
+from edge_client.core.policies import make_policy
+from edge_client.core.policies.published.pacer import PacerPolicy
 from edge_client.models.prior_file import read_priors
 from forerun.cli import main
 from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording
@@ -53,8 +55,11 @@ def test_people_are_told_what_it_is_worth_on_other_texts(
     assert main(["fit", recording(tmp_path / "a.jsonl", 0.8)]) == 0
     told = capsys.readouterr().out
     assert "temperature 0.8, fitted on 9 texts, 180 tokens" in told
-    nats = {line[12:]: float(line.split()[0]) for line in told.splitlines()[2:]}
+    *lines, decisions, policy = told.splitlines()[2:]
+    nats = {line[12:]: float(line.split()[0]) for line in lines}
     assert nats["the fitted prior, never learning"] < nats["the shipped prior, never learning"]
+    assert decisions.split()[:3] == ["nats", "per", "decision"]
+    assert isinstance(make_policy(policy.split()[1]), PacerPolicy)
 
 
 def test_what_is_printed_is_what_is_written_and_a_picture_is_drawn(

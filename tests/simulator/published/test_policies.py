@@ -15,6 +15,7 @@ from edge_client.core.policies import PUBLISHED, GrowthPolicy, GrowthView, Token
 from edge_client.core.policies.published.amusd import AmusdPolicy
 from edge_client.core.policies.published.bild import BildPolicy
 from edge_client.core.policies.published.delay_optimal import DelayOptimalPolicy
+from edge_client.core.policies.published.pacer import PacerPolicy, StopScorer
 from edge_client.core.policies.published.parked import ParkedPolicy, off_line
 from edge_client.core.policies.published.pearl import PearlPolicy
 from edge_client.core.policies.published.picospec import PicoSpecPolicy
@@ -156,6 +157,10 @@ def test_none_beats_the_clairvoyant(rtt: float, mean: float) -> None:
         "sync_delay_optimal:beta=nan",
         "bild:fallback=1.1",
         "bild:block=0",
+        "pacer:step=0",
+        "pacer:stop=1",
+        "pacer:bias=nan",
+        "pacer:entropy=1",
     ],
 )
 def test_a_setting_that_a_scheme_does_not_have_is_refused(text: str) -> None:
@@ -214,6 +219,38 @@ def test_bild_without_a_fallback_drafts_whole_blocks() -> None:
 
     run(SHORT, lambda: Watched(BildPolicy(0.0, block=5), see))
     assert set(sizes) == {5}
+
+
+def test_pacer_sends_at_the_end_of_a_block_when_its_tokens_are_doubtful() -> None:
+    sizes: list[int] = []
+
+    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
+        if what == "send" and nodes and view.last_position - view.tree.tip_position > 24:
+            sizes.append(len(nodes))
+            whole = sum(node.logprob for node in nodes)
+            before = sum(node.logprob for node in nodes[:-3])
+            assert whole < math.log(0.4) or len(nodes) == 24
+            assert before >= math.log(0.4)
+
+    run(replace(SHORT, tokens=300), lambda: Watched(PacerPolicy(step=3, stop=0.4), see))
+    assert {size % 3 for size in sizes} == {0}
+    assert len(set(sizes)) > 2, "the length follows the draft"
+
+
+def test_pacer_follows_its_scorer() -> None:
+    never, always = (
+        run(SHORT, lambda bias=bias: PacerPolicy(step=2, block=8, bias=bias, chance=0.0))  # type: ignore[misc]
+        for bias in (-9.0, 9.0)
+    )
+    assert never.stats.target_steps > 1.3 * always.stats.target_steps
+    assert never.stats.proposed / never.stats.proposes <= 2.0
+    assert always.stats.proposed / always.stats.proposes > 6.0
+
+
+@pytest.mark.parametrize("promise", [1e-6, 0.3, 0.999])
+def test_an_unlearned_scorer_repeats_the_promise(promise: float) -> None:
+    found = StopScorer().score([math.log(promise), -9.0], 5, -2.0)
+    assert found == pytest.approx(math.log(promise), rel=1e-6)
 
 
 # Chains that do not wait --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from edge_client.core.policies.base import GrowthPolicy
 from edge_client.core.policies.published.amusd import AmusdPolicy
 from edge_client.core.policies.published.bild import BildPolicy
 from edge_client.core.policies.published.delay_optimal import DelayOptimalPolicy
+from edge_client.core.policies.published.pacer import PacerPolicy
 from edge_client.core.policies.published.parked import ParkedPolicy
 from edge_client.core.policies.published.pearl import PearlPolicy
 from edge_client.core.policies.published.picospec import PicoSpecPolicy
@@ -27,5 +28,6 @@ PUBLISHED: dict[str, Callable[..., GrowthPolicy]] = {
     "saguaro": SaguaroPolicy,
     "parked": ParkedPolicy,
     "bild": BildPolicy,
+    "pacer": PacerPolicy,
 }
 """By the names that `make_policy` takes."""
