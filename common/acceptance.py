@@ -30,6 +30,8 @@ class AcceptanceRule(Enum):
     TYPICAL = 6  # Cai et al. 2024 (Medusa)
     TOPK_GAP = 7  # Xia et al. 2023 (SpecDec)
     BILD = 8  # Kim et al. 2023 (BiLD), the rollback
+    SPECTR = 9  # Sun et al. 2023 (SpecTr), k-sequential selection, over all draws
+    SPECTR_OT = 10  # the same drafts, decided by the optimal transport
 
     @property
     def title(self) -> str:
@@ -46,18 +48,27 @@ class AcceptanceRule(Enum):
         from."""
         return self in DRAWN
 
+    @property
+    def replaces(self) -> bool:
+        """Tell whether the drafts of a node are drawn with replacement, so that tokens may repeat."""
+        return self in (AcceptanceRule.SPECTR, AcceptanceRule.SPECTR_OT)
+
 
 LOSSLESS = (
     AcceptanceRule.COUPLED,
     AcceptanceRule.REJECTION,
     AcceptanceRule.BLOCK,
     AcceptanceRule.SPECINFER,
+    AcceptanceRule.SPECTR,
+    AcceptanceRule.SPECTR_OT,
 )
 DRAWN = (
     AcceptanceRule.REJECTION,
     AcceptanceRule.BLOCK,
     AcceptanceRule.SPECINFER,
     AcceptanceRule.LENIENCE,
+    AcceptanceRule.SPECTR,
+    AcceptanceRule.SPECTR_OT,
 )
 GREEDY_TOO = (AcceptanceRule.TOPK_GAP, AcceptanceRule.BILD)
 """Rules that change greedy decoding. At temperature 0 every other rule is the greedy match."""
@@ -220,11 +231,14 @@ def quantised(tokens: Sequence[int], scores: Sequence[float]) -> Draft:
     return Draft(tuple(token for token, _ in kept), tuple(count for _, count in kept))
 
 
-def draw(draft: Draft, node: int, most: int, chances: Chances) -> tuple[int, ...]:
-    """Draw at most `most` distinct children of the node with id `node`, in order, without replacement."""
+def draw(draft: Draft, node: int, most: int, chances: Chances, replaces: bool = False) -> tuple[int, ...]:
+    """Draw children of the node with id `node`, in order: at most `most` distinct ones, without replacement.
+
+    If the rule `replaces`: exactly `most`, with replacement.
+    """
     drawn = list[int]()
     while len(drawn) < most:
-        tokens, weights = draft.after(drawn)
+        tokens, weights = draft.after(() if replaces else drawn)
         if not len(tokens):
             break
         drawn.append(int(tokens[chances.pick((DRAW, node, len(drawn)), weights)]))

@@ -24,6 +24,8 @@ class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACCEPTANCE_RULE_LOSSY_TYPICAL: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_LOSSY_TOPK_GAP: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_LOSSY_BILD: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_SPECTR: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_SPECTR_OT: _ClassVar[AcceptanceRule]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -52,6 +54,8 @@ ACCEPTANCE_RULE_LOSSY_LENIENCE: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_TYPICAL: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_TOPK_GAP: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_BILD: AcceptanceRule
+ACCEPTANCE_RULE_SPECTR: AcceptanceRule
+ACCEPTANCE_RULE_SPECTR_OT: AcceptanceRule
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason

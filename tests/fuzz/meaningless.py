@@ -88,7 +88,7 @@ ACCEPTANCE_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "gap": REAL,
     "rollback": REAL,
 }
-LOSSLESS_RULE = st.builds(pb.Acceptance, rule=st.sampled_from([1, 2, 3, 4]))
+LOSSLESS_RULE = st.builds(pb.Acceptance, rule=st.sampled_from([1, 2, 3, 4, 9, 10]))
 OPEN_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "prompt": TOKENS,
     "committed": TOKENS,
