@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.core.nouns import Offer, StepItem
-from common.acceptance import Acceptance, AcceptanceRule
+from common.acceptance import TOTAL, Acceptance, AcceptanceRule
 from common.chances import ACCEPT, BLOCK, SAMPLE, Chances, SeededChances
 from common.errors import LocalError
 
@@ -121,7 +121,7 @@ def _sample(rows: RuleRows, row: int, weights: FloatArray, chances: Chances) -> 
     return chances.pick((SAMPLE, rows.position(row)), weights)
 
 
-# Rejection sampling, node by node: `rejection`, `specinfer` and the lossy `lenience`.
+# Rejection sampling, node by node: `rejection`, `specinfer` and the lossy `lenience` and `contrastive`.
 #
 # One child x, drawn from q, is accepted with the chance min(1, p(x) / q(x)); else the token is drawn from
 # norm(max(p - q, 0)). Together that is p (Leviathan et al. 2023, appendix A.1; Chen et al. 2023). With
@@ -142,6 +142,8 @@ def _rejection(rows: RuleRows, chances: Chances, most: int | None = 1) -> dict[i
     def choose(row: int) -> int:
         law, offer, place = rows.law(row), rows.offer(row), rows.position(row)
         if offer.draft is not None:
+            if rows.acceptance.rule is AcceptanceRule.CONTRASTIVE:
+                law = _contrasted(law, *offer.draft.after(()), rows.acceptance)
             for turn, token in enumerate(offer.tokens[:most]):
                 tokens, shares = offer.draft.after(offer.tokens[:turn])
                 likely = float(shares[tokens.searchsorted(token)])
@@ -151,6 +153,26 @@ def _rejection(rows: RuleRows, chances: Chances, most: int | None = 1) -> dict[i
         return _sample(rows, row, law, chances)
 
     return _row_by_row(rows, choose)
+
+
+# Contrastive decoding (Li et al. 2023, arXiv 2210.15097) is rejection sampling from another law than the
+# target's (Yuan et al. 2024, arXiv 2311.08981): from p q^-beta over the tokens with p >= alpha max p. It is
+# exact for this law. Where no distribution has come, as after the last draft of a chain, the law is p.
+
+
+def _contrasted(
+    law: FloatArray, tokens: TokenArray, shares: FloatArray, acceptance: Acceptance
+) -> FloatArray:
+    """Return the contrastive law [V] of the target's `law` [V] and the draft's `shares` [n] of `tokens`.
+
+    A token that the draft left out counts with half of the least count: with more it would have been kept,
+    unless the draft was cut.
+    """
+    draft = np.full_like(law, 0.5 / TOTAL)
+    draft[tokens] = shares
+    weights = np.where(law >= acceptance.alpha * law.max(), law * draft**-acceptance.beta, 0.0)
+    contrasted: FloatArray = weights / weights.sum()
+    return contrasted
 
 
 # Drafts drawn with replacement: `spectr` and `spectr-ot` (SpecTr, Sun et al. 2023, arXiv 2310.15141).
@@ -495,6 +517,7 @@ RULES: dict[AcceptanceRule, Rule] = {
     AcceptanceRule.BLOCK: _block,  # the best rule for a chain
     AcceptanceRule.SPECINFER: partial(_rejection, most=None),  # a tree's rule
     AcceptanceRule.LENIENCE: _rejection,
+    AcceptanceRule.CONTRASTIVE: partial(_rejection, most=None),
     AcceptanceRule.SPECTR: _spectr,
     AcceptanceRule.SPECTR_OT: _spectr_ot,  # the best rule for one node's children, drawn with replacement
     AcceptanceRule.TYPICAL: _typical,

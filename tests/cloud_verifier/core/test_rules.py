@@ -427,6 +427,28 @@ def test_lenience_accepts_more_and_is_lossless_only_at_1(lenience: float) -> Non
     assert max(errors) < EXACT if lenience == 1.0 else max(errors) > 0.02
 
 
+@pytest.mark.parametrize("shape", [CHAIN_1, PAIR, CHAIN_2, (CHAIN_1, CHAIN_1)], ids=["1", "2", "1x1", "2x1"])
+@pytest.mark.parametrize(("alpha", "beta"), [(0.1, 0.5), (0.3, 1.0), (1e-9, 0.0), (1.0, 2.0)])
+def test_contrastive_writes_its_own_law_where_the_draft_is_known(
+    alpha: float, beta: float, shape: Shape
+) -> None:
+    """softmax of log p - beta log q over the tokens with p >= alpha max p, and p after the last drafts."""
+    acceptance, depth = Acceptance(AcceptanceRule.CONTRASTIVE, alpha=alpha, beta=beta), 1 + bool(shape[0])
+    for seed in range(4):
+        models, own = Models(seed), Models(seed)
+        for text in [(), (0,), (1,), (2,)][: 1 if depth == 1 else 4]:
+            p, q = models.target(text), np.maximum(dense(models.draft(text)), 1 / 512)
+            scores = [
+                np.log(p[token]) - beta * np.log(q[token])
+                if p[token] >= alpha * p.max() > 0 < p[token]
+                else -np.inf
+                for token in range(3)
+            ]
+            own.write("target", text, *np.exp(scores) / np.exp(scores).sum())
+        law = own.completed(law_under(acceptance, models, shape), 3)
+        assert distance(law, own.completed({(): 1.0}, 3)) < EXACT
+
+
 def front_of(acceptance: Acceptance, models: Models) -> tuple[float, float, float]:
     """Of one draft drawn from q: the chance that it is rejected, TV(written, p), and TV(p, q)."""
     draft, p = models.draft(()), models.target(())
