@@ -30,6 +30,9 @@ class AcceptanceRule(Enum):
     TYPICAL = 6  # Cai et al. 2024 (Medusa)
     TOPK_GAP = 7  # Xia et al. 2023 (SpecDec)
     BILD = 8  # Kim et al. 2023 (BiLD), the rollback
+    SPECTR = 9  # Sun et al. 2023 (SpecTr), k-sequential selection, over all draws
+    SPECTR_OT = 10  # the same drafts, decided by the optimal transport
+    CONTRASTIVE = 13  # Li et al. 2023, contrastive decoding; Yuan et al. 2024, with rejection sampling
 
     @property
     def title(self) -> str:
@@ -46,18 +49,28 @@ class AcceptanceRule(Enum):
         from."""
         return self in DRAWN
 
+    @property
+    def replaces(self) -> bool:
+        """Tell whether the drafts of a node are drawn with replacement, so that tokens may repeat."""
+        return self in (AcceptanceRule.SPECTR, AcceptanceRule.SPECTR_OT)
+
 
 LOSSLESS = (
     AcceptanceRule.COUPLED,
     AcceptanceRule.REJECTION,
     AcceptanceRule.BLOCK,
     AcceptanceRule.SPECINFER,
+    AcceptanceRule.SPECTR,
+    AcceptanceRule.SPECTR_OT,
 )
 DRAWN = (
     AcceptanceRule.REJECTION,
     AcceptanceRule.BLOCK,
     AcceptanceRule.SPECINFER,
     AcceptanceRule.LENIENCE,
+    AcceptanceRule.SPECTR,
+    AcceptanceRule.SPECTR_OT,
+    AcceptanceRule.CONTRASTIVE,
 )
 GREEDY_TOO = (AcceptanceRule.TOPK_GAP, AcceptanceRule.BILD)
 """Rules that change greedy decoding. At temperature 0 every other rule is the greedy match."""
@@ -67,6 +80,7 @@ PARAMETERS = {
     AcceptanceRule.TYPICAL: ("epsilon", "delta"),
     AcceptanceRule.TOPK_GAP: ("top", "gap"),
     AcceptanceRule.BILD: ("rollback",),
+    AcceptanceRule.CONTRASTIVE: ("alpha", "beta"),
 }
 """Parameters by rule; other rules have none."""
 
@@ -87,15 +101,19 @@ class Acceptance:
     top: int = 3  # topk-gap: rank within which a token is accepted
     gap: float = 1.0  # topk-gap: most nats behind the best token
     rollback: float = 5.0  # bild: most nats of surprise of an accepted token (BiLD's code)
+    alpha: float = 0.1  # contrastive: least chance, as a share of the likeliest token's (Li et al. 2023)
+    beta: float = 0.5  # contrastive: weight of the draft's log chance (O'Brien and Lewis 2023)
 
     def __post_init__(self) -> None:
         if not 0.0 < self.lenience <= 1.0:
             raise UserError(f"lenience is {self.lenience}; it must lie in (0, 1]")
-        if not 0.0 < self.epsilon <= 1.0:
-            raise UserError(f"epsilon is {self.epsilon}; it must lie in (0, 1]")
+        for name in ("epsilon", "alpha"):
+            value = getattr(self, name)
+            if not 0.0 < value <= 1.0:
+                raise UserError(f"{name} is {value}; it must lie in (0, 1]")
         if not 1 <= self.top <= NUM_MOST:
             raise UserError(f"top is {self.top}; it must lie in [1, {NUM_MOST}]")
-        for name in ("delta", "gap", "rollback"):
+        for name in ("delta", "gap", "rollback", "beta"):
             value = getattr(self, name)
             if not (value >= 0.0 and math.isfinite(value)):
                 raise UserError(f"{name} is {value}; it must be finite and 0 or more")
@@ -220,11 +238,14 @@ def quantised(tokens: Sequence[int], scores: Sequence[float]) -> Draft:
     return Draft(tuple(token for token, _ in kept), tuple(count for _, count in kept))
 
 
-def draw(draft: Draft, node: int, most: int, chances: Chances) -> tuple[int, ...]:
-    """Draw at most `most` distinct children of the node with id `node`, in order, without replacement."""
+def draw(draft: Draft, node: int, most: int, chances: Chances, replaces: bool = False) -> tuple[int, ...]:
+    """Draw children of the node with id `node`, in order: at most `most` distinct ones, without replacement.
+
+    If the rule `replaces`: exactly `most`, with replacement.
+    """
     drawn = list[int]()
     while len(drawn) < most:
-        tokens, weights = draft.after(drawn)
+        tokens, weights = draft.after(() if replaces else drawn)
         if not len(tokens):
             break
         drawn.append(int(tokens[chances.pick((DRAW, node, len(drawn)), weights)]))

@@ -22,13 +22,20 @@ class Offers:
 
     def __init__(self, acceptance: Acceptance) -> None:
         self._acceptance = acceptance
-        self._drawn = acceptance.rule.drawn
+        self._drawn, self._replaces = acceptance.rule.drawn, acceptance.rule.replaces
         self._drafts: dict[int, Draft | None] = {}  # by the parent's node id; None: no child of it counts
+        self._draws: dict[int, list[int]] = {}  # tokens by the parent's node id, in the order of arrival
 
     @classmethod
     def of(cls, acceptance: Acceptance, sampling: SamplingParams) -> Offers | None:
         """Return None where the coupled rule makes the choices."""
         return cls(acceptance) if acceptance.decides(sampling.greedy) else None
+
+    @property
+    def num_repeats(self) -> int:
+        """The number of draws that gave a token again. They take room like others, so that what is dropped
+        does not depend on the tokens drawn."""
+        return sum(len(draws) - len(set(draws)) for draws in self._draws.values()) if self._replaces else 0
 
     def arrived(self, node: Node, draft: Draft | None, vocab_size: int) -> None:
         """Note a new child of a live node. The first child brings the distribution of all its siblings.
@@ -46,6 +53,9 @@ class Offers:
         known = self._drafts.setdefault(node.parent, draft)
         if known is not None and node.token not in known.tokens:
             raise PeerError(f"node {node.wire_id} holds token {node.token}, which its distribution lacks")
+        draws = self._draws.setdefault(node.parent, [])
+        if self._replaces or node.token not in draws:
+            draws.append(node.token)
 
     def dropped(self, parent: Place, tree: SpeculationTree) -> None:
         """Note a dropped child. Its younger siblings were drawn from an unknown rest, so none counts."""
@@ -57,15 +67,16 @@ class Offers:
     def ask(self, tree: SpeculationTree, nodes: Sequence[Node]) -> Ask:
         """Return the acceptance rule's input for these rows, and forget distributions of dead nodes."""
         self._drafts = {parent: draft for parent, draft in self._drafts.items() if parent in tree.live}
+        self._draws = {parent: draws for parent, draws in self._draws.items() if parent in tree.live}
         return Ask(self._acceptance, tuple(self._offer(tree, node) for node in nodes))
 
     def _offer(self, tree: SpeculationTree, node: Node) -> Offer:
-        draft = self._drafts.get(node.id)
-        if self._drawn and draft is None:
-            return Offer()
+        if self._drawn:
+            draft = self._drafts.get(node.id)
+            return Offer() if draft is None else Offer(tuple(self._draws[node.id]), draft)
         children = [tree.live[child] for child in node.children.values()]
         sent = sorted((child for child in children if child.wire_id), key=attrgetter("wire_id"))
-        return Offer(tuple(child.token for child in sent), draft)
+        return Offer(tuple(child.token for child in sent))
 
 
 class Arrivals:
@@ -152,7 +163,8 @@ class Arrivals:
                 f"{self._max_length - 1}",
                 Code.OUT_OF_RANGE,
             )
-        if self._tree.num_speculative >= self._max_live and self.num_live >= self._max_live:
+        most = self._max_live - (self._offers.num_repeats if self._offers is not None else 0)
+        if self._tree.num_speculative >= most and self.num_live >= most:
             self.num_dropped += 1
             if self._offers is not None:
                 self._offers.dropped(parent, self._tree)

@@ -24,6 +24,9 @@ class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACCEPTANCE_RULE_LOSSY_TYPICAL: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_LOSSY_TOPK_GAP: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_LOSSY_BILD: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_SPECTR: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_SPECTR_OT: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_LOSSY_CONTRASTIVE: _ClassVar[AcceptanceRule]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -52,6 +55,9 @@ ACCEPTANCE_RULE_LOSSY_LENIENCE: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_TYPICAL: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_TOPK_GAP: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_BILD: AcceptanceRule
+ACCEPTANCE_RULE_SPECTR: AcceptanceRule
+ACCEPTANCE_RULE_SPECTR_OT: AcceptanceRule
+ACCEPTANCE_RULE_LOSSY_CONTRASTIVE: AcceptanceRule
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -102,7 +108,7 @@ class Open(_message.Message):
     def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[str] = ..., committed: _Optional[_Iterable[int]] = ..., fill: _Optional[bool] = ..., session_id: _Optional[str] = ..., acceptance: _Optional[_Union[Acceptance, _Mapping]] = ..., logprobs: _Optional[int] = ..., privacy: _Optional[_Union[Privacy, str]] = ..., hints: _Optional[bool] = ...) -> None: ...
 
 class Acceptance(_message.Message):
-    __slots__ = ("rule", "lenience", "epsilon", "delta", "top", "gap", "rollback")
+    __slots__ = ("rule", "lenience", "epsilon", "delta", "top", "gap", "rollback", "alpha", "beta")
     RULE_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
     EPSILON_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +116,8 @@ class Acceptance(_message.Message):
     TOP_FIELD_NUMBER: _ClassVar[int]
     GAP_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    BETA_FIELD_NUMBER: _ClassVar[int]
     rule: AcceptanceRule
     lenience: float
     epsilon: float
@@ -117,7 +125,9 @@ class Acceptance(_message.Message):
     top: int
     gap: float
     rollback: float
-    def __init__(self, rule: _Optional[_Union[AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., top: _Optional[int] = ..., gap: _Optional[float] = ..., rollback: _Optional[float] = ...) -> None: ...
+    alpha: float
+    beta: float
+    def __init__(self, rule: _Optional[_Union[AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., top: _Optional[int] = ..., gap: _Optional[float] = ..., rollback: _Optional[float] = ..., alpha: _Optional[float] = ..., beta: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop_token_ids", "ignore_eos", "max_tokens", "seed", "grammar")

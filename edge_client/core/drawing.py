@@ -37,7 +37,9 @@ LEAST, MOST = 0.01, 0.99
 class Drawing:
     """Holds one session's draws and their results. Driven by `EdgeSession`."""
 
-    def __init__(self, chances: Chances) -> None:
+    def __init__(self, chances: Chances, replaces: bool = False) -> None:
+        """Draw by `chances`, with replacement if the rule `replaces`."""
+        self.replaces = replaces
         self._chances = chances
         self._came_true = [
             [RatioEstimator(first if turn == 0 else LATER, WEIGHT, HALF_LIFE) for turn in range(MOST_DRAWN)]
@@ -50,7 +52,7 @@ class Drawing:
         if not found.tokens:
             return found
         draft = quantised(found.tokens, found.scores)
-        tokens = draw(draft, found.id, MOST_DRAWN, self._chances)
+        tokens = draw(draft, found.id, MOST_DRAWN, self._chances, self.replaces)
         return Expansion(found.id, tokens, self._promises(draft, len(tokens)), draft)
 
     def observe(self, drawn: Expansion, token: int) -> None:
@@ -79,10 +81,12 @@ def untold(tree: SpeculationTree, drawn: Mapping[int, Expansion], node: Node) ->
     """Return the distribution that travels with `node`: only with the first sent of the children `drawn`
     there (by node id). Raise `LocalError` unless elder children are sent first."""
     assert node.parent is not None, "the tip is never sent"
+    if node.wire_id:
+        return None  # it was drawn again
     found = drawn.get(node.parent)
     if found is None or found.draft is None:
         raise LocalError(f"node {node.id} is to be sent, but it is not known what it was drawn from")
     sent = sum(1 for child in tree.live[node.parent].children.values() if tree.live[child].wire_id)
-    if found.tokens[sent] != node.token:
+    if tuple(dict.fromkeys(found.tokens))[sent] != node.token:
         raise LocalError(f"node {node.id} is to be sent before one that was drawn before it")
     return None if sent else found.draft

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import starmap
 
 from common.calibration import LEAST_MISS, SHIPPED, Calibration, promised
 from common.chances import Chances, SeededChances
 from common.errors import LocalError
-from common.messages import INITIAL_CREDIT
+from common.messages import INITIAL_CREDIT, MAX_NODES
 from common.prompt_lookup import LEAST, NO_TEXTS, PromptLookup, SharedTexts, grow_guesses
 from common.tree import Node, SpeculationTree
 from edge_client.core.draft_pace import DraftPace
@@ -61,7 +62,9 @@ class Growth:
         drafts = policy.fill and policy.name != "off"  # sync and off stay as published
         self._drawing: Drawing | None = None
         if config.draws:
-            self._drawing = Drawing(chances or SeededChances(config.sampling.seed))
+            self._drawing = Drawing(
+                chances or SeededChances(config.sampling.seed), config.acceptance.rule.replaces
+            )
             drafts = False  # guesses would bias the draws
         self._hints = Hints() if drafts else None
         self._lookup = PromptLookup(config.begins_with, shared) if config.recall and drafts else None
@@ -91,6 +94,28 @@ class Growth:
         sent = sum(1 for node in self.tree.speculative() if node.wire_id)
         if sent != self.view.num_sent:
             raise LocalError(f"{sent} live nodes carry a wire id, but the count is {self.view.num_sent}")
+
+    def draws(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Return the draws to send in place of `nodes`, which the policy chose; a repeated draw is its node
+        again. Without replacement they are the nodes.
+
+        Whether a draw is considered must not depend on its token. Repeats would make some room, so all
+        draws below a node are sent at once or not at all, and each takes room. The policy's choice of the
+        eldest decides, whose promise ignores the tokens.
+        """
+        if self._drawing is None or not self._drawing.replaces:
+            return nodes
+        live, tip, room = self.tree.live, self.tree.tip, min(self.view.credit_left, MAX_NODES)
+        found = dict[int, list[Node]]()  # by the parent's id
+        known = {tip.id, *(node.id for node in live.values() if node.wire_id)}
+        for parent in dict.fromkeys(node.parent for node in nodes):
+            assert parent is not None, "the tip is never sent"
+            drawn = [live[live[parent].children[token]] for token in self.expansions[parent].tokens]
+            if parent in known and len(drawn) <= room:
+                room -= len(drawn)
+                found[parent] = drawn
+                known |= {node.id for node in drawn}
+        return [node for drawn in found.values() for node in drawn]
 
     # The draft --------------------------------------------------------------------------------------------
 
@@ -127,11 +152,15 @@ class Growth:
     def _branch(self, node: Node, expansion: Expansion) -> None:
         if self._drawing is not None:
             expansion = self._drawing.draw(expansion)
-        self.expansions[node.id] = expansion
         candidates = list(map(TokenCandidate, expansion.tokens, self._promised(expansion)))
         if self._hints is not None:
             candidates = self._hints.weigh(node.id, candidates)
-        for child in self._policy.branch(self.view, node, candidates):
+        children = self._policy.branch(self.view, node, candidates)
+        if self._drawing is not None and self._drawing.replaces:
+            count = len(children)
+            expansion = replace(expansion, tokens=expansion.tokens[:count], scores=expansion.scores[:count])
+        self.expansions[node.id] = expansion
+        for child in children:
             self.tree.grow(node, child.token, child.logprob)
         if self._judges:
             for each in node.children.values():

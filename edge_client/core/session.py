@@ -571,7 +571,7 @@ class EdgeSession:
     def _send(self, now: float) -> None:
         if not self.view.stream_up or self.tree.num_speculative <= self.view.num_sent:
             return  # the verifier knows all nodes, as mostly after a Commit
-        nodes = self.policy.send(self.view)
+        nodes = self._growth.draws(self.policy.send(self.view))
         for first in range(0, len(nodes), MAX_NODES):
             self._propose(nodes[first : first + MAX_NODES], now)
 
@@ -584,8 +584,9 @@ class EdgeSession:
         governed = self._governed if self._drafter_ok else None
         wait = NO_WAIT if governed is None else governed.wait(self.view)
         message = self._outgoing.propose(self.tree, nodes, now, self._growth.untold, wait)
-        self.view.num_sent += len(nodes)
-        self.stats.proposed += len(nodes)
+        num_nodes = len({node.id for node in nodes})  # some were drawn again
+        self.view.num_sent += num_nodes
+        self.stats.proposed += num_nodes
         self.stats.proposes += 1
         self._effects.append(Send(message))
 

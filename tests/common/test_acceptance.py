@@ -26,7 +26,7 @@ def test_lossy_rules_are_named_so_on_the_wire_and_no_others() -> None:
 
 @pytest.mark.parametrize("rule", AcceptanceRule, ids=lambda rule: rule.title)
 def test_a_rule_is_read_back_from_its_title(rule: AcceptanceRule) -> None:
-    acceptance = Acceptance(rule, lenience=0.25, epsilon=0.5, delta=0.125, top=7, gap=2.0, rollback=1.5)
+    acceptance = Acceptance(rule, 0.25, 0.5, 0.125, top=7, gap=2.0, rollback=1.5, alpha=0.5, beta=3.0)
     again = make_acceptance(acceptance.title)
     assert again.rule is rule
     for name in PARAMETERS.get(rule, ()):
@@ -55,6 +55,8 @@ def test_a_single_setting_needs_no_name() -> None:
         "topk-gap:top=0",
         "topk-gap:gap=inf",
         "bild:-1",
+        "contrastive:alpha=0",
+        "contrastive:beta=-1",
     ],
 )
 def test_what_is_not_understood_or_out_of_range_is_told(text: str) -> None:

@@ -76,10 +76,10 @@ def edge_words(draft: str) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "rules"),
     [
-        ([], "coupled rejection block specinfer"),
+        ([], "coupled rejection block specinfer spectr spectr-ot"),
         (
             ["--allow-rule", "bild", "--allow-rule", "typical"],
-            "coupled rejection block specinfer bild typical",
+            "coupled rejection block specinfer spectr spectr-ot bild typical",
         ),
         (["--coupled-only"], "coupled"),
         (["--coupled-only", "--allow-rule", "block"], "coupled block"),

@@ -87,8 +87,10 @@ ACCEPTANCE_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "top": WIDE,
     "gap": REAL,
     "rollback": REAL,
+    "alpha": REAL,
+    "beta": REAL,
 }
-LOSSLESS_RULE = st.builds(pb.Acceptance, rule=st.sampled_from([1, 2, 3, 4]))
+LOSSLESS_RULE = st.builds(pb.Acceptance, rule=st.sampled_from([1, 2, 3, 4, 9, 10]))
 OPEN_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "prompt": TOKENS,
     "committed": TOKENS,

@@ -200,8 +200,10 @@ class Bench:
         """The next `count` children of a node, drawn from what the tiny draft model says there."""
         if parent.position >= len(PROMPT) + self.spec.sampling.max_tokens - 1:
             return []
-        draft, have = self._draft(parent), len(parent.children)
-        drawn = draw(draft, parent.id, have + count, self.chances)  # the first of them as before
+        draft, known = self._draft(parent), self._drawn.get(parent.id)
+        have = 0 if known is None else len(known.tokens)
+        replaces = self.spec.rule.replaces
+        drawn = draw(draft, parent.id, have + count, self.chances, replaces)  # the first of them as before
         self._drawn[parent.id] = Expansion(parent.id, drawn, (), draft)
         return [self.tree.grow(parent, token, -0.1 * (1 + token)) for token in drawn[have:]]
 
@@ -221,8 +223,10 @@ class Bench:
         return [node for node in self.tree.speculative() if not node.wire_id]
 
     def send(self, nodes: Sequence[Node], told: bool = True) -> None:
-        """Those of the nodes that are still live. Not `told`: without what they were drawn from."""
-        live = [node for node in nodes if node.id in self.tree.live and not node.wire_id and node.parent]
+        """Those of the nodes that are still live; with replacement, again those that were drawn again. Not
+        `told`: without what they were drawn from."""
+        live = [node for node in nodes if node.id in self.tree.live and node.parent in self.tree.live]
+        live = [node for node in live if not node.wire_id or self.spec.rule.replaces]
         if not live:
             return
         drawn = partial(untold, self.tree, self._drawn) if told else None

@@ -42,7 +42,8 @@ EXACT = 1e-12
 BIASED = 1e-3
 
 REJECTION, BLOCK, SPECINFER = AcceptanceRule.REJECTION, AcceptanceRule.BLOCK, AcceptanceRule.SPECINFER
-LOSSLESS = (REJECTION, BLOCK, SPECINFER)
+SPECTR, SPECTR_OT = AcceptanceRule.SPECTR, AcceptanceRule.SPECTR_OT
+LOSSLESS = (REJECTION, BLOCK, SPECINFER, SPECTR, SPECTR_OT)
 
 NARROW = SchedulerConfig(max_nodes_per_session=2)
 RECALL = SchedulerConfig(recall=True)
@@ -210,6 +211,19 @@ def test_the_law_of_the_text_is_the_targets(name: str, rule: AcceptanceRule) -> 
     assert error_of(scenario, of(rule, spec)) < EXACT
 
 
+def more_than_fits(bench: Bench) -> None:
+    """Three drafts of one node, where the verifier has room for two nodes."""
+    (session,) = bench.scheduler.sessions.values()
+    session.arrivals._max_live = 2
+    bench.send(bench.grow(bench.tree.tip, 3))
+    bench.step()
+
+
+@pytest.mark.parametrize("rule", LOSSLESS, ids=lambda rule: rule.title)
+def test_repeats_make_no_room_for_other_drafts(rule: AcceptanceRule) -> None:
+    assert error_of(more_than_fits, of(rule, Spec())) < EXACT
+
+
 def test_guesses_stand_beside_the_drafts() -> None:
     bench = Bench(of(REJECTION, Spec(), config=RECALL), SeededChances(3))
     beside_guesses(bench)
@@ -287,7 +301,7 @@ KINDS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("rule", LOSSLESS, ids=lambda rule: rule.title)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_law_is_the_targets_for_models_of_every_kind(kind: str, rule: AcceptanceRule) -> None:
-    scenario = a_tree if rule is SPECINFER else two_chains
+    scenario = two_chains if rule in (REJECTION, BLOCK) else a_tree
     assert error_of(scenario, of(rule, Spec(), **KINDS[kind])) < EXACT
 
 

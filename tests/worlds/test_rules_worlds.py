@@ -12,6 +12,7 @@ from cloud_verifier.core.scheduler import VerifyScheduler
 from common.acceptance import Acceptance, AcceptanceRule
 from common.chances import Chances
 from common.sampling import SamplingParams
+from edge_client.core import drawing
 from tests.worlds.enumeration import distance, law_of
 from tests.worlds.honest import PLAIN, PROMPT, Law, Spec, Text, target_law
 from tests.worlds.models import VOCAB, TinyDrafter, target_alone
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.slow
 EXACT = 1e-12
 TWO = dataclasses.replace(PLAIN, max_tokens=2)
 REJECTION, BLOCK, SPECINFER = AcceptanceRule.REJECTION, AcceptanceRule.BLOCK, AcceptanceRule.SPECINFER
+REPLACING = (AcceptanceRule.SPECTR, AcceptanceRule.SPECTR_OT)
 LOSSLESS = (REJECTION, BLOCK, SPECINFER)
 
 
@@ -65,6 +67,18 @@ WILD = {"delay": (0.001, 0.08), "step_time": (0.01, 0.04), "draft_time": (0.002,
 def test_the_law_is_the_targets_under_every_policy(
     rule: AcceptanceRule, policy: str, times: dict[str, object]
 ) -> None:
+    world = WorldSpec((edge(rule, policy),), eos=(), seed=4, **times)  # type: ignore[arg-type]
+    assert distance(law_in(world), target_law(Spec(sampling=TWO))) < EXACT
+
+
+@pytest.mark.parametrize("times", [STEADY, LATE], ids=["steady", "late"])
+@pytest.mark.parametrize("policy", ["tree", "adaptive"])
+@pytest.mark.parametrize("rule", REPLACING, ids=lambda rule: rule.title)
+def test_the_law_is_the_targets_of_drafts_drawn_with_replacement(
+    rule: AcceptanceRule, policy: str, times: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of two tokens, as four make too many branches."""
+    monkeypatch.setattr(drawing, "MOST_DRAWN", 2)
     world = WorldSpec((edge(rule, policy),), eos=(), seed=4, **times)  # type: ignore[arg-type]
     assert distance(law_in(world), target_law(Spec(sampling=TWO))) < EXACT
 

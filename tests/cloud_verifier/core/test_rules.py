@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cloud_verifier.core import rules as rules_module
 from cloud_verifier.core.nouns import Ask, Offer, StepItem
 from cloud_verifier.core.rules import RULES, RuleRows, decide, residual
-from common.acceptance import Acceptance, AcceptanceRule, Draft, draw, quantised
+from common.acceptance import TOTAL, Acceptance, AcceptanceRule, Draft, draw, quantised
 from common.chances import Chances, SeededChances
 from common.errors import LocalError
 from common.sampling import SamplingParams
 from tests import wording
-from tests.worlds.enumeration import Branch, distance, law_of
+from tests.worlds.enumeration import NEVER, Branch, distance, law_of
 
 Text = tuple[int, ...]
 Law = dict[Text, float]
@@ -49,6 +51,7 @@ NUM_SEEDS = 1000
 REJECTION, SPECINFER, BLOCK = map(
     Acceptance, (AcceptanceRule.REJECTION, AcceptanceRule.SPECINFER, AcceptanceRule.BLOCK)
 )
+SPECTR, SPECTR_OT = map(Acceptance, (AcceptanceRule.SPECTR, AcceptanceRule.SPECTR_OT))
 TYPICAL, TOPK_GAP, BILD = AcceptanceRule.TYPICAL, AcceptanceRule.TOPK_GAP, AcceptanceRule.BILD
 
 
@@ -147,16 +150,23 @@ class Step:
 Evaluated = Callable[[Text], bool]
 
 
-def drawn(models: Models, shape: Shape, chances: Chances, evaluated: Evaluated = lambda path: True) -> Step:
-    """A step whose nodes are drawn from the drafts; `evaluated` tells which are rows if their parents are."""
+def drawn(
+    models: Models,
+    shape: Shape,
+    chances: Chances,
+    evaluated: Evaluated = lambda path: True,
+    replaces: bool = False,
+) -> Step:
+    """A step whose nodes are drawn from the drafts; `evaluated` tells which are rows if their parents are.
+    With replacement a token that is drawn again is the row that it was."""
     step = Step(models)
 
     def grow(path: Text, parent: int, below: Shape, node: int) -> None:
         draft = models.draft(path)
-        tokens = draw(draft, node, len(below), chances)
+        tokens = draw(draft, node, len(below), chances, replaces)
         row = step.add(path, parent, Offer(tokens, draft if below else None))
         for turn, (token, child) in enumerate(zip(tokens, below, strict=False)):
-            if evaluated((*path, token)):
+            if evaluated((*path, token)) and (*path, token) not in step.paths:
                 grow((*path, token), row, child, node * 10 + turn + 1)
 
     grow((), -1, shape, 1)
@@ -167,8 +177,9 @@ def law_under(
     acceptance: Acceptance, models: Models, shape: Shape, evaluated: Evaluated = lambda path: True
 ) -> Law:
     """Of what one step writes, exactly."""
+    replaces = acceptance.rule.replaces
     return law_of(
-        lambda branch: drawn(models, shape, branch, evaluated).written(acceptance, branch),
+        lambda branch: drawn(models, shape, branch, evaluated, replaces).written(acceptance, branch),
     )
 
 
@@ -250,13 +261,17 @@ def error_of(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("acceptance", [REJECTION, SPECINFER, BLOCK], ids=lambda each: each.title)
+@pytest.mark.parametrize(
+    "acceptance", [REJECTION, SPECINFER, BLOCK, SPECTR, SPECTR_OT], ids=lambda each: each.title
+)
 def test_what_is_written_has_the_targets_law(acceptance: Acceptance, shape: str) -> None:
     for seed in range(4):
         assert error_of(acceptance, Models(seed), SHAPES[shape]) < EXACT
 
 
-@pytest.mark.parametrize(("acceptance", "shape"), [(SPECINFER, PAIR), (BLOCK, CHAIN_2)])
+@pytest.mark.parametrize(
+    ("acceptance", "shape"), [(SPECINFER, PAIR), (BLOCK, CHAIN_2), (SPECTR, PAIR), (SPECTR_OT, PAIR)]
+)
 @pytest.mark.parametrize("kept", [1, 2, 3])
 def test_a_draft_that_leaves_tokens_out_changes_nothing(
     acceptance: Acceptance, shape: Shape, kept: int
@@ -266,7 +281,8 @@ def test_a_draft_that_leaves_tokens_out_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("acceptance", "shape", "missing"), [(SPECINFER, TREE, 1), (BLOCK, CHAIN_3, 1), (BLOCK, FORK, 0)]
+    ("acceptance", "shape", "missing"),
+    [(SPECINFER, TREE, 1), (BLOCK, CHAIN_3, 1), (BLOCK, FORK, 0), (SPECTR, PAIR, 1), (SPECTR_OT, FORK, 1)],
 )
 def test_which_rows_are_evaluated_may_depend_on_their_tokens(
     acceptance: Acceptance, shape: Shape, missing: int
@@ -300,6 +316,79 @@ def test_more_children_are_accepted_more_often() -> None:
     models = Models(2)
     models.write("draft", (), 1 / 3, 1 / 3, 1 / 3)
     assert mean_length(law_under(SPECINFER, models, ALL)) == pytest.approx(2.0), "one of them must be it"
+
+
+def dense(draft: Draft, vocab_size: int = 3) -> FloatArray:
+    """float64 [V]"""
+    q = np.zeros(vocab_size)
+    q[list(draft.tokens)] = np.array(draft.counts) / TOTAL
+    return q
+
+
+def most_accepted(p: FloatArray, q: FloatArray, count: int) -> float:
+    """The greatest chance that the token written is one of `count` draws from q, by any lossless rule: the
+    greatest flow from tuples of draws to the tokens among them, pushed along one path after the other."""
+    tuples = list(product(range(len(q)), repeat=count))
+    left = {each: float(np.prod(q[list(each)])) for each in tuples}
+    room = {token: float(chance) for token, chance in enumerate(p)}
+    flows: dict[tuple[Text, int], float] = {}
+
+    def push(each: Text, most: float, seen: set[Text]) -> float:
+        for token in set(each):
+            if room[token] > NEVER:
+                pushed = min(most, room[token])
+                room[token] -= pushed
+                flows[each, token] = flows.get((each, token), 0.0) + pushed
+                return pushed
+        for token in set(each):
+            for other in tuples:
+                flow = flows.get((other, token), 0.0)
+                if other in seen or flow <= NEVER:
+                    continue
+                pushed = push(other, min(most, flow), seen | {other})  # which leaves the token to `each`
+                if pushed:
+                    flows[other, token] -= pushed
+                    flows[each, token] = flows.get((each, token), 0.0) + pushed
+                    return pushed
+        return 0.0
+
+    for each in tuples:
+        while left[each] > NEVER and (pushed := push(each, left[each], {each})):
+            left[each] -= pushed
+    return 1.0 - sum(left.values())
+
+
+@pytest.mark.parametrize("shape", [CHAIN_1, PAIR, ALL], ids=["1", "2", "3"])
+def test_no_rule_accepts_more_of_such_draws_than_the_optimal_transport(shape: Shape) -> None:
+    """And k-sequential selection accepts at least the share 1 - 1/e of it (SpecTr, theorem 2)."""
+    gains = list[float]()
+    for seed in range(8):
+        models = Models(seed)
+        best = most_accepted(models.target(()), dense(models.draft(())), len(shape))
+        assert mean_length(law_under(SPECTR_OT, models, shape)) - 1.0 == pytest.approx(best, abs=EXACT)
+        sequential = mean_length(law_under(SPECTR, models, shape)) - 1.0
+        assert (1 - 1 / np.e) * best <= sequential <= best + EXACT
+        gains.append(best - sequential)
+    assert max(gains) < EXACT if shape == CHAIN_1 else max(gains) > 0.01
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_best_selection_of_many_tokens_is_reached(count: int) -> None:
+    """The greatest chance is 1 - max of q(S)^k - p(S), over all beginnings S of the order of p / q."""
+    random = np.random.default_rng(count)
+    for _ in range(10):
+        targets, q = random.dirichlet(np.full(40, 0.5)) * 0.9, random.multinomial(216, [1 / 40] * 40) + 1
+        shares = q / 256
+        selection = rules_module._selection(targets, shares, count)
+        parts = rules_module._parts(shares, selection, count)
+        lengths = [sum(high - low for low, high in part) for part in parts]
+        assert lengths == pytest.approx(shares.tolist(), abs=EXACT)
+        edges = sorted(place for part in parts for place in part)
+        assert all(stop == pytest.approx(start, abs=EXACT) for (_, stop), (start, _) in pairwise(edges))
+        weights = [sum(high**count - low**count for low, high in part) for part in parts]
+        order = np.argsort(targets / shares)
+        excess = shares[order].cumsum() ** count - targets[order].cumsum()
+        assert np.minimum(targets, weights).sum() == pytest.approx(1.0 - max(0.0, excess.max()), abs=EXACT)
 
 
 def test_a_block_is_accepted_at_least_as_far_as_token_by_token_and_sometimes_farther() -> None:
@@ -336,6 +425,28 @@ def test_lenience_accepts_more_and_is_lossless_only_at_1(lenience: float) -> Non
         for (token,), chance in first.items():
             assert chance <= models.target(())[token] / lenience + EXACT
     assert max(errors) < EXACT if lenience == 1.0 else max(errors) > 0.02
+
+
+@pytest.mark.parametrize("shape", [CHAIN_1, PAIR, CHAIN_2, (CHAIN_1, CHAIN_1)], ids=["1", "2", "1x1", "2x1"])
+@pytest.mark.parametrize(("alpha", "beta"), [(0.1, 0.5), (0.3, 1.0), (1e-9, 0.0), (1.0, 2.0)])
+def test_contrastive_writes_its_own_law_where_the_draft_is_known(
+    alpha: float, beta: float, shape: Shape
+) -> None:
+    """softmax of log p - beta log q over the tokens with p >= alpha max p, and p after the last drafts."""
+    acceptance, depth = Acceptance(AcceptanceRule.CONTRASTIVE, alpha=alpha, beta=beta), 1 + bool(shape[0])
+    for seed in range(4):
+        models, own = Models(seed), Models(seed)
+        for text in [(), (0,), (1,), (2,)][: 1 if depth == 1 else 4]:
+            p, q = models.target(text), np.maximum(dense(models.draft(text)), 1 / 512)
+            scores = [
+                np.log(p[token]) - beta * np.log(q[token])
+                if p[token] >= alpha * p.max() > 0 < p[token]
+                else -np.inf
+                for token in range(3)
+            ]
+            own.write("target", text, *np.exp(scores) / np.exp(scores).sum())
+        law = own.completed(law_under(acceptance, models, shape), 3)
+        assert distance(law, own.completed({(): 1.0}, 3)) < EXACT
 
 
 def front_of(acceptance: Acceptance, models: Models) -> tuple[float, float, float]:

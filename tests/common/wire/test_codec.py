@@ -85,6 +85,11 @@ ACCEPTANCE = st.one_of(
         st.floats(0, 99),
     ),
     st.floats(0, 99).map(lambda x: Acceptance(AcceptanceRule.BILD, rollback=x)),
+    st.builds(
+        lambda alpha, beta: Acceptance(AcceptanceRule.CONTRASTIVE, alpha=alpha, beta=beta),
+        st.floats(0.01, 1),
+        st.floats(0, 9),
+    ),
 )
 DRAFT = st.lists(TOKEN, min_size=1, max_size=5, unique=True).map(
     lambda tokens: quantised(tokens, [-float(place) for place in range(len(tokens))])

@@ -8,10 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.acceptance import quantised
+from common.acceptance import make_acceptance, quantised
 from common.chances import SeededChances
+from common.sampling import SamplingParams
 from edge_client.core.drawing import FIRST, MOST_DRAWN, Drawing
-from edge_client.core.nouns import Expansion
+from edge_client.core.growth import Growth
+from edge_client.core.nouns import Expansion, SessionConfig
+from edge_client.core.policies.plain import TreePolicy, TreeSettings
+from edge_client.core.sent_nodes import Outgoing
 
 SCORES = st.lists(st.floats(-8, 0), min_size=1, max_size=12)
 FOUND = Expansion(4, (7, 3, 9, 1), (0.0, -0.4, -1.0, -1.5))
@@ -88,3 +92,26 @@ def test_a_drafter_that_finds_nothing_draws_nothing_and_teaches_nothing() -> Non
     assert made.draw(nothing) == nothing
     made.observe(nothing, 3)
     assert made.draw(FOUND) == drawing().draw(FOUND)
+
+
+@pytest.mark.parametrize("rule", ["spectr", "spectr-ot"])
+def test_with_replacement_all_draws_below_a_node_are_sent_or_none_and_repeats_take_room(rule: str) -> None:
+    """Else it would depend on the tokens which draws the verifier considers."""
+    sampling, repeats = SamplingParams(temperature=1.0, max_tokens=50), 0
+    config = SessionConfig((1, 2), sampling, b"f", acceptance=make_acceptance(rule))
+    for seed in range(40):
+        policy = TreePolicy(TreeSettings(max_children=3, cut=1e-6))
+        growth = Growth(config, policy, chances=SeededChances(seed))
+        growth.branch([Expansion(growth.tree.tip.id, (7, 3), (0.0, -0.4))])
+        below = next(iter(growth.tree.tip.children.values()))
+        growth.branch([Expansion(below, (8, 4), (0.0, -0.4))])
+        nodes = policy.send(growth.view)
+        for credit, count in ((2, 0), (3, 3), (5, 3), (6, 6)):
+            growth.view.credit = credit
+            assert len(growth.draws(nodes)) == count
+        sent = growth.draws(nodes)
+        repeats += len(sent) - len({node.id for node in sent})
+        assert {node.id for node in sent} == {node.id for node in nodes}
+        message = Outgoing().propose(growth.tree, sent, 0.0, growth.untold)
+        assert sum(draft is not None for draft in message.drafts) == 2
+    assert repeats > 40
