@@ -30,6 +30,7 @@ class AcceptanceRule(Enum):
     TYPICAL = 6  # Cai et al. 2024 (Medusa)
     TOPK_GAP = 7  # Xia et al. 2023 (SpecDec)
     BILD = 8  # Kim et al. 2023 (BiLD), the rollback
+    JUDGE = 11  # Garipov et al. 2025 (AutoJudge), a trained judge of mismatches
 
     @property
     def title(self) -> str:
@@ -59,7 +60,7 @@ DRAWN = (
     AcceptanceRule.SPECINFER,
     AcceptanceRule.LENIENCE,
 )
-GREEDY_TOO = (AcceptanceRule.TOPK_GAP, AcceptanceRule.BILD)
+GREEDY_TOO = (AcceptanceRule.TOPK_GAP, AcceptanceRule.BILD, AcceptanceRule.JUDGE)
 """Rules that change greedy decoding. At temperature 0 every other rule is the greedy match."""
 
 PARAMETERS = {

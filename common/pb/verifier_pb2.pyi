@@ -24,6 +24,7 @@ class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACCEPTANCE_RULE_LOSSY_TYPICAL: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_LOSSY_TOPK_GAP: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_LOSSY_BILD: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_LOSSY_JUDGE: _ClassVar[AcceptanceRule]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -52,6 +53,7 @@ ACCEPTANCE_RULE_LOSSY_LENIENCE: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_TYPICAL: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_TOPK_GAP: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_BILD: AcceptanceRule
+ACCEPTANCE_RULE_LOSSY_JUDGE: AcceptanceRule
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
