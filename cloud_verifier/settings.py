@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from cloud_verifier.core.judge import Judge
 from cloud_verifier.core.nouns import CUDA_CHUNK, SchedulerConfig
 from cloud_verifier.engine.deterministic.tiles import TILE_ROWS
 from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
+from common.config.live_files import read_bytes
 from common.config.merge import load_config, meant
 from common.config.setting import LOG_FORMATS, LOG_LEVELS, Schema, check_section, setting
 from common.errors import UserError
@@ -250,6 +252,9 @@ class ServerSection:
         form="a rule",
         check=_check_rules,
     )
+    judge: Path | None = setting(
+        None, "judge of the rule `judge`, made by `forerun judge train`", is_path=True
+    )
     coupled_only: bool = setting(
         False, "allow only the default acceptance rule, the coupled rule, which costs the server least"
     )
@@ -262,6 +267,20 @@ class ServerSection:
             raise UserError(
                 "--tls-client-ca needs --tls-cert and --tls-key: without TLS edges send no certificate"
             )
+
+        if (AcceptanceRule.JUDGE.title in self.allow_rule) != (self.judge is not None):
+            raise UserError(
+                "--judge needs --allow-rule judge, and --allow-rule judge needs --judge; give both"
+            )
+
+    def read_judge(self) -> Judge | None:
+        """Read the judge's file, if there is one. Raises `UserError`."""
+        if self.judge is None:
+            return None
+        try:
+            return Judge.from_json(read_bytes(self.judge, "the judge").decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise UserError(f"the judge {self.judge} is not UTF-8 text ({error})") from error
 
     @property
     def rules(self) -> tuple[AcceptanceRule, ...]:
@@ -383,11 +402,13 @@ class VerifierConfig:
 
     @property
     def scheduler(self) -> SchedulerConfig:
-        """The limits, with the acceptance rules that sessions may request, and chunks for the device."""
+        """The limits, with the acceptance rules that sessions may request, their judge, and chunks for the
+        device. Reads the judge's file. Raises `UserError`."""
         chunk, target = self.limits.prefill_chunk, self.target
         if chunk is None and target.device.startswith("cuda") and not target.deterministic:
             chunk = CUDA_CHUNK
-        return replace(self.limits, rules=self.server.rules, prefill_chunk=chunk)
+        judge = self.server.read_judge()
+        return replace(self.limits, rules=self.server.rules, judge=judge, prefill_chunk=chunk)
 
 
 SCHEMA = Schema(VerifierConfig, "FORERUN_VERIFY_", is_flat=True)

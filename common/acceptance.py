@@ -32,6 +32,7 @@ class AcceptanceRule(Enum):
     BILD = 8  # Kim et al. 2023 (BiLD), the rollback
     SPECTR = 9  # Sun et al. 2023 (SpecTr), k-sequential selection, over all draws
     SPECTR_OT = 10  # the same drafts, decided by the optimal transport
+    JUDGE = 11  # Garipov et al. 2025 (AutoJudge), a trained judge of mismatches
     CONTRASTIVE = 13  # Li et al. 2023, contrastive decoding; Yuan et al. 2024, with rejection sampling
 
     @property
@@ -72,7 +73,7 @@ DRAWN = (
     AcceptanceRule.SPECTR_OT,
     AcceptanceRule.CONTRASTIVE,
 )
-GREEDY_TOO = (AcceptanceRule.TOPK_GAP, AcceptanceRule.BILD)
+GREEDY_TOO = (AcceptanceRule.TOPK_GAP, AcceptanceRule.BILD, AcceptanceRule.JUDGE)
 """Rules that change greedy decoding. At temperature 0 every other rule is the greedy match."""
 
 PARAMETERS = {

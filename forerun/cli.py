@@ -32,6 +32,7 @@ COMMANDS = {
     "pull": "forerun.commands.pull",
     "models": "forerun.commands.models",
     "heads": "forerun.commands.heads",
+    "judge": "forerun.commands.judge",
     "index": "forerun.commands.index",
     "link": "forerun.commands.simulate:add_link",
     "certs": "forerun.commands.certs",

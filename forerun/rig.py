@@ -174,13 +174,23 @@ class RigSettings:
     link_seed: int = 1
     recall: bool = False  # both sides propose repeated tokens
     drafter: str | None = None  # the verifier's own, as for `forerun verify`
+    verifier_options: tuple[str, ...] = ()  # further ones of `forerun verify`
 
     @property
     def target_options(self) -> list[str]:
         """Return the options of `forerun verify` for the target and its step floor."""
         more = ["--step-floor", str(self.step_floor_ms)] if self.step_floor_ms else []
         more += ["--drafter", self.drafter] if self.drafter else []
-        return ["--model", self.target, "--threads", "1", "--log-level", "warning", *more]
+        return [
+            "--model",
+            self.target,
+            "--threads",
+            "1",
+            "--log-level",
+            "warning",
+            *more,
+            *self.verifier_options,
+        ]
 
 
 class Rig(Processes):
@@ -216,11 +226,12 @@ class Rig(Processes):
         return self._link
 
     async def events(
-        self, prompt: str, policy: str, sampling: dict[str, Any], **switches: bool
+        self, prompt: str, policy: str, sampling: dict[str, Any], **switches: bool | str
     ) -> AsyncIterator[dict[str, Any]]:
         """Run one completion on the edge and yield its events, the last of which is `done`.
 
-        `switches` are `recall` (default: the settings'), `drafting` and `ahead`, as in `forerun edge pipe`.
+        `switches` are `recall` (default: the settings'), `drafting`, `ahead` and `acceptance`, as in
+        `forerun edge pipe`.
         Raise `LocalError` for a request that the edge refused.
         """
         assert self._edge is not None, "entered before"
@@ -236,7 +247,7 @@ class Rig(Processes):
                 return
 
     async def complete(
-        self, prompt: str, policy: str, sampling: dict[str, Any], **switches: bool
+        self, prompt: str, policy: str, sampling: dict[str, Any], **switches: bool | str
     ) -> dict[str, Any]:
         """Run one completion. Return its `done` event with the bytes that crossed the link."""
         before = self.link.counters

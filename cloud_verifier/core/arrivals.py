@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
+from cloud_verifier.core.judge import Judge
 from cloud_verifier.core.nouns import Ask, Offer
 from common.acceptance import Acceptance, Draft
 from common.errors import Code, PeerError
@@ -20,16 +21,19 @@ count as dead."""
 class Offers:
     """Keeps the distributions that one session's edge sends with its drafts. Driven by `VerifySession`."""
 
-    def __init__(self, acceptance: Acceptance) -> None:
+    def __init__(self, acceptance: Acceptance, judge: Judge | None = None) -> None:
         self._acceptance = acceptance
+        self._judge = judge
         self._drawn, self._replaces = acceptance.rule.drawn, acceptance.rule.replaces
         self._drafts: dict[int, Draft | None] = {}  # by the parent's node id; None: no child of it counts
         self._draws: dict[int, list[int]] = {}  # tokens by the parent's node id, in the order of arrival
 
     @classmethod
-    def of(cls, acceptance: Acceptance, sampling: SamplingParams) -> Offers | None:
+    def of(
+        cls, acceptance: Acceptance, sampling: SamplingParams, judge: Judge | None = None
+    ) -> Offers | None:
         """Return None where the coupled rule makes the choices."""
-        return cls(acceptance) if acceptance.decides(sampling.greedy) else None
+        return cls(acceptance, judge) if acceptance.decides(sampling.greedy) else None
 
     @property
     def num_repeats(self) -> int:
@@ -68,7 +72,7 @@ class Offers:
         """Return the acceptance rule's input for these rows, and forget distributions of dead nodes."""
         self._drafts = {parent: draft for parent, draft in self._drafts.items() if parent in tree.live}
         self._draws = {parent: draws for parent, draws in self._draws.items() if parent in tree.live}
-        return Ask(self._acceptance, tuple(self._offer(tree, node) for node in nodes))
+        return Ask(self._acceptance, tuple(self._offer(tree, node) for node in nodes), self._judge)
 
     def _offer(self, tree: SpeculationTree, node: Node) -> Offer:
         if self._drawn:

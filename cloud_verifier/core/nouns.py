@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cloud_verifier.core.judge import Judge
 from common.acceptance import LOSSLESS, Acceptance, AcceptanceRule, Draft
 from common.calibration import Confidence
 from common.choice import History
@@ -214,6 +215,7 @@ class Ask:
 
     acceptance: Acceptance
     offers: tuple[Offer, ...]  # one for each output row
+    judge: Judge | None = None  # of the rule `judge`
 
 
 # Effects that the driver carries out, in order.
@@ -310,6 +312,7 @@ class SchedulerConfig:
     rules: tuple[AcceptanceRule, ...] = (
         LOSSLESS  # rules that a session may ask for; lossy rules must be allowed explicitly
     )
+    judge: Judge | None = None  # what the rule `judge` decides by
 
     @property
     def chunk(self) -> int:
@@ -320,5 +323,7 @@ class SchedulerConfig:
         check_section(self)
         if self.shared_texts and not self.recall:
             raise UserError(f"shared_texts is {self.shared_texts}; it must be 0, or above 0 with recall")
+        if AcceptanceRule.JUDGE in self.rules and self.judge is None:
+            raise UserError("rules allows the rule judge, which needs a judge; give one as well")
         if self.max_live_nodes < INITIAL_CREDIT:  # else nodes sent before `Opened` would be dropped (rule 4)
             raise UserError(f"max_live_nodes is {self.max_live_nodes}; it must be at least {INITIAL_CREDIT}")

@@ -37,6 +37,7 @@ class RuleRows:
         if item.ask is None or len(item.ask.offers) != len(item.outputs):
             raise LocalError("a rule needs one offer for each output row")
         self.acceptance = item.ask.acceptance
+        self.judge = item.ask.judge
         self.law = law
         self._offers = item.ask.offers
         self._coupled = coupled
@@ -414,6 +415,16 @@ def _is_no_surprise(law: FloatArray, token: int, acceptance: Acceptance) -> bool
     return 0.0 < float(law[token]) >= math.exp(-acceptance.rollback)
 
 
+# The lossy rule `judge` lets pass what a trained judge finds unimportant (AutoJudge, `core.judge`).
+
+
+def _judged(rows: RuleRows, chances: Chances) -> dict[int, int]:
+    judge = rows.judge
+    if judge is None:
+        raise LocalError("the rule judge has no judge")
+    return _lossy(lambda law, token, _: judge.is_unimportant(law, token), rows, chances)
+
+
 # Block verification: a chain is accepted or cut as a whole (Sun et al. 2024, arXiv 2403.10444, alg. 2).
 #
 # Decided token by token, a rejected child discards all tokens below it, however well they fit. As a whole, a
@@ -523,5 +534,6 @@ RULES: dict[AcceptanceRule, Rule] = {
     AcceptanceRule.TYPICAL: _typical,
     AcceptanceRule.TOPK_GAP: partial(_lossy, _is_near_the_top),
     AcceptanceRule.BILD: partial(_lossy, _is_no_surprise),
+    AcceptanceRule.JUDGE: _judged,
 }
 """All rules but the coupled rule, which engines implement themselves."""

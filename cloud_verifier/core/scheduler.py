@@ -476,6 +476,7 @@ class VerifyScheduler:
             PromptLookup(request.prompt, self.texts.of(caller.tenant)) if recalls else None,
             caller.tenant,
             caller.deadline_at,
+            self.config.judge,
         )
         self.mask_time.begin(session)
         self.guessing.begin(session)

@@ -11,6 +11,7 @@ import numpy as np
 
 from cloud_verifier.core.arrivals import Arrivals, Offers
 from cloud_verifier.core.awaiting import Awaited
+from cloud_verifier.core.judge import Judge
 from cloud_verifier.core.memory import KvMemory, Lease
 from cloud_verifier.core.nouns import GuessItem, IntArray, StepItem
 from cloud_verifier.core.own_guesses import OwnGuesses, new_pace
@@ -162,7 +163,8 @@ class VerifySession:
 
     Args: key, the scheduler's number for it; request, its `Open`, already checked; vocab_size; stop_ids,
     the tokens that end it; max_live, the most live nodes of the edge; now, seconds; lookup, the source of
-    guesses, or None; tenant, its owner's name; deadline_at, the caller's deadline, seconds.
+    guesses, or None; tenant, its owner's name; deadline_at, the caller's deadline, seconds; judge, of the
+    rule `judge`.
 
     Other modules read its fields. Only its own methods change them.
     """
@@ -178,6 +180,7 @@ class VerifySession:
         lookup: PromptLookup | None = None,
         tenant: str = "",
         deadline_at: float | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.key = key
         self.state = SessionState.NEW
@@ -215,7 +218,7 @@ class VerifySession:
             self._history = History.of(request.sampling, self._prompt, _NO_TOKENS)
         self._unwritten = self._history  # of the prompt alone
         self._bare_step_granted = False
-        self._offers = Offers.of(request.acceptance, request.sampling)
+        self._offers = Offers.of(request.acceptance, request.sampling, judge)
         self.arrivals = Arrivals(
             self.tree, self._offers, vocab_size, self.prompt_length - 1, self.max_length, max_live
         )

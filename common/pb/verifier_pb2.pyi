@@ -26,6 +26,7 @@ class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACCEPTANCE_RULE_LOSSY_BILD: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_SPECTR: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_SPECTR_OT: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_LOSSY_JUDGE: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_LOSSY_CONTRASTIVE: _ClassVar[AcceptanceRule]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -57,6 +58,7 @@ ACCEPTANCE_RULE_LOSSY_TOPK_GAP: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_BILD: AcceptanceRule
 ACCEPTANCE_RULE_SPECTR: AcceptanceRule
 ACCEPTANCE_RULE_SPECTR_OT: AcceptanceRule
+ACCEPTANCE_RULE_LOSSY_JUDGE: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_CONTRASTIVE: AcceptanceRule
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason

@@ -107,7 +107,7 @@ def check(config: VerifierConfig) -> None:
     from cloud_verifier.server.serving import identity_of, tls_of
 
     server, operations = config.server, config.operations
-    _ = config.target.path
+    _ = config.target.path, config.scheduler
     if (tls := tls_of(server)) is not None:
         tls.read()
     identity_of(config.identity)

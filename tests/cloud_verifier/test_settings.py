@@ -33,10 +33,11 @@ TEXTS = {
     "tenant_certificate": "example.org",
     "tensor_split": "3,1",
 }
-WITH = {
+WITH: dict[str, dict[str, Any]] = {
     "tls_cert": {"tls_key": "k"},
     "tls_key": {"tls_cert": "c"},
     "tls_client_ca": {"tls_cert": "c", "tls_key": "k"},
+    "judge": {"allow_rule": ["judge"]},
     "tenant_certificate": {"tls_cert": "c", "tls_key": "k", "tls_client_ca": "a"},
     "token_audience": {"token_keys": "keys"},
     "token_keys": {"token_audience": "us"},
@@ -60,7 +61,8 @@ def values_of(entry: Entry) -> st.SearchStrategy[Any]:
         high = min(said.high or 1e6, 1e6)
         return st.floats(said.low or said.above or 0.0, high, exclude_min=said.above is not None)
     if entry.kind is tuple:
-        return st.lists(st.sampled_from([rule.title for rule in AcceptanceRule]), min_size=1, max_size=3)
+        rules = [rule.title for rule in AcceptanceRule if rule is not AcceptanceRule.JUDGE]  # not alone
+        return st.lists(st.sampled_from(rules), min_size=1, max_size=3)
     if said.choices:
         return st.sampled_from(said.choices)
     return st.just(TEXTS.get(entry.key, "word"))
@@ -167,6 +169,8 @@ def test_what_cannot_be_is_told_with_its_place(
         (["--tensor-parallel", "--deterministic", "--threads=1"], ["--deterministic", "--tensor-parallel"]),
         (["--tls-cert=c"], ["--tls-cert", "--tls-key"]),
         (["--shared-texts=1", "--no-recall"], ["shared_texts", "recall"]),
+        (["--allow-rule=judge"], ["--judge", "--allow-rule"]),
+        (["--judge=judge.json"], ["--judge", "--allow-rule"]),
     ],
 )
 def test_what_contradicts_itself_is_named(words: list[str], names: list[str]) -> None:
@@ -176,7 +180,7 @@ def test_what_contradicts_itself_is_named(words: list[str], names: list[str]) ->
 
 
 def test_every_limit_is_a_setting_or_has_a_reason_not_to_be() -> None:
-    made_of_others = {"rules"}  # of allow_rule and coupled_only
+    made_of_others = {"rules", "judge"}  # of allow_rule, coupled_only and judge
     known = {entry.field for entry in SCHEMA.of("limits")}
     assert known | made_of_others == {field.name for field in fields(SchedulerConfig)}
 

@@ -66,7 +66,7 @@ def test_what_is_not_understood_or_out_of_range_is_told(text: str) -> None:
 
 def test_greedy_decoding_is_another_one_only_under_the_rules_that_are_made_for_it() -> None:
     changed = [rule for rule in AcceptanceRule if Acceptance(rule).decides(greedy=True)]
-    assert changed == [AcceptanceRule.TOPK_GAP, AcceptanceRule.BILD]
+    assert changed == [AcceptanceRule.TOPK_GAP, AcceptanceRule.BILD, AcceptanceRule.JUDGE]
     assert not any(rule.lossless for rule in changed)
     assert not Acceptance().decides(greedy=False), "the coupled rule's own choice"
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from cloud_verifier.core.judge import Judge
 from cloud_verifier.core.nouns import TargetInfo
 from cloud_verifier.server.serving import info_of
+from common.acceptance import AcceptanceRule
+from common.errors import UserError
 from common.sampling import SamplingDefaults
 from forerun.cli import main, own_version
 from tests import wording
@@ -87,6 +90,17 @@ def edge_words(draft: str) -> list[str]:
 )
 def test_lossy_rules_are_allowed_by_name_only(options: list[str], rules: str) -> None:
     assert " ".join(rule.title for rule in configured(*options).scheduler.rules) == rules
+
+
+def test_a_judge_comes_with_its_permission_and_is_read_before_the_target(tmp_path: Path) -> None:
+    path, judge = tmp_path / "judge.json", Judge((0.0,) * 4, (1.0,) * 4, (0.0,) * 4, -1.0, 0.5)
+    words = ["--allow-rule", "judge", "--judge", str(path)]
+    with pytest.raises(UserError, match=r"judge\.json"):
+        _ = configured(*words).scheduler
+    path.write_text(judge.to_json(), encoding="utf-8")
+    limits = configured(*words).scheduler
+    assert limits.judge == judge
+    assert AcceptanceRule.JUDGE in limits.rules
 
 
 def test_a_verifier_can_be_told_to_advise_no_sampling_values() -> None:

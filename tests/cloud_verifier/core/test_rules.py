@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
@@ -11,11 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 from cloud_verifier.core import rules as rules_module
-from cloud_verifier.core.nouns import Ask, Offer, StepItem
+from cloud_verifier.core.judge import FEATURES, Judge, features
+from cloud_verifier.core.nouns import Ask, Offer, SchedulerConfig, StepItem
 from cloud_verifier.core.rules import RULES, RuleRows, decide, residual
 from common.acceptance import TOTAL, Acceptance, AcceptanceRule, Draft, draw, quantised
 from common.chances import Chances, SeededChances
-from common.errors import LocalError
+from common.errors import LocalError, UserError
 from common.sampling import SamplingParams
 from tests import wording
 from tests.worlds.enumeration import NEVER, Branch, distance, law_of
@@ -52,6 +55,7 @@ REJECTION, SPECINFER, BLOCK = map(
     Acceptance, (AcceptanceRule.REJECTION, AcceptanceRule.SPECINFER, AcceptanceRule.BLOCK)
 )
 SPECTR, SPECTR_OT = map(Acceptance, (AcceptanceRule.SPECTR, AcceptanceRule.SPECTR_OT))
+JUDGE = AcceptanceRule.JUDGE
 TYPICAL, TOPK_GAP, BILD = AcceptanceRule.TYPICAL, AcceptanceRule.TOPK_GAP, AcceptanceRule.BILD
 
 
@@ -106,6 +110,7 @@ class Step:
     """Rows of one session, the tip first; `paths` has each row's text below the tip."""
 
     models: Models
+    judge: Judge | None = None
     paths: list[Text] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     offers: list[Offer] = field(default_factory=list)
@@ -131,7 +136,7 @@ class Step:
             slots=ints(range(50, 50 + chunk + count)),
             outputs=ints(range(chunk, chunk + count)),
             sampling=SamplingParams(temperature=1.0),
-            ask=Ask(acceptance, tuple(self.offers)),
+            ask=Ask(acceptance, tuple(self.offers), self.judge),
         )
 
     def written(
@@ -237,6 +242,7 @@ def test_rows_off_the_path_keep_the_coupled_choice() -> None:
     made = fork()
     made.models.write("target", (), 0.0, 0.0, 1.0)
     made.models.write("target", (2,), 1.0, 0.0, 0.0)
+    made.judge = a_judge(log_rank=1.0)
     for acceptance in map(Acceptance, RULES):
         choices = decide(
             made.item(acceptance),
@@ -527,11 +533,24 @@ def test_seeds_write_as_often_as_the_law_says() -> None:
 LAW = (0.5, 0.3, 0.15, 0.05, 0.0)
 
 
-def taken(acceptance: Acceptance, offered: tuple[int, ...], own: int, law: tuple[float, ...] = LAW) -> Text:
+def a_judge(threshold: float = 0.5, bias: float = 0.0, **weights: float) -> Judge:
+    """A judge that reads the named features as they are."""
+    own = tuple(weights.pop(name, 0.0) for name in FEATURES)
+    assert not weights, "all are features"
+    return Judge((0.0,) * len(FEATURES), (1.0,) * len(FEATURES), own, bias, threshold)
+
+
+def taken(
+    acceptance: Acceptance,
+    offered: tuple[int, ...],
+    own: int,
+    law: tuple[float, ...] = LAW,
+    judge: Judge | None = None,
+) -> Text:
     """What is written where `offered` children hang below the tip and the target writes `own`."""
     models = Models(0, vocab_size=len(law))
     models.write("target", (), *law)
-    step = Step(models)
+    step = Step(models, judge)
     step.add((), -1, Offer(offered))
     return step.written(acceptance, None, coupled=own)
 
@@ -626,3 +645,62 @@ def test_the_walk_goes_on_below_what_was_let_pass() -> None:
     step.add((1,), 0, Offer((0,)))
     for rule in (TYPICAL, TOPK_GAP, BILD):
         assert step.written(Acceptance(rule), None, coupled=2) == (1, 0)
+
+
+# The rule `judge` -------------------------------------------------------------------------------------------
+
+
+def test_a_judge_reads_chances_entropy_and_rank() -> None:
+    entropy = -sum(chance * math.log(chance) for chance in LAW if chance)
+    found = features(np.array(LAW), 2)
+    assert found == pytest.approx([math.log(0.15), math.log(0.5), entropy, math.log(3)])
+    assert features(np.array([0.4, 0.4, 0.2]), 1)[3] == 0.0, "equals have the same rank"
+
+
+@pytest.mark.parametrize(
+    ("judge", "tokens"),
+    [
+        (a_judge(log_rank=1.0, bias=-math.log(2.5)), [0, 1]),  # P(important) is rank / (rank + 2.5)
+        (a_judge(log_rank=1.0, bias=-math.log(2.5), threshold=0.6), [0, 1, 2]),  # 4 / 6.5 is above 0.6
+        (a_judge(token_logprob=-1.0, bias=math.log(0.1)), [0, 1, 2]),  # 0.1 / (0.1 + p)
+        (a_judge(bias=-9.0), [0, 1, 2, 3]),  # never one without a chance
+        (a_judge(threshold=0.0), []),
+        (a_judge(entropy=-1.0, bias=1.0), [0, 1, 2, 3]),  # the entropy is 1.14
+        (a_judge(best_logprob=-1.0, bias=-0.6), []),  # 0.69 is above 0.6
+    ],
+)
+def test_a_judge_lets_pass_what_is_below_its_threshold(judge: Judge, tokens: list[int]) -> None:
+    rule = Acceptance(JUDGE)
+    assert [token for token in range(5) if taken(rule, (token,), -1, judge=judge) == (token,)] == tokens
+
+
+def test_under_a_judge_the_targets_own_choice_comes_first() -> None:
+    lenient = a_judge(bias=-9.0)
+    assert taken(Acceptance(JUDGE), (0, 1, 3), own=3, judge=lenient) == (3,)
+    assert taken(Acceptance(JUDGE), (1, 0), own=3, judge=lenient) == (1,)
+
+
+def test_the_rule_needs_a_judge() -> None:
+    with pytest.raises(LocalError):
+        taken(Acceptance(JUDGE), (0,), own=3)
+    with pytest.raises(UserError):
+        SchedulerConfig(rules=(AcceptanceRule.COUPLED, JUDGE))
+
+
+def test_a_judge_is_read_back_as_it_was_written_and_nothing_else_is_one() -> None:
+    judge = a_judge(0.25, 0.1, entropy=1 / 3)
+    written = judge.to_json(tasks=7)
+    assert Judge.from_json(written) == judge
+    told = json.loads(written)
+    broken = (
+        "judge",
+        "[]",
+        json.dumps({**told, "features": ["hidden"]}),
+        json.dumps({**told, "weights": told["weights"][1:]}),
+        json.dumps({**told, "scale": [0.0] * len(FEATURES)}),
+        json.dumps({**told, "threshold": 2}),
+        json.dumps({name: value for name, value in told.items() if name != "bias"}),
+    )
+    for text in broken:
+        with pytest.raises(UserError):
+            Judge.from_json(text)

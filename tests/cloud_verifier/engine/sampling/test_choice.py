@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from cloud_verifier.core.judge import Judge
 from cloud_verifier.core.nouns import Ask, Offer, StepItem, StepPlan
 from cloud_verifier.core.rules import decide
 from cloud_verifier.engine.engine import TorchEngine
@@ -328,7 +329,8 @@ def tree(acceptance: Acceptance, sampling: SamplingParams = HOT) -> StepItem:
     item = session(1, sampling).item([5, 9, 6, 7], [-1, 0, 0, 1], range(4))
     draft = quantised([6, 7, 9], [0.0, 0.5, 1.0])
     offers = (Offer((9, 6), draft), Offer((7,), draft), Offer(), Offer())
-    return replace(item, ask=Ask(acceptance, offers))
+    judge = Judge((0.0,) * 4, (1.0,) * 4, (0.0, 0.0, 0.0, 1.0), -1.0, threshold=0.5)  # rank 1 or 2
+    return replace(item, ask=Ask(acceptance, offers, judge))
 
 
 @pytest.mark.parametrize(
