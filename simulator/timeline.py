@@ -10,7 +10,6 @@ from typing import Any
 
 from cloud_verifier.core.nouns import StepPlan
 from common.messages import Close, Commit, Finish, Hint, Open, Opened, Propose
-from edge_client.core.nouns import DraftRow
 from simulator.events import EventHeap
 from simulator.system import PolicyMaker, SimulatedDevice, SimulatedVerifier, ToEdge
 from simulator.world import World
@@ -60,11 +59,11 @@ class WatchedDevice(SimulatedDevice):
         self.going_up.append(self._events.now)
         super()._send(message)
 
-    def _expand(self, rows: tuple[DraftRow, ...]) -> None:
-        now = self._events.now
-        end = now + self._draft_step(len(rows))[0]
-        self._spans.append(TimelineSpan(Track.DRAFT, now, end, _count(len(rows), "node")))
-        super()._expand(rows)
+    def _draft_step(self, num_read: int) -> tuple[float, int]:
+        took, num_read = super()._draft_step(num_read)
+        now, num_rows = self._events.now, self._drafter.num_rows
+        self._spans.append(TimelineSpan(Track.DRAFT, now, now + took, _count(num_rows, "node")))
+        return took, num_read
 
     def _receive(self, message: ToEdge) -> None:
         now = self._events.now
