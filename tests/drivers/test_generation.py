@@ -40,7 +40,7 @@ async def test_the_text_is_the_targets(policy: str) -> None:
     assert bool(run.session.stats.proposed) is (policy != "off")
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block", "specinfer"])
+@pytest.mark.parametrize("rule", ["rejection", "block", "specinfer", "spectr", "spectr-ot"])
 async def test_drawn_drafts_travel_and_are_accepted(rule: str) -> None:
     async with running(step_time=0.01) as system:
         with DrafterThread(TinyDrafter(blend=0.0)) as drafts:
