@@ -69,6 +69,7 @@ class DrawStream(IntEnum):
     HEAD_RANK = 12
     HEAD_LIKENESS = 13
     SMALL_DRAFT = 14
+    HINT = 15
 
 
 class Draws:

@@ -103,6 +103,8 @@ VERIFIER: dict[str, Field] = {
     "max_nodes_per_session": ("max_nodes_per_session", int, 1),
     "max_rows": ("max_rows", int, 1),
     "max_slowdown": ("max_slowdown", float, 1.0),
+    "hint_at": ("hint_at", float, 1.0),
+    "hint_skill": ("hint_skill", float, 1.0),
     "replicas": ("replicas", int, 1),
     "recall": ("recall", bool, 1.0),
 }

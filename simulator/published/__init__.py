@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from simulator.published import bild, cs_drafting, leviathan, pacer
+from simulator.published import bild, cs_drafting, leviathan, mirror, pacer
 from simulator.published.claims import Claim
 
-CLAIMS: tuple[Claim, ...] = (*leviathan.CLAIMS, *bild.CLAIMS, *cs_drafting.CLAIMS, *pacer.CLAIMS)
+CLAIMS: tuple[Claim, ...] = (
+    *leviathan.CLAIMS,
+    *bild.CLAIMS,
+    *cs_drafting.CLAIMS,
+    *pacer.CLAIMS,
+    *mirror.CLAIMS,
+)
 """All claims, in the order of docs/schemes.md."""
