@@ -35,6 +35,7 @@ TORCH_ONLY = (
     "dtype",
     "quantize",
     "drafter",
+    "hint_at",
     "attention",
     "cuda_graphs",
     "warm_graphs",
@@ -120,6 +121,13 @@ class TargetSection:
         "first K layers, or exit, its first layers if they pay",
         form="a file, a folder, a hub id, mtp, exit or exit:K",
     )
+    hint_at: float = setting(
+        0.0,
+        "share of the layers after which each step tells its likely tokens to edges near by "
+        "(docs/drafters.md); 0: never",
+        low=0.0,
+        high=1.0,
+    )
     step_floor: float = setting(
         0.0, "least time of every step, to imitate a larger target", unit="milliseconds", low=0.0
     )
@@ -176,6 +184,11 @@ class TargetSection:
             raise UserError(
                 "--drafter and --tensor-parallel cannot be combined: a drafter needs the whole target; leave "
                 "one out"
+            )
+        if self.tensor_parallel and self.hint_at:
+            raise UserError(
+                "--hint-at and --tensor-parallel cannot be combined: one rank has not the whole layer's "
+                "output head; leave one out"
             )
         if self.tensor_parallel and self.deterministic:
             raise UserError(

@@ -73,6 +73,7 @@ class DrawStream(IntEnum):
     MIDDLE_RANK = 16
     MIDDLE_LIKENESS = 17
     MIDDLE_OFF_PATH = 18
+    HINT = 19
 
 
 class Draws:

@@ -109,6 +109,8 @@ VERIFIER: dict[str, Field] = {
     "max_slowdown": ("max_slowdown", float, 1.0),
     "nodes": ("nodes", int, 1),
     "hop_ms": ("hop_time", float, MS),
+    "hint_at": ("hint_at", float, 1.0),
+    "hint_skill": ("hint_skill", float, 1.0),
     "replicas": ("replicas", int, 1),
     "recall": ("recall", bool, 1.0),
 }

@@ -15,6 +15,7 @@ from cloud_verifier.core.nouns import (
     GuessPlan,
     GuessResult,
     SchedulerConfig,
+    StepHints,
     StepPlan,
     StepResult,
     TargetInfo,
@@ -47,6 +48,8 @@ PolicyMaker = Callable[[Knowledge], GrowthPolicy]
 """A new policy for each session; the session's knowledge is for bounds that may look at it."""
 
 ToEdge = ServerMessage
+
+HINTED = 4  # tokens of a hint, as of `cloud_verifier.engine.hints`
 
 
 class SimulatedDraft:
@@ -377,8 +380,34 @@ class SimulatedVerifier:
     def _step(self, plan: StepPlan) -> None:
         result, context = self._evaluate(plan)
         duration = self.world.verifier.time(plan.num_rows, context, self._events.now)
+        if share := self.world.verifier.hint_at:
+            self._events.after(share * duration, partial(self._hint, share, plan))
         self._events.after(duration, partial(self._step_done, result))
         self._ahead = self.scheduler.look_ahead()
+
+    def _hint(self, share: float, plan: StepPlan) -> None:
+        likely = tuple(
+            tuple(self._likely(item.session, row) for row in item.positions[item.outputs].tolist())
+            if item.hint
+            else ()
+            for item in plan.items
+        )
+        self.scheduler.on_hints(StepHints(share, likely))
+        self._carry_out()
+
+    def _likely(self, key: int, position: int) -> tuple[int, ...]:
+        """Return the likely tokens after a position of the text, best first, by an exit of the world's
+        skill."""
+        right = int(self._choices[key][position])
+        others = [each for each in self._devices[key].knowledge.candidates(position + 1)[0] if each != right]
+        draw, skill = (
+            Draws(self.world.seed, key).uniform(DrawStream.HINT, position),
+            self.world.verifier.hint_skill,
+        )
+        place, left = 0, 1.0 - skill
+        while draw >= 1.0 - left and place < HINTED:
+            place, left = place + 1, 0.5 * left
+        return tuple([*others[:place], right, *others[place:]][:HINTED])
 
     def _step_done(self, result: StepResult) -> None:
         ahead, self._ahead = self._ahead, None

@@ -132,6 +132,10 @@ class VerifierSpec:
     step_changes: tuple[StepChange, ...] = ()  # of `step_time`, in order of time
     draft: DeviceSpec | None = None  # of a draft beside the target; None = as fast as the devices'
     heads: HeadsSpec | None = None  # the verifier's own drafter, in all schemes that run its scheduler
+    hint_at: float = 0.0  # share of a step after which its likely tokens are told to the edges; 0 = never
+    hint_skill: float = (
+        0.5  # chance that a hint's first token is the target's; each further one: half the rest
+    )
 
     def __post_init__(self) -> None:
         _not_negative(
@@ -143,6 +147,11 @@ class VerifierSpec:
             raise UserError("verifier step_changes are not in order of time")
         if not self.max_slowdown > 0:
             raise UserError(f"verifier max_slowdown is {self.max_slowdown}; it must be above 0")
+        if not (0 <= self.hint_at < 1 and 0 <= self.hint_skill <= 1):
+            raise UserError(
+                f"verifier hint_at is {self.hint_at} and hint_skill {self.hint_skill}; they must lie in "
+                "[0, 1) and [0, 1]"
+            )
         for name in ("max_nodes_per_session", "max_rows", "nodes", "replicas"):
             if getattr(self, name) < 1:
                 raise UserError(f"verifier {name} is {getattr(self, name)}; it must be at least 1")

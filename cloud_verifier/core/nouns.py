@@ -47,6 +47,7 @@ class StepItem:
     ask: Ask | None = None  # the acceptance rule if it is not the coupled rule (`core.rules.decide`)
     logprobs: int | None = None  # return log-probabilities of choices and of this many likeliest tokens
     history: History | None = None  # of `prompt` and `generated`, where bias or penalties change logits
+    hint: bool = False  # the edge takes hints: an engine that has early ones gives them for the output rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,14 @@ class StepResult:
     margins: tuple[FloatArray, ...]  # each [O]: score of the choice minus the runner-up's, >= 0
     logprobs: tuple[RowLogprobs | None, ...] = ()  # of items that ask; empty if none does
     mask_times: tuple[tuple[int, float], ...] = ()  # seconds of making masks, by session, of those with any
+
+
+@dataclass(frozen=True, slots=True)
+class StepHints:
+    """Holds what an engine holds for likely in the middle of a step (Mirror-SD, arXiv 2510.13161)."""
+
+    share: float  # of the step's layers that were done
+    tokens: tuple[tuple[tuple[int, ...], ...], ...]  # by item and output row, best first; () without `hint`
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from cloud_verifier.core.nouns import (
     IntArray,
     Reply,
     SchedulerConfig,
+    StepHints,
     StepPlan,
     StepResult,
     TargetInfo,
@@ -107,10 +108,10 @@ class VerifyScheduler:
     The driver calls `on_connect` when a stream begins, `charge_stream` when its tenant is known, and
     `on_open`, `on_propose`, `on_close` as messages come. When the engine is free it calls `next_guess` for a
     plan of guesses, then `on_guessed` or `on_guess_failed`; without such a plan it calls `next_step` for a
-    step, then `on_step_done` or `on_step_failed`. While a step runs it may call `look_ahead`. It calls
-    `on_timer` at `next_timer_at`, `on_stalled` when a session's outbox fills or drains, and `drain` before
-    the process ends. After each call it carries out `effects()`. The driver chooses session keys: one per
-    stream, above 0, never used twice.
+    step, then `on_step_done` or `on_step_failed`. While a step runs it may call `look_ahead` and `on_hints`.
+    It calls `on_timer` at `next_timer_at`, `on_stalled` when a session's outbox fills or drains, and `drain`
+    before the process ends. After each call it carries out `effects()`. The driver chooses session keys: one
+    per stream, above 0, never used twice.
     """
 
     def __init__(self, info: TargetInfo, config: SchedulerConfig | None = None) -> None:
@@ -356,6 +357,14 @@ class VerifyScheduler:
         for part in parts:
             if part.finish is not None:
                 self._finish(part.session, part.finish, now)
+
+    def on_hints(self, hints: StepHints) -> None:
+        """Take what the engine holds for likely in the middle of the running step, and hint at it to the
+        edges that asked. Hints decide nothing."""
+        sessions = self._running.sessions.values() if self._running is not None else ()
+        for session, said in zip(sessions, hints.tokens, strict=False):
+            if (hint := session.hint(said)) is not None:
+                self._effects.append(Reply(session.key, hint))
 
     def on_step_failed(self, error: ForerunError, now: float) -> None:
         """Take the failure of the running step. A session that was alone in it ends with the error. Several

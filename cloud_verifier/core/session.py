@@ -18,7 +18,8 @@ from cloud_verifier.core.own_guesses import OwnGuesses, new_pace
 from common.choice import History
 from common.errors import LocalError
 from common.estimators import RatioEstimator
-from common.messages import FinishReason, Open, Propose
+from common.hints import hint_at
+from common.messages import FinishReason, Hint, Open, Propose
 from common.prompt_lookup import PromptLookup, grow_guesses
 from common.tree import Node, SpeculationTree
 
@@ -419,6 +420,7 @@ class VerifySession:
             self._offers.ask(self.tree, nodes) if self._offers is not None and nodes else None,
             self.request.logprobs,
             self._history_before(start),
+            self.request.hints,
         )
 
     def item_ahead(self, token: IntArray, slots: Sequence[int]) -> StepItem:
@@ -440,7 +442,22 @@ class VerifySession:
             self._generated(position) if self._prompt is not None else None,
             logprobs=self.request.logprobs,
             history=self._history_before(position),
+            hint=self.request.hints,
         )
+
+    def hint(self, said: Sequence[Sequence[int]]) -> Hint | None:
+        """Return the hint at the node where the running step probably ends. `said` holds the likely tokens
+        after each of its nodes, best first; None if there are none."""
+        if self.rows is None or self.ended or self.stalled_at is not None:
+            return None
+        by_id = {node.id: likely for node, likely in zip(self.rows.nodes, said, strict=False)}
+        node: Node | None = self.tree.tip
+        while node is not None and (likely := by_id.get(node.id)):
+            below = node.children.get(likely[0], 0)
+            if below not in by_id:
+                return hint_at(self.tree, node, likely)
+            node = self.tree.live.get(below)
+        return None
 
     def begin_ahead(self, slots: list[int]) -> None:
         """Note that the engine has begun the step of `item_ahead`. `slots` holds the slot of its row."""

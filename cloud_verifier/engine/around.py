@@ -1,9 +1,10 @@
 """Defines optional methods of engines, and engines that wrap another engine.
 
-An engine may define four methods. `stats()` returns its figures. `check_grammar(request)` raises `UserError`
+An engine may define five methods. `stats()` returns its figures. `check_grammar(request)` raises `UserError`
 or `PeerError` if the engine cannot follow the session's grammar. `prepare_grammars()` prepares what the first
 grammar needs. Each runs in another thread than `evaluate` and must not wait for `evaluate`. `guess(plan)`
-runs in the thread of `evaluate`, if `info.guess_depth` is above 0.
+runs in the thread of `evaluate`, if `info.guess_depth` is above 0. `listen(tell)` is called once, before the
+first step; the engine then tells early hints in the thread of `evaluate`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloud_verifier.core.nouns import GuessPlan, GuessResult, StepPlan, StepResult, TargetEngine, TargetInfo
+from cloud_verifier.core.nouns import (
+    GuessPlan,
+    GuessResult,
+    StepHints,
+    StepPlan,
+    StepResult,
+    TargetEngine,
+    TargetInfo,
+)
 from common.errors import LocalError, UserError
 from common.messages import Open
 
@@ -62,6 +71,12 @@ def guess(engine: Any, plan: GuessPlan) -> GuessResult:
     return guesses
 
 
+def listen(engine: Any, tell: Callable[[StepHints], None]) -> None:
+    """Let the engine tell the hints of each step, if it has any."""
+    if hasattr(engine, "listen"):
+        engine.listen(tell)
+
+
 class EngineAround:
     """Delegates to the `engine` inside every method that it does not define itself."""
 
@@ -81,9 +96,13 @@ class EngineAround:
     def guess(self, plan: GuessPlan) -> GuessResult:
         return guess(self._engine, plan)
 
+    def listen(self, tell: Callable[[StepHints], None]) -> None:
+        listen(self._engine, tell)
+
 
 class FlooredEngine(EngineAround):
-    """Sleeps in every step until `floor_s` seconds have passed, to stand for a larger target."""
+    """Sleeps in every step until `floor_s` seconds have passed, to stand for a larger target. A hint at a
+    share of the layers comes after that share of them."""
 
     def __init__(
         self,
@@ -99,11 +118,22 @@ class FlooredEngine(EngineAround):
         self._floor_s = floor_s
         self._clock = clock
         self._sleep = sleep
+        self._began_at = 0.0
 
     def evaluate(self, plan: StepPlan) -> StepResult:
-        end_at = self._clock() + self._floor_s
+        self._began_at = self._clock()
         result = self._engine.evaluate(plan)
-        rest = end_at - self._clock()
+        self._sleep_until(self._began_at + self._floor_s)
+        return result
+
+    def listen(self, tell: Callable[[StepHints], None]) -> None:
+        def tell_later(hints: StepHints) -> None:
+            self._sleep_until(self._began_at + hints.share * self._floor_s)
+            tell(hints)
+
+        super().listen(tell_later)
+
+    def _sleep_until(self, at: float) -> None:
+        rest = at - self._clock()
         if rest > 0.0:
             self._sleep(rest)
-        return result

@@ -146,6 +146,10 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
         drafter=target.drafter,
         compiled=target.compile,
     )
+    if target.hint_at:
+        from cloud_verifier.engine.hints import HintingEngine
+
+        return floored(HintingEngine(engine, target.hint_at), target), table
     return floored(engine, target), table
 
 

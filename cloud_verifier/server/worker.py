@@ -14,10 +14,19 @@ from dataclasses import dataclass
 
 from cloud_verifier.core.admission import ANYBODY, Caller
 from cloud_verifier.core.lookahead import NextStep
-from cloud_verifier.core.nouns import End, GuessPlan, GuessResult, Reply, StepPlan, StepResult, TargetEngine
+from cloud_verifier.core.nouns import (
+    End,
+    GuessPlan,
+    GuessResult,
+    Reply,
+    StepHints,
+    StepPlan,
+    StepResult,
+    TargetEngine,
+)
 from cloud_verifier.core.rate_limits import Quotas
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.engine.around import check_grammar, guess, prepare_grammars, stats_of
+from cloud_verifier.engine.around import check_grammar, guess, listen, prepare_grammars, stats_of
 from cloud_verifier.server.outbox import Outbox
 from cloud_verifier.telemetry.monitor import Monitor
 from cloud_verifier.telemetry.snapshot import Snapshot, take
@@ -49,16 +58,21 @@ EngineOutcome = StepOutcome | GuessOutcome
 class EngineThread:
     """Runs plans in a thread. All methods except the thread's own belong to the event loop's thread.
 
-    Args: engine; clock, seconds, as of the scheduler's driver; on_end, called in the event loop's thread with
-    the outcome of each plan, in order.
+    Args: engine; clock, seconds, as of the scheduler's driver; on_end and on_hints, called in the event
+    loop's thread with the outcome of each plan and with the hints before it, in order.
     """
 
     def __init__(
-        self, engine: TargetEngine, clock: Callable[[], float], on_end: Callable[[EngineOutcome], None]
+        self,
+        engine: TargetEngine,
+        clock: Callable[[], float],
+        on_end: Callable[[EngineOutcome], None],
+        on_hints: Callable[[StepHints], None],
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._on_end = on_end
+        self._on_hints = on_hints
         self._plans: queue.SimpleQueue[StepPlan | GuessPlan | None] = queue.SimpleQueue()
         self._next: deque[NextStep] = deque()  # one at most; the thread that removes it owns it
         self._stopped = False
@@ -67,6 +81,7 @@ class EngineThread:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        listen(self._engine, self._tell_hints)
         self._thread.start()
 
     def stop(self) -> None:
@@ -124,6 +139,14 @@ class EngineThread:
         except BaseException as error:  # noqa: BLE001 - the worker waits for it and goes on without guesses
             return GuessOutcome(error, self._clock())
 
+    def _tell_hints(self, hints: StepHints) -> None:
+        assert self._loop is not None, "started before"
+        self._loop.call_soon_threadsafe(self._hear_hints, hints)
+
+    def _hear_hints(self, hints: StepHints) -> None:
+        if not self._stopped:
+            self._on_hints(hints)
+
     def _tell(self, outcome: EngineOutcome) -> None:
         assert self._loop is not None, "started before"
         self._loop.call_soon_threadsafe(self._hear, outcome)
@@ -153,7 +176,7 @@ class Worker:
         self.version = version()
         self._engine = engine
         self._clock = clock
-        self._engine_thread = EngineThread(engine, clock, self._ended)
+        self._engine_thread = EngineThread(engine, clock, self._ended, self._hinted)
         self._at_rest = asyncio.Event()  # no step runs any more
         self._broken: Exception | None = None
         self._wake = asyncio.Event()
@@ -301,6 +324,10 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - `run` raises it: without a heartbeat nothing must go on
             self._broken = error
             self._at_rest.set()
+
+    def _hinted(self, hints: StepHints) -> None:
+        self.scheduler.on_hints(hints)
+        self._deliver()
 
     def _book(self, outcome: StepOutcome) -> None:
         if not outcome.next_began:

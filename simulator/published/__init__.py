@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.published import bild, cs_drafting, dsd, hsd, leviathan, pacer
+from simulator.published import bild, cs_drafting, dsd, hsd, leviathan, mirror, pacer
 from simulator.published.claims import Claim
 
 CLAIMS: tuple[Claim, ...] = (
@@ -10,6 +10,7 @@ CLAIMS: tuple[Claim, ...] = (
     *bild.CLAIMS,
     *pacer.CLAIMS,
     *cs_drafting.CLAIMS,
+    *mirror.CLAIMS,
     *dsd.CLAIMS,
     *hsd.CLAIMS,
 )

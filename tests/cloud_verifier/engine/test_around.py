@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from cloud_verifier.core.nouns import StepPlan, StepResult, TargetEngine, TargetInfo
+from cloud_verifier.core.nouns import StepHints, StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.engine.around import FlooredEngine, Stats, check_grammar, prepare_grammars, stats_of
 from common.errors import UserError
 from common.messages import Open
@@ -13,6 +15,7 @@ from tests import wording
 
 INFO = TargetInfo("fake", 10, 20, 30, (1,), b"")
 RESULT = StepResult((), ())
+HINTS = StepHints(0.5, ())
 WITHOUT_GRAMMAR, WITH_GRAMMAR = (
     Open((1,), SamplingParams(grammar=text), b"", committed=()) for text in ("", "start: /a/")
 )
@@ -55,6 +58,24 @@ def test_only_the_rest_of_the_floor_is_slept(step_time: float, slept: list[float
     assert floored.evaluate(StepPlan(())) is RESULT
     assert engine.slept == slept
     assert floored.info is INFO
+
+
+def test_hints_come_after_their_share_of_the_floor() -> None:
+    class Hinting(Plain):
+        def listen(self, tell: Callable[[StepHints], None]) -> None:
+            self.tell = tell
+
+        def evaluate(self, plan: StepPlan) -> StepResult:
+            self.now += 0.125
+            self.tell(HINTS)
+            return super().evaluate(plan)
+
+    engine, told = Hinting(step_time=0.25), list[StepHints]()
+    floored = FlooredEngine(engine, 1.0, clock=lambda: engine.now, sleep=engine.slept.append)
+    floored.listen(told.append)
+    floored.evaluate(StepPlan(()))
+    assert told == [HINTS]
+    assert engine.slept == [0.375, 0.625]
 
 
 @pytest.mark.parametrize("floor_s", [-0.1, 60.0, float("nan")])
