@@ -31,6 +31,7 @@ class AcceptanceRule(Enum):
     TOPK_GAP = 7  # Xia et al. 2023 (SpecDec)
     BILD = 8  # Kim et al. 2023 (BiLD), the rollback
     JUDGE = 11  # Garipov et al. 2025 (AutoJudge), a trained judge of mismatches
+    REFLECTIVE = 12  # arXiv 2505.18629, fused with a second look at the draft
 
     @property
     def title(self) -> str:
@@ -60,7 +61,12 @@ DRAWN = (
     AcceptanceRule.SPECINFER,
     AcceptanceRule.LENIENCE,
 )
-GREEDY_TOO = (AcceptanceRule.TOPK_GAP, AcceptanceRule.BILD, AcceptanceRule.JUDGE)
+GREEDY_TOO = (
+    AcceptanceRule.TOPK_GAP,
+    AcceptanceRule.BILD,
+    AcceptanceRule.JUDGE,
+    AcceptanceRule.REFLECTIVE,
+)
 """Rules that change greedy decoding. At temperature 0 every other rule is the greedy match."""
 
 PARAMETERS = {
@@ -68,6 +74,7 @@ PARAMETERS = {
     AcceptanceRule.TYPICAL: ("epsilon", "delta"),
     AcceptanceRule.TOPK_GAP: ("top", "gap"),
     AcceptanceRule.BILD: ("rollback",),
+    AcceptanceRule.REFLECTIVE: ("fusion",),
 }
 """Parameters by rule; other rules have none."""
 
@@ -90,12 +97,15 @@ class Acceptance:
     top: int = 3  # topk-gap: rank within which a token is accepted
     gap: float = 1.0  # topk-gap: most nats behind the best token
     rollback: float = 5.0  # bild: most nats of surprise of an accepted token (BiLD's code)
+    fusion: float = 0.3  # reflective: weight of the second look's logits; 0 is `coupled`
 
     def __post_init__(self) -> None:
         if not 0.0 < self.lenience <= 1.0:
             raise UserError(f"lenience is {self.lenience}; it must lie in (0, 1]")
         if not 0.0 < self.epsilon <= 1.0:
             raise UserError(f"epsilon is {self.epsilon}; it must lie in (0, 1]")
+        if not 0.0 <= self.fusion <= 1.0:
+            raise UserError(f"fusion is {self.fusion}; it must lie in [0, 1]")
         if not 1 <= self.top <= NUM_MOST:
             raise UserError(f"top is {self.top}; it must lie in [1, {NUM_MOST}]")
         for name in ("delta", "gap", "rollback"):

@@ -35,6 +35,7 @@ from cloud_verifier.settings import (
     VerifierConfig,
 )
 from cloud_verifier.telemetry.monitor import DENIED, TENANT_LIMITS, TOKEN_KEYS
+from common.acceptance import AcceptanceRule
 from common.config.live_files import LiveFiles
 from common.errors import UserError
 from common.privacy import Privacy
@@ -146,7 +147,12 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
         drafter=target.drafter,
         compiled=target.compile,
     )
-    return floored(engine, target), table
+    if AcceptanceRule.REFLECTIVE not in config.server.rules:
+        return floored(engine, target), table
+    from cloud_verifier.engine.reflecting import PROMPT, ReflectiveEngine
+
+    begin = len(engine.model.tokenize(""))  # special tokens before a prompt
+    return floored(ReflectiveEngine(engine, engine.model.tokenize(PROMPT)[begin:]), target), table
 
 
 def _load_gguf(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:

@@ -25,6 +25,7 @@ class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACCEPTANCE_RULE_LOSSY_TOPK_GAP: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_LOSSY_BILD: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_LOSSY_JUDGE: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_LOSSY_REFLECTIVE: _ClassVar[AcceptanceRule]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -54,6 +55,7 @@ ACCEPTANCE_RULE_LOSSY_TYPICAL: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_TOPK_GAP: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_BILD: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_JUDGE: AcceptanceRule
+ACCEPTANCE_RULE_LOSSY_REFLECTIVE: AcceptanceRule
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -102,7 +104,7 @@ class Open(_message.Message):
     def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[str] = ..., committed: _Optional[_Iterable[int]] = ..., fill: _Optional[bool] = ..., session_id: _Optional[str] = ..., acceptance: _Optional[_Union[Acceptance, _Mapping]] = ..., logprobs: _Optional[int] = ..., privacy: _Optional[_Union[Privacy, str]] = ...) -> None: ...
 
 class Acceptance(_message.Message):
-    __slots__ = ("rule", "lenience", "epsilon", "delta", "top", "gap", "rollback")
+    __slots__ = ("rule", "lenience", "epsilon", "delta", "top", "gap", "rollback", "fusion")
     RULE_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
     EPSILON_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +112,7 @@ class Acceptance(_message.Message):
     TOP_FIELD_NUMBER: _ClassVar[int]
     GAP_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    FUSION_FIELD_NUMBER: _ClassVar[int]
     rule: AcceptanceRule
     lenience: float
     epsilon: float
@@ -117,7 +120,8 @@ class Acceptance(_message.Message):
     top: int
     gap: float
     rollback: float
-    def __init__(self, rule: _Optional[_Union[AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., top: _Optional[int] = ..., gap: _Optional[float] = ..., rollback: _Optional[float] = ...) -> None: ...
+    fusion: float
+    def __init__(self, rule: _Optional[_Union[AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., top: _Optional[int] = ..., gap: _Optional[float] = ..., rollback: _Optional[float] = ..., fusion: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop_token_ids", "ignore_eos", "max_tokens", "seed", "grammar")
