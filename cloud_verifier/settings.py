@@ -412,6 +412,12 @@ class VerifierConfig:
             raise UserError(
                 "--tenant-certificate needs --tls-client-ca: without it client certificates are not verified"
             )
+        is_plain = not self.target.is_gguf and not self.target.tensor_parallel
+        if AcceptanceRule.REFLECTIVE in self.server.rules and not is_plain:
+            raise UserError(
+                "--allow-rule reflective needs a target in Hugging Face format, and no --tensor-parallel; "
+                "leave the rule out"
+            )
 
     @property
     def scheduler(self) -> SchedulerConfig:

@@ -33,6 +33,7 @@ class AcceptanceRule(Enum):
     SPECTR = 9  # Sun et al. 2023 (SpecTr), k-sequential selection, over all draws
     SPECTR_OT = 10  # the same drafts, decided by the optimal transport
     JUDGE = 11  # Garipov et al. 2025 (AutoJudge), a trained judge of mismatches
+    REFLECTIVE = 12  # arXiv 2505.18629, fused with a second look at the draft
     CONTRASTIVE = 13  # Li et al. 2023, contrastive decoding; Yuan et al. 2024, with rejection sampling
 
     @property
@@ -73,7 +74,12 @@ DRAWN = (
     AcceptanceRule.SPECTR_OT,
     AcceptanceRule.CONTRASTIVE,
 )
-GREEDY_TOO = (AcceptanceRule.TOPK_GAP, AcceptanceRule.BILD, AcceptanceRule.JUDGE)
+GREEDY_TOO = (
+    AcceptanceRule.TOPK_GAP,
+    AcceptanceRule.BILD,
+    AcceptanceRule.JUDGE,
+    AcceptanceRule.REFLECTIVE,
+)
 """Rules that change greedy decoding. At temperature 0 every other rule is the greedy match."""
 
 PARAMETERS = {
@@ -81,6 +87,7 @@ PARAMETERS = {
     AcceptanceRule.TYPICAL: ("epsilon", "delta"),
     AcceptanceRule.TOPK_GAP: ("top", "gap"),
     AcceptanceRule.BILD: ("rollback",),
+    AcceptanceRule.REFLECTIVE: ("fusion",),
     AcceptanceRule.CONTRASTIVE: ("alpha", "beta"),
 }
 """Parameters by rule; other rules have none."""
@@ -104,6 +111,7 @@ class Acceptance:
     rollback: float = 5.0  # bild: most nats of surprise of an accepted token (BiLD's code)
     alpha: float = 0.1  # contrastive: least chance, as a share of the likeliest token's (Li et al. 2023)
     beta: float = 0.5  # contrastive: weight of the draft's log chance (O'Brien and Lewis 2023)
+    fusion: float = 0.3  # reflective: weight of the second look's logits; 0 is `coupled`
 
     def __post_init__(self) -> None:
         if not 0.0 < self.lenience <= 1.0:
@@ -112,6 +120,8 @@ class Acceptance:
             value = getattr(self, name)
             if not 0.0 < value <= 1.0:
                 raise UserError(f"{name} is {value}; it must lie in (0, 1]")
+        if not 0.0 <= self.fusion <= 1.0:
+            raise UserError(f"fusion is {self.fusion}; it must lie in [0, 1]")
         if not 1 <= self.top <= NUM_MOST:
             raise UserError(f"top is {self.top}; it must lie in [1, {NUM_MOST}]")
         for name in ("delta", "gap", "rollback", "beta"):

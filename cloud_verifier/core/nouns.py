@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -40,7 +40,7 @@ class StepItem:
     slots: IntArray  # [T] where each row's KV is written; distinct, and not among any prefix's
     outputs: IntArray  # [O] rows whose choice is wanted, increasing; may be empty
     sampling: SamplingParams
-    # The two fields below are filled only if sampling.reads_text.
+    # The two fields below are filled only if sampling.reads_text, or under the rule `reflective`.
     prompt: IntArray | None = None  # [P] the whole prompt, wherever the rows begin
     generated: IntArray | None = None  # [G] committed tokens after the prompt, at positions before row 0's.
     # A row's choice counts as generated: `generated`, then its path's rows from position P on, itself too.
@@ -225,6 +225,10 @@ class Ask:
     acceptance: Acceptance
     offers: tuple[Offer, ...]  # one for each output row
     judge: Judge | None = None  # of the rule `judge`
+    copies: Mapping[int, int] = field(
+        default_factory=dict
+    )  # of the rule `reflective`: the output row of each
+    # output row's second look
 
 
 # Effects that the driver carries out, in order.

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from cloud_verifier.core.nouns import Offer, StepItem
 from common.acceptance import TOTAL, Acceptance, AcceptanceRule
 from common.chances import ACCEPT, BLOCK, SAMPLE, Chances, SeededChances
+from common.choice import choose_adjusted
 from common.errors import LocalError
+from common.sampling import SamplingParams
 
 FloatArray = NDArray[np.float64]
 TokenArray = NDArray[np.int64]
@@ -38,6 +40,7 @@ class RuleRows:
             raise LocalError("a rule needs one offer for each output row")
         self.acceptance = item.ask.acceptance
         self.judge = item.ask.judge
+        self._copies, self._sampling = item.ask.copies, item.sampling
         self.law = law
         self._offers = item.ask.offers
         self._coupled = coupled
@@ -55,6 +58,15 @@ class RuleRows:
 
     def coupled(self, row: int) -> int:
         return int(self._coupled[row])
+
+    def copy(self, row: int) -> int | None:
+        """Return the row of this row's second look; None without one."""
+        return self._copies.get(row)
+
+    def chosen(self, row: int, logits: FloatArray) -> int:
+        """Return the coupled rule's choice from other logits [V], which hold all sampling parameters."""
+        sampling = SamplingParams(0.0 if self._sampling.greedy else 1.0, seed=self._sampling.seed)
+        return choose_adjusted(logits.astype(np.float32), sampling, self.position(row) - 1).token
 
     def position(self, row: int) -> int:
         """Return the position of the row's chosen token."""
@@ -425,6 +437,31 @@ def _judged(rows: RuleRows, chances: Chances) -> dict[int, int]:
     return _lossy(lambda law, token, _: judge.is_unimportant(law, token), rows, chances)
 
 
+# The lossy rule `reflective` decides by the target's law fused with its law at a second look at the draft
+# (arXiv 2505.18629). The engine evaluates the second look in the same step (`engine.reflecting`).
+
+LEAST = 1e-12
+"""Chance of a token that the second look excludes. Without it one such look would be a veto."""
+
+
+def _reflective(rows: RuleRows, chances: Chances) -> dict[int, int]:
+    def choose(row: int) -> int:
+        copy = rows.copy(row)
+        if copy is None:
+            return rows.coupled(row)
+        return rows.chosen(row, fused(rows.law(row), rows.law(copy), rows.acceptance.fusion))
+
+    return _row_by_row(rows, choose)
+
+
+def fused(law: FloatArray, second: FloatArray, weight: float) -> FloatArray:
+    """Return logits float64 [V], (1 - weight) log law + weight log second; -inf where `law` has no chance."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logits: FloatArray = (1.0 - weight) * np.log(law) + weight * np.log(np.maximum(second, LEAST))
+    logits[law <= 0.0] = -np.inf
+    return logits
+
+
 # Block verification: a chain is accepted or cut as a whole (Sun et al. 2024, arXiv 2403.10444, alg. 2).
 #
 # Decided token by token, a rejected child discards all tokens below it, however well they fit. As a whole, a
@@ -535,5 +572,6 @@ RULES: dict[AcceptanceRule, Rule] = {
     AcceptanceRule.TOPK_GAP: partial(_lossy, _is_near_the_top),
     AcceptanceRule.BILD: partial(_lossy, _is_no_surprise),
     AcceptanceRule.JUDGE: _judged,
+    AcceptanceRule.REFLECTIVE: _reflective,
 }
 """All rules but the coupled rule, which engines implement themselves."""

@@ -15,6 +15,7 @@ from cloud_verifier.core.judge import Judge
 from cloud_verifier.core.memory import KvMemory, Lease
 from cloud_verifier.core.nouns import GuessItem, IntArray, StepItem
 from cloud_verifier.core.own_guesses import OwnGuesses, new_pace
+from common.acceptance import AcceptanceRule
 from common.choice import History
 from common.errors import LocalError
 from common.estimators import RatioEstimator
@@ -212,7 +213,7 @@ class VerifySession:
         self.account = DraftAccount()
         self._stop_ids = stop_ids
         self._prompt: IntArray | None = None  # made once: a step may come every few milliseconds
-        if request.sampling.reads_text:
+        if request.sampling.reads_text or request.acceptance.rule is AcceptanceRule.REFLECTIVE:
             self._prompt = np.array(request.prompt, dtype=np.int32)
         self._history: History | None = None  # of the text before the newest step
         if request.sampling.logit_bias or request.sampling.has_penalties:

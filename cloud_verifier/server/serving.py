@@ -35,6 +35,7 @@ from cloud_verifier.settings import (
     VerifierConfig,
 )
 from cloud_verifier.telemetry.monitor import DENIED, TENANT_LIMITS, TOKEN_KEYS
+from common.acceptance import AcceptanceRule
 from common.config.live_files import LiveFiles
 from common.errors import UserError
 from common.privacy import Privacy
@@ -146,10 +147,18 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
         drafter=target.drafter,
         compiled=target.compile,
     )
+    reflects = AcceptanceRule.REFLECTIVE in config.server.rules
+    if target.hint_at and reflects:
+        raise UserError("--hint-at and --allow-rule reflective exclude each other; leave one of them out")
     if target.hint_at:
         from cloud_verifier.engine.hints import HintingEngine
 
         return floored(HintingEngine(engine, target.hint_at), target), table
+    if reflects:
+        from cloud_verifier.engine.reflecting import PROMPT, ReflectiveEngine
+
+        begin = len(engine.model.tokenize(""))  # special tokens before a prompt
+        return floored(ReflectiveEngine(engine, engine.model.tokenize(PROMPT)[begin:]), target), table
     return floored(engine, target), table
 
 

@@ -27,6 +27,7 @@ class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACCEPTANCE_RULE_SPECTR: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_SPECTR_OT: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_LOSSY_JUDGE: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_LOSSY_REFLECTIVE: _ClassVar[AcceptanceRule]
     ACCEPTANCE_RULE_LOSSY_CONTRASTIVE: _ClassVar[AcceptanceRule]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -59,6 +60,7 @@ ACCEPTANCE_RULE_LOSSY_BILD: AcceptanceRule
 ACCEPTANCE_RULE_SPECTR: AcceptanceRule
 ACCEPTANCE_RULE_SPECTR_OT: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_JUDGE: AcceptanceRule
+ACCEPTANCE_RULE_LOSSY_REFLECTIVE: AcceptanceRule
 ACCEPTANCE_RULE_LOSSY_CONTRASTIVE: AcceptanceRule
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
@@ -110,7 +112,7 @@ class Open(_message.Message):
     def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[str] = ..., committed: _Optional[_Iterable[int]] = ..., fill: _Optional[bool] = ..., session_id: _Optional[str] = ..., acceptance: _Optional[_Union[Acceptance, _Mapping]] = ..., logprobs: _Optional[int] = ..., privacy: _Optional[_Union[Privacy, str]] = ..., hints: _Optional[bool] = ...) -> None: ...
 
 class Acceptance(_message.Message):
-    __slots__ = ("rule", "lenience", "epsilon", "delta", "top", "gap", "rollback", "alpha", "beta")
+    __slots__ = ("rule", "lenience", "epsilon", "delta", "top", "gap", "rollback", "alpha", "beta", "fusion")
     RULE_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
     EPSILON_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +122,7 @@ class Acceptance(_message.Message):
     ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     ALPHA_FIELD_NUMBER: _ClassVar[int]
     BETA_FIELD_NUMBER: _ClassVar[int]
+    FUSION_FIELD_NUMBER: _ClassVar[int]
     rule: AcceptanceRule
     lenience: float
     epsilon: float
@@ -129,7 +132,8 @@ class Acceptance(_message.Message):
     rollback: float
     alpha: float
     beta: float
-    def __init__(self, rule: _Optional[_Union[AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., top: _Optional[int] = ..., gap: _Optional[float] = ..., rollback: _Optional[float] = ..., alpha: _Optional[float] = ..., beta: _Optional[float] = ...) -> None: ...
+    fusion: float
+    def __init__(self, rule: _Optional[_Union[AcceptanceRule, str]] = ..., lenience: _Optional[float] = ..., epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., top: _Optional[int] = ..., gap: _Optional[float] = ..., rollback: _Optional[float] = ..., alpha: _Optional[float] = ..., beta: _Optional[float] = ..., fusion: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop_token_ids", "ignore_eos", "max_tokens", "seed", "grammar")

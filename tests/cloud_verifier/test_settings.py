@@ -170,6 +170,8 @@ def test_what_cannot_be_is_told_with_its_place(
         (["--tls-cert=c"], ["--tls-cert", "--tls-key"]),
         (["--shared-texts=1", "--no-recall"], ["shared_texts", "recall"]),
         (["--allow-rule=judge"], ["--judge", "--allow-rule"]),
+        (["--allow-rule=reflective", "--tensor-parallel"], ["--allow-rule reflective", "--tensor-parallel"]),
+        (["--allow-rule=reflective", "--model=t.gguf"], ["--allow-rule reflective"]),
         (["--judge=judge.json"], ["--judge", "--allow-rule"]),
     ],
 )

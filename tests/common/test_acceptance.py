@@ -6,6 +6,7 @@ import pytest
 
 from common.acceptance import (
     DRAWN,
+    GREEDY_TOO,
     LOSSLESS,
     PARAMETERS,
     Acceptance,
@@ -26,7 +27,18 @@ def test_lossy_rules_are_named_so_on_the_wire_and_no_others() -> None:
 
 @pytest.mark.parametrize("rule", AcceptanceRule, ids=lambda rule: rule.title)
 def test_a_rule_is_read_back_from_its_title(rule: AcceptanceRule) -> None:
-    acceptance = Acceptance(rule, 0.25, 0.5, 0.125, top=7, gap=2.0, rollback=1.5, alpha=0.5, beta=3.0)
+    acceptance = Acceptance(
+        rule,
+        lenience=0.25,
+        epsilon=0.5,
+        delta=0.125,
+        top=7,
+        gap=2.0,
+        rollback=1.5,
+        alpha=0.5,
+        beta=3.0,
+        fusion=0.75,
+    )
     again = make_acceptance(acceptance.title)
     assert again.rule is rule
     for name in PARAMETERS.get(rule, ()):
@@ -57,6 +69,7 @@ def test_a_single_setting_needs_no_name() -> None:
         "bild:-1",
         "contrastive:alpha=0",
         "contrastive:beta=-1",
+        "reflective:1.5",
     ],
 )
 def test_what_is_not_understood_or_out_of_range_is_told(text: str) -> None:
@@ -66,7 +79,7 @@ def test_what_is_not_understood_or_out_of_range_is_told(text: str) -> None:
 
 def test_greedy_decoding_is_another_one_only_under_the_rules_that_are_made_for_it() -> None:
     changed = [rule for rule in AcceptanceRule if Acceptance(rule).decides(greedy=True)]
-    assert changed == [AcceptanceRule.TOPK_GAP, AcceptanceRule.BILD, AcceptanceRule.JUDGE]
+    assert changed == list(GREEDY_TOO)
     assert not any(rule.lossless for rule in changed)
     assert not Acceptance().decides(greedy=False), "the coupled rule's own choice"
 

@@ -18,6 +18,7 @@ from cloud_verifier.core.nouns import Ask, Offer, SchedulerConfig, StepItem
 from cloud_verifier.core.rules import RULES, RuleRows, decide, residual
 from common.acceptance import TOTAL, Acceptance, AcceptanceRule, Draft, draw, quantised
 from common.chances import Chances, SeededChances
+from common.choice import choose
 from common.errors import LocalError, UserError
 from common.sampling import SamplingParams
 from tests import wording
@@ -111,6 +112,7 @@ class Step:
 
     models: Models
     judge: Judge | None = None
+    copies: dict[int, int] = field(default_factory=dict)
     paths: list[Text] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     offers: list[Offer] = field(default_factory=list)
@@ -136,7 +138,7 @@ class Step:
             slots=ints(range(50, 50 + chunk + count)),
             outputs=ints(range(chunk, chunk + count)),
             sampling=SamplingParams(temperature=1.0),
-            ask=Ask(acceptance, tuple(self.offers), self.judge),
+            ask=Ask(acceptance, tuple(self.offers), self.judge, self.copies),
         )
 
     def written(
@@ -704,3 +706,46 @@ def test_a_judge_is_read_back_as_it_was_written_and_nothing_else_is_one() -> Non
     for text in broken:
         with pytest.raises(UserError):
             Judge.from_json(text)
+
+
+# The rule `reflective` --------------------------------------------------------------------------------------
+
+
+def reflected(fusion: float, second: tuple[float, ...], own: int = 0, law: tuple[float, ...] = LAW) -> Text:
+    """What is written below a tip with a child (1,), whose second look is row 2."""
+    models = Models(0, vocab_size=len(law))
+    models.write("target", (), *law)
+    models.write("target", (9,), *second)
+    step = Step(models)
+    step.add((), -1, Offer((1,)))
+    step.add((1,), 0, Offer())
+    step.add((9,), 1, Offer())
+    step.copies = {0: 2}
+    item = replace(step.item(Acceptance(AcceptanceRule.REFLECTIVE, fusion=fusion)), sampling=SamplingParams())
+    choices = decide(item, np.array([own, 4, 4], np.int32), lambda row: models.target(step.paths[row]))
+    return (int(choices[0]),)
+
+
+def test_a_second_look_is_fused_with_the_first() -> None:
+    second = (0.1, 0.8, 0.1, 0.0, 0.0)
+    # Token 1 overtakes token 0 where (1 - a) log(5 / 3) < a log 8, from a = 0.197 on.
+    assert [reflected(fusion, second) for fusion in (0.0, 0.19, 0.2, 1.0)] == [(0,), (0,), (1,), (1,)]
+    assert reflected(1.0, (0.0, 0.0, 0.0, 0.0, 1.0)) == (0,), "a token without a chance never wins"
+
+
+def test_without_a_second_look_the_choice_is_the_coupled_one() -> None:
+    assert taken(Acceptance(AcceptanceRule.REFLECTIVE), (1,), own=3) == (3,)
+
+
+def test_a_fusion_of_0_chooses_under_the_same_noise_as_the_coupled_rule() -> None:
+    law = np.array(LAW[:4])
+    for seed in range(50):
+        step = Step(Models(0, vocab_size=4))
+        step.add((), -1, Offer((1,)))
+        step.add((1,), 0, Offer())
+        step.copies = {0: 1}
+        sampling = SamplingParams(temperature=1.0, seed=seed)
+        item = replace(step.item(Acceptance(AcceptanceRule.REFLECTIVE, fusion=0.0)), sampling=sampling)
+        own = choose(np.log(law).astype(np.float32), sampling, TIP_AT).token
+        choices = decide(item, np.array([own, 0], np.int32), lambda row: law)
+        assert choices[0] == own
