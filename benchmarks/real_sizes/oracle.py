@@ -11,21 +11,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from benchmarks.real_sizes.pair import PairText, read_text
 from cloud_verifier.core.nouns import CPU_SLOTS, StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.engine.model.checkpoint import describe
 from cloud_verifier.server.serving import serve
-from common.errors import UserError
 from common.noise import noise_output
-from common.vocabulary import Vocabulary
-from common.wire.describe import TokenTable
 from forerun.commands import verify
 from forerun.options import ms, pin_to_core
 
@@ -98,27 +94,6 @@ class OracleEngine:
                 self._next[state, text.temperature, text.seed] = whole[place]
 
 
-def describe(folder: Path, num_slots: int) -> tuple[TargetInfo, TokenTable]:
-    """Return `load_engine`'s description of a target folder, without its weights. Raises `UserError`."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except OSError as error:
-        raise UserError(f"{folder} is no target folder ({error}); `real_sizes make` makes one") from error
-    size = config["vocab_size"]
-    words = [tokenizer.id_to_token(token) for token in range(size)]
-    table = tuple(None if word is None else word.encode() for word in words)
-    info = TargetInfo(
-        name=str(folder),
-        vocab_size=size,
-        max_positions=config["max_position_embeddings"],
-        num_slots=num_slots,
-        eos_token_ids=(config["eos_token_id"],),
-        fingerprint=Vocabulary(table).fingerprint,
-    )
-    return info, table
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="forerun verify with a target that knows its text")
@@ -132,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = verify.config_of(options)
     verify.check(config)
     pin_to_core(config.operations.core)
-    info, table = describe(Path(config.target.path), config.target.slots or CPU_SLOTS)
+    info, table = describe(config.target.path, config.target.slots or CPU_SLOTS)
     texts = [read_text(path) for path in sorted(options.texts.glob("*.json"))]
     engine = OracleEngine(info, texts, options.step, options.prompt_row)
     with verify.logged(config):

@@ -9,11 +9,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 
-from cloud_verifier.core.nouns import Chat, SchedulerConfig, TargetInfo
+from cloud_verifier.core.nouns import SchedulerConfig, TargetInfo
 from cloud_verifier.server.serving import serve_worker
 from cloud_verifier.settings import IdentitySection, OperationsSection, ServerSection
 from common.acceptance import AcceptanceRule
@@ -21,8 +20,7 @@ from common.config.merge import load_config
 from common.config.pages import add_flags, flags_from
 from common.config.setting import Schema, check_section, setting
 from common.errors import ForerunError, UserError
-from common.sampling import NO_ADVICE, SamplingDefaults
-from common.vocabulary import Vocabulary
+from common.sampling import NO_ADVICE
 from common.wire.describe import TokenTable
 from forerun.log_format import writing
 from forerun.options import pin_to_core
@@ -126,41 +124,8 @@ def read_target(
 
     `name`, if given, and `max_positions` above 0 replace the model's own. Raises `UserError`.
     """
-    try:
-        from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    from cloud_verifier.engine.model.checkpoint import describe  # imports transformers
 
-        whole = AutoConfig.from_pretrained(model, trust_remote_code=False)
-        words: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-        try:
-            generation = GenerationConfig.from_pretrained(model)
-        except OSError:  # a checkpoint need not have any
-            generation = GenerationConfig.from_model_config(whole)
-    except (ImportError, OSError, ValueError) as error:
-        raise UserError(f"the tokenizer of {model!r} cannot be read: {error}") from error
-    text = whole.get_text_config(decoder=True)
-    size = int(text.vocab_size)
-    pieces = words.convert_ids_to_tokens(list(range(size)))
-    table = tuple(None if piece is None else piece.encode() for piece in pieces)
-    found = generation.eos_token_id if generation.eos_token_id is not None else text.eos_token_id
-    ends = () if found is None else (found,) if isinstance(found, int) else tuple(sorted(set(found)))
-    template = words.chat_template if isinstance(words.chat_template, str) else ""
-    most = max_positions or int(getattr(text, "max_position_embeddings", None) or 2**31 - 1)
-    info = TargetInfo(
-        name or Path(model).name,
-        size,
-        most,
-        num_slots,
-        ends,
-        Vocabulary(table).fingerprint,
-        chat=Chat(template, str(words.bos_token or ""), str(words.eos_token or "")) if template else None,
-        sampling_defaults=_advice(generation),
-    )
-    return info, table
-
-
-def _advice(generation: Any) -> SamplingDefaults:
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    try:
-        return SamplingDefaults(**{name: getattr(generation, name, None) for name in names})
-    except UserError:  # values that no edge could ask for are no advice
-        return NO_ADVICE
+    info, table = describe(model, num_slots)
+    most = max_positions or info.max_positions
+    return replace(info, name=name or Path(model).name, max_positions=most), table

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from cloud_verifier.engine.drafting.heads import write_features
 from cloud_verifier.engine.drafting.nouns import MOST_LEVELS, Drafted, DraftRows
-from cloud_verifier.engine.model.transformers_adapter import TargetModel, local_folder, new_decoder
+from cloud_verifier.engine.model.checkpoint import local_folder
+from cloud_verifier.engine.model.transformers_adapter import TargetModel, new_decoder
 from common.errors import UserError
 
 Settings = Mapping[str, Any]

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch._library.effects import EffectType
 from torch.nn import functional
 
 from cloud_verifier.engine.attention.backend import (
@@ -50,11 +51,18 @@ def write_features(features: Tensor) -> None:
         step.kv.write_features(step.slots, features)
 
 
-# The declared mutation, which does not happen, keeps a compiler from dropping a call without a result.
-@torch.library.custom_op("forerun::write_features", mutates_args=("features",))
+@torch.library.custom_op("forerun::write_features", mutates_args=())
 def _write_compiled(features: Tensor) -> None:
     """Call `write_features` from a compiled graph."""
     write_features(features)
+
+
+@_write_compiled.register_fake
+def _write_nothing(_features: Tensor) -> None:
+    """Stand in for `_write_compiled` while a graph is traced."""
+
+
+_write_compiled.register_effect(EffectType.ORDERED)  # or a compiler drops the call: it has no result
 
 
 def checkpoint_head(target: TargetModel) -> RecurrentHead:

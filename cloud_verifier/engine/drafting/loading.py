@@ -8,7 +8,8 @@ from cloud_verifier.engine.drafting.eagle3 import is_eagle3, load_eagle3
 from cloud_verifier.engine.drafting.heads import checkpoint_head, load_heads
 from cloud_verifier.engine.drafting.models import EarlyExit, load_small_model
 from cloud_verifier.engine.drafting.nouns import DraftModel
-from cloud_verifier.engine.model.transformers_adapter import TargetModel, read_settings
+from cloud_verifier.engine.model.checkpoint import read_settings
+from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from common.errors import UserError
 from common.vocabulary import Vocabulary
 

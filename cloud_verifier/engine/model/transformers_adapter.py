@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
-from ssl import SSLError
-from typing import Any, TypeVar, cast
-from urllib.error import HTTPError
-from urllib.parse import quote
-from urllib.request import Request, urlopen
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from huggingface_hub import constants, snapshot_download
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
@@ -38,7 +30,6 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -46,9 +37,9 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.modeling_layers import MtpModel
 from transformers.utils import logging as hf_logging
 
-from cloud_verifier.core.nouns import Chat
 from cloud_verifier.engine.attention.backend import attention_function
 from cloud_verifier.engine.attention.latent import keep_latents
+from cloud_verifier.engine.model.checkpoint import Checkpoint, loading, place_of
 from cloud_verifier.engine.model.merging import MergedProjections
 from cloud_verifier.engine.model.precision import (
     HALF,
@@ -72,9 +63,6 @@ from cloud_verifier.engine.model.refusals import (
 from cloud_verifier.engine.model.weight_files import check_weights
 from cloud_verifier.engine.states import take_over
 from common.errors import UserError
-from common.grammar import Tokens
-from common.sampling import NO_ADVICE, SamplingDefaults, SamplingParams
-from common.wire.bounds import MAX_RESPONSE_TEMPLATE_BYTES, MAX_TEMPLATE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -82,24 +70,13 @@ ATTENTION = "forerun"
 """The name our attention function is registered under."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-HUB_TIME = 5.0  # seconds for the hub's first answer
 SMALL = 100_000_000
 """Parameters below which a CPU gains little from bfloat16, while float32 rounds less."""
 
-UNBOUNDED_POSITIONS = 2**31 - 1
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """How configurations name the number of a layer's experts."""
 EXPERTS_OF_ROW = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
 """How configurations name the number of experts that a row is sent to."""
-
-_T = TypeVar("_T")
-_LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
-"""What transformers, safetensors and the hub raise for files that are missing, foreign or broken."""
-
-_WHAT_TO_GIVE = (
-    "Give a folder that holds config.json, *.safetensors and tokenizer.json, or the id of a model on the "
-    "Hugging Face hub if this machine can reach it."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +91,7 @@ class PredictionParts:
     features_first: bool  # the order of what is joined
 
 
-class TargetModel:
+class TargetModel(Checkpoint):
     """Holds a causal LM with our attention, and its tokenizer. Raises `UserError` if it cannot be served."""
 
     def __init__(
@@ -124,21 +101,16 @@ class TargetModel:
         tokenizer: PreTrainedTokenizerBase | None = None,
         shrinkage: Shrinkage | None = None,
     ) -> None:
-        self.name = name
+        super().__init__(name, model.config, model.generation_config, tokenizer)
         self.shrinkage = shrinkage  # what quantizing did to it at its load
         self._model = model
         model.eval()
-        self._tokenizer = tokenizer
-        self._text = text = model.config.get_text_config(decoder=True)
         refuse_config(name, model.config)
         self.state_layers = take_over(model)  # numbers of the layers that keep a state
         refuse_architecture(name, model, self.state_layers)
         keep_latents(model)
         self.module: torch.nn.Module = model  # for what changes its parts
-        self.vocab_size = int(text.vocab_size)
-        self.num_layers = int(text.num_hidden_layers)
-        # Longest prompt and text; `UNBOUNDED_POSITIONS` if the configuration names no limit.
-        self.max_positions = int(getattr(text, "max_position_embeddings", None) or UNBOUNDED_POSITIONS)
+        self.num_layers = int(self._text.num_hidden_layers)
         # compressed-tensors rounds in each layer's own forward, in the precision of what it unpacked.
         is_stored_quantized = getattr(model.config, "quantization_config", None) is not None
         self._rounds_inside = is_stored_quantized and any("forward" in vars(each) for each in model.modules())
@@ -200,30 +172,6 @@ class TargetModel:
         """Return the sliding window that the configuration names, in positions."""
         window = getattr(self._text, "sliding_window", None)
         return window if isinstance(window, int) else None
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Return end tokens of the generation settings, else of the configuration, rising."""
-        found = getattr(self._model.generation_config, "eos_token_id", None)
-        found = self._text.eos_token_id if found is None else found
-        if found is None:
-            return ()
-        return tuple(sorted(set(found))) if isinstance(found, list | tuple) else (int(found),)
-
-    @property
-    def sampling_defaults(self) -> SamplingDefaults:
-        """Return the sampling advice of the generation settings. Values without effect are left out, as in
-        vLLM. Values that are not allowed are left out with a warning."""
-        neutral, found = SamplingParams(temperature=1.0), NO_ADVICE
-        for each in fields(SamplingDefaults):
-            value = getattr(self._model.generation_config, each.name, None)
-            if value is None or value == getattr(neutral, each.name):
-                continue
-            try:
-                found = replace(found, **{each.name: value})
-            except UserError as error:
-                logger.warning("target %s: its generation settings are not followed: %s", self.name, error)
-        return found
 
     def forward(
         self, tokens: Tensor, positions: Tensor, outputs: Tensor, *, embedded: bool = False
@@ -335,7 +283,7 @@ class TargetModel:
             raise UserError(
                 f"--drafter mtp is not possible: '{self.name}' names no multi-token prediction module"
             )
-        found: Any = _loading(self.name, lambda: MtpModel.from_pretrained(self._model))
+        found: Any = loading(self.name, lambda: MtpModel.from_pretrained(self._model))
         kinds = [getattr(config, "layer_types", None) or [""] for config in (found.config, self._text)]
         if kinds[0][0] != kinds[1][0]:
             raise UserError(
@@ -423,59 +371,6 @@ class TargetModel:
                 "the rows that a step has for them, so the bits of a row depend on the step."
             )
 
-    def token_table(self) -> list[bytes | None]:
-        """Return token texts by id as the tokenizer stores them (byte-level unicode, UTF-8), or None."""
-        tokens = self._words.convert_ids_to_tokens(list(range(self.vocab_size)))
-        return [None if token is None else token.encode() for token in cast(list[str | None], tokens)]
-
-    @property
-    def has_tokenizer(self) -> bool:
-        return self._tokenizer is not None
-
-    @property
-    def chat(self) -> Chat | None:
-        """Return the chat template (the default of several) and the words that it may name, read from the
-        tokenizer's files and not run. None without a template, and for a template that is too long."""
-        template: Any = getattr(self._tokenizer, "chat_template", None)
-        if isinstance(template, dict):
-            template = template.get("default")
-        if not template or not isinstance(template, str):
-            return None
-        if len(template.encode()) > MAX_TEMPLATE_BYTES:
-            logger.warning("target %s: its chat template is too long and is left out", self.name)
-            return None
-        bos, eos = (getattr(self._tokenizer, f"{kind}_token", None) for kind in ("bos", "eos"))
-        return Chat(template, str(bos or ""), str(eos or ""), self._response_template())
-
-    def _response_template(self) -> str:
-        """Return the tokenizer's response template as JSON; empty without one, and if it is too long."""
-        found: Any = getattr(self._tokenizer, "response_template", None)
-        told = json.dumps(found, ensure_ascii=False) if isinstance(found, dict) and found else ""
-        if len(told.encode()) > MAX_RESPONSE_TEMPLATE_BYTES:
-            logger.warning("target %s: its response template is too long and is left out", self.name)
-            return ""
-        return told
-
-    def grammar_tokens(self) -> Tokens:
-        """Return the tokens' bytes, for grammars. Takes seconds for a large vocabulary; raises `UserError` if
-        the bytes cannot be determined."""
-        written = getattr(self._words, "backend_tokenizer", None)
-        if written is None:
-            raise UserError(f"model '{self.name}' takes no grammars: its tokenizer is none of tokenizer.json")
-        return Tokens.of_tokenizer_json(written.to_str(), self.eos_token_ids, self.vocab_size)
-
-    def tokenize(self, text: str) -> list[int]:
-        """Return the token ids of `text`, with the special tokens that the tokenizer puts around a prompt."""
-        return list(self._words(text)["input_ids"])
-
-    @property
-    def _words(self) -> PreTrainedTokenizerBase:
-        if self._tokenizer is None:
-            raise UserError(
-                f"model '{self.name}' was loaded without a tokenizer; its folder needs tokenizer.json"
-            )
-        return self._tokenizer
-
     def _use_attention(self, kind: str) -> None:
         """transformers only logs a warning where it refuses, hence the look at what it did."""
         self._model.set_attn_implementation(kind)
@@ -508,8 +403,8 @@ def load_target(
         check_quantization(quantization)
         if quantization == "float8":
             check_float8(where)
-    place = _place(source)
-    config = _loading(source, lambda: AutoConfig.from_pretrained(place, trust_remote_code=False))
+    place = place_of(source)
+    config = loading(source, lambda: AutoConfig.from_pretrained(place, trust_remote_code=False))
     refuse_config(source, config)
     if quantization is not None and getattr(config, "quantization_config", None) is not None:
         raise UserError(f"the weights of '{source}' are stored quantized; leave --quantize out")
@@ -522,12 +417,12 @@ def load_target(
         stays = config.dtype == torch.bfloat16 and computes_bfloat16()
         stays &= getattr(config, "quantization_config", None) is None
         kind = "auto" if stays and quantization is None and num_processes == 1 else torch.float32
-    model = _loading(source, lambda: _load_weights(source, place, kind, num_processes, places))
+    model = loading(source, lambda: _load_weights(source, place, kind, num_processes, places))
     if kind == "auto" and where.type == "cpu" and model.num_parameters() < SMALL:
         torch.nn.Module.float(model)
     words: Any = None
     if with_tokenizer:
-        words = _loading(source, lambda: AutoTokenizer.from_pretrained(place, trust_remote_code=False))
+        words = loading(source, lambda: AutoTokenizer.from_pretrained(place, trust_remote_code=False))
     shrinkage = None
     if quantization is not None:
         shrinkage = quantize(source, model, model.get_output_embeddings(), quantization)
@@ -537,31 +432,8 @@ def load_target(
         # compressed-tensors unpacks weights at the first forward, and fails if a module was changed before.
         tokens = torch.zeros((1, 1), dtype=torch.int64, device=where)
         with torch.no_grad():
-            _loading(source, lambda: model(tokens, use_cache=False))
+            loading(source, lambda: model(tokens, use_cache=False))
     return TargetModel(source, model, words, shrinkage)
-
-
-def read_settings(source: str) -> dict[str, Any]:
-    """Return the config.json of a folder or hub id. Raises `UserError` if there is none."""
-    place = _place(source)
-    found: tuple[dict[str, Any], Any] = _loading(source, lambda: PreTrainedConfig.get_config_dict(place))
-    return found[0]
-
-
-def local_folder(source: str) -> Path:
-    """Return the folder, or the one that a hub id is downloaded to. Raises `UserError` if there is none."""
-    place = _place(source)
-    return Path(place if Path(place).is_dir() else _loading(source, lambda: snapshot_download(place)))
-
-
-def _place(source: str) -> str:
-    """Return the folder or hub id to load from. Raises `UserError` for a folder that there is not."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return str(path)
-    if _meant_as_folder(source):
-        raise UserError(f"cannot load the model '{source}': there is no such folder. {_WHAT_TO_GIVE}")
-    return _on_the_hub(source)
 
 
 def new_decoder(settings: Mapping[str, Any]) -> torch.nn.Module:
@@ -588,41 +460,10 @@ def _replaced(module: torch.nn.Module, path: Sequence[str], new: torch.nn.Module
     return twin
 
 
-def _meant_as_folder(source: str) -> bool:
-    """Tell whether `source` is a path rather than a hub id, which would be looked for over the network in
-    vain."""
-    parent = Path(source).expanduser().parent
-    return source.startswith((".", "/", "~")) or (parent != Path() and parent.is_dir())
-
-
 def device_map(device: torch.device) -> dict[str, torch.device] | None:
     """Return where transformers reads weights to, so that a GPU's never lie in the host's memory. None is
     the host; transformers reads elsewhere only with accelerate."""
     return {"": device} if device.type == "cuda" and find_spec("accelerate") is not None else None
-
-
-def _on_the_hub(source: str) -> str:
-    """`source` if the hub answers, else the folder of an earlier download. transformers itself would try for
-    half a minute. Raises `UserError` if there is neither."""
-    if constants.HF_HUB_OFFLINE:
-        return source
-    asked = Request(f"{constants.ENDPOINT}/{quote(source)}/resolve/main/config.json", method="HEAD")
-    try:
-        with urlopen(asked, timeout=HUB_TIME):
-            return source
-    except HTTPError:  # what this means for the model is for transformers to say
-        return source
-    except (OSError, HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, SSLError):  # an answer: transformers has its own list of authorities
-            return source
-        try:
-            return snapshot_download(source, local_files_only=True)
-        except (OSError, ValueError):
-            raise UserError(
-                f"cannot load the target model '{source}': there is no such folder, and the Hugging Face hub "
-                f"cannot be reached ({getattr(reason, 'strerror', None) or reason}). {_WHAT_TO_GIVE}"
-            ) from error
 
 
 def _load_weights(
@@ -684,17 +525,6 @@ def _sum_of_parts(layer: torch.nn.Linear, group: dist.ProcessGroup, hidden: Tens
     dist.all_reduce(total, group=group)
     bias: Tensor | None = layer.bias
     return total if bias is None else total + bias
-
-
-def _loading(source: str, load: Callable[[], _T]) -> _T:
-    """Run `load`; errors of files and formats become a `UserError` that says what to do."""
-    try:
-        return load()
-    except _LOAD_ERRORS as error:
-        cause = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(
-            f"cannot load the target model '{source}': {cause[0].rstrip('.')}. {_WHAT_TO_GIVE}"
-        ) from error
 
 
 def torch_dtype(name: str) -> torch.dtype | str:

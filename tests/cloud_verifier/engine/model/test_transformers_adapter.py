@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from http.client import BadStatusLine
 from pathlib import Path
 from ssl import SSLCertVerificationError
@@ -19,7 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from cloud_verifier.engine.loading import load_engine
-from cloud_verifier.engine.model import transformers_adapter
+from cloud_verifier.engine.model import checkpoint, transformers_adapter
 from cloud_verifier.engine.model.transformers_adapter import load_target
 from common.errors import UserError
 from common.sampling import SamplingDefaults
@@ -202,6 +203,22 @@ def test_sampling_defaults_are_those_of_the_generation_settings(folder: Path, tm
     assert advised == {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05}
 
 
+@pytest.mark.parametrize("without", ["generation_config.json", ""])
+def test_a_checkpoint_is_described_without_its_weights_as_it_is_served(
+    without: str, folder: Path, tmp_path: Path
+) -> None:
+    place = copied(folder, tmp_path, without)
+    tokenizer = json.loads((place / "tokenizer_config.json").read_text())
+    (place / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "chat_template": "{{ messages }}"}))
+    if not without:
+        (place / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 3], "top_k": 20}))
+    engine, table = load_engine(str(place), 8)
+    info = replace(engine.info, near_tie=0.0, grammars=False)  # which the way of serving decides
+    (place / "model.safetensors").unlink()
+    assert checkpoint.describe(str(place), 8) == (info, table)
+    assert info.chat is not None
+
+
 def test_a_name_that_is_no_folder_fails_at_once_where_the_hub_cannot_be_reached(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -227,11 +244,11 @@ def test_what_answers_in_place_of_the_hub_is_no_traceback(
     def refuse(*_: object, **__: object) -> None:
         raise answer
 
-    monkeypatch.setattr(transformers_adapter, "urlopen", refuse)
+    monkeypatch.setattr(checkpoint, "urlopen", refuse)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     if loads:
-        assert transformers_adapter._on_the_hub("some/model") == "some/model"
+        assert checkpoint._on_the_hub("some/model") == "some/model"
         return
     with wording.raises(UserError):
-        transformers_adapter._on_the_hub("some/model")
+        checkpoint._on_the_hub("some/model")
