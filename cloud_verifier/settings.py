@@ -47,6 +47,8 @@ TORCH_ONLY = (
 LLAMA_ONLY = ("gpu_layers", "tensor_split")
 """Settings of one engine alone."""
 
+JUDGE_BYTES = 2**24  # of a file; 16,384 features take 1 MB
+
 ATTENTIONS = ("auto", "torch_ref", "triton")
 LOSSY = ", ".join(rule.title for rule in AcceptanceRule if not rule.lossless)
 
@@ -291,7 +293,7 @@ class ServerSection:
         if self.judge is None:
             return None
         try:
-            return Judge.from_json(read_bytes(self.judge, "the judge").decode("utf-8"))
+            return Judge.from_json(read_bytes(self.judge, "the judge", JUDGE_BYTES).decode("utf-8"))
         except UnicodeDecodeError as error:
             raise UserError(f"the judge {self.judge} is not UTF-8 text ({error})") from error
 
@@ -427,6 +429,12 @@ class VerifierConfig:
         if chunk is None and target.device.startswith("cuda") and not target.deterministic:
             chunk = CUDA_CHUNK
         judge = self.server.read_judge()
+        is_plain = not (target.is_gguf or target.compile or target.deterministic or target.tensor_parallel)
+        if judge is not None and judge.num_hidden and not is_plain:
+            raise UserError(
+                "--judge reads hidden states, which only a target in Hugging Face format gives, without "
+                "--compile, --deterministic and --tensor-parallel; leave these out, or train with --law-only"
+            )
         return replace(self.limits, rules=self.server.rules, judge=judge, prefill_chunk=chunk)
 
 

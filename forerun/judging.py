@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.judge import FEATURES, FloatArray, Judge, features
+from cloud_verifier.core.judge import FloatArray, Judge, features
 from common.errors import UserError
 from forerun.doctests import Verdict, run_doctests
 
@@ -27,8 +27,9 @@ Tokens = tuple[int, ...]
 HELD_OUT_EVERY = 4
 """Every so many tasks are held out: the threshold is chosen on their mismatches."""
 
-RIDGE = 1.0
-"""Weight of the squared weights beside the summed loss, as scikit-learn's default."""
+RIDGES = (1.0, 10.0, 100.0, 1000.0)
+"""Weights of the squared weights beside the summed loss. The one that tells held-out mismatches apart best is
+taken, as the authors do."""
 
 NEWTON_STEPS = 50
 PATIENCE = 60.0  # seconds of a program that finds an answer
@@ -46,8 +47,9 @@ class JudgedPair(Protocol):
         token. None without one."""
         ...
 
-    def law(self, tokens: Tokens) -> FloatArray:
-        """Return the target's probabilities float64 [V] of the token after `tokens`."""
+    def view(self, tokens: Tokens, token: int) -> tuple[FloatArray, FloatArray | None]:
+        """Return the target's probabilities float64 [V] of the token after `tokens`, and its last hidden
+        state [H] at `token` behind them; None if the judge is to read none."""
         ...
 
     def words(self, tokens: Tokens) -> str:
@@ -95,9 +97,10 @@ def mine(
         swapped = [(*walk.text[:place], token) for walk, (place, token) in met]
         rests = pair.write([(*walk.prompt, *start) for (walk, _), start in zip(met, swapped, strict=True)])
         for (walk, (place, token)), start, rest in zip(met, swapped, rests, strict=True):
-            law, text = pair.law((*walk.prompt, *walk.text[:place])), (*start, *rest)
+            law, hidden = pair.view((*walk.prompt, *walk.text[:place]), token)
+            text = (*start, *rest)
             kept = answer_of(pair.words(walk.prompt), pair.words(text)) == walk.answer
-            found.append(Mismatch(walk.task, features(law, token), not kept))
+            found.append(Mismatch(walk.task, features(law, token, hidden), not kept))
             walk.text, walk.place = text if kept else walk.text, place + 1
         walks = [walk for walk, _ in met]
         note(f"{len(found)} mismatches, {sum(each.important for each in found)} of them important")
@@ -112,6 +115,7 @@ class Fit:
     num_trained: int
     num_held_out: int
     important: float  # share of the held-out mismatches
+    area: float  # under the ROC; 0.5 is chance
     recall: float  # share of the important ones that it rejects
     passed: float  # share of the unimportant ones that it lets pass
 
@@ -120,7 +124,7 @@ def fit(mismatches: Sequence[Mismatch], recall: float = 0.9) -> Fit:
     """Train a judge, with the highest threshold that rejects at least the share `recall` of the important
     mismatches of held-out tasks. Raises `UserError` if a part has only one kind."""
     held_out = np.array([each.task % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 for each in mismatches], bool)
-    rows = np.array([each.features for each in mismatches], np.float64).reshape(-1, len(FEATURES))
+    rows = np.array([each.features for each in mismatches], np.float64)
     important = np.array([each.important for each in mismatches], bool)
     for part, what in ((~held_out, "trained on"), (held_out, "held out")):
         if len(set(important[part].tolist())) < 2:
@@ -130,7 +134,12 @@ def fit(mismatches: Sequence[Mismatch], recall: float = 0.9) -> Fit:
             )
     mean, scale = rows[~held_out].mean(axis=0), rows[~held_out].std(axis=0)
     scale[scale == 0.0] = 1.0
-    *weights, bias = logistic((rows[~held_out] - mean) / scale, important[~held_out]).tolist()
+    inputs = (rows - mean) / scale
+    tried = [logistic(inputs[~held_out], important[~held_out], ridge) for ridge in RIDGES]
+    scores = [inputs[held_out] @ weights[:-1] for weights in tried]
+    areas = [area(each, important[held_out]) for each in scores]
+    best = areas.index(max(areas))
+    *weights, bias = tried[best].tolist()
     judge = Judge(tuple(mean.tolist()), tuple(scale.tolist()), tuple(weights), bias, threshold=0.0)
     chances = judge.importance(rows[held_out])
     hits = np.sort(chances[important[held_out]])[::-1]
@@ -141,26 +150,33 @@ def fit(mismatches: Sequence[Mismatch], recall: float = 0.9) -> Fit:
         int((~held_out).sum()),
         int(held_out.sum()),
         float(important[held_out].mean()),
+        areas[best],
         float(rejected[important[held_out]].mean()),
         float(1.0 - rejected[~important[held_out]].mean()),
     )
 
 
-def logistic(rows: FloatArray, is_hit: NDArray[np.bool_]) -> FloatArray:
+def area(scores: FloatArray, is_hit: NDArray[np.bool_]) -> float:
+    """Return the chance that a hit has a higher score than another, halves for equals (the ROC's area)."""
+    above = scores[is_hit][:, None] - scores[~is_hit][None]
+    return float(((above > 0.0) + 0.5 * (above == 0.0)).mean())
+
+
+def logistic(rows: FloatArray, is_hit: NDArray[np.bool_], ridge: float) -> FloatArray:
     """Return weights float64 [F + 1], the bias last, that minimise the summed log-loss of `is_hit` [N] given
-    `rows` [N, F], plus `RIDGE` / 2 times the squared weights without the bias. By Newton's method."""
+    `rows` [N, F], plus `ridge` / 2 times the squared weights without the bias. By Newton's method."""
     inputs = np.column_stack((rows, np.ones(len(rows))))
-    ridge = np.diag([RIDGE] * rows.shape[1] + [1e-9])
+    penalty = np.array([ridge] * rows.shape[1] + [1e-9])
     weights = np.zeros(inputs.shape[1])
 
     def loss(point: FloatArray) -> float:
         scores = inputs @ point
-        return float((np.logaddexp(0.0, scores) - is_hit * scores).sum() + point @ ridge @ point / 2)
+        return float((np.logaddexp(0.0, scores) - is_hit * scores).sum() + (penalty * point**2).sum() / 2)
 
     for _ in range(NEWTON_STEPS):
         chances = 1.0 / (1.0 + np.exp(-np.clip(inputs @ weights, -500.0, 500.0)))
-        slope = inputs.T @ (chances - is_hit) + ridge @ weights
-        curve = (inputs * (chances * (1.0 - chances))[:, None]).T @ inputs + ridge
+        slope = inputs.T @ (chances - is_hit) + penalty * weights
+        curve = (inputs * (chances * (1.0 - chances))[:, None]).T @ inputs + np.diag(penalty)
         step = np.linalg.solve(curve, slope)
         while loss(weights - step) > loss(weights) and np.abs(step).max() > 1e-12:
             step /= 2  # a whole step may overshoot

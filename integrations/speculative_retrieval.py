@@ -1,6 +1,6 @@
 """Write with retrieval at every stride, and wait for the retriever less often: RaLMSpec's rule.
 
-    PYTHONPATH=. .venv/bin/python integrations/speculative_retrieval.py --base-url http://127.0.0.1:8080/v1
+    PYTHONPATH=. OPENAI_API_KEY=$(cat TOKEN_FILE) .venv/bin/python integrations/speculative_retrieval.py
 
 A text with iterative retrieval asks for a document every `stride` tokens, with the text so far as the query,
 and goes on below that document. Zhang et al. 2024 (RaLMSpec, arXiv 2401.14021): take the best document of a
@@ -9,13 +9,16 @@ The text from the first stride with another document on is void, and is written 
 the text is the same, and the retriever is waited for once in `ahead` strides while the cache is right.
 
 The paper also prefetches further documents, chooses `ahead` by measured times, and verifies while it writes.
-This example does not.
+This example does not. Bundled pair, two busy cores, 8 texts of 12 strides, 7 documents, 300 ms a batch: the
+texts are the same, and 1.50 times as fast with `ahead` 3, 1.28 times with 6. The paper has 1.75 to 2.39 times
+with an exact dense retriever.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import time
 import urllib.request
@@ -66,8 +69,6 @@ class SpeculativeWriter:
     retrieve: Retrieve
     ahead: int = 3  # strides between two batches
     cache: dict[str, None] = field(default_factory=dict)  # documents, in the order of their first use
-    num_batches: int = 0
-    num_void: int = 0  # strides below a wrong document
 
     def text(self, prompt: str, num_strides: int) -> str:
         """Return prompt and text."""
@@ -77,13 +78,11 @@ class SpeculativeWriter:
             guesses = self._go_on(texts, num_strides)
             queries = [text[-QUERY_CHARACTERS:] for text in texts[begin : begin + max(1, len(guesses))]]
             documents = self.retrieve(queries)
-            self.num_batches += 1
             self.cache |= dict.fromkeys(documents)
             right = next(
                 (place for place, guess in enumerate(guesses) if guess != documents[place]), len(guesses)
             )
             if right < len(documents):
-                self.num_void += len(guesses) - right
                 del texts[begin + right + 1 :]
                 texts.append(texts[-1] + self.write(documents[right], texts[-1]))
             if texts[-1] == texts[-2]:
@@ -104,19 +103,18 @@ class SpeculativeWriter:
 # On the local API -------------------------------------------------------------------------------------------
 
 
-def api_writer(base_url: str, stride: int) -> Write:
+def api_writer(base_url: str, key: str, stride: int) -> Write:
     """Return what writes `stride` tokens greedily by `/completions`."""
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
 
     def write(document: str, text: str) -> str:
         asked = {
             "model": "default",
-            "prompt": f"{document}\n\n{text}",
-            "max_tokens": stride,
             "temperature": 0,
+            "max_tokens": stride,
+            "prompt": f"{document}\n\n{text}",
         }
-        request = urllib.request.Request(
-            f"{base_url}/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
-        )
+        request = urllib.request.Request(f"{base_url}/completions", json.dumps(asked).encode(), headers)
         with urllib.request.urlopen(request) as response:
             part: str = json.loads(response.read(ANSWER_BYTES))["choices"][0]["text"]
             return part
@@ -143,7 +141,12 @@ def main() -> None:
     parser.add_argument("--retriever-ms", type=float, default=300.0, help="time of a batch (%(default)s)")
     options = parser.parse_args()
     prompts = bundled()
-    write, num_same, waited, ahead = api_writer(options.base_url, options.stride), 0, 0.0, 0.0
+    write, num_same, waited, ahead = (
+        api_writer(options.base_url, os.environ.get("OPENAI_API_KEY", ""), options.stride),
+        0,
+        0.0,
+        0.0,
+    )
     for prompt in prompts:
         write("", prompt)  # the connection and the prompt are warm now
         others = [document for document in prompts if document != prompt]

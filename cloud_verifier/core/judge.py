@@ -1,7 +1,8 @@
 """Judges whether a draft token that the target would not have written matters for the answer (AutoJudge).
 
 Garipov et al. 2025 (arXiv 2504.20039) train a logistic regression on the last hidden states of both models at
-a mismatch. This judge reads only the target's distribution there, which every engine has and no link carries.
+the draft's token. No link carries the draft's, so this judge reads the target's alone, and properties of the
+target's distribution before the token. A judge without hidden states works with every engine.
 `forerun judge train` makes a judge.
 """
 
@@ -21,20 +22,22 @@ FloatArray = NDArray[np.float64]
 FEATURES = ("token_logprob", "best_logprob", "entropy", "log_rank")
 """Properties of a mismatch in the order of `features`: log-probability of the draft's token and of the
 likeliest token, entropy, and the logarithm of the token's rank; all in nats, after the sampling parameters
-(at temperature 0: of the raw logits)."""
+(at temperature 0: of the raw logits). A hidden state comes behind them."""
 
 
-def features(law: FloatArray, token: int) -> FloatArray:
-    """Return the features float64 [F] of `token`, which must have a chance, under the target's law [V]."""
+def features(law: FloatArray, token: int, hidden: FloatArray | None = None) -> FloatArray:
+    """Return the features float64 [F] of `token`, which must have a chance, under the target's law [V]. F
+    counts `FEATURES` and the target's last `hidden` state [H] at the token's row, if one is given."""
     kept = law[law > 0.0]
     logs = np.log(kept)
     rank = 1 + int(np.count_nonzero(law > law[token]))
-    return np.array([math.log(law[token]), logs.max(), -(kept * logs).sum(), math.log(rank)])
+    found = np.array([math.log(law[token]), logs.max(), -(kept * logs).sum(), math.log(rank)])
+    return found if hidden is None else np.concatenate((found, hidden))
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A logistic regression on standardised `FEATURES`.
+    """A logistic regression on standardised features: `FEATURES`, and a hidden state or none.
 
     Checked in the constructor. Raises `UserError` that names the field.
     """
@@ -48,10 +51,14 @@ class Judge:
     def __post_init__(self) -> None:
         for name in ("mean", "scale", "weights"):
             values = getattr(self, name)
-            if len(values) != len(FEATURES) or not all(map(math.isfinite, values)):
-                raise UserError(f"a judge's {name} is {values}; {len(FEATURES)} finite numbers are needed")
+            is_long_enough = len(values) == len(self.mean) >= len(FEATURES)
+            if not is_long_enough or not all(map(math.isfinite, values)):
+                raise UserError(
+                    f"a judge's {name} has {len(values)} numbers; each of its "
+                    f"{max(len(self.mean), len(FEATURES))} features needs a finite one"
+                )
         if min(self.scale) <= 0.0:
-            raise UserError(f"a judge's scale is {self.scale}; each number must be above 0")
+            raise UserError(f"a judge's scale holds {min(self.scale)}; each number must be above 0")
         if not math.isfinite(self.bias) or not 0.0 <= self.threshold <= 1.0:
             raise UserError(
                 f"a judge's bias is {self.bias} and its threshold {self.threshold}; the bias must be finite "
@@ -80,9 +87,18 @@ class Judge:
         chances: FloatArray = 1.0 / (1.0 + np.exp(-np.clip(scores, -500.0, 500.0)))
         return chances
 
-    def is_unimportant(self, law: FloatArray, token: int) -> bool:
-        """Return whether `token` may take the place of the target's own under its law [V]. A token without a
-        chance, such as one that a grammar forbids, never may."""
-        if law[token] <= 0.0:
+    @property
+    def num_hidden(self) -> int:
+        """Return the size of the hidden state that the judge reads; 0 for none."""
+        return len(self.mean) - len(FEATURES)
+
+    def is_unimportant(self, law: FloatArray, token: int, hidden: FloatArray | None = None) -> bool:
+        """Return whether `token` may take the place of the target's own under its law [V].
+
+        A token without a chance, such as one that a grammar forbids, never may. Nor may a token whose row is
+        not evaluated, so that it has no `hidden` state [H], if the judge reads one.
+        """
+        if law[token] <= 0.0 or (self.num_hidden and hidden is None):
             return False
-        return float(self.importance(features(law, token)[None])[0]) < self.threshold
+        found = features(law, token, hidden if self.num_hidden else None)
+        return float(self.importance(found[None])[0]) < self.threshold

@@ -32,16 +32,23 @@ class RuleRows:
 
     Args: item, with an `ask`; coupled, the coupled rule's choice of each row; law, which gives a row's
     probabilities float64 [V], the target's own after all sampling parameters. It is called only for rows that
-    a decision needs, mostly rows on the committed path.
+    a decision needs, mostly rows on the committed path; hidden, which gives a row's last hidden state [H].
     """
 
-    def __init__(self, item: StepItem, coupled: NDArray[np.int32], law: Callable[[int], FloatArray]) -> None:
+    def __init__(
+        self,
+        item: StepItem,
+        coupled: NDArray[np.int32],
+        law: Callable[[int], FloatArray],
+        hidden: Callable[[int], FloatArray] | None = None,
+    ) -> None:
         if item.ask is None or len(item.ask.offers) != len(item.outputs):
             raise LocalError("a rule needs one offer for each output row")
         self.acceptance = item.ask.acceptance
         self.judge = item.ask.judge
         self._copies, self._sampling = item.ask.copies, item.sampling
         self.law = law
+        self._hidden = hidden
         self._offers = item.ask.offers
         self._coupled = coupled
         self._positions = item.positions[item.outputs]
@@ -55,6 +62,10 @@ class RuleRows:
 
     def offer(self, row: int) -> Offer:
         return self._offers[row]
+
+    def hidden(self, row: int | None) -> FloatArray | None:
+        """Return a row's last hidden state [H]; None for no row, and if the engine gives none."""
+        return None if row is None or self._hidden is None else self._hidden(row)
 
     def coupled(self, row: int) -> int:
         return int(self._coupled[row])
@@ -87,14 +98,16 @@ def decide(
     coupled: NDArray[np.int32],
     law: Callable[[int], FloatArray],
     chances: Chances | None = None,
+    hidden: Callable[[int], FloatArray] | None = None,
 ) -> NDArray[np.int32]:
     """Return the choices [O] of an item with an `ask`. Raises `LocalError` if the item has no `ask`.
 
     `coupled` [O] are the coupled rule's choices; `law` gives an output row's probabilities float64 [V]. Rows
     off the committed path keep the coupled choice. The same drafts always give the same choices. `chances`
-    come from the session's seed unless a test passes its own.
+    come from the session's seed unless a test passes its own. `hidden` gives an output row's last hidden
+    state [H], for a judge that reads them.
     """
-    rows = RuleRows(item, coupled, law)
+    rows = RuleRows(item, coupled, law, hidden)
     choices = coupled.copy()
     rule = RULES[rows.acceptance.rule]
     for row, token in rule(rows, chances or SeededChances(item.sampling.seed)).items():
@@ -434,7 +447,18 @@ def _judged(rows: RuleRows, chances: Chances) -> dict[int, int]:
     judge = rows.judge
     if judge is None:
         raise LocalError("the rule judge has no judge")
-    return _lossy(lambda law, token, _: judge.is_unimportant(law, token), rows, chances)
+
+    def choose(row: int) -> int:
+        own, tokens = rows.coupled(row), rows.offer(row).tokens
+        if not tokens or own in tokens:
+            return own
+        law = rows.law(row)
+        passing = (
+            token for token in tokens if judge.is_unimportant(law, token, rows.hidden(rows.child(row, token)))
+        )
+        return next(passing, own)
+
+    return _row_by_row(rows, choose)
 
 
 # The lossy rule `reflective` decides by the target's law fused with its law at a second look at the draft

@@ -170,7 +170,10 @@ class TorchEngine:
         """Run a step whose sessions asked for another rule than the coupled one. Rules read the logits."""
         self.runner.counts.eager += 1
         rows = [row for item in plan.items for row in self.choice_rows(item)]
-        logits = self.forward(step)
+        judges = [item.ask.judge for item in plan.items if item.ask is not None]
+        reads_hidden = any(judge is not None and judge.num_hidden for judge in judges)
+        with last_hidden(self.model) if reads_hidden else nullcontext() as found:
+            logits = self.forward(step)
         choices, margins = choose(logits, rows)
         coupled = Chosen(choices.cpu().numpy().astype(np.int32), margins.cpu().numpy())
 
@@ -178,8 +181,15 @@ class TorchEngine:
             host: FloatArray = logits[part].detach().cpu().numpy()
             return host
 
-        found = decide_by_rules(plan, brought, rows, by_item(plan, coupled))
-        return replace(found, logprobs=row_logprobs(plan.items, logits, np.concatenate(found.choices)))
+        def hidden(part: slice) -> FloatArray:
+            assert found, "a judge reads them"
+            host: FloatArray = found[-1][0, step.outputs[part]].float().cpu().numpy()
+            return host
+
+        result = decide_by_rules(
+            plan, brought, rows, by_item(plan, coupled), hidden if reads_hidden else None
+        )
+        return replace(result, logprobs=row_logprobs(plan.items, logits, np.concatenate(result.choices)))
 
     def forward(self, step: PackedStep) -> Tensor:
         """Write the rows' KV and return logits float32 [O, V]. Every step is computed here; runners build on
@@ -225,6 +235,18 @@ class RowByRow:
         tokens, margins = choose(logits, rows)
         choices = tokens.cpu().numpy().astype(np.int32)
         return Chosen(choices, margins.cpu().numpy(), row_logprobs(step.items, logits, choices))
+
+
+@contextmanager
+def last_hidden(model: TargetModel) -> Iterator[list[Tensor]]:
+    """Collect the last hidden states [1, T, H] of each forward of the model until the block ends. A compiled
+    forward, or one in tiles, is not collected as a whole."""
+    found = list[Tensor]()
+    hook = model.decoder.register_forward_hook(lambda _module, _inputs, output: found.append(output[0]))
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 @contextmanager

@@ -147,6 +147,12 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
         drafter=target.drafter,
         compiled=target.compile,
     )
+    judge = config.scheduler.judge
+    if judge is not None and judge.num_hidden not in (0, engine.model.hidden_size):
+        raise UserError(
+            f"--judge {config.server.judge} reads hidden states of {judge.num_hidden} numbers, and those of "
+            f"the target have {engine.model.hidden_size}; train a judge on this target"
+        )
     reflects = AcceptanceRule.REFLECTIVE in config.server.rules
     if target.hint_at and reflects:
         raise UserError("--hint-at and --allow-rule reflective exclude each other; leave one of them out")

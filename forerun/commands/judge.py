@@ -88,6 +88,9 @@ class TrainOptions(JudgeOptions):
 
     out: Path = option(REQUIRED, "file for the judge, JSON", "FILE")
     recall: float = option(0.9, "least share of important mismatches that the judge rejects", "R")
+    law_only: bool = option(
+        False, "a judge that reads no hidden states, for GGUF targets and deterministic or compiled ones"
+    )
     device: str = option("cpu", "device of the target: cpu or cuda")
     threads: int = option(0, "threads of both models; 0: their own choice", "N")
     context: int = option(4096, "most tokens of a prompt and its text together", "N")
@@ -138,10 +141,10 @@ class LoadedPair:
     """Implements `JudgedPair` by the engine of `forerun verify` and a draft of llama.cpp."""
 
     def __init__(
-        self, engine: TorchEngine, drafter: SessionDrafter, runtime: LlamaRuntime, max_tokens: int
+        self, engine: TorchEngine, drafter: SessionDrafter, runtime: LlamaRuntime, options: TrainOptions
     ) -> None:
         self._engine, self._drafter, self._runtime = engine, drafter, runtime
-        self._sampling = SamplingParams(max_tokens=max_tokens)
+        self._sampling, self._law_only = SamplingParams(max_tokens=options.max_tokens), options.law_only
 
     def write(self, prefixes: Sequence[Tokens]) -> list[Tokens]:
         ends = self._engine.info.eos_token_ids
@@ -164,15 +167,16 @@ class LoadedPair:
             self._drafter.reroot(Reroot(((tip, token),), ()))
         return None
 
-    def law(self, tokens: Tokens) -> FloatArray:
+    def view(self, tokens: Tokens, token: int) -> tuple[FloatArray, FloatArray | None]:
         import torch
 
+        from cloud_verifier.engine.engine import last_hidden
+
         target = self._engine.model
-        with torch.inference_mode(), target.plain():
-            logits = target.plain_logits(tokens, 1)[0].double().cpu().numpy()
+        with torch.inference_mode(), target.plain(), last_hidden(target) as found:
+            logits = target.plain_logits((*tokens, token), 2)[0].double().cpu().numpy()
         weights = np.exp(logits - logits.max())
-        law: FloatArray = weights / weights.sum()
-        return law
+        return weights / weights.sum(), None if self._law_only else found[0][0, -1].double().cpu().numpy()
 
     def words(self, tokens: Tokens) -> str:
         ends = self._engine.info.eos_token_ids
@@ -199,7 +203,7 @@ def _train(options: TrainOptions) -> int:
         edge = Vocabulary(runtime.token_table())
         if edge.fingerprint != engine.info.fingerprint:
             raise UserError(explain_mismatch(edge, Vocabulary(list(words))))
-        pair = LoadedPair(engine, MemberDrafter(DraftGroup(runtime, 1)), runtime, options.max_tokens)
+        pair = LoadedPair(engine, MemberDrafter(DraftGroup(runtime, 1)), runtime, options)
         prompts = [tuple(runtime.tokenize(task, True)) for task in tasks]
         found = fit(mine(pair, prompts, answers_by(options.answer), note), options.recall)
     about = {"target": options.target, "draft": options.draft, "answer": options.answer, "tasks": len(tasks)}
@@ -213,7 +217,7 @@ def _trained(options: TrainOptions, found: Fit) -> str:
     return (
         f"{options.out}: trained on {found.num_trained} mismatches. Of {found.num_held_out} others "
         f"{found.important:.0%} are important; the judge rejects {found.recall:.0%} of these and lets "
-        f"{found.passed:.0%} of the rest pass."
+        f"{found.passed:.0%} of the rest pass (area under the ROC {found.area:.2f})."
     )
 
 

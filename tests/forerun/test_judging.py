@@ -14,10 +14,10 @@ from cloud_verifier.core.judge import FloatArray, Judge, features
 from common.errors import UserError
 from forerun.cli import main
 from forerun.judging import (
-    RIDGE,
     Mismatch,
     Tokens,
     answers_by,
+    area,
     doctests_pass,
     fit,
     last_line,
@@ -64,14 +64,13 @@ class ToyPair:
                 return place, DIGITS[(text[place] - DIGITS[0] + 1) % 10]
         return None
 
-    def law(self, tokens: Tokens) -> FloatArray:
+    def view(self, tokens: Tokens, token: int) -> tuple[FloatArray, FloatArray | None]:
         """Fillers are nearly a tie, digits are not; the task shifts both a little."""
         own, law = self._own(tokens), np.full(VOCAB, 1e-4)
         sure = (0.5 if own in FILLERS else 0.9) + 0.04 * (tokens[0] % 7) / 7
         law[list(FILLERS if own in FILLERS else DIGITS)] += 0.05
         law[own] = sure
-        result: FloatArray = law / law.sum()
-        return result
+        return law / law.sum(), None
 
     def words(self, tokens: Tokens) -> str:
         return " ".join(map(str, tokens))
@@ -98,9 +97,9 @@ def test_an_unimportant_token_is_kept_and_the_walk_goes_on_behind_it() -> None:
     asked = list[Tokens]()
 
     class Watched(ToyPair):
-        def law(self, tokens: Tokens) -> FloatArray:
+        def view(self, tokens: Tokens, token: int) -> tuple[FloatArray, FloatArray | None]:
             asked.append(tokens[1:])
-            return super().law(tokens)
+            return super().view(tokens, token)
 
     mine(Watched(), PROMPTS[:1], answer)
     own = ToyPair().write(PROMPTS[:1])[0]
@@ -120,9 +119,27 @@ def test_a_trained_judge_tells_the_planted_tokens_apart() -> None:
     for prompt in [(50,), (51,)]:  # other tasks
         text = pair.write([prompt])[0]
         for place in range(SUM_AT):
-            law = pair.law((*prompt, *text[:place]))
+            law, _ = pair.view((*prompt, *text[:place]), 0)
             swapped = FILLERS[1] if place % 2 == 0 else DIGITS[0] + (text[place] - DIGITS[0] + 1) % 10
             assert found.judge.is_unimportant(law, swapped) == (place % 2 == 0)
+
+
+def test_a_hidden_state_tells_what_the_law_does_not() -> None:
+    class Watched(ToyPair):
+        """One law for all; the third number of the hidden state is about the token."""
+
+        def view(self, tokens: Tokens, token: int) -> tuple[FloatArray, FloatArray | None]:
+            chance = np.random.default_rng(tokens)
+            hidden = np.array([*chance.normal(size=2), float(token in FILLERS) + 0.1 * chance.normal(), 1.0])
+            return np.full(VOCAB, 1 / VOCAB), hidden
+
+    found = fit(mine(Watched(), PROMPTS, answer))
+    assert (found.area, found.recall, found.passed) == (1.0, 1.0, 1.0)
+    assert found.judge.num_hidden == 4
+    law = np.full(VOCAB, 1 / VOCAB)
+    assert found.judge.is_unimportant(law, 5, np.array([0.0, 0.0, 1.0, 1.0]))
+    assert not found.judge.is_unimportant(law, 5, np.array([0.0, 0.0, 0.0, 1.0]))
+    assert not found.judge.is_unimportant(law, 5, None), "its row is not evaluated"
 
 
 def noisy(count: int, seed: int = 0) -> list[Mismatch]:
@@ -155,10 +172,14 @@ def test_the_weights_are_where_the_loss_is_least() -> None:
     mismatches = noisy(500, seed=1)
     rows = np.array([each.features for each in mismatches])
     is_hit = np.array([each.important for each in mismatches])
-    weights = logistic(rows, is_hit)
+    weights = logistic(rows, is_hit, 2.0)
     chances = 1 / (1 + np.exp(-(rows @ weights[:-1] + weights[-1])))
-    assert rows.T @ (chances - is_hit) + RIDGE * weights[:-1] == pytest.approx(np.zeros(4), abs=1e-6)
+    assert rows.T @ (chances - is_hit) + 2.0 * weights[:-1] == pytest.approx(np.zeros(4), abs=1e-6)
     assert chances.sum() == pytest.approx(is_hit.sum())
+
+
+def test_the_area_is_the_chance_that_a_hit_is_ranked_higher() -> None:
+    assert area(np.array([3.0, 2.0, 1.0, 1.0]), np.array([True, False, True, False])) == (1 + 1 + 0 + 0.5) / 4
 
 
 def test_one_kind_of_mismatch_alone_teaches_nothing() -> None:

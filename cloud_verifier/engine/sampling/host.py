@@ -150,9 +150,14 @@ def has_rules(plan: StepPlan) -> bool:
 
 
 def decide_by_rules(
-    plan: StepPlan, logits: LogitsOf, rows: Sequence[ChoiceRow], coupled: StepResult
+    plan: StepPlan,
+    logits: LogitsOf,
+    rows: Sequence[ChoiceRow],
+    coupled: StepResult,
+    hidden: LogitsOf | None = None,
 ) -> StepResult:
-    """Decide the items that ask for another rule by that rule, from the step's logits.
+    """Decide the items that ask for another rule by that rule, from the step's logits. `hidden` brings the
+    last hidden states [., H] of some output rows, for judges that read them.
 
     A margin is a choice's distance from another one under the noise. A choice by chance has none: inf.
     Probabilities take milliseconds a row for the largest vocabularies; only sessions with such a rule pay.
@@ -165,13 +170,19 @@ def decide_by_rules(
             margins.append(margin)
         else:
             law_of = partial(_law_of, logits(slice(start, end)), rows[start:end])
-            choices.append(decide(item, own, law_of))
+            hidden_of = hidden and partial(_hidden_of, hidden, start)
+            choices.append(decide(item, own, law_of, hidden=hidden_of))
             margins.append(np.full_like(margin, np.inf))
     return StepResult(tuple(choices), tuple(margins))
 
 
 def _law_of(logits: NDArray[np.float32], rows: Sequence[ChoiceRow], row: int) -> NDArray[np.float64]:
     return probabilities(logits[row], rows[row])
+
+
+def _hidden_of(hidden: LogitsOf, start: int, row: int) -> NDArray[np.float64]:
+    state: NDArray[np.float64] = hidden(slice(start + row, start + row + 1))[0].astype(np.float64)
+    return state
 
 
 def probabilities(logits: NDArray[np.float32], row: ChoiceRow) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from cloud_verifier.core.judge import Judge
 from cloud_verifier.core.nouns import Ask, Offer, StepItem, StepPlan
 from cloud_verifier.core.rules import decide
-from cloud_verifier.engine.engine import TorchEngine
+from cloud_verifier.engine.engine import TorchEngine, last_hidden
 from cloud_verifier.engine.sampling import choice
 from cloud_verifier.engine.sampling.choice import choose, choose_dense, gumbel, noise_bits, noise_keys
 from cloud_verifier.engine.sampling.host import ChoiceRow, choice_rows, probabilities
@@ -371,3 +371,23 @@ def test_probabilities_are_those_that_the_grammar_and_the_parameters_leave() -> 
     assert law == pytest.approx([0.0, 1 / (1 + np.exp(-1.0)), 1 / (1 + np.exp(1.0))])
     law = probabilities(logits, ChoiceRow(SamplingParams(temperature=2.0, top_k=2), 4))
     assert law == pytest.approx([1 / (1 + np.exp(-0.5)), 1 / (1 + np.exp(0.5)), 0.0])
+
+
+def test_a_judge_reads_the_hidden_state_of_the_draft_token_on_the_text_before_it(engine: TorchEngine) -> None:
+    """As transformers alone computes it; the child passes where one number of it is below a threshold."""
+    with torch.inference_mode(), engine.model.plain(), last_hidden(engine.model) as found:
+        engine.model.plain_logits([5, 9], 1)
+    hidden = found[0][0, -1].double().numpy()
+    item = tree(Acceptance(AcceptanceRule.JUDGE), SamplingParams())
+    assert item.ask is not None
+    own = int(engine.evaluate(StepPlan((replace(item, ask=None),))).choices[0][0])
+    assert own not in (9, 6), "a mismatch"
+    size = len(hidden)
+    for place in range(0, size, 7):
+        weights = tuple(float(at == 4 + place) for at in range(4 + size))
+        for above, taken in ((1e-3, 9), (-1e-3, own)):
+            judge = Judge((0.0,) * (4 + size), (1.0,) * (4 + size), weights, -hidden[place] - above, 0.5)
+            asked = replace(item, ask=replace(item.ask, offers=(Offer((9,)), *(Offer(),) * 3), judge=judge))
+            beside = session(2).item([8], [-1], range(1))  # rows of others come first
+            plan = StepPlan((replace(beside, slots=ints([70])), asked))
+            assert engine.evaluate(plan).choices[1][0] == taken
