@@ -216,3 +216,28 @@ async def test_a_file_that_llama_cpp_dies_of_is_refused_and_this_process_lives(
     copied(path, tmp_path, lambda data: data[:-1])
     with pytest.raises(UserError, match="cannot be loaded as a GGUF model"):
         SharedDraftModel(settings(file), trials=trials)
+
+
+async def test_a_smaller_model_in_front_is_loaded_too_and_changes_no_draft(path: Path) -> None:
+    models = [SharedDraftModel(settings(path), 1, NEVER, small=small) for small in (None, settings(path))]
+    assert models[1].size_bytes == 2 * models[0].size_bytes
+    written = []
+    for model in models:
+        seat = await model.acquire()
+        run = AloneRun(seat, [5, 9, 2, 41], SamplingParams(max_tokens=12, ignore_eos=True), ())
+        written.append([token async for shown in run.shown() for token in shown.tokens])
+        seat.release()
+        await model.close()
+    assert written[0] == written[1]
+    assert len(written[0]) == 12
+
+
+async def test_a_smaller_model_with_other_tokens_is_refused(path: Path, tmp_path: Path) -> None:
+    from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
+
+    other = write_tiny_gguf(tmp_path / "other.gguf", TinyShape(user_defined=("<extra>",)))
+    model = SharedDraftModel(settings(path), 1, NEVER, small=settings(other))
+    with pytest.raises(UserError):
+        await model.load()
+    assert model.state is ModelState.FAILED
+    await model.close()
