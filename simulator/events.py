@@ -68,6 +68,7 @@ class DrawStream(IntEnum):
     HEAD_CONFIDENCE = 11
     HEAD_RANK = 12
     HEAD_LIKENESS = 13
+    SITE = 14
 
 
 class Draws:

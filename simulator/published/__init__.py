@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simulator.published import dsd, hsd, leviathan
+from simulator.published import dsd, hsd, leviathan, uara
 from simulator.published.claims import Claim
 
-CLAIMS: tuple[Claim, ...] = (*leviathan.CLAIMS, *hsd.CLAIMS, *dsd.CLAIMS)
+CLAIMS: tuple[Claim, ...] = (*leviathan.CLAIMS, *hsd.CLAIMS, *uara.CLAIMS, *dsd.CLAIMS)
 """All claims, in the order of docs/schemes.md."""
