@@ -74,6 +74,7 @@ class DrawStream(IntEnum):
     MIDDLE_LIKENESS = 17
     MIDDLE_OFF_PATH = 18
     HINT = 19
+    SITE = 20
 
 
 class Draws:

@@ -36,8 +36,8 @@ from simulator.world import World
 # The processors, shared by all runs of a command: one set of processes from its beginning to its end.
 
 Job = tuple[str, World]
-"""A scheme by name, and the world that it runs in. It is done in parts, one for each of the verifier's
-replicas, which have nothing to do with each other."""
+"""A scheme by name, and the world that it runs in. It is done in parts, one for each of its
+verifiers, which have nothing to do with each other."""
 
 AHEAD = 64
 """Parts per process that are handed out or done before their turn: enough that a long one keeps no processor
@@ -87,17 +87,20 @@ class Pool:
             yield result
 
     def _ahead(self, jobs: Iterable[Job], executor: ProcessPoolExecutor) -> Iterator[list[SessionResult]]:
-        waiting, num_parts = deque[list[Future[list[SessionResult]]]](), 0
+        waiting, num_parts = deque[tuple[World, list[Future[list[SessionResult]]]]](), 0
         try:
             for scheme, world in jobs:
-                replicas = range(world.verifier.replicas)
-                waiting.append([executor.submit(run_replica, scheme, world, each) for each in replicas])
-                num_parts += len(replicas)
+                replicas = range(world.num_verifiers)
+                parts = [executor.submit(run_replica, scheme, world, each) for each in replicas]
+                waiting.append((world, parts))
+                num_parts += len(parts)
                 while num_parts >= AHEAD * self.workers and waiting:
-                    num_parts -= len(waiting[0])
-                    yield dealt_back([part.result() for part in waiting.popleft()])
+                    where, parts = waiting.popleft()
+                    num_parts -= len(parts)
+                    yield dealt_back(where, [part.result() for part in parts])
             while waiting:
-                yield dealt_back([part.result() for part in waiting.popleft()])
+                where, parts = waiting.popleft()
+                yield dealt_back(where, [part.result() for part in parts])
         except BrokenProcessPool as error:
             raise CapacityError(
                 "the system ended one of the processes that simulate, probably because memory ran out; "
@@ -169,7 +172,8 @@ def run_experiments(
         by_policy = {
             policy: [next(results) for _ in range(experiment.repeats)] for policy in _all_policies(experiment)
         }
-        has_bottleneck = experiment.world.link.has_bottleneck
+        world = experiment.world
+        has_bottleneck = any(link.has_bottleneck for link in (world.link, *(s.link for s in world.sites)))
         yield [_outcome(scheme, by_policy, has_bottleneck) for scheme in experiment.schemes]
 
 
@@ -179,8 +183,8 @@ def num_runs(experiment: Experiment) -> int:
 
 
 def num_parts(experiment: Experiment) -> int:
-    """Count the runs that can proceed at once: each of a world's replicas is simulated by itself."""
-    return num_runs(experiment) * experiment.world.verifier.replicas
+    """Count the runs that can proceed at once: each of a world's verifiers is simulated by itself."""
+    return num_runs(experiment) * experiment.world.num_verifiers
 
 
 def _jobs(experiment: Experiment) -> Iterator[Job]:

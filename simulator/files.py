@@ -40,7 +40,16 @@ from simulator.planner import Pairs, TierModel, TierPair
 from simulator.profiles import profile
 from simulator.recordings import read_lengths, read_recording
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, SYNC_BEST, check_scheme
-from simulator.world import DeviceSpec, SmallDraft, StepChange, VerifierSpec, World, fit_line
+from simulator.world import (
+    NEAREST,
+    DeviceSpec,
+    SmallDraft,
+    StepChange,
+    VerifierSite,
+    VerifierSpec,
+    World,
+    fit_line,
+)
 
 MS = 1000.0  # in a second
 KBIT = 0.008  # in a byte
@@ -114,6 +123,7 @@ VERIFIER: dict[str, Field] = {
     "replicas": ("replicas", int, 1),
     "recall": ("recall", bool, 1.0),
 }
+SITE: dict[str, Field] = {"spread_ms": ("spread", float, MS)}
 DEVICE_TABLES = {"draft_ms_by_rows": "draft_times", "read_ms_by_tokens": "read_times"}
 DRAFT_TIME, STEP_TIME = ("draft_time", "draft_time_per_node"), ("step_time", "step_time_per_node")
 SERVER_DRAFT = {key: DEVICE[key] for key in ("draft_ms", "draft_ms_per_node")}
@@ -241,7 +251,7 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
     """Build it from the parsed document; paths of traces start at `folder`. Raises `UserError`."""
     if not isinstance(document, dict):
         raise UserError("a world is a table of keys and values")
-    _refuse_unknown("a world", document, [*TOP, *TABLES, "schemes"])
+    _refuse_unknown("a world", document, [*TOP, *TABLES, "verifiers", "association", "schemes"])
     top = _fields("", document, TOP)
     repeats = top.pop("repeats", 20)
     draft, draft_ms, target_ms = _draft(_table(document, "draft", extra=REPLAYS), folder)
@@ -250,6 +260,8 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
     by_number: dict[str, Any] = {
         name: _by_number(f"device.{key}", device[key]) for key, name in DEVICE_TABLES.items() if key in device
     }
+    if "verifiers" in document:
+        target_ms = {}  # each has its own step
     given = _with_recorded(DRAFT_TIME, draft_ms, _fields("device.", device, DEVICE))
     small = _small(device["small"]) if "small" in device else None
     on_device = DeviceSpec(**given, **by_number, small=small)
@@ -260,6 +272,8 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
         draft=draft,
         arrivals=_arrivals(document, folder),
         tier=TierSpec(**_fields("tier.", _table(document, "tier"), TIER)) if "tier" in document else None,
+        sites=_sites(document.get("verifiers", []), folder),
+        association=_text("association", document.get("association", NEAREST)),
         **top,
     )
     return Experiment(world, repeats, _schemes(document.get("schemes", list(DEFAULT_SCHEMES))))
@@ -350,6 +364,19 @@ def _verifier(table: dict[str, Any], recorded: Mapping[int, float], device: Devi
         found["step_changes"] = tuple(StepChange(**row) for row in rows)
     heads = _heads(table["heads"]) if "heads" in table else None
     return VerifierSpec(**found, draft=draft, heads=heads)
+
+
+def _sites(value: Any, folder: Path) -> tuple[VerifierSite, ...]:
+    """Return the verifiers of [[verifiers]]: keys of [verifier], a table `link` like [link], and a spread."""
+    if not (isinstance(value, list) and all(isinstance(each, dict) for each in value)):
+        raise UserError("verifiers is no list of tables [[verifiers]]")
+    sites = []
+    for each in value:
+        _refuse_unknown("[[verifiers]]", each, [*VERIFIER, *SITE, "link"])
+        link = _link(_table(each, "link", LINK_EXTRA), folder)
+        spec = VerifierSpec(**_fields("verifiers.", each, VERIFIER))
+        sites.append(VerifierSite(spec, link, **_fields("verifiers.", each, SITE)))
+    return tuple(sites)
 
 
 def _heads(value: Any) -> HeadsSpec:

@@ -13,6 +13,7 @@ from common.wire.size import request_size, response_size
 from edge_client.core.nouns import Emit, SessionStats
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate, make_policy
 from edge_client.core.policies.base import expandable, unsent
+from simulator.association import dealt
 from simulator.events import Draws, EventHeap
 from simulator.figures import SessionResult
 from simulator.knowledge import BEST, Knowledge
@@ -177,13 +178,14 @@ def check_scheme(scheme: str) -> None:
 
 def run_scheme(scheme: str, world: World) -> list[SessionResult]:
     """Run one of the `variants` in one world. Raises `UserError`."""
-    return dealt_back([run_replica(scheme, world, each) for each in range(world.verifier.replicas)])
+    return dealt_back(world, [run_replica(scheme, world, each) for each in range(world.num_verifiers)])
 
 
 def run_replica(scheme: str, world: World, replica: int) -> list[SessionResult]:
-    """Run the part of `run_scheme` that one of the verifier's replicas serves. Raises `UserError`."""
+    """Run the part of `run_scheme` that one of the verifiers serves. Raises `UserError`."""
     if scheme == DEVICE_ONLY:
-        return draft_alone(world)[replica :: world.verifier.replicas]
+        texts = draft_alone(world)
+        return [texts[key] for key in dealt(world)[replica]]
     device = ELSEWHERE.get(_place_of(scheme), SimulatedDevice)
     return simulate_replica(world, policy_maker(_policy(scheme)), device, replica)
 

@@ -75,8 +75,11 @@ NUMBERS: dict[str, Callable[[World, float], World]] = {
     "clients": _with_clients,
     "rate_per_s": _with_rate,
 }
-PROFILE = "profile"
-AXES = (PROFILE, *NUMBERS)
+WORDS: dict[str, Callable[[World, str], World]] = {
+    "profile": lambda world, value: replace(world, link=profile(value)),
+    "association": lambda world, value: replace(world, association=value),
+}
+AXES = (*WORDS, *NUMBERS)
 """What a sweep may vary, in the order in which it gets into a world: a profile's link first, so that another
 axis may change it."""
 
@@ -126,10 +129,7 @@ class Sweep:
         for axis in AXES:
             if axis in cell:
                 value = cell[axis]
-                if isinstance(value, str):
-                    world = replace(world, link=profile(value))
-                else:
-                    world = NUMBERS[axis](world, value)
+                world = WORDS[axis](world, value) if isinstance(value, str) else NUMBERS[axis](world, value)
         return replace(self.experiment, world=world)
 
     @property

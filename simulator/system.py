@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import zip_longest
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +31,7 @@ from edge_client.core.draft_pace import AFTER_REST
 from edge_client.core.nouns import NOTHING_READ, DraftRow, Expansion, ReadingTime, Reroot, SessionConfig
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession
+from simulator.association import dealt
 from simulator.drafts import HONEST, BetaDraft
 from simulator.events import Draws, DrawStream, EventHeap
 from simulator.figures import SessionResult
@@ -437,23 +437,24 @@ def simulate(
 ) -> list[SessionResult]:
     """Return every session's result, in the order of their keys. Equal arguments give equal results.
 
-    Sessions are dealt out to the verifier's replicas in turn. `device` selects where the draft runs.
+    Each verifier serves its own sessions (`simulator.association`). `device` selects where the draft runs.
     """
     return dealt_back(
-        [simulate_replica(world, make, device, each) for each in range(world.verifier.replicas)]
+        world, [simulate_replica(world, make, device, each) for each in range(world.num_verifiers)]
     )
 
 
 def simulate_replica(
     world: World, make: PolicyMaker, device: type[SimulatedDevice], replica: int
 ) -> list[SessionResult]:
-    """Return the results of one replica's sessions (0 to replicas - 1), independent of all others."""
+    """Return the results of one verifier's sessions, independent of all others."""
     events = EventHeap()
-    verifier = SimulatedVerifier(events, world)
+    verifier = SimulatedVerifier(events, world.at_verifier(replica))
     devices = dict[int, SimulatedDevice]()
     sessions = world.sessions()
-    for key in range(replica, len(sessions), world.verifier.replicas):
-        devices[key] = device(events, verifier, world.own(sessions[key]), key, make)
+    for key in dealt(world)[replica]:
+        own = world.at_verifier(replica, key).own(sessions[key])
+        devices[key] = device(events, verifier, own, key, make)
         verifier.admit(devices[key])
         events.at(sessions[key].start, devices[key].start)
     events.run()
@@ -464,9 +465,14 @@ def simulate_replica(
     return list(results.values())
 
 
-def dealt_back(parts: Sequence[Sequence[SessionResult]]) -> list[SessionResult]:
-    """Merge the replicas' results in the order of all sessions' keys."""
-    return [result for turn in zip_longest(*parts) for result in turn if result is not None]
+def dealt_back(world: World, parts: Sequence[Sequence[SessionResult]]) -> list[SessionResult]:
+    """Merge the verifiers' results in the order of all sessions' keys."""
+    found = {
+        key: result
+        for keys, results in zip(dealt(world), parts, strict=True)
+        for key, result in zip(keys, results, strict=True)
+    }
+    return [found[key] for key in range(world.num_sessions)]
 
 
 def knowledge_of(world: World, key: int) -> Knowledge:

@@ -23,7 +23,7 @@ Key = tuple[Value, ...]
 SCHEME = "scheme"
 """The first column after the axes."""
 
-TEXTS = ("profile", SCHEME, "policy", "kind")
+TEXTS = ("profile", "association", SCHEME, "policy", "kind")
 FLAGS = ("identical",)
 """Columns that hold something else than numbers."""
 

@@ -15,6 +15,7 @@ from common.estimators import WidthTimes
 from edge_client.core.draft_pace import DraftPace
 from simulator.arrivals import Arrival, Arrivals
 from simulator.drafts import BetaDraft, Draft
+from simulator.events import Draws, DrawStream
 from simulator.heads import HeadsSpec
 from simulator.link import LinkSpec
 from simulator.middle import TierSpec
@@ -173,10 +174,42 @@ class VerifierSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifierSite:
+    """Describes one verifier of several, and the path to it.
+
+    A device's round trip is the link's and up to `spread` seconds more, drawn evenly. A trace begins at a
+    drawn place for each device.
+    """
+
+    verifier: VerifierSpec = field(default_factory=VerifierSpec)
+    link: LinkSpec = field(default_factory=LinkSpec)
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        _not_negative("verifiers", self, "spread")
+        if self.verifier.replicas > 1:
+            raise UserError("one of several verifiers has no replicas; list each verifier")
+
+    def path(self, draws: Draws, place: int) -> LinkSpec:
+        """Return the link of the device with these draws to this verifier, which is number `place`."""
+        more = self.spread * draws.uniform(DrawStream.SITE, 2 * place)
+        trace = self.link.trace
+        if trace is not None:
+            offset = trace.duration * draws.uniform(DrawStream.SITE, 2 * place + 1)
+            trace = replace(trace, offset=offset, rtts=tuple(rtt + more for rtt in trace.rtts))
+        return replace(self.link, rtt=self.link.rtt + more, trace=trace)
+
+
+NEAREST, PACE, MATCHING = ASSOCIATIONS = ("nearest", "pace", "matching")
+"""How devices are associated with several verifiers (`simulator.association`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """Combines a verifier, `clients` devices with a session each, and their links. One seed decides.
 
-    All sessions begin at 0, unless `arrivals` sets their times and number.
+    All sessions begin at 0, unless `arrivals` sets their times and number. With `sites` there are several
+    verifiers, which take the place of `verifier` and `link`.
     """
 
     link: LinkSpec = field(default_factory=LinkSpec)
@@ -189,6 +222,8 @@ class World:
     seed: int = 1
     arrivals: Arrivals | None = None
     tier: TierSpec | None = None  # a model near the edge, for the schemes that use it
+    sites: tuple[VerifierSite, ...] = ()
+    association: str = NEAREST  # of devices with sites
 
     def __post_init__(self) -> None:
         for name in ("tokens", "prompt_tokens", "clients"):
@@ -203,6 +238,19 @@ class World:
             )
         if self.tier is not None:
             self._check_tier(self.tier)
+        if self.association not in ASSOCIATIONS:
+            raise UserError(f"world association is {self.association!r}; it can be {', '.join(ASSOCIATIONS)}")
+        alone = (
+            self.verifier == VerifierSpec()
+            and self.link == LinkSpec()
+            and self.arrivals is None
+            and self.tier is None
+        )
+        if self.sites and not alone:
+            raise UserError(
+                "several verifiers have their own links and steps, and their sessions begin together; leave "
+                "out the world's link, verifier, arrivals and tier"
+            )
 
     def _check_tier(self, tier: TierSpec) -> None:
         if not isinstance(self.draft, BetaDraft) or self.looks_up:
@@ -233,7 +281,21 @@ class World:
     @property
     def looks_up(self) -> bool:
         """Return whether device or verifier drafts by looking up earlier text."""
-        return self.device.recall or self.verifier.recall
+        verifiers = self.verifier, *(site.verifier for site in self.sites)
+        return self.device.recall or any(verifier.recall for verifier in verifiers)
+
+    @property
+    def num_verifiers(self) -> int:
+        """Return the number of verifiers, each of which serves its own sessions."""
+        return len(self.sites) or self.verifier.replicas
+
+    def at_verifier(self, place: int, key: int | None = None) -> World:
+        """Return the world of verifier number `place`; with `key`, that of its session `key`."""
+        if not self.sites:
+            return self
+        site = self.sites[place]
+        link = self.link if key is None else site.path(Draws(self.seed, key), place)
+        return replace(self, sites=(), verifier=site.verifier, link=link)
 
     def session_place(self, key: int) -> int:
         """Number session `key` over all seeds: those of seed 1 are the first, those of seed 2 follow."""

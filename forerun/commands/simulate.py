@@ -190,6 +190,10 @@ def _replay(options: ReplayOptions) -> int:
     check_scheme(scheme)
     if not is_bounded(scheme):
         raise UserError(f"replay needs a scheme with a draft and a verifier; {scheme} is none of them")
+    if world.sites:
+        raise UserError(
+            "replay shows a world with one verifier; replace [[verifiers]] by [verifier] and [link]"
+        )
     spans = timeline(world, policy_maker(scheme))
     if options.trace is None:
         print("\n".join(as_lines(spans)))
@@ -208,8 +212,10 @@ TITLES = (
 def print_table(experiment: Experiment, outcomes: Sequence[SchemeOutcome]) -> None:
     """Print the figures of each scheme as a table."""
     world = experiment.world
+    one = f"{_network(world.link)}, target step {world.verifier.step_time * 1e3:g} ms"
+    several = f"{len(world.sites)} verifiers, association {world.association}"
     head = (
-        f"{_network(world.link)}, target step {world.verifier.step_time * 1e3:g} ms, draft step "
+        f"{several if world.sites else one}, draft step "
         f"{world.device.draft_step_time(1) * 1e3:g} ms, acceptance {world.draft.mean:g}, "
         f"{world.num_sessions} session(s), {experiment.repeats} seeds"
     )
@@ -254,7 +260,7 @@ def _as_json(path: Path, experiment: Experiment, outcomes: Sequence[SchemeOutcom
     world = experiment.world
     settings = {
         "world": str(path),
-        "rtt_ms": None if world.link.trace is not None else round(world.link.rtt * 1e3, 6),
+        "rtt_ms": None if world.sites or world.link.trace is not None else round(world.link.rtt * 1e3, 6),
         "seed": world.seed,
         "repeats": experiment.repeats,
         "tokens": world.tokens,

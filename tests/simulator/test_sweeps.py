@@ -358,7 +358,7 @@ def test_the_rate_of_arrivals_is_an_axis_where_they_are_drawn() -> None:
         (["rtt_ms"], "'rtt_ms' is not understood"),
         (["rtt_ms=a"], "'rtt_ms=a' is not understood"),
         (["profile=carrier-pigeon"], "no network profile 'carrier-pigeon'"),
-        (["colour=1"], "cannot vary 'colour'; it can vary profile, rtt_ms"),
+        (["colour=1"], "cannot vary 'colour'; it can vary profile, association"),
         (["rtt_ms=-1"], "link rtt is -0.001"),
         (["rtt_ms=20,20.0"], "the axis rtt_ms has a value twice"),
         (["rtt_ms=20", "rtt_ms=40"], "the axis rtt_ms is given twice"),

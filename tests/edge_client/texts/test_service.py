@@ -15,8 +15,9 @@ from common.errors import UnavailableError, UserError
 from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.wire.describe import Description
+from edge_client.core.ranking import NO_DRAFT, DraftSkill
 from edge_client.core.session import EdgeSession
-from edge_client.network.channel import OnLost, OnMessage, VerifierStream
+from edge_client.network.channel import OnLost, OnMessage, StreamSource, VerifierStream
 from edge_client.network.generation import Generation
 from edge_client.texts.request import TextRequest, Writer
 from edge_client.texts.service import Orders, TextService, TextSettings
@@ -126,6 +127,27 @@ async def test_a_text_begins_with_what_the_one_before_it_taught() -> None:
     assert second.config.prior == first.calibration.as_prior()
     third = await session_of(found, request)
     assert third.config.prior == second.config.prior, "nothing was observed meanwhile"
+
+
+async def test_a_texts_acceptance_ranks_the_verifiers_for_the_next() -> None:
+    class Asked(OneVerifier):
+        def route(self, key: str, skill: DraftSkill) -> StreamSource:
+            skills.append(skill)
+            return super().route(key, skill)
+
+    def accept(session: EdgeSession) -> None:
+        session.stats.drafted = 60
+        session.view.acceptance.add(50.0, 60.0)
+
+    skills, seats = list[DraftSkill](), Seats()
+    found = TextService(Letters(), VOCABULARY, Asked(Nowhere()), seats, TextSettings())  # type: ignore[arg-type]
+    step = seats.pace.rows.predict(1)
+    first = await session_of(found, REQUEST, accept)
+    await session_of(found, REQUEST)
+    await session_of(found, replace(REQUEST, writer=Writer.TARGET))
+    learnt = first.view.acceptance.ratio
+    assert learnt > 0.8
+    assert skills == [DraftSkill(0.7, step), DraftSkill(learnt, step), NO_DRAFT]
 
 
 @pytest.mark.parametrize(

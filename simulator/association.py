@@ -1,0 +1,139 @@
+"""Associates devices with verifiers: which of several serves each session.
+
+`nearest` takes the shortest round trip. `pace` is the product's choice (`edge_client.core.ranking`), for one
+device after the other, each of which knows the turns that the sessions before it have caused. `matching`
+solves the association problem of UARA (Koh & Yang, arXiv 2511.01695) by two phases of matching, with full
+knowledge of all devices. Their bandwidths and computing shares, which they learn by reinforcement, are not
+allotted here: a verifier serves its sessions in common steps.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from statistics import fmean
+
+from edge_client.core.ranking import DraftSkill, VerifierCandidate, choose, token_time
+from simulator.events import Draws
+from simulator.world import NEAREST, PACE, VerifierSpec, World
+
+ROWS = 4
+"""Rows of a session in a target step, as `forerun` has in the worlds of docs/simulation.md (2 to 6)."""
+
+LEAST_GAIN = 1e-9
+"""Seconds by which an exchange must shorten all tokens, so that rounding never goes in circles."""
+
+
+def dealt(world: World) -> list[list[int]]:
+    """Return the keys of the sessions that each verifier serves, rising."""
+    if not world.sites:
+        count = world.num_verifiers
+        return [list(range(place, world.num_sessions, count)) for place in range(count)]
+    served = associated(world)
+    return [[key for key, at in enumerate(served) if at == place] for place in range(world.num_verifiers)]
+
+
+@lru_cache(maxsize=64)
+def associated(world: World) -> tuple[int, ...]:
+    """Return the number of the verifier of each session of a world with several sites."""
+    paths = [
+        [site.path(Draws(world.seed, key), place) for place, site in enumerate(world.sites)]
+        for key in range(world.num_sessions)
+    ]
+    rtts = [[link.rtt if link.trace is None else fmean(link.trace.rtts) for link in each] for each in paths]
+    if world.association == NEAREST:
+        return tuple(each.index(min(each)) for each in rtts)
+    crowd = _Crowd(world, rtts)
+    return tuple(crowd.by_pace() if world.association == PACE else crowd.by_matching())
+
+
+class _Crowd:
+    """The devices of a world with several verifiers."""
+
+    def __init__(self, world: World, rtts: list[list[float]]) -> None:
+        self._rtts = rtts  # [device][verifier], seconds
+        self._skill = DraftSkill(world.draft.mean, world.device.draft_step_time(1))
+        sites = [site.verifier for site in world.sites]
+        self._verifiers = range(len(sites))
+        # [verifier][sessions there], seconds
+        self._turns = [[turn(verifier, count) for count in range(len(rtts) + 1)] for verifier in sites]
+        self._times: dict[tuple[int, int, int], float] = {}
+
+    def by_pace(self) -> list[int]:
+        """Choose for each device as the product does; the turns are those of the sessions already there."""
+        counts, found = [0 for _ in self._verifiers], list[int]()
+        for device, rtts in enumerate(self._rtts):
+            candidates = [
+                VerifierCandidate(str(place), rtt=rtt, turn=self._turns[place][counts[place]])
+                for place, rtt in enumerate(rtts)
+            ]
+            chosen = choose(str(device), candidates, (), self._skill)
+            assert chosen is not None, "all are ready"
+            found.append(int(chosen.name))
+            counts[found[-1]] += 1
+        return found
+
+    def by_matching(self) -> list[int]:
+        """Match devices and verifiers by deferred acceptance, then exchange devices while all gain."""
+        return self._exchanged(self._accepted())
+
+    def _accepted(self) -> list[int]:
+        """Return the stable matching that devices propose (Gale & Shapley 1962). A verifier has as many
+        places as make all turns about equal, and prefers devices that would be fast there."""
+        places = [0 for _ in self._verifiers]
+        for _ in self._rtts:
+            places[min(self._verifiers, key=lambda each: self._turns[each][places[each] + 1])] += 1
+        wishes = [
+            sorted(self._verifiers, key=lambda each: self._time(device, each, places[each]), reverse=True)
+            for device in range(len(self._rtts))
+        ]
+        held: list[list[int]] = [[] for _ in self._verifiers]
+        free = list(range(len(self._rtts)))[::-1]
+        while free:
+            device = free.pop()
+            verifier = wishes[device].pop()  # its best that has not refused it
+            held[verifier].append(device)
+            if len(held[verifier]) > places[verifier]:
+                slowest = max(held[verifier], key=lambda each: self._time(each, verifier, places[verifier]))
+                held[verifier].remove(slowest)
+                free.append(slowest)
+        return [next(at for at in self._verifiers if device in held[at]) for device in range(len(self._rtts))]
+
+    def _exchanged(self, found: list[int]) -> list[int]:
+        """Move a device, or swap two, while that shortens the sum of all times per token."""
+        devices = range(len(found))
+        best, improved = self._total(found), True
+        while improved:
+            improved = False
+            moves = [{device: at} for device in devices for at in self._verifiers if at != found[device]]
+            swaps = [
+                {one: found[other], other: found[one]}
+                for one in devices
+                for other in range(one)
+                if found[one] != found[other]
+            ]
+            for change in (*moves, *swaps):
+                changed = [change.get(device, at) for device, at in enumerate(found)]
+                total = self._total(changed)
+                if total < best - LEAST_GAIN:
+                    found, best, improved = changed, total, True
+                    break
+        return found
+
+    def _total(self, found: list[int]) -> float:
+        counts = [found.count(place) for place in self._verifiers]
+        return sum(self._time(device, at, counts[at]) for device, at in enumerate(found))
+
+    def _time(self, device: int, verifier: int, count: int) -> float:
+        """Return the seconds per token of the device if `count` sessions are at the verifier."""
+        key = device, verifier, count
+        if key not in self._times:
+            rtt, wait = self._rtts[device][verifier], self._turns[verifier][count]
+            self._times[key] = token_time(rtt, wait, self._skill)
+        return self._times[key]
+
+
+def turn(verifier: VerifierSpec, count: int) -> float:
+    """Return the seconds of a turn with `count` sessions, in as many steps as their rows need."""
+    rows = max(1, ROWS * count)
+    steps = -(-rows // verifier.max_rows)
+    return steps * verifier.time(-(-rows // steps), 0)

@@ -1,0 +1,167 @@
+"""Laws of worlds with several verifiers: which one serves each session, and that it does so independently."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from common.errors import UserError
+from forerun.cli import main
+from simulator.association import _Crowd, associated, dealt, turn
+from simulator.events import Draws
+from simulator.experiment import Pool
+from simulator.files import experiment_from
+from simulator.link import LinkSpec, Trace
+from simulator.schemes import FORERUN, SERVER_STREAMING, run_scheme
+from simulator.world import ASSOCIATIONS, MATCHING, NEAREST, PACE, VerifierSite, VerifierSpec, World
+
+SLOW = VerifierSpec(step_time=0.02, step_time_per_node=0.002)
+CELLS = tuple(VerifierSite(SLOW, LinkSpec(rtt=rtt), spread=0.03) for rtt in (0.01, 0.02, 0.03))
+CROWD = World(sites=CELLS, clients=18, tokens=30)
+
+
+def rtts(world: World) -> list[list[float]]:
+    return [
+        [site.path(Draws(world.seed, key), place).rtt for place, site in enumerate(world.sites)]
+        for key in range(world.num_sessions)
+    ]
+
+
+def test_the_nearest_verifier_serves_each_device() -> None:
+    world = replace(CROWD, association=NEAREST)
+    assert all(
+        each[at] == min(each) and min(site.link.rtt for site in CELLS) <= each[at] <= 0.06
+        for each, at in zip(rtts(world), associated(world), strict=True)
+    )
+    assert len(set(associated(world))) > 1, "devices are at different places"
+
+
+def test_paces_spread_the_devices_that_the_nearest_would_have_to_serve_alone() -> None:
+    near = replace(CROWD, sites=(replace(CELLS[0], spread=0.0), *CELLS[1:]), clients=30)
+    assert set(associated(replace(near, association=NEAREST))) == {0}
+    counts = [len(keys) for keys in dealt(replace(near, association=PACE))]
+    assert sum(counts) == 30
+    assert counts[0] < 24
+    found = [
+        fmean(each.arrivals[-1] for each in run_scheme(FORERUN, replace(near, association=association)))
+        for association in ASSOCIATIONS
+    ]
+    assert found[0] > found[1]
+    assert found[0] > found[2]
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_no_device_and_verifier_would_both_leave_their_match(seed: int) -> None:
+    """Gale & Shapley 1962: a verifier that a device likes better is full of devices that it likes better."""
+    world = replace(CROWD, seed=seed)
+    crowd = _Crowd(world, rtts(world))
+    found = crowd._accepted()
+    places = [found.count(place) for place in range(3)]
+    for device, own in enumerate(found):
+        for other in range(3):
+            mine = crowd._time(device, other, places[other])
+            if mine < crowd._time(device, own, places[own]):
+                held = [each for each, at in enumerate(found) if at == other]
+                assert all(crowd._time(each, other, places[other]) <= mine for each in held)
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_matching_is_about_as_good_as_the_best_of_all(seed: int) -> None:
+    """Of 7 devices and 3 verifiers, whose 2,187 associations can be tried; no exchange improves it."""
+    world = replace(CROWD, seed=seed, clients=7, association=MATCHING)
+    crowd = _Crowd(world, rtts(world))
+    found = list(associated(world))
+    best = min(crowd._total(list(each)) for each in product(range(3), repeat=7))
+    assert crowd._total(found) <= 1.01 * best
+    assert crowd._exchanged(found) == found
+    for other in (NEAREST, PACE):
+        assert crowd._total(found) <= crowd._total(list(associated(replace(world, association=other))))
+
+
+def test_a_turn_is_the_step_of_all_sessions_and_of_their_waves() -> None:
+    assert turn(SLOW, 0) == pytest.approx(0.02)
+    assert turn(SLOW, 5) == pytest.approx(0.02 + 19 * 0.002)
+    assert turn(replace(SLOW, max_rows=10), 5) == pytest.approx(2 * (0.02 + 9 * 0.002))
+
+
+def test_one_site_is_as_a_world_with_one_verifier() -> None:
+    alone = World(verifier=SLOW, link=LinkSpec(rtt=0.04, jitter=0.01), clients=3, tokens=30)
+    site = VerifierSite(alone.verifier, alone.link)
+    several = World(sites=(site,), clients=3, tokens=30)
+    assert run_scheme(FORERUN, several) == run_scheme(FORERUN, alone)
+
+
+@pytest.mark.parametrize("association", ASSOCIATIONS)
+def test_each_session_has_its_text_and_its_place_whoever_serves_it(association: str) -> None:
+    world = replace(CROWD, association=association)
+    with Pool(2) as pool:
+        (found,) = pool.map([(FORERUN, world)])
+    assert found == run_scheme(FORERUN, world)
+    streamed = run_scheme(SERVER_STREAMING, replace(world, association=NEAREST))
+    assert [each.tokens for each in found] == [each.tokens for each in streamed]
+    assert sorted(key for keys in dealt(world) for key in keys) == list(range(18))
+
+
+def test_devices_replay_a_trace_from_places_of_their_own() -> None:
+    trace = Trace("t", tuple(map(float, range(100))), tuple(0.01 + 0.001 * row for row in range(100)))
+    site = VerifierSite(SLOW, LinkSpec(trace=trace), spread=0.01)
+    links = [site.path(Draws(1, key), 0) for key in range(5)]
+    assert len({link.rtt_at(0.0) for link in links}) == 5
+    for link in links:
+        assert link.trace is not None
+        assert 0.0 <= link.trace.rtts[0] - trace.rtts[0] <= 0.01
+
+
+DOCUMENT = {
+    "clients": 4,
+    "tokens": 20,
+    "association": "matching",
+    "schemes": ["forerun"],
+    "verifiers": [
+        {"step_ms": 20, "step_ms_per_node": 2, "link": {"rtt_ms": 5}, "spread_ms": 10},
+        {"step_ms": 40, "link": {"profile": "lte"}},
+    ],
+}
+
+
+def test_a_document_lists_verifiers_and_a_sweep_compares_associations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = experiment_from(DOCUMENT).world
+    assert [site.verifier.step_time for site in world.sites] == [0.02, 0.04]
+    assert [site.spread for site in world.sites] == [0.01, 0.0]
+    assert world.association == MATCHING
+    path = tmp_path / "w.json"
+    path.write_text(json.dumps(DOCUMENT), encoding="utf-8")
+    assert main(["simulate", "run", str(path), "--repeats", "1", "--workers", "1"]) == 0
+    assert "2 verifiers, association matching" in capsys.readouterr().out
+    sweep = ["simulate", "sweep", str(path), "--repeats", "1", "--workers", "1", "--out", str(tmp_path / "s")]
+    assert main([*sweep, "--axis", "association=nearest,pace"]) == 0
+    table = (tmp_path / "s" / "results.csv").read_text(encoding="utf-8").splitlines()
+    assert [line.split(",")[0] for line in table] == ["association", "nearest", "pace"]
+    assert main([*sweep[:-1], str(tmp_path / "r"), "--axis", "rtt_ms=10"]) == 2
+    assert main(["simulate", "replay", str(path)]) == 2
+    assert "one verifier" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"association": "luck"}, "association is 'luck'; it can be nearest, pace, matching"),
+        ({"link": {"rtt_ms": 10}}, "several verifiers have their own links and steps"),
+        ({"verifier": {"step_ms": 10}}, "several verifiers have their own links and steps"),
+        ({"clients": 1, "arrivals": {"rate_per_s": 1, "sessions": 3}}, "clients and|several verifiers"),
+        ({"verifiers": [{"replicas": 2}]}, "one of several verifiers has no replicas"),
+        ({"verifiers": [{"spread_ms": -1}]}, "spread is -0.001"),
+        ({"verifiers": [{"rtt_ms": 1}]}, r"\[\[verifiers\]\] has no 'rtt_ms'"),
+        ({"verifiers": {}}, r"no list of tables \[\[verifiers\]\]"),
+    ],
+)
+def test_a_wrong_world_of_several_verifiers_is_refused(more: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        experiment_from({**DOCUMENT, **more})
