@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simulator.published import leviathan
+from simulator.published import leviathan, relay
 from simulator.published.claims import Claim
 
-CLAIMS: tuple[Claim, ...] = (*leviathan.CLAIMS,)
+CLAIMS: tuple[Claim, ...] = (*leviathan.CLAIMS, *relay.CLAIMS)
 """All claims, in the order of docs/schemes.md."""
