@@ -21,6 +21,7 @@ from forerun.log_format import OURS, hush_libraries
 COMMANDS = {
     "demo": "forerun.commands.demo",
     "verify": "forerun.commands.verify",
+    "relay": "forerun.commands.relay",
     "top": "forerun.commands.top",
     "edge": "forerun.commands.edge",
     "chat": "forerun.commands.chat",

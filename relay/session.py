@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from cloud_verifier.core.arrivals import Arrivals
 from common.acceptance import COUPLED
-from common.errors import Code, PeerError
+from common.errors import Code, UserError
 from common.hints import hint_at
 from common.messages import (
     Commit,
@@ -56,14 +56,12 @@ HINTED = 2
 def config_of(request: Open, fingerprint: bytes, **settings: object) -> SessionConfig:
     """Return the configuration of the relay's own session. `settings` are further fields of it.
 
-    Raises `PeerError` for a rule that draws its drafts or changes the target's law: the relay would have to
-    answer for drafts that it did not draw.
+    Raises `UserError` for a rule other than coupled: its drafts are drawn, and the relay would have to answer
+    for nodes that it did not draw.
     """
     if request.acceptance != COUPLED:
-        words = (
-            f"a relay decides nothing and knows the rule coupled only, not {request.acceptance.rule.title}"
-        )
-        raise PeerError(words, Code.FAILED_PRECONDITION)
+        words = f"this relay knows the acceptance rule coupled only, not {request.acceptance.rule.title}"
+        raise UserError(words, Code.FAILED_PRECONDITION)
     config = SessionConfig(
         request.prompt,
         request.sampling,

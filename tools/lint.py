@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("cloud_verifier", "common", "edge_client", "forerun", "integrations", "simulator")
+PACKAGES = ("cloud_verifier", "common", "edge_client", "forerun", "integrations", "relay", "simulator")
 READS = {"read", "readline", "readlines", "readall", "read_text", "read_bytes"}
 CALLS = {"json.load", "tomllib.load", "request.body", "request.form", "request.json"}
 

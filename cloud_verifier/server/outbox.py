@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from cloud_verifier.core.nouns import End
-from common.messages import Commit, ServerMessage
+from common.messages import Commit, Hint, ServerMessage
 from common.wire.bounds import MAX_COMMIT_TOKENS, MAX_CREDIT
 
 Outgoing = ServerMessage | End
@@ -22,6 +22,9 @@ here. With its connection and session (48 KiB) an edge that never reads costs le
 LEAST_TOKENS = 16
 """Tokens that may always wait: one step may bring as many, and must not stall an edge that reads. With 20
 log-probabilities each they take 40 KiB."""
+
+MOST_HINTS = 32
+"""Items that wait, from which on hints are dropped: four draft steps of eight nodes."""
 
 TOKEN_BYTES, LOGPROB_BYTES = 40, 120
 """Python's bytes for a token in a tuple, and for a pair of a token and its log-probability."""
@@ -43,7 +46,10 @@ class Outbox:
         self._full = False
 
     def put_nowait(self, item: Outgoing) -> None:
-        """Queue an item. A full outbox accepts it too, because a running step may still bring tokens."""
+        """Queue an item. A full outbox accepts it too, because a running step may still bring tokens. A peer
+        that does not read gets no hints."""
+        if isinstance(item, Hint) and len(self._items) >= MOST_HINTS:
+            return
         self._weigh(item, 1)
         last = self._items[-1] if self._items else None
         if isinstance(item, Commit) and isinstance(last, Commit) and _fit(last, item):

@@ -289,11 +289,16 @@ class VerifierChannel:
     ) -> Description:
         """Ask what the verifier serves. Raises `UnavailableError` if it cannot be reached."""
         request = encode_describe_request(include_vocabulary, include_chat_template)
+        return decode_description(await self.ask(request, patience=patience))
+
+    async def ask(
+        self, request: pb.DescribeRequest, entries: Metadata = (), patience: float = DESCRIBE_TIMEOUT
+    ) -> pb.DescribeResponse:
+        """Ask as `describe` does, with further metadata `entries`."""
         try:
             connection = self._fresh()
-            response = await connection.stub.Describe(
-                request, timeout=patience, metadata=connection.metadata()
-            )
+            metadata = (*connection.metadata(), *entries)
+            response = await connection.stub.Describe(request, timeout=patience, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             failure = to_error(error)
             if isinstance(failure, UnavailableError):
@@ -310,7 +315,8 @@ class VerifierChannel:
             raise UnavailableError(words) from error
         if response is None:
             raise PeerError(f"the verifier at {self.address} sent a description that cannot be read")
-        return decode_description(response)
+        found: pb.DescribeResponse = response
+        return found
 
     async def explain_mismatch(self, own: Vocabulary) -> str:
         """Fetch all tokens of the verifier and name the first that differs from `own`."""
@@ -323,8 +329,10 @@ class VerifierChannel:
         on_lost: OnLost,
         on_silent: Callable[[], None] | None = None,
         key: str = "",
+        entries: Metadata = (),
     ) -> VerifierStream:
-        """Open a stream. For `on_silent` see `VerifierStream`; a load balancer may route by `key`."""
+        """Open a stream, with further metadata `entries`. For `on_silent` see `VerifierStream`; a load
+        balancer may route by `key`."""
         connection = self._fresh()
 
         def silent() -> None:
@@ -332,7 +340,7 @@ class VerifierChannel:
             if on_silent is not None:
                 on_silent()
 
-        entries = ((KEY_ENTRY, key),) if key else ()
+        entries = (*entries, (KEY_ENTRY, key)) if key else entries
         holding = Holding(self._opened)
         return VerifierStream(connection, on_message, on_lost, silent, entries, holding)
 

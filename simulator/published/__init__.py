@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.published import bild, cs_drafting, dsd, hsd, leviathan, mirror, pacer, uara
+from simulator.published import bild, cs_drafting, dsd, hsd, leviathan, mirror, pacer, relay, uara
 from simulator.published.claims import Claim
 
 CLAIMS: tuple[Claim, ...] = (
@@ -13,6 +13,7 @@ CLAIMS: tuple[Claim, ...] = (
     *mirror.CLAIMS,
     *dsd.CLAIMS,
     *hsd.CLAIMS,
+    *relay.CLAIMS,
     *uara.CLAIMS,
 )
 """All claims, in the order of docs/schemes.md."""

@@ -11,6 +11,7 @@ from simulator.drafts import BetaDraft
 from simulator.files import experiment_from
 from simulator.link import LinkSpec
 from simulator.middle import TierSpec
+from simulator.planner import TierModel, TierPair, best_hierarchies, gain
 from simulator.schemes import run_scheme
 from simulator.system import both_knowledges
 from simulator.world import DeviceSpec, World
@@ -48,6 +49,50 @@ def test_each_model_is_as_often_right_as_the_world_says() -> None:
     assert right / places == pytest.approx(0.9, abs=0.01)
     assert both / right > 0.8, "what is easy is easy for both"
     assert both < device_right < right, "the device may be right by luck, and seldom is"
+
+
+def planned_gain(world: World) -> float:
+    """Predict what three tiers gain over the best two, by the closed form of HSD."""
+    tier, rtt = world.middle, world.link.rtt
+    models = [
+        TierModel("device", world.device.draft_time),
+        TierModel("middle", tier.draft_time),
+        TierModel("target", world.verifier.step_time),
+    ]
+    pairs = {
+        ("device", "middle"): TierPair(world.draft.mean, tier.rtt),
+        ("middle", "target"): TierPair(tier.mean, rtt - tier.rtt),
+        ("device", "target"): TierPair(world.draft.mean * tier.mean, rtt),
+    }
+    return gain(best_hierarchies(models, pairs))
+
+
+GRID = [
+    replace(
+        WORLD,
+        link=LinkSpec(rtt=rtt),
+        tier=TierSpec(rtt=0.2 * rtt, draft_time=draft_time, mean=mean),
+        draft=BetaDraft(mean=0.75),
+        tokens=150,
+    )
+    for rtt in (0.02, 0.05)
+    for draft_time in (0.006, 0.015, 0.025)
+    for mean in (0.8, 0.9, 0.95)
+]
+
+
+@pytest.mark.slow
+def test_three_places_beat_two_where_the_planner_says_so() -> None:
+    """And lose next to nothing elsewhere, unlike the planner's tiers, which wait for each verdict."""
+    promising = 0
+    for world in GRID:
+        better = min(pace("near", world), pace("forerun", world))
+        if planned_gain(world) > 1.05:
+            promising += 1
+            assert pace("relay", world) < better, world
+        else:
+            assert pace("relay", world) < 1.1 * better, world
+    assert promising >= 3
 
 
 def test_three_places_beat_two_where_the_middle_model_is_good_and_slow() -> None:

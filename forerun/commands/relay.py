@@ -1,0 +1,136 @@
+"""Implements `forerun relay`: a verifier near the edge whose own target is remote."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError
+from common.privacy import LEVELS, Privacy
+from common.wire.options import host_and_port, is_loopback
+from edge_client.process.paths import find_paths
+from edge_client.verifiers.addresses import parse_address
+from forerun.commands.edge import TlsOptions
+from forerun.options import (
+    REQUIRED,
+    CoreOption,
+    JsonOption,
+    add_command,
+    check_free,
+    models_folder,
+    option,
+    pin_to_core,
+)
+
+DESCRIPTION = """\
+Serve edges as a verifier does, and draft for the verifier behind with a middle model: larger than the edges'
+drafts, smaller than the target, with the target's tokens. The text is the verifier's own (docs/relay.md).
+
+  forerun relay --verifier verifier.example.org:50051 --tls --model middle.gguf --listen 127.0.0.1:50052
+  forerun edge complete --verifier 127.0.0.1:50052 --draft draft.gguf --prompt 'Once'"""
+
+SERVING = "serving"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayOptions(TlsOptions, CoreOption, JsonOption):
+    """Declares the verifier behind, the middle model, and the port for edges."""
+
+    verifier: str = option(REQUIRED, "address of `forerun verify`, or of another relay", "HOST:PORT")
+    model: str = option(REQUIRED, "middle model: GGUF file or hf://organisation/repository/file.gguf", "PATH")
+    listen: str = option(
+        "127.0.0.1:50052", "address for edges (default: %(default)s)", "HOST:PORT", group=SERVING
+    )
+    serve_cert: Path | None = option(None, "PEM file with the relay's certificate", "FILE", group=SERVING)
+    serve_key: Path | None = option(None, "PEM file with the key of --serve-cert", "FILE", group=SERVING)
+    grace: float = option(
+        10.0,
+        "seconds that edges have to leave after SIGTERM (default: %(default)s)",
+        "SECONDS",
+        group=SERVING,
+    )
+    privacy: str = option(
+        Privacy.PADDED.title,
+        "least privacy of message sizes, both ways (default: %(default)s; docs/privacy.md)",
+        choices=LEVELS,
+    )
+    threads: int = option(0, "threads of the middle model; 0: all but one", "N")
+    gpu_layers: int = option(0, "layers of the middle model on an accelerator; -1: all", "N")
+    context: int = option(16384, "KV memory of the middle model, in tokens (default: %(default)s)", "N")
+    seats: int = option(
+        8,
+        "texts that the middle model drafts at once; further ones pass without it (default: %(default)s)",
+        "N",
+    )
+
+
+def add_parser(commands: Any) -> None:
+    words = "serve edges nearby and draft for a remote verifier with a middle model"
+    add_command(commands, "relay", words, _run, RelayOptions, DESCRIPTION)
+
+
+def _run(options: RelayOptions) -> int:
+    tls = options.channel_tls
+    parse_address(options.verifier, encrypted=tls is not None, insecure=options.insecure)
+    if (options.serve_cert is None) != (options.serve_key is None):
+        raise UserError("--serve-cert and --serve-key belong together; give both or neither")
+    check_free("--listen", options.listen)
+    pin_to_core(options.core)
+    asyncio.run(_serve(options))
+    return 0
+
+
+async def _serve(options: RelayOptions) -> None:
+    from cloud_verifier.identity.tls import ServerTls
+    from common.llama.model import LlamaSettings
+    from edge_client.drafting.models import DraftModels
+    from edge_client.network.channel import VerifierChannel
+    from relay.service import RelayServer, RelayService, RelaySettings
+
+    llama = LlamaSettings(
+        path=options.model,
+        n_ctx=options.context,
+        threads=options.threads,
+        gpu_layers=options.gpu_layers,
+        models=models_folder(options.model),
+    )
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        models = DraftModels(find_paths(os.environ), stack)
+        opened = models.open(llama, drafting=True, seats=options.seats, keep_alive=-1.0)
+        assert opened.model is not None, "asked for drafting"
+        await opened.model.load()
+        tls = options.channel_tls
+        channel = await stack.enter_async_context(VerifierChannel(options.verifier, tls=tls))
+        settings = RelaySettings(_forwards_tokens(options), Privacy[options.privacy.upper()])
+        service = RelayService(channel, opened.model, opened.vocabulary, settings)
+        papers = None
+        if options.serve_cert is not None and options.serve_key is not None:
+            papers = ServerTls(options.serve_cert, options.serve_key)
+        server = await stack.enter_async_context(RelayServer(service, options.listen, papers))
+        _announce(options, f"{options.listen.rpartition(':')[0]}:{server.port}")
+        await stop.wait()
+        await server.drain(options.grace)
+
+
+def _forwards_tokens(options: RelayOptions) -> bool:
+    """Return whether callers' tokens go on to the verifier: not beside the relay's own, nor in plain text."""
+    found = host_and_port(options.verifier)
+    private = options.channel_tls is not None or (found is not None and is_loopback(found[0]))
+    return options.token_file is None and private
+
+
+def _announce(options: RelayOptions, address: str) -> None:
+    if options.json:
+        told = {"listening": address, "verifier": options.verifier, "pid": os.getpid()}
+        print(json.dumps(told), flush=True)
+    else:
+        print(f"Relaying {address} to {options.verifier}; stop with Ctrl-C.", flush=True)

@@ -1,0 +1,278 @@
+"""Serve devices as a verifier does, and draft for the verifier behind with the middle model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from cloud_verifier.core.nouns import End
+from cloud_verifier.identity.tls import LiveServerTls, ServerTls
+from cloud_verifier.server.admin import listen
+from cloud_verifier.server.calls import DESCRIBE, SERVICE_NAME, SESSION, Framing
+from cloud_verifier.server.interceptor import Guard, Method
+from cloud_verifier.server.outbox import Outbox, Pace
+from common.calibration import Beliefs
+from common.errors import Code, ForerunError, LocalError, PeerError, UnavailableError, UserError
+from common.messages import Close, Drain, Open, Propose
+from common.pb import verifier_pb2 as pb
+from common.pb import verifier_pb2_grpc as pb_grpc
+from common.privacy import Privacy
+from common.vocabulary import Vocabulary
+from common.wire.codec import decode_request
+from common.wire.options import MAX_MESSAGE_BYTES, server_options
+from common.wire.wire_fields import check_padding, check_request
+from edge_client.core.policies import make_policy
+from edge_client.network.channel import OnLost, OnMessage, VerifierChannel, VerifierStream
+from edge_client.network.drafts import DraftSeat
+from edge_client.network.generation import Generation
+from edge_client.network.tls import Metadata
+from edge_client.texts.service import DraftSource
+from relay.session import RelaySession, config_of
+
+logger = logging.getLogger(__name__)
+
+OPEN_TIME = 30.0
+"""Seconds in which a stream's `Open` must come, as for a verifier (`SchedulerConfig.open_timeout`)."""
+
+MOST_POSITIONS = 2**20
+"""Positions of the longest text, which bound an `Open`. The verifier behind has the target's own limit."""
+
+IDENTITY = "authorization"
+"""Metadata entry of a caller's token (docs/protocol.md, rule 14)."""
+
+
+class IncomingCall(Protocol):
+    """What is used of gRPC's context of a call."""
+
+    def invocation_metadata(self) -> Metadata | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """Describes one relay. Without a token of its own it may forward those of its callers. `privacy` is the
+    least level in both directions."""
+
+    forwards_tokens: bool
+    privacy: Privacy = Privacy.PADDED
+
+
+class _CallerStreams:
+    """Opens streams to the verifier with one caller's metadata. A `StreamSource`."""
+
+    elsewhere = False
+
+    def __init__(self, channel: VerifierChannel, entries: Metadata) -> None:
+        self._channel, self._entries = channel, entries
+        self.address = channel.address
+        self.watch = channel.watch
+
+    def open(self, on_message: OnMessage, on_lost: OnLost) -> VerifierStream:
+        return self._channel.open(on_message, on_lost, entries=self._entries)
+
+
+class RelayedText(Generation):
+    """Runs one `RelaySession` over streams to the verifier. The device's messages go to `outbox`."""
+
+    def __init__(
+        self, session: RelaySession, streams: _CallerStreams, seat: DraftSeat | None, outbox: Outbox
+    ) -> None:
+        super().__init__(session, streams, seat)
+        self._relayed, self._outbox = session, outbox
+        self._broken: PeerError | None = None  # the device broke a rule
+
+    def take(self, message: Propose | Close) -> None:
+        """Take a message of the device."""
+        match message:
+            case Propose():
+                self._input(lambda now: self._propose(message, now))
+            case Close():
+                self._input(self._relayed.on_close)
+
+    async def run(self) -> None:
+        """Write the text to its end, and end the device's stream then."""
+        error: ForerunError | None = None
+        try:
+            async for _ in self.shown():
+                pass
+        except PeerError as caught:  # towards the device, the verifier's fault is that of this side
+            error = caught if caught is self._broken else LocalError(str(caught), caught.code)
+        except ForerunError as caught:
+            error = caught
+        self._outbox.put_nowait(End(0, error))
+
+    def _propose(self, message: Propose, now: float) -> None:
+        try:
+            self._relayed.on_propose(message, now)
+        except PeerError as error:
+            self._broken = error
+            raise
+
+    def _carry_out_all(self) -> None:
+        super()._carry_out_all()
+        for answer in self._relayed.answers():
+            self._outbox.put_nowait(answer)
+
+
+class RelayService(pb_grpc.VerifierServiceServicer):
+    """Serves devices' streams. `drafts` give seats at the middle model, whose tokens are `vocabulary`."""
+
+    def __init__(
+        self, channel: VerifierChannel, drafts: DraftSource, vocabulary: Vocabulary, settings: RelaySettings
+    ) -> None:
+        self._channel, self._drafts, self._vocabulary = channel, drafts, vocabulary
+        self._settings = settings
+        self._beliefs = Beliefs()
+        self._outboxes: set[Outbox] = set()  # of open streams
+
+    async def Describe(self, request: pb.DescribeRequest, context: IncomingCall) -> pb.DescribeResponse:
+        """Pass the verifier's answer on. A session here has the rule coupled only."""
+        answer = await self._channel.ask(request, self._entries(context))
+        del answer.acceptance_rules[:]
+        return answer
+
+    async def Session(
+        self, requests: AsyncIterator[pb.SessionRequest], context: IncomingCall
+    ) -> AsyncGenerator[pb.SessionResponse]:
+        async with asyncio.timeout(OPEN_TIME):
+            first = _message(await anext(requests, pb.SessionRequest()))
+        if not isinstance(first, Open):
+            raise PeerError("a stream begins with Open", Code.FAILED_PRECONDITION)
+        framing, outbox = Framing(self._settings.privacy), Outbox()
+        framing.asked(first)
+        async with contextlib.AsyncExitStack() as stack:
+            text = await self._begin(first, context, outbox, stack)
+            self._outboxes.add(outbox)
+            stack.callback(self._outboxes.discard, outbox)
+            tasks = [asyncio.create_task(each) for each in (text.run(), _read(requests, text, outbox))]
+            stack.push_async_callback(_stop, tasks)
+            while not isinstance(item := await outbox.get(), End):
+                yield framing.frame(item)
+        if item.error is not None:
+            raise item.error
+
+    def drain(self, grace: float) -> None:
+        """Tell every device to go elsewhere within `grace` seconds."""
+        for outbox in self._outboxes:
+            outbox.put_nowait(Drain(round(1e6 * grace)))
+
+    async def _begin(
+        self, request: Open, context: IncomingCall, outbox: Outbox, stack: contextlib.AsyncExitStack
+    ) -> RelayedText:
+        own = self._vocabulary.fingerprint
+        if request.fingerprint != own:
+            raise UserError(
+                f"tokenizer mismatch: the edge's fingerprint is {request.fingerprint.hex()}, the relay's "
+                f"{own.hex()}; use models with the target's tokenizer",
+                Code.FAILED_PRECONDITION,
+            )
+        seat = await self._seat(request)
+        if seat is not None:
+            stack.callback(seat.release)
+        padded = Privacy.PADDED in (request.privacy, self._settings.privacy)
+        config = config_of(
+            request,
+            own,
+            has_drafter=seat is not None,
+            num_read=0 if seat is None else seat.num_kept(request.prompt + request.committed),
+            vocab_size=self._vocabulary.size,
+            prior=self._beliefs.before(request.sampling),
+            privacy=Privacy.PADDED if padded else Privacy.OFF,
+        )
+        session = RelaySession(request, config, make_policy("adaptive"), self._drafts.pace)
+        stack.callback(lambda: self._beliefs.learn(request.sampling, session.calibration))
+        return RelayedText(session, _CallerStreams(self._channel, self._entries(context)), seat, outbox)
+
+    async def _seat(self, request: Open) -> DraftSeat | None:
+        """Return a seat at the middle model; None if there is none for this text, which the device alone
+        drafts then."""
+        try:
+            if request.sampling.grammar:
+                await self._drafts.prepare(request.sampling.grammar)
+            return await self._drafts.acquire(request.prompt)
+        except ForerunError as error:
+            logger.warning("x %s is relayed without drafts: %s", request.session_id, error)
+            return None
+
+    def _entries(self, context: IncomingCall) -> Metadata:
+        """Return the caller's token, if it is to be passed on."""
+        if not self._settings.forwards_tokens:
+            return ()
+        return tuple((key, value) for key, value in context.invocation_metadata() or () if key == IDENTITY)
+
+
+def _message(request: pb.SessionRequest) -> Open | Propose | Close:
+    check_padding(request)
+    return decode_request(request)
+
+
+async def _read(requests: AsyncIterator[pb.SessionRequest], text: RelayedText, outbox: Outbox) -> None:
+    """Pass the device's messages on. An end without `Close` is a disconnect."""
+    pace = Pace(asyncio.get_running_loop().time())
+    try:
+        async for request in requests:
+            if wait := pace.take(asyncio.get_running_loop().time()):
+                await asyncio.sleep(wait)
+            message = _message(request)
+            if isinstance(message, Open):
+                raise PeerError("a second Open came on this stream", Code.FAILED_PRECONDITION)
+            text.take(message)
+    except ForerunError as error:
+        outbox.put_nowait(End(0, error))
+    except Exception:  # outermost frame of this task: the device learns of a defect, without its details
+        logger.exception("! a message could not be taken")
+        outbox.put_nowait(End(0, LocalError("a defect of the relay; its log has more")))
+    else:
+        outbox.put_nowait(End(0, UnavailableError("the stream was half-closed without a Close")))
+
+
+async def _stop(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class RelayServer:
+    """Serves a relay on `address` (HOST:PORT; port 0 picks one). An async context manager. Raises `UserError`
+    if it cannot listen there, or a file of `tls` cannot be used."""
+
+    def __init__(self, service: RelayService, address: str, tls: ServerTls | None = None) -> None:
+        self._service, self._address = service, address
+        self._tls = None if tls is None else LiveServerTls(tls)
+        self._health = health.aio.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+
+    async def __aenter__(self) -> RelayServer:
+        methods = {
+            SESSION: Method(lambda data: check_request(data, MOST_POSITIONS), bounds_itself=True),
+            DESCRIBE: Method(),
+        }
+        options = server_options(message_bytes=MAX_MESSAGE_BYTES)
+        server = self._server = grpc.aio.server(options=options, interceptors=(Guard(methods),))
+        pb_grpc.add_VerifierServiceServicer_to_server(self._service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        credentials = None if self._tls is None else self._tls.credentials()
+        self.port = listen(server, self._address, "HOST:PORT", credentials)
+        await server.start()
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None, "entered before"
+        await self._server.stop(grace=0.0)
+
+    async def drain(self, grace: float) -> None:
+        """Take no new stream, ask every device to leave, and end the remaining streams after `grace`
+        seconds."""
+        assert self._server is not None, "entered before"
+        self._service.drain(grace)
+        await self._server.stop(grace)

@@ -1,0 +1,57 @@
+"""Three processes and two emulated links: an edge, a relay with a middle model, and the verifier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import demo_models
+from forerun.rig import PRIVACY, START_TIMEOUT, Processes
+from simulator.proxy import Link, rtt
+
+pytestmark = [pytest.mark.slow, pytest.mark.grpc, pytest.mark.torch, pytest.mark.llama, pytest.mark.api]
+
+DRAFT = str(demo_models.DRAFT_GGUF)
+PROMPT = "The old lighthouse keeper"
+SAMPLING = {"max_tokens": 48, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+
+
+async def complete(machines: Processes, address: str, policy: str) -> dict[str, Any]:
+    """One text of an edge at `address`, as its last event."""
+    edge = await machines.start(
+        "edge", "edge", "pipe", "--verifier", address, "--draft", DRAFT, "--threads", "1", *PRIVACY
+    )
+    await edge.read(START_TIMEOUT)
+    await edge.write({"prompt": PROMPT, "policy": policy, "recall": False, "sampling": SAMPLING})
+    while (event := await edge.read(START_TIMEOUT))["event"] == "text":
+        pass
+    await edge.stop()
+    return event
+
+
+async def test_the_text_through_a_relay_is_the_remote_targets(tmp_path: Path) -> None:
+    """The middle model is the target itself in 8 bits, so it is nearly always right."""
+    from demo_models.gguf_export import write_target
+
+    middle = tmp_path / "middle-q8_0.gguf"
+    write_target(middle)
+    async with Processes(pin=False) as machines:
+        _, target = await machines.start_verifier(
+            "--model", str(demo_models.TARGET_DIR), "--threads", "1", "--step-floor", "20", *PRIVACY
+        )
+        async with Link.to(target, *rtt(60)) as far:
+            where = ("--verifier", str(far.address), "--listen", "127.0.0.1:0", "--model", str(middle))
+            relay = await machines.start("relay", "relay", *where, "--threads", "1", "--json", *PRIVACY)
+            listening = (await relay.read(START_TIMEOUT))["listening"]
+            async with Link.to(listening, *rtt(5)) as near:
+                plain = await complete(machines, target, "off")
+                relayed = await complete(machines, str(near.address), "adaptive")
+                alone = await complete(machines, str(near.address), "off")
+            await relay.stop()
+            assert relay.code == 0
+    assert plain["event"] == relayed["event"] == alone["event"] == "done"
+    assert relayed["tokens"] == alone["tokens"] == plain["tokens"]
+    assert alone["stats"]["target_steps"] < plain["stats"]["target_steps"], "the middle model drafts"
+    assert relayed["stats"]["accepted"] > 0, "the device drafts, too"

@@ -1,0 +1,168 @@
+"""Three real machines, real gRPC, two emulated links: the text is the target's, whatever happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from common.acceptance import make_acceptance
+from common.errors import CapacityError, UserError
+from common.messages import FinishReason
+from common.sampling import SamplingParams
+from edge_client.core.draft_pace import DraftPace
+from edge_client.core.nouns import Drafted, Expand, MoveTip, StartDrafter
+from edge_client.core.policies import make_policy
+from edge_client.network.channel import VerifierChannel
+from edge_client.network.generation import Generation
+from relay.service import RelayServer, RelayService, RelaySettings
+from simulator.proxy import Link, rtt
+from tests.drivers.drafter_thread import DrafterThread
+from tests.drivers.tiny import EOS, VOCABULARY, System, generation, running
+from tests.worlds.models import TinyDrafter, target_alone
+
+pytestmark = pytest.mark.grpc
+
+LONG = SamplingParams(max_tokens=120, ignore_eos=True, temperature=0.8, seed=11)
+
+
+@dataclass
+class Seat:
+    """A seat at a tiny middle model."""
+
+    thread: DrafterThread
+    middle: Middle
+
+    def submit(self, effect: StartDrafter | MoveTip) -> None:
+        self.thread.submit(effect)
+
+    def expand(self, effect: Expand, on_drafted: Drafted) -> None:
+        self.thread.expand(effect, on_drafted)
+
+    def num_kept(self, tokens: Sequence[int]) -> int:
+        return 0
+
+    def release(self) -> None:
+        self.middle.free.append(self)
+        self.middle.all_free.set()
+
+
+@dataclass
+class Middle:
+    """A tiny middle model with one seat or none. A `DraftSource`."""
+
+    free: list[Seat]
+    all_free: asyncio.Event = field(default_factory=asyncio.Event)
+    pace: DraftPace = field(default_factory=DraftPace)
+
+    async def prepare(self, grammar: str) -> None: ...
+
+    async def acquire(self, prompt: Sequence[int]) -> Seat:
+        if not self.free:
+            raise CapacityError("no seat")
+        self.all_free.clear()
+        return self.free.pop()
+
+
+@dataclass
+class Stage:
+    """A verifier, a relay, and the links before each of them."""
+
+    system: System
+    near: Link
+    far: Link
+    middle: Middle
+
+    async def write(self, policy: str = "adaptive", sampling: SamplingParams = LONG) -> Generation:
+        with DrafterThread(TinyDrafter()) as drafts:
+            async with VerifierChannel(str(self.near.address)) as channel:
+                run = generation(channel, drafts, sampling, make_policy(policy))
+                async for _ in run:
+                    pass
+        return run
+
+
+@contextlib.asynccontextmanager
+async def staged(*, has_seat: bool = True) -> AsyncIterator[Stage]:
+    async with contextlib.AsyncExitStack() as stack:
+        system = await stack.enter_async_context(running(step_time=0.005))
+        far = await stack.enter_async_context(Link.to(system.address, *rtt(20)))
+        channel = await stack.enter_async_context(VerifierChannel(str(far.address)))
+        middle = Middle([])
+        middle.all_free.set()
+        if has_seat:
+            middle.free.append(Seat(stack.enter_context(DrafterThread(TinyDrafter(blend=0.1))), middle))
+        service = RelayService(channel, middle, VOCABULARY, RelaySettings(forwards_tokens=True))
+        server = await stack.enter_async_context(RelayServer(service, "127.0.0.1:0"))
+        near = await stack.enter_async_context(Link.to(f"127.0.0.1:{server.port}", *rtt(4)))
+        yield Stage(system, near, far, middle)
+        await system.worker.wait_until_gone()
+        async with asyncio.timeout(
+            10
+        ):  # each seat is given back, soon after the verifier has forgotten its text
+            await middle.all_free.wait()
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "tree", "sync:4", "off"])
+@pytest.mark.smoke
+async def test_the_text_is_the_remote_targets(policy: str) -> None:
+    async with staged() as stage:
+        run = await stage.write(policy)
+    assert run.session.text == target_alone((1, 2, 3), LONG, EOS)
+    assert run.reason is FinishReason.LENGTH
+    assert run.session.stats.target_steps < LONG.max_tokens, (
+        "the middle model drafts, whatever the device does"
+    )
+
+
+@pytest.mark.parametrize("which", ["near", "far"])
+async def test_a_cut_link_is_resumed_with_the_same_text(which: str) -> None:
+    async with staged() as stage:
+        link: Link = getattr(stage, which)
+        with DrafterThread(TinyDrafter()) as drafts:
+            async with VerifierChannel(str(stage.near.address)) as channel:
+                run = generation(channel, drafts, LONG)
+                tokens, cuts = list[int](), 0
+                async for emit in run:
+                    tokens += emit.tokens
+                    if len(tokens) // 40 > cuts:
+                        cuts += 1
+                        link.cut()
+    assert cuts >= 2
+    assert tuple(tokens) == target_alone((1, 2, 3), LONG, EOS)
+
+
+async def test_a_text_without_a_seat_passes_without_the_middle_model() -> None:
+    async with staged(has_seat=False) as stage:
+        run = await stage.write()
+    assert run.session.text == target_alone((1, 2, 3), LONG, EOS)
+
+
+async def test_a_device_sees_the_verifier_behind_and_only_the_rule_that_a_relay_knows() -> None:
+    async with staged() as stage, VerifierChannel(str(stage.near.address)) as channel:
+        found = await channel.describe(include_vocabulary=True)
+        assert found.fingerprint == VOCABULARY.fingerprint
+        assert [rule.title for rule in found.acceptance_rules] in ([], ["coupled"])
+        run = generation(channel, None, LONG, acceptance=make_acceptance("rejection"))
+        with pytest.raises(UserError, match="coupled only"):
+            async for _ in run:
+                pass
+
+
+async def test_an_edge_that_goes_away_leaves_nothing_behind() -> None:
+    async with staged() as stage:
+        async with VerifierChannel(str(stage.near.address)) as channel:
+            async for _ in generation(channel, None, SamplingParams(max_tokens=400, ignore_eos=True)):
+                break
+        await stage.system.worker.wait_until_gone()
+
+
+async def test_a_relay_may_stand_before_a_relay() -> None:
+    async with staged() as stage, VerifierChannel(str(stage.near.address)) as channel:
+        service = RelayService(channel, Middle([]), VOCABULARY, RelaySettings(forwards_tokens=True))
+        async with RelayServer(service, "127.0.0.1:0") as server, Link.to(f"127.0.0.1:{server.port}") as near:
+            run = await Stage(stage.system, near, stage.far, stage.middle).write()
+    assert run.session.text == target_alone((1, 2, 3), LONG, EOS)
