@@ -378,7 +378,7 @@ LEFT = ("system", "quantity")
 
 
 def _verdict(found: Comparison) -> str:
-    bound = "trend" if found.claim.within is None else f"asked {100 * found.claim.within:g} %"
+    bound = "trend" if found.claim.within is None else f"bound {100 * found.claim.within:g} %"
     return f"{100 * found.difference:+.1f} % ({bound})"
 
 
