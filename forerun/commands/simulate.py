@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from edge_client.core.policies import PUBLISHED as PUBLISHED_POLICIES
 from forerun.commands import validate
 from forerun.options import REQUIRED, JsonOption, WorkersOption, add_command, argument, option, write_out
 from forerun.terminal import Painter, ProgressBar, note, table
@@ -35,7 +36,16 @@ from simulator.proxy.cli import main as link
 from simulator.published import CLAIMS
 from simulator.published.claims import Comparison, compare
 from simulator.recordings import read_recording
-from simulator.schemes import FORERUN, check_scheme, is_bounded, policy_maker
+from simulator.schemes import (
+    CLAIRVOYANT,
+    COLOCATED,
+    FORERUN,
+    SERVER_STREAMING,
+    SYNC_BEST,
+    check_scheme,
+    is_bounded,
+    policy_maker,
+)
 from simulator.sweep import (
     AXES,
     LATENCIES,
@@ -134,6 +144,8 @@ def add_parser(commands: Any) -> None:
     add_command(actions, "plan", words, _plan, PlanOptions, PLAN)
     words = "run published schemes in their papers' own settings, beside their claims"
     add_command(actions, "published", words, _published, PublishedOptions, PUBLISHED)
+    words = "draw all published schemes over the round trip"
+    add_command(actions, "compare", words, _compare, CompareOptions, COMPARE)
     add_command(actions, "plot", "draw the results of a sweep", _plot, PlotOptions, PLOT)
     validate.add_parser(actions)
 
@@ -170,6 +182,15 @@ def _run(options: RunOptions) -> int:
 
 def _sweep(options: SweepOptions) -> int:
     sweep = Sweep(options.experiment, grids(options.axis))
+    table = _run_sweep(sweep, options.out, options.workers)
+    print(f"all {len(sweep.cells())} points of the grid are in {table}")
+    if not parquet_path(table).exists():
+        print("there are no Parquet files, which need pyarrow; pip install 'forerun[simulation]' installs it")
+    return 0
+
+
+def _run_sweep(sweep: Sweep, out: Path, workers: int) -> Path:
+    """Run what is missing of a sweep, and show its progress. Return the path of the results."""
     with ProgressBar(sys.stderr) as bar:
 
         def progress(standing: SweepProgress) -> None:
@@ -178,11 +199,7 @@ def _sweep(options: SweepOptions) -> int:
             if standing.cell is not None:
                 bar.note(f"{points}: {', '.join(f'{axis} {shown(v)}' for axis, v in standing.cell.items())}")
 
-        table = run_sweep(sweep, options.out, options.workers, progress)
-    print(f"all {len(sweep.cells())} points of the grid are in {table}")
-    if not parquet_path(table).exists():
-        print("there are no Parquet files, which need pyarrow; pip install 'forerun[simulation]' installs it")
-    return 0
+        return run_sweep(sweep, out, workers, progress)
 
 
 def _replay(options: ReplayOptions) -> int:
@@ -439,7 +456,7 @@ LEFT = ("system", "quantity")
 
 
 def _verdict(found: Comparison) -> str:
-    bound = "trend" if found.claim.within is None else f"asked {100 * found.claim.within:g} %"
+    bound = "trend" if found.claim.within is None else f"bound {100 * found.claim.within:g} %"
     return f"{100 * found.difference:+.1f} % ({bound})"
 
 
@@ -454,6 +471,52 @@ def _comparison_as_json(found: Comparison) -> dict[str, Any]:
         "holds": found.holds,
         "remark": found.claim.remark,
     }
+
+
+# compare ----------------------------------------------------------------------------------------------------
+
+COMPARE = """\
+Run every published scheme and its baselines over the round trip, and draw ms per token: target step 30 ms,
+draft step 5 ms, acceptance 0.85. Finished points are kept, so the same command resumes."""
+
+COMPARED = (
+    SERVER_STREAMING,
+    COLOCATED,
+    SYNC_BEST,
+    *PUBLISHED_POLICIES,
+    "chain",
+    "tree",
+    FORERUN,
+    CLAIRVOYANT,
+)
+COMPARED_RTTS = (0.0, 10.0, 20.0, 40.0, 60.0, 100.0, 200.0)  # ms: one machine to another continent
+COMPARED_WORLD = World(draft=BetaDraft(mean=0.85), tokens=200)
+COMPARED_SEEDS = 3  # with 200 tokens: minutes on two cores, and a standard error of about 3 %
+PICTURE = "compare.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(WorkersOption, JsonOption):
+    """Declares where the comparison goes."""
+
+    out: Path = option(REQUIRED, f"folder for {RESULTS}, {LATENCIES}, {MANIFEST} and {PICTURE}", "FOLDER")
+
+
+def _compare(options: CompareOptions) -> int:
+    experiment = Experiment(COMPARED_WORLD, COMPARED_SEEDS, COMPARED)
+    _run_sweep(Sweep(experiment, {"rtt_ms": COMPARED_RTTS}), options.out, options.workers)
+    rows = read_results(options.out)
+    plot_pace(rows, options.out / PICTURE)
+    paces = {(row["scheme"], row["rtt_ms"]): row["ms_per_token"] for row in rows}
+    found = {scheme: [paces[scheme, rtt] for rtt in COMPARED_RTTS] for scheme in COMPARED}
+    if options.json:
+        print(json.dumps({"rtt_ms": COMPARED_RTTS, "ms_per_token": found}, indent=2))
+        return 0
+    titles = ("scheme", *(f"RTT {rtt:g}" for rtt in COMPARED_RTTS))
+    lines = ((scheme, *(f"{pace:.1f}" for pace in line)) for scheme, line in found.items())
+    print("\n".join(table(titles, lines, left=("scheme",))))
+    print(f"ms per token; drawn: {options.out / PICTURE}")
+    return 0
 
 
 # plot -------------------------------------------------------------------------------------------------------

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from simulator.published import bild, cs_drafting, dsd, hsd, leviathan, mirror, pacer, relay, uara
+from simulator.published import (
+    amusd,
+    bild,
+    cs_drafting,
+    dsd,
+    hsd,
+    leviathan,
+    mirror,
+    pacer,
+    pearl,
+    relay,
+    specedge,
+    ssd,
+    uara,
+)
 from simulator.published.claims import Claim
 
 CLAIMS: tuple[Claim, ...] = (
     *leviathan.CLAIMS,
+    *amusd.CLAIMS,
+    *pearl.CLAIMS,
+    *ssd.CLAIMS,
+    *specedge.CLAIMS,
     *bild.CLAIMS,
     *pacer.CLAIMS,
     *cs_drafting.CLAIMS,

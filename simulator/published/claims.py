@@ -65,6 +65,20 @@ def seeds(scheme: str, world: World, repeats: int) -> tuple[Job, ...]:
     return tuple((scheme, replace(world, seed=world.seed + place)) for place in range(repeats))
 
 
+def plain(world: World, repeats: int) -> tuple[Job, ...]:
+    """Return autoregressive jobs of one machine for `speedup`. Every seed has the same pace, so one runs."""
+    return seeds("colocated:off", world, 1) * repeats
+
+
+def fitted_acceptance(pace_at: Callable[[float], float], figure: float) -> float:
+    """Return the acceptance at which a law of pace, which falls as acceptance rises, takes `figure`."""
+    low, high = 0.0, 1.0
+    for _ in range(40):  # halvings: far finer than a published figure
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if pace_at(middle) > figure else (low, middle)
+    return low
+
+
 def mean_pace(results: Results) -> float:
     """Return the mean over jobs of ms per token."""
     return fmean(pace([each.as_run() for each in sessions]) for sessions in results)

@@ -21,7 +21,7 @@ POLICIES: dict[str, Callable[..., GrowthPolicy]] = {
 
 WHOLE = (
     *("width", "max_children", "max_depth", "max_live", "max_width", "block"),
-    *("budget", "depth", "beam", "children", "fan_out", "branch_depth", "chunk", "step"),
+    *("budget", "depth", "beam", "children", "fan_out", "branch_depth", "chunk", "step", "proactive"),
 )
 """Settings that count nodes; the others are shares."""
 

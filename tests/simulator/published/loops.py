@@ -7,9 +7,18 @@ the first. Verify and draft steps take the world's times; a message takes none.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from simulator.system import knowledge_of
 from simulator.world import World
+
+
+class Branch(NamedTuple):
+    """A node of a drafted tree: the ranks down to it, whether all are the text's, and their chance (nats)."""
+
+    path: tuple[int, ...]
+    right: bool
+    logprob: float
 
 
 class Text:
@@ -34,6 +43,26 @@ class Text:
         """Tokens from `place` on that the draft has right, at most `most`."""
         most = min(most, self.length - place)
         return next((count for count in range(most) if self.rank(place + count) != 1), most)
+
+    def tree(self, place: int, depth: int, beam: int, children: int) -> list[Branch]:
+        """Branches from `place` on, the likeliest first, of a tree with the `beam` likeliest of each level
+        expanded. Off the text a node has the candidates of another place."""
+        grown, level = list[Branch](), [Branch((), True, 0.0)]
+        for below in range(min(depth, self.length - place)):
+            fresh = list[Branch]()
+            for number, (path, right, logprob) in enumerate(level):
+                truth = self.rank(place + below) if right else None
+                elsewhere = 1 + (place * 31 + number * 7 + below) % (self.length - 1)
+                scores = self._scores(place + below if right else elsewhere)
+                for rank, score in enumerate(scores[:children]):
+                    fresh.append(Branch((*path, rank), rank + 1 == truth, logprob + score))
+            fresh.sort(key=lambda branch: -branch.logprob)
+            grown += fresh
+            level = fresh[:beam]
+        return sorted(grown, key=lambda branch: (-branch.logprob, len(branch.path)))
+
+    def _scores(self, place: int) -> tuple[float, ...]:
+        return self._knowledge.candidates(self._prompt + place)[1]
 
 
 def pearl(world: World, gamma: int) -> float:
@@ -89,3 +118,26 @@ def ssd(world: World, block: int, fan_out: int) -> tuple[float, float]:
             hits, rounds = hits + hit, rounds + 1
         place += 1
     return time / (place - 1), hits / max(1, rounds)
+
+
+def specedge(world: World, budget: int, depth: int, beam: int, children: int) -> float:
+    """SpecEdge for one client: a tree each round trip, and one ahead below the likeliest leaf's successor.
+
+    A tree is grown level by level from the likeliest `beam` nodes; the likeliest `budget` of it are sent.
+    """
+    text, step = Text(world), world.device.draft_step_time(beam)
+    away = world.link.rtt + world.verifier.time(budget + 1, 0)
+    time, place, hit = 0.0, 1, False
+    while place < text.length:
+        time += max(away, (1 + depth) * step) if hit else away + depth * step
+        sent = text.tree(place, depth, beam, children)[:budget]
+        # Parents are as likely as their children or likelier, so the sent nodes are a tree again.
+        found = max((len(path) for path, right, _ in sent if right), default=0)
+        paths = {path for path, _, _ in sent}
+        leaf, right, _ = next(
+            node for node in sent if not any((*node[0], rank) in paths for rank in range(children))
+        )
+        place += found
+        hit = right and len(leaf) == found and place < text.length and text.rank(place) == 1
+        place += 1  # the target's own token
+    return time / (place - 1)

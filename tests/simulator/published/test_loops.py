@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
 from edge_client.core.policies.published.rounds import tokens_per_round
 from simulator.drafts import BetaDraft
+from simulator.link import LinkSpec
 from simulator.published.claims import mean_pace
 from simulator.schemes import run_scheme
 from simulator.world import DeviceSpec, VerifierSpec, World
@@ -68,6 +70,14 @@ def test_ssds_loop_follows_the_papers_formula(acceptance: float) -> None:
     tokens = fmean(tokens_per_round(7, loops.Text(world).acceptance) for world in texts)
     speed = tokens / (hit * max(1.0, block_time) + (1.0 - hit) * (1.0 + block_time))
     assert 0.01828 / fmean(time for time, _ in found) == pytest.approx(speed, rel=0.05)
+
+
+@pytest.mark.parametrize("acceptance", ACCEPTANCES)
+def test_specedge_is_its_papers_loop(acceptance: float) -> None:
+    texts = [replace(world, link=LinkSpec(rtt=0.014)) for world in worlds(acceptance)]
+    expected = 1e3 * fmean(loops.specedge(world, 32, 4, 8, 4) for world in texts)
+    found = mean_pace([run_scheme("specedge:budget=32,depth=4,beam=8,children=4", world) for world in texts])
+    assert found == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize("acceptance", ACCEPTANCES)

@@ -152,6 +152,7 @@ def test_none_beats_the_clairvoyant(rtt: float, mean: float) -> None:
         "saguaro:fan_out=3,budget=24",
         "pearl:chunk=-1",
         "specedge:depth=0",
+        "specedge:proactive=2",
         "parked:fan_out=-1",
         "parked:cut=1",
         "sync_delay_optimal:beta=nan",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from common.errors import UserError
 from common.tree import Node
 from edge_client.core.policies.base import (
     GrowthView,
@@ -25,12 +26,17 @@ class SpecEdgePolicy:
     name = "specedge"
     fill = False
 
-    def __init__(self, budget: int = 32, depth: int = 4, beam: int = 8, children: int = 4) -> None:
+    def __init__(
+        self, budget: int = 32, depth: int = 4, beam: int = 8, children: int = 4, proactive: int = 1
+    ) -> None:
         check_counts(budget=budget, depth=depth, beam=beam, children=children)
+        if proactive not in (0, 1):
+            raise UserError(f"proactive is {proactive}; it must be 1, or 0 to rest while a tree is in flight")
         self._budget = budget  # nodes sent at once
         self._depth = depth  # draft steps of one tree
         self._beam = beam  # nodes drafted in one step
         self._children = children  # of one node
+        self._proactive = proactive  # whether a tree is grown ahead of the verdict
 
     def branch(self, view: GrowthView, node: Node, candidates: Offered) -> Offered:
         return candidates[: self._children]
@@ -38,6 +44,8 @@ class SpecEdgePolicy:
     def expand(self, view: GrowthView) -> Sequence[Node]:
         if not view.num_sent:
             return self._next_level(view, view.tree.tip)
+        if not self._proactive:
+            return ()
         leaf = best_sent_leaf(view)
         if can_expand(view, leaf):
             return [leaf]

@@ -1,0 +1,90 @@
+"""Every row of docs/schemes.md runs, and its figures are those of `forerun simulate published`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from common.acceptance import make_acceptance
+from forerun.cli import build_parser
+from simulator.published import CLAIMS
+from simulator.schemes import run_scheme
+from simulator.world import World
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORT = json.loads((ROOT / "docs" / "measured" / "published.json").read_text(encoding="utf-8"))
+COLUMNS = "| system | source | runs as | file | claim | ours | difference |"
+
+
+class Row(NamedTuple):
+    """A row of the table, cell by cell."""
+
+    system: str
+    source: str
+    runs_as: str
+    file: str
+    claim: str
+    ours: str
+    difference: str
+
+
+def rows() -> list[Row]:
+    text = (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
+    table = text.split(COLUMNS)[1].split("\n\n", maxsplit=1)[0].splitlines()[2:]
+    return [Row(*(cell.strip() for cell in line.strip("|").split("|"))) for line in table]
+
+
+ROWS = rows()
+
+
+def spans(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def run(what: str) -> None:
+    """Run a scheme or policy in a small world, make a rule, take a command's words, or find a test."""
+    kind, _, name = what.partition(" ")
+    match kind:
+        case "--policy" | "--scheme":
+            (result,) = run_scheme(name, World(tokens=12))
+            assert len(result.tokens) == 12
+        case "--acceptance":
+            make_acceptance(name)
+        case "forerun":
+            words = name.split()
+            build_parser(words[0]).parse_args(words)
+        case _:
+            assert what.startswith("tests/"), f"{what!r} is neither option, command nor test"
+            assert (ROOT / what).is_file()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.system)
+def test_every_row_runs(row: Row) -> None:
+    assert spans(row.runs_as), "a row names what runs it"
+    assert {place.strip() for place in row.runs_as.split(":")[0].split(",")} <= {"stack", "simulator"}
+    for what in spans(row.runs_as):
+        run(what)
+    assert spans(row.file)
+    for path in spans(row.file):
+        assert (ROOT / path).is_file(), path
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.system)
+def test_a_rows_figures_are_those_of_the_report(row: Row) -> None:
+    found = [each for each in REPORT if each["system"] == row.system]
+    claim = " / ".join(f"{each['claim']:.3g}" for each in found)
+    assert row.claim.endswith(claim)
+    assert bool(row.claim) == bool(found), "a claim is one of `forerun simulate published`"
+    assert row.ours == " / ".join(f"{each['ours']:.3g}" for each in found)
+    assert row.difference == " / ".join(f"{100 * each['difference']:+.1f} %" for each in found)
+
+
+def test_every_claim_has_its_row_and_is_in_the_report() -> None:
+    """After a change of claims: `forerun simulate published --json > docs/measured/published.json`."""
+    named = [(each.system, each.quantity, each.figure) for each in CLAIMS]
+    assert [(each["system"], each["quantity"], each["claim"]) for each in REPORT] == named
+    assert {claim.system for claim in CLAIMS} <= {row.system for row in ROWS}
