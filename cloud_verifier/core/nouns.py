@@ -212,7 +212,8 @@ class GuessingEngine(TargetEngine, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Holds the children of one node that a rule considers, in the order of sending."""
+    """Holds the children of one node that a rule considers, in the order of sending. With replacement, a
+    token that was drawn again is there again."""
 
     tokens: tuple[int, ...] = ()
     draft: Draft | None = None  # the distribution that the tokens were drawn from; None: the rule needs none

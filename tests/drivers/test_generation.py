@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.acceptance import make_acceptance
+from cloud_verifier.core.nouns import SchedulerConfig
+from common.acceptance import AcceptanceRule, make_acceptance
 from common.errors import LocalError, UnavailableError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
@@ -52,6 +53,18 @@ async def test_drawn_drafts_travel_and_are_accepted(rule: str) -> None:
     assert len(tokens) == LONG.max_tokens
     assert run.session.stats.accepted > 60
     assert run.session.stats.target_steps < 60
+
+
+@pytest.mark.parametrize("rule", ["spectr", "spectr-ot", "contrastive"])
+async def test_trees_of_drawn_drafts_travel_with_their_repeats(rule: str) -> None:
+    config = SchedulerConfig(rules=tuple(AcceptanceRule))
+    async with running(config, step_time=0.01) as system:
+        with DrafterThread(TinyDrafter(blend=0.0)) as drafts:
+            async with VerifierChannel(system.address) as channel:
+                run = generation(channel, drafts, LONG, make_policy("tree"), acceptance=make_acceptance(rule))
+                tokens = [token async for emit in run for token in emit.tokens]
+    assert len(tokens) == LONG.max_tokens
+    assert run.session.stats.accepted > 0
 
 
 @pytest.mark.smoke
