@@ -693,7 +693,7 @@ def test_a_resumed_text_is_remembered() -> None:
 # Settings ---------------------------------------------------------------------------------------------
 
 
-MAY_BE_NOTHING = ("recall", "shared_texts", "prefix_cache", "rules")
+MAY_BE_NOTHING = ("recall", "shared_texts", "prefix_cache", "rules", "judge")
 
 
 @pytest.mark.parametrize(
