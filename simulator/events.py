@@ -68,8 +68,8 @@ class DrawStream(IntEnum):
     HEAD_CONFIDENCE = 11
     HEAD_RANK = 12
     HEAD_LIKENESS = 13
-    SMALL_DRAFT = 14
-    HINT = 15
+    SMALL_DRAFT = 18
+    HINT = 19
 
 
 class Draws:
