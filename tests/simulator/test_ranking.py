@@ -17,7 +17,8 @@ from simulator.world import DeviceSpec, VerifierSpec, World
 @pytest.mark.parametrize("turn", [0.01, 0.03, 0.12])
 @pytest.mark.parametrize("step", [0.005, 0.015])
 def test_a_predicted_pace_is_about_the_simulated_one(mean: float, turn: float, step: float) -> None:
-    """Within 30 %, which is less than what moves a session."""
+    """Within 30 %, less than what moves a session. The form of the prediction was chosen on such worlds;
+    docs/adaptation.md has its error on others."""
     for rtt in (0.005, 0.03, 0.1, 0.3):
         world = World(
             link=LinkSpec(rtt=rtt),
