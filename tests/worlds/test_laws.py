@@ -9,6 +9,7 @@ import pytest
 from cloud_verifier.core.nouns import SchedulerConfig
 from common.messages import FinishReason
 from common.sampling import SamplingParams
+from edge_client.core.policies import PUBLISHED
 from tests.worlds.models import VOCAB, no_repeats, target_alone
 from tests.worlds.seeds import DRAFTERS, POLICIES, check_laws, check_seed, replay_command, run, spec_of
 from tests.worlds.world import EdgeSpec, World, WorldSpec
@@ -27,6 +28,14 @@ def test_laws_hold_on_many_seeds(first: int) -> None:
     """`make soak` runs 20,000."""
     found = {seed: wrong for seed in range(first, first + CHUNK) if (wrong := check_seed(seed)) is not None}
     assert not found, "\n".join(f"{wrong}; again: {replay_command(seed)}" for seed, wrong in found.items())
+
+
+@pytest.mark.parametrize("policy", PUBLISHED)
+def test_laws_hold_for_published_policies(policy: str) -> None:
+    for seed in range(8):
+        spec = spec_of(seed)
+        edges = tuple(replace(edge, policy=PUBLISHED[policy]) for edge in spec.edges)
+        check_laws(run(replace(spec, edges=edges)))
 
 
 def test_laws_hold_where_steps_are_padded() -> None:

@@ -68,7 +68,7 @@ class SyncPolicy:
 
 class ChainPolicy:
     """Drafts the best token after the best token while verdicts travel, as long as the path is likelier than
-    `cut`. AMUSD, PEARL and PicoSpec work so."""
+    `cut`. AMUSD, PEARL and PicoSpec work much like this; `published` has them."""
 
     name = "chain"
     fill = True

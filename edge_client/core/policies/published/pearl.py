@@ -17,7 +17,7 @@ class PearlPolicy(AmusdPolicy):
     While a chunk is verified the next is drafted (post-verify). While the first chunk after a miss is drafted
     the verifier finds what follows the tip by itself (pre-verify, here the fill). The paper's two processes
     meet at a barrier; here the verifier does not wait, and the draft first ends the step that the miss made
-    useless. So the first chunk is a token shorter, else it would miss its turn by that step.
+    useless. So the first chunk is what arrives before a target step begins, less a token for that step.
     """
 
     name = "pearl"
@@ -38,7 +38,10 @@ class PearlPolicy(AmusdPolicy):
 
     def chunk(self, view: GrowthView) -> int:
         """Return the tokens of the next chunk: the ratio of speeds, which the paper finds best."""
-        chunk = self._chunk or num_within(view.step_time.predict(1), view.pace.rows.predict(1))
+        step, draft = view.step_time.predict(1), view.pace.rows.predict(1)
+        chunk = self._chunk or num_within(step, draft)
         if not view.num_sent:
-            chunk -= 1
+            rtt = view.rtt.smoothed_rtt
+            room = step * (num_within(rtt, step) + 1) - rtt  # that a round trip leaves of a target step
+            chunk = min(chunk, num_within(room, draft) - 1)
         return max(1, min(MAX_BLOCK, view.credit, chunk))
