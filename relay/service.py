@@ -64,7 +64,7 @@ class RelaySettings:
     privacy: Privacy = Privacy.PADDED
 
 
-class _CallerStreams:
+class CallerStreams:
     """Opens streams to the verifier with one caller's metadata. A `StreamSource`."""
 
     elsewhere = False
@@ -82,7 +82,7 @@ class RelayedText(Generation):
     """Runs one `RelaySession` over streams to the verifier. The device's messages go to `outbox`."""
 
     def __init__(
-        self, session: RelaySession, streams: _CallerStreams, seat: DraftSeat | None, outbox: Outbox
+        self, session: RelaySession, streams: CallerStreams, seat: DraftSeat | None, outbox: Outbox
     ) -> None:
         super().__init__(session, streams, seat)
         self._relayed, self._outbox = session, outbox
@@ -141,8 +141,11 @@ class RelayService(pb_grpc.VerifierServiceServicer):
     async def Session(
         self, requests: AsyncIterator[pb.SessionRequest], context: IncomingCall
     ) -> AsyncGenerator[pb.SessionResponse]:
-        async with asyncio.timeout(OPEN_TIME):
-            first = _message(await anext(requests, pb.SessionRequest()))
+        try:
+            async with asyncio.timeout(OPEN_TIME):
+                first = _message(await anext(requests, pb.SessionRequest()))
+        except TimeoutError:
+            raise PeerError(f"no Open came within {OPEN_TIME:g} s", Code.DEADLINE_EXCEEDED) from None
         if not isinstance(first, Open):
             raise PeerError("a stream begins with Open", Code.FAILED_PRECONDITION)
         framing, outbox = Framing(self._settings.privacy), Outbox()
@@ -188,7 +191,7 @@ class RelayService(pb_grpc.VerifierServiceServicer):
         )
         session = RelaySession(request, config, make_policy("adaptive"), self._drafts.pace)
         stack.callback(lambda: self._beliefs.learn(request.sampling, session.calibration))
-        return RelayedText(session, _CallerStreams(self._channel, self._entries(context)), seat, outbox)
+        return RelayedText(session, CallerStreams(self._channel, self._entries(context)), seat, outbox)
 
     async def _seat(self, request: Open) -> DraftSeat | None:
         """Return a seat at the middle model; None if there is none for this text, which the device alone

@@ -18,7 +18,7 @@ from edge_client.core.nouns import Drafted, Expand, MoveTip, StartDrafter
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
-from relay.service import RelayServer, RelayService, RelaySettings
+from relay.service import CallerStreams, RelayServer, RelayService, RelaySettings
 from simulator.proxy import Link, rtt
 from tests.drivers.drafter_thread import DrafterThread
 from tests.drivers.tiny import EOS, VOCABULARY, System, generation, running
@@ -86,16 +86,18 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def staged(*, has_seat: bool = True) -> AsyncIterator[Stage]:
+async def staged(
+    *, has_seat: bool = True, tenant_key: str = "", forwards: bool = True
+) -> AsyncIterator[Stage]:
     async with contextlib.AsyncExitStack() as stack:
-        system = await stack.enter_async_context(running(step_time=0.005))
+        system = await stack.enter_async_context(running(step_time=0.005, tenant_key=tenant_key))
         far = await stack.enter_async_context(Link.to(system.address, *rtt(20)))
         channel = await stack.enter_async_context(VerifierChannel(str(far.address)))
         middle = Middle([])
         middle.all_free.set()
         if has_seat:
             middle.free.append(Seat(stack.enter_context(DrafterThread(TinyDrafter(blend=0.1))), middle))
-        service = RelayService(channel, middle, VOCABULARY, RelaySettings(forwards_tokens=True))
+        service = RelayService(channel, middle, VOCABULARY, RelaySettings(forwards))
         server = await stack.enter_async_context(RelayServer(service, "127.0.0.1:0"))
         near = await stack.enter_async_context(Link.to(f"127.0.0.1:{server.port}", *rtt(4)))
         yield Stage(system, near, far, middle)
@@ -158,6 +160,20 @@ async def test_an_edge_that_goes_away_leaves_nothing_behind() -> None:
             async for _ in generation(channel, None, SamplingParams(max_tokens=400, ignore_eos=True)):
                 break
         await stage.system.worker.wait_until_gone()
+
+
+@pytest.mark.parametrize("forwards", [True, False])
+async def test_a_callers_token_goes_on_if_the_relay_forwards_tokens(forwards: bool) -> None:
+    tenants = set[str]()
+    async with (
+        staged(tenant_key="authorization", forwards=forwards) as stage,
+        VerifierChannel(str(stage.near.address)) as channel,
+    ):
+        run = generation(CallerStreams(channel, (("authorization", "acme"),)), None, LONG)
+        async for _ in run:
+            tenants |= {each.tenant for each in stage.system.worker.scheduler.sessions.values()}
+    assert tenants == {"acme" if forwards else ""}
+    assert run.session.text == target_alone((1, 2, 3), LONG, EOS)
 
 
 async def test_a_relay_may_stand_before_a_relay() -> None:

@@ -1,0 +1,148 @@
+"""What a relay tells a device: commits in the numbers of its stream, and the middle model's choices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.acceptance import make_acceptance
+from common.errors import PeerError, UnavailableError, UserError
+from common.messages import Close, Commit, Finish, FinishReason, Hint, Open, Opened, Propose, ServerMessage
+from common.sampling import SamplingParams
+from edge_client.core.nouns import Effect, Expand, Expansion, Finished, Send
+from edge_client.core.policies import TreePolicy
+from edge_client.core.session import StreamState
+from relay.session import CREDIT, RelaySession, config_of
+
+SAMPLING = SamplingParams(max_tokens=40)
+SURE = (9.0, 1.0, 0.0, -1.0, -2.0)  # scores of a draft's five candidates
+
+
+def opened(hints: bool = True, **config: Any) -> RelaySession:
+    """Open since 1.0, the middle model's first step under way."""
+    request = Open((7, 8), SAMPLING, b"print", hints=hints)
+    session = RelaySession(request, config_of(request, b"print", **config), TreePolicy())
+    session.start(0.5)
+    session.on_message(Opened(1, 64, hold_us=3, cached=1), 1.0)
+    assert session.answers() == [Opened(1, CREDIT, hold_us=3, cached=1)]
+    session.effects()
+    return session
+
+
+def drafted(session: RelaySession, tokens: tuple[int, ...], now: float) -> list[ServerMessage]:
+    """Answer the draft step under way with the same candidates for each row."""
+    busy = [node.id for node in session.tree.live.values() if node.busy]
+    session.on_drafted([Expansion(node, tokens, SURE[: len(tokens)]) for node in busy], now)
+    session.check_integrity()
+    return session.answers()
+
+
+def proposed(effects: list[Effect]) -> list[Propose]:
+    return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Propose)]
+
+
+def test_a_devices_nodes_go_on_to_the_verifier_and_are_evaluated_as_one_block() -> None:
+    session = opened()
+    session.on_propose(Propose((5, 6, 9), b"\x00\x00\x00", anchor=1), 1.1)
+    (sent,) = proposed(session.effects())
+    assert (sent.tokens, sent.anchor) == ((5, 6, 9), 1)
+    drafted(session, (5, 4, 3, 2, 1), 1.2)
+    (expand,) = [effect for effect in session.effects() if isinstance(effect, Expand)]
+    assert {5, 6, 9} <= {row.token for row in expand.rows}
+
+
+def test_what_the_middle_model_says_of_a_node_counts_and_not_what_the_device_says() -> None:
+    """Whichever of them comes first."""
+    for device_first in (True, False):
+        session = opened()
+        message = Propose((4, 6), b"\x00\x00", (0, 0), anchor=1)  # both are certain, says the device
+        if device_first:
+            session.on_propose(message, 1.1)
+        drafted(session, (5, 4, 3, 2, 1), 1.2)
+        if not device_first:
+            session.on_propose(message, 1.3)
+        children = {token: session.tree.live[node] for token, node in session.tree.tip.children.items()}
+        assert children[5].logprob > -0.1
+        assert max(children[4].logprob, children[6].logprob) < -1.0
+        session.check_integrity()
+
+
+def test_the_middle_models_choices_are_hints_at_places_that_the_device_knows() -> None:
+    session = opened()
+    assert drafted(session, (5, 4, 3, 2, 1), 1.1) == [Hint(0, 1, (), (5,))]
+    session.on_propose(Propose((5,), b"\x00", anchor=1), 1.2)
+    hints = drafted(session, (6, 4, 3, 2, 1), 1.3)
+    assert Hint(1, 0, (), (6,)) in hints, "the device's first node"
+    assert all(isinstance(hint, Hint) for hint in hints)
+
+
+def test_a_device_that_asks_for_no_hints_gets_none() -> None:
+    session = opened(hints=False)
+    assert drafted(session, (5, 4, 3, 2, 1), 1.1) == []
+
+
+def test_a_commit_goes_down_in_the_numbers_of_the_devices_stream() -> None:
+    """The device's message came at 1.1 and left at once. The middle model drafted token 6 alone."""
+    session = opened()
+    session.on_propose(Propose((5,), b"\x00", anchor=1), 1.1)
+    session.effects()
+    drafted(session, (6, 5, 3, 2, 1), 1.2)
+    number = 1 + len(proposed(session.effects()))
+    session.on_message(
+        Commit(2, (5, 6), echo=number, hold_us=7, queue_us=1, compute_us=2, credit=9, evaluated=3), 1.4
+    )
+    held = 100_000  # from the device's message to the relay's last, microseconds
+    assert session.answers() == [
+        Commit(2, (5, 6), server_made=0b10, echo=1, hold_us=7 + held, queue_us=1, compute_us=2, evaluated=3)
+    ]
+
+
+def test_a_commit_tells_no_echo_of_messages_that_the_device_did_not_send() -> None:
+    session = opened()
+    drafted(session, (5, 4, 3, 2, 1), 1.1)
+    session.effects()
+    session.on_message(Commit(2, (5,), server_made=1, echo=1, hold_us=7), 1.2)
+    assert session.answers() == [Commit(2, (5,), server_made=1)]
+
+
+def test_a_lost_stream_to_the_verifier_is_the_relays_own_matter() -> None:
+    session = opened()
+    session.on_propose(Propose((5,), b"\x00", anchor=1), 1.1)
+    session.on_stream_lost(UnavailableError("gone"), 1.2)
+    session.on_timer(session.next_timer_at or 0.0)
+    session.on_message(Opened(1, 64), 2.0)
+    assert session.answers() == []
+    assert any(sent.tokens == (5,) for sent in proposed(session.effects())), "the device's node is sent again"
+    session.on_message(Finish(FinishReason.STOP, 1), 2.1)
+    assert session.answers() == [Finish(FinishReason.STOP, 1)]
+
+
+def test_a_goodbye_is_answered_and_goes_on() -> None:
+    session = opened()
+    session.on_close(1.1)
+    assert session.answers() == [Finish(FinishReason.CANCELLED, 1)]
+    sent, finished = session.effects()[-2:]
+    assert (sent, finished) == (Send(Close()), Finished(FinishReason.CANCELLED))
+    session.on_propose(Propose((5,), b"\x00", anchor=1), 1.2)
+    assert session.state is StreamState.OVER
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Propose((5,), b"\x00", anchor=9),
+        Propose((5,), b"\x00", (7,)),
+        Propose((5,), b"\x00", anchor=1, seen_advance=1),
+        Propose((100,), b"\x00", anchor=1),
+    ],
+)
+def test_a_device_that_breaks_a_rule_is_told_so(message: Propose) -> None:
+    with pytest.raises(PeerError):
+        opened(vocab_size=100).on_propose(message, 1.1)
+
+
+def test_a_rule_that_draws_is_refused() -> None:
+    request = Open((7, 8), SAMPLING, b"print", acceptance=make_acceptance("rejection"))
+    with pytest.raises(UserError, match="coupled only"):
+        config_of(request, b"print")
