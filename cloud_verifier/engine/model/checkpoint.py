@@ -221,11 +221,11 @@ def _on_the_hub(source: str) -> str:
 
 
 def loading(source: str, load: Callable[[], _T]) -> _T:
-    """Run `load`; errors of files and formats become a `UserError` that says what to do."""
+    """Run `load`; errors of files, formats and missing packages become a `UserError` that says what to do."""
     try:
         return load()
     except _LOAD_ERRORS as error:
         cause = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(
-            f"cannot load the target model '{source}': {cause[0].rstrip('.')}. {_WHAT_TO_GIVE}"
-        ) from error
+        told = f"cannot load the target model '{source}': {cause[0].rstrip('.')}."
+        is_package = isinstance(error, ImportError)  # the message names it
+        raise UserError(told if is_package else f"{told} {_WHAT_TO_GIVE}") from error

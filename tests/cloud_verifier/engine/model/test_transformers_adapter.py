@@ -203,6 +203,14 @@ def test_sampling_defaults_are_those_of_the_generation_settings(folder: Path, tm
     assert advised == {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05}
 
 
+def test_a_missing_package_is_no_reason_to_look_for_another_folder() -> None:
+    def load() -> None:
+        raise ImportError("Loading it requires gptqmodel (`pip install gptqmodel`) library.")
+
+    with wording.raises(UserError):
+        checkpoint.loading("a model", load)
+
+
 @pytest.mark.parametrize("without", ["generation_config.json", ""])
 def test_a_checkpoint_is_described_without_its_weights_as_it_is_served(
     without: str, folder: Path, tmp_path: Path
