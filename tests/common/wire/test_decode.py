@@ -255,6 +255,7 @@ ACCEPTANCE_CASES = [
     ("lenience", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_LENIENCE", lenience=0.0)),
     ("top", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_TOPK_GAP", top=0)),
     ("rollback", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_BILD", rollback=float("inf"))),
+    ("fusion", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_REFLECTIVE", fusion=2.0)),
 ]
 
 
