@@ -17,7 +17,7 @@ from common.messages import Open, Propose
 from common.prompt_lookup import PromptLookup
 from common.sampling import SamplingParams
 from tests import wording
-from tests.cloud_verifier.core.bench import VOCAB, ask, leased
+from tests.cloud_verifier.core.bench import VOCAB, Bench, ask, leased
 
 REJECTION = Acceptance(AcceptanceRule.REJECTION)
 HALVES = Draft((2, 7), (128, 128))
@@ -82,6 +82,22 @@ def test_a_rule_that_draws_nothing_is_offered_all_children() -> None:
     session.receive(siblings(7, 2), 0.0)
     session.receive(siblings(5, draft=HALVES), 0.0)
     assert offers(session)[0] == Offer((7, 2, 5))
+
+
+@pytest.mark.parametrize("rule", [AcceptanceRule.REFLECTIVE, AcceptanceRule.TYPICAL])
+def test_a_second_look_comes_with_the_text_before_the_tip(rule: AcceptanceRule) -> None:
+    bench = Bench(rules=(AcceptanceRule.COUPLED, rule))
+    bench.open(1, replace(opening(Acceptance(rule)), prompt=(1, 2, 3)))
+    bench.step()
+    (item,) = bench.begin().items
+    if rule is AcceptanceRule.TYPICAL:
+        assert (item.prompt, item.generated) == (None, None)
+        return
+    assert item.prompt is not None
+    assert item.generated is not None
+    before = [*item.prompt.tolist(), *item.generated.tolist()]
+    assert before == [1, 2, 3]
+    assert len(before) == item.positions[0], "the tip stands behind them"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

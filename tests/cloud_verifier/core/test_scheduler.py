@@ -57,6 +57,16 @@ REFUSED: dict[str, tuple[Open, type[ForerunError], Code]] = {
         UserError,
         Code.FAILED_PRECONDITION,
     ),
+    "greedy rule": (
+        replace(ask(), acceptance=Acceptance(AcceptanceRule.JUDGE)),
+        UserError,
+        Code.FAILED_PRECONDITION,
+    ),
+    "second look": (
+        replace(ask(), acceptance=Acceptance(AcceptanceRule.REFLECTIVE)),
+        UserError,
+        Code.FAILED_PRECONDITION,
+    ),
     "too much": (ask(committed=(1,) * 41), PeerError, Code.OUT_OF_RANGE),
 }
 

@@ -90,6 +90,8 @@ ACCEPTANCE = st.one_of(
         st.floats(0.01, 1),
         st.floats(0, 9),
     ),
+    st.just(Acceptance(AcceptanceRule.JUDGE)),
+    st.floats(0, 1).map(lambda x: Acceptance(AcceptanceRule.REFLECTIVE, fusion=x)),
 )
 DRAFT = st.lists(TOKEN, min_size=1, max_size=5, unique=True).map(
     lambda tokens: quantised(tokens, [-float(place) for place in range(len(tokens))])

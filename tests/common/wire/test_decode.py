@@ -256,6 +256,7 @@ ACCEPTANCE_CASES = [
     ("top", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_TOPK_GAP", top=0)),
     ("rollback", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_BILD", rollback=float("inf"))),
     ("alpha", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_CONTRASTIVE", alpha=1.5)),
+    ("fusion", pb.Acceptance(rule="ACCEPTANCE_RULE_LOSSY_REFLECTIVE", fusion=2.0)),
 ]
 
 
