@@ -171,8 +171,8 @@ def _set_up(
             "writes its weights in %s",
             model.dtype_name,
         )
-    if model.state_layers and (exact or compiled or drafts):
-        option = "--deterministic" if exact else "--compile" if compiled else "--drafter"
+    if model.state_layers and (exact or drafts):
+        option = "--deterministic" if exact else "--drafter"
         raise UserError(f"model '{model.name}' has layers that keep a state; serve it without {option}")
     # A CPU gains nothing in float32, and in bfloat16 less the larger the model is.
     if model.device.type == "cuda" and num_processes == 1 and not exact:

@@ -27,9 +27,10 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 FAMILIES = (
     "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "gpt_oss", "mixtral", "qwen3_moe",
-    "deepseek_v3", "granite", "olmo2", "cohere2", "glm4", "stablelm", "gpt_neox",
+    "deepseek_v3", "granite", "olmo2", "cohere2", "glm4", "stablelm", "gpt_neox", "lfm2", "qwen3_next",
+    "mamba",
 )  # fmt: skip
-QUICK = {"llama", "gemma3_text", "gpt_oss", "deepseek_v3"}
+QUICK = {"llama", "gemma3_text", "gpt_oss", "deepseek_v3", "lfm2"}
 NUM_SLOTS = 200
 
 
@@ -94,7 +95,8 @@ def test_a_family_is_one_graph_for_all_numbers_of_rows(model_type: str, graphs: 
     for found, right in zip(logits_of(model), expected, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
     assert breaks == {}
-    attending = [str(graph.graph).count("torch.ops.forerun.attend") for graph in graphs]
+    operations = ("torch.ops.forerun.attend", "torch.ops.forerun.run_states")
+    attending = [sum(map(str(graph.graph).count, operations)) for graph in graphs]
     assert attending == [model.num_layers] * 2  # one graph for steps of one row, and one for all others
 
 
