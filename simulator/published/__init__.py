@@ -12,7 +12,6 @@ from simulator.published import (
     mirror,
     pacer,
     pearl,
-    relay,
     specedge,
     ssd,
     uara,
@@ -31,7 +30,6 @@ CLAIMS: tuple[Claim, ...] = (
     *mirror.CLAIMS,
     *dsd.CLAIMS,
     *hsd.CLAIMS,
-    *relay.CLAIMS,
     *uara.CLAIMS,
 )
 """All claims, in the order of docs/schemes.md."""
