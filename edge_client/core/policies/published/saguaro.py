@@ -58,9 +58,7 @@ class SaguaroPolicy:
             raise UserError(f"exponent is {exponent}; it must be finite and above 0")
         self._fixed_block, self._fan_out, self._budget = block, fan_out, budget
         self._exponent = exponent
-        self._misses = RatioEstimator(
-            FIRST_MISSES
-        )  # of verdicts, as it would be with one guess at each place
+        self._misses = RatioEstimator(FIRST_MISSES)  # of verdicts, as if with one guess at each place
         self._block = self._ends = 1  # tokens of the next blocks, and the ends foreseen
         self._awaits = False  # a verdict
 
