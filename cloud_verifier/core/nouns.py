@@ -226,10 +226,8 @@ class Ask:
     acceptance: Acceptance
     offers: tuple[Offer, ...]  # one for each output row
     judge: Judge | None = None  # of the rule `judge`
-    copies: Mapping[int, int] = field(
-        default_factory=dict
-    )  # of the rule `reflective`: the output row of each
-    # output row's second look
+    copies: Mapping[int, int] = field(default_factory=dict)
+    """Of the rule `reflective`: the output row of each output row's second look."""
 
 
 # Effects that the driver carries out, in order.
