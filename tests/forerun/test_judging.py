@@ -213,9 +213,9 @@ def test_answers_are_found() -> None:
 def test_a_program_finds_answers(tmp_path: Path) -> None:
     assert answers_by("tail -c 2")("12", "34") == "34"
     assert answers_by("tail -c 2")("", "  ") is None
-    for name in ("", "false", str(tmp_path / "absent")):
+    for name in ("", "cat 'x", "false", "head -c 1", str(tmp_path / "absent")):
         with pytest.raises(UserError):
-            answers_by(name)("", "a")
+            answers_by(name)("", "é")
 
 
 # The command
