@@ -7,13 +7,13 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from cloud_verifier.core.nouns import End
+from cloud_verifier.identity.identity import IncomingCall
 from cloud_verifier.identity.tls import LiveServerTls, ServerTls
 from cloud_verifier.server.admin import listen
 from cloud_verifier.server.calls import DESCRIBE, SERVICE_NAME, SESSION, Framing
@@ -47,12 +47,6 @@ MOST_POSITIONS = 2**20
 
 IDENTITY = "authorization"
 """Metadata entry of a caller's token (docs/protocol.md, rule 14)."""
-
-
-class IncomingCall(Protocol):
-    """What is used of gRPC's context of a call."""
-
-    def invocation_metadata(self) -> Metadata | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +127,7 @@ class RelayService(pb_grpc.VerifierServiceServicer):
         self._outboxes: set[Outbox] = set()  # of open streams
 
     async def Describe(self, request: pb.DescribeRequest, context: IncomingCall) -> pb.DescribeResponse:
-        """Pass the verifier's answer on. A session here has the rule coupled only."""
+        """Pass the verifier's answer on, without acceptance rules: sessions here have the coupled rule."""
         answer = await self._channel.ask(request, self._entries(context))
         del answer.acceptance_rules[:]
         return answer
@@ -162,7 +156,7 @@ class RelayService(pb_grpc.VerifierServiceServicer):
             raise item.error
 
     def drain(self, grace: float) -> None:
-        """Tell every device to go elsewhere within `grace` seconds."""
+        """Ask every device to go elsewhere within `grace` seconds."""
         for outbox in self._outboxes:
             outbox.put_nowait(Drain(round(1e6 * grace)))
 
@@ -208,7 +202,8 @@ class RelayService(pb_grpc.VerifierServiceServicer):
         """Return the caller's token, if it is to be passed on."""
         if not self._settings.forwards_tokens:
             return ()
-        return tuple((key, value) for key, value in context.invocation_metadata() or () if key == IDENTITY)
+        entries = context.invocation_metadata() or ()
+        return tuple((key, value) for key, value in entries if key == IDENTITY and isinstance(value, str))
 
 
 def _message(request: pb.SessionRequest) -> Open | Propose | Close:
