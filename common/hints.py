@@ -1,4 +1,4 @@
-"""Say where in a tree a hint belongs, in words that the edge understands (docs/protocol.md, rule 22)."""
+"""Make hints: name a place of the tree by what the edge knows of it (docs/protocol.md, rule 22)."""
 
 from __future__ import annotations
 

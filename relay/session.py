@@ -1,8 +1,8 @@
 """A relay's session: to the verifier an edge that drafts with the middle model, to a device a verifier.
 
 The device's proposals become nodes of the relay's tree, as guesses do. The middle model evaluates them in
-one batch, and its own choices go down as hints. What the target commits goes down as it is. So the middle
-model is nothing but a better drafter, and the text is the target's. (In HSD, arXiv 2510.19705, each model
+one batch, and its own choices go down as hints. The target's commits go down unchanged. So the middle model
+is only a better drafter, and the text is the target's. (In HSD, arXiv 2510.19705, each model
 verifies the block of the one below by the standard rule.)
 """
 

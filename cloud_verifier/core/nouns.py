@@ -99,7 +99,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepHints:
-    """Holds what an engine holds for likely in the middle of a step (Mirror-SD, arXiv 2510.13161)."""
+    """Holds the tokens that an engine expects in the middle of a step (Mirror-SD, arXiv 2510.13161)."""
 
     share: float  # of the step's layers that were done
     tokens: tuple[tuple[tuple[int, ...], ...], ...]  # by item and output row, best first; () without `hint`
