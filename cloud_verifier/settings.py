@@ -125,7 +125,7 @@ class TargetSection:
     )
     hint_at: float = setting(
         0.0,
-        "share of the layers after which each step tells its likely tokens to edges near by "
+        "share of the layers after which each step sends its likely tokens to the edges "
         "(docs/drafters.md); 0: never",
         low=0.0,
         high=1.0,

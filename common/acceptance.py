@@ -94,6 +94,9 @@ PARAMETERS = {
 
 NUM_MOST = 2**31 - 1
 
+MOST_BETA = 16.0
+"""The least chance of a draft token, 1 / 512, to this power is still far above the least float64."""
+
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
@@ -124,7 +127,9 @@ class Acceptance:
             raise UserError(f"fusion is {self.fusion}; it must lie in [0, 1]")
         if not 1 <= self.top <= NUM_MOST:
             raise UserError(f"top is {self.top}; it must lie in [1, {NUM_MOST}]")
-        for name in ("delta", "gap", "rollback", "beta"):
+        if not 0.0 <= self.beta <= MOST_BETA:
+            raise UserError(f"beta is {self.beta}; it must lie in [0, {MOST_BETA:g}]")
+        for name in ("delta", "gap", "rollback"):
             value = getattr(self, name)
             if not (value >= 0.0 and math.isfinite(value)):
                 raise UserError(f"{name} is {value}; it must be finite and 0 or more")

@@ -212,10 +212,13 @@ ANSWERS: dict[str, AnswerOf] = {"number": last_number, "line": last_line, "docte
 
 def answers_by(name: str) -> AnswerOf:
     """Return one of `ANSWERS`, or a program that reads prompt and text on standard input and prints the
-    answer, or nothing. Raises `UserError` for an empty name; the program's failures when it runs."""
+    answer, or nothing. Raises `UserError` for a name without a program; the program's failures come later."""
     if name in ANSWERS:
         return ANSWERS[name]
-    command = shlex.split(name)
+    try:
+        command = shlex.split(name)
+    except ValueError as error:
+        raise UserError(f"the program {name!r} that finds answers is not understood: {error}") from error
     if not command:
         raise UserError(f"the answer is found by {', '.join(ANSWERS)} or a program; an empty name is neither")
 
@@ -224,7 +227,7 @@ def answers_by(name: str) -> AnswerOf:
             done = subprocess.run(
                 command, input=prompt + text, capture_output=True, text=True, timeout=PATIENCE, check=True
             )
-        except (OSError, subprocess.SubprocessError) as error:
+        except (OSError, subprocess.SubprocessError, UnicodeError) as error:
             raise UserError(f"the program {name!r} that finds answers failed: {error}") from error
         return done.stdout.strip() or None
 

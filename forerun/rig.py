@@ -181,16 +181,8 @@ class RigSettings:
         """Return the options of `forerun verify` for the target and its step floor."""
         more = ["--step-floor", str(self.step_floor_ms)] if self.step_floor_ms else []
         more += ["--drafter", self.drafter] if self.drafter else []
-        return [
-            "--model",
-            self.target,
-            "--threads",
-            "1",
-            "--log-level",
-            "warning",
-            *more,
-            *self.verifier_options,
-        ]
+        more += self.verifier_options
+        return ["--model", self.target, "--threads", "1", "--log-level", "warning", *more]
 
 
 class Rig(Processes):

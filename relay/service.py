@@ -7,13 +7,13 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from cloud_verifier.core.nouns import End
+from cloud_verifier.identity.identity import IncomingCall
 from cloud_verifier.identity.tls import LiveServerTls, ServerTls
 from cloud_verifier.server.admin import listen
 from cloud_verifier.server.calls import DESCRIBE, SERVICE_NAME, SESSION, Framing
@@ -42,17 +42,15 @@ logger = logging.getLogger(__name__)
 OPEN_TIME = 30.0
 """Seconds in which a stream's `Open` must come, as for a verifier (`SchedulerConfig.open_timeout`)."""
 
+STALL_TIME = 60.0
+"""Seconds for which a device may leave its messages unread, as for a verifier
+(`SchedulerConfig.stall_timeout`)."""
+
 MOST_POSITIONS = 2**20
 """Positions of the longest text, which bound an `Open`. The verifier behind has the target's own limit."""
 
 IDENTITY = "authorization"
 """Metadata entry of a caller's token (docs/protocol.md, rule 14)."""
-
-
-class IncomingCall(Protocol):
-    """What is used of gRPC's context of a call."""
-
-    def invocation_metadata(self) -> Metadata | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +77,13 @@ class CallerStreams:
 
 
 class RelayedText(Generation):
-    """Runs one `RelaySession` over streams to the verifier. The device's messages go to `outbox`."""
+    """Runs one `RelaySession` over streams to the verifier. The messages for the device go to `outbox`."""
 
-    def __init__(
-        self, session: RelaySession, streams: CallerStreams, seat: DraftSeat | None, outbox: Outbox
-    ) -> None:
+    def __init__(self, session: RelaySession, streams: CallerStreams, seat: DraftSeat | None) -> None:
         super().__init__(session, streams, seat)
-        self._relayed, self._outbox = session, outbox
+        self.outbox = Outbox(self._on_full)
+        self._relayed = session
+        self._stall: asyncio.TimerHandle | None = None  # while the device does not read
         self._broken: PeerError | None = None  # the device broke a rule
 
     def take(self, message: Propose | Close) -> None:
@@ -106,7 +104,14 @@ class RelayedText(Generation):
             error = caught if caught is self._broken else LocalError(str(caught), caught.code)
         except ForerunError as caught:
             error = caught
-        self._outbox.put_nowait(End(0, error))
+        self.outbox.put_nowait(End(0, error))
+
+    def _on_full(self, full: bool) -> None:
+        """End the text if the device reads nothing for `STALL_TIME`."""
+        if self._stall is not None:
+            self._stall.cancel()
+        unread = UnavailableError(f"the device has not read its messages for {STALL_TIME:g} s")
+        self._stall = asyncio.get_running_loop().call_later(STALL_TIME, self._fail, unread) if full else None
 
     def _propose(self, message: Propose, now: float) -> None:
         try:
@@ -118,7 +123,7 @@ class RelayedText(Generation):
     def _carry_out_all(self) -> None:
         super()._carry_out_all()
         for answer in self._relayed.answers():
-            self._outbox.put_nowait(answer)
+            self.outbox.put_nowait(answer)
 
 
 class RelayService(pb_grpc.VerifierServiceServicer):
@@ -130,10 +135,10 @@ class RelayService(pb_grpc.VerifierServiceServicer):
         self._channel, self._drafts, self._vocabulary = channel, drafts, vocabulary
         self._settings = settings
         self._beliefs = Beliefs()
-        self._outboxes: set[Outbox] = set()  # of open streams
+        self._texts: set[RelayedText] = set()  # of open streams
 
     async def Describe(self, request: pb.DescribeRequest, context: IncomingCall) -> pb.DescribeResponse:
-        """Pass the verifier's answer on. A session here has the rule coupled only."""
+        """Pass the verifier's answer on, without acceptance rules: sessions here have the coupled rule."""
         answer = await self._channel.ask(request, self._entries(context))
         del answer.acceptance_rules[:]
         return answer
@@ -148,27 +153,26 @@ class RelayService(pb_grpc.VerifierServiceServicer):
             raise PeerError(f"no Open came within {OPEN_TIME:g} s", Code.DEADLINE_EXCEEDED) from None
         if not isinstance(first, Open):
             raise PeerError("a stream begins with Open", Code.FAILED_PRECONDITION)
-        framing, outbox = Framing(self._settings.privacy), Outbox()
+        framing = Framing(self._settings.privacy)
         framing.asked(first)
         async with contextlib.AsyncExitStack() as stack:
-            text = await self._begin(first, context, outbox, stack)
-            self._outboxes.add(outbox)
-            stack.callback(self._outboxes.discard, outbox)
-            tasks = [asyncio.create_task(each) for each in (text.run(), _read(requests, text, outbox))]
+            held = stack.enter_context(contextlib.ExitStack())  # until the text ends, read or not
+            text = await self._begin(first, context, held)
+            self._texts.add(text)
+            stack.callback(self._texts.discard, text)
+            tasks = [asyncio.create_task(each) for each in (_write(text, held), _read(requests, text))]
             stack.push_async_callback(_stop, tasks)
-            while not isinstance(item := await outbox.get(), End):
+            while not isinstance(item := await text.outbox.get(), End):
                 yield framing.frame(item)
         if item.error is not None:
             raise item.error
 
     def drain(self, grace: float) -> None:
-        """Tell every device to go elsewhere within `grace` seconds."""
-        for outbox in self._outboxes:
-            outbox.put_nowait(Drain(round(1e6 * grace)))
+        """Ask every device to go elsewhere within `grace` seconds."""
+        for text in self._texts:
+            text.outbox.put_nowait(Drain(round(1e6 * grace)))
 
-    async def _begin(
-        self, request: Open, context: IncomingCall, outbox: Outbox, stack: contextlib.AsyncExitStack
-    ) -> RelayedText:
+    async def _begin(self, request: Open, context: IncomingCall, held: contextlib.ExitStack) -> RelayedText:
         own = self._vocabulary.fingerprint
         if request.fingerprint != own:
             raise UserError(
@@ -178,7 +182,7 @@ class RelayService(pb_grpc.VerifierServiceServicer):
             )
         seat = await self._seat(request)
         if seat is not None:
-            stack.callback(seat.release)
+            held.callback(seat.release)
         padded = Privacy.PADDED in (request.privacy, self._settings.privacy)
         config = config_of(
             request,
@@ -190,8 +194,8 @@ class RelayService(pb_grpc.VerifierServiceServicer):
             privacy=Privacy.PADDED if padded else Privacy.OFF,
         )
         session = RelaySession(request, config, make_policy("adaptive"), self._drafts.pace)
-        stack.callback(lambda: self._beliefs.learn(request.sampling, session.calibration))
-        return RelayedText(session, CallerStreams(self._channel, self._entries(context)), seat, outbox)
+        held.callback(lambda: self._beliefs.learn(request.sampling, session.calibration))
+        return RelayedText(session, CallerStreams(self._channel, self._entries(context)), seat)
 
     async def _seat(self, request: Open) -> DraftSeat | None:
         """Return a seat at the middle model; None if there is none for this text, which the device alone
@@ -208,7 +212,8 @@ class RelayService(pb_grpc.VerifierServiceServicer):
         """Return the caller's token, if it is to be passed on."""
         if not self._settings.forwards_tokens:
             return ()
-        return tuple((key, value) for key, value in context.invocation_metadata() or () if key == IDENTITY)
+        entries = context.invocation_metadata() or ()
+        return tuple((key, value) for key, value in entries if key == IDENTITY and isinstance(value, str))
 
 
 def _message(request: pb.SessionRequest) -> Open | Propose | Close:
@@ -216,7 +221,13 @@ def _message(request: pb.SessionRequest) -> Open | Propose | Close:
     return decode_request(request)
 
 
-async def _read(requests: AsyncIterator[pb.SessionRequest], text: RelayedText, outbox: Outbox) -> None:
+async def _write(text: RelayedText, held: contextlib.ExitStack) -> None:
+    """Run the text, and then give back what it has held."""
+    with held:
+        await text.run()
+
+
+async def _read(requests: AsyncIterator[pb.SessionRequest], text: RelayedText) -> None:
     """Pass the device's messages on. An end without `Close` is a disconnect."""
     pace = Pace(asyncio.get_running_loop().time())
     try:
@@ -228,12 +239,12 @@ async def _read(requests: AsyncIterator[pb.SessionRequest], text: RelayedText, o
                 raise PeerError("a second Open came on this stream", Code.FAILED_PRECONDITION)
             text.take(message)
     except ForerunError as error:
-        outbox.put_nowait(End(0, error))
+        text.outbox.put_nowait(End(0, error))
     except Exception:  # outermost frame of this task: the device learns of a defect, without its details
         logger.exception("! a message could not be taken")
-        outbox.put_nowait(End(0, LocalError("a defect of the relay; its log has more")))
+        text.outbox.put_nowait(End(0, LocalError("a defect of the relay; its log has more")))
     else:
-        outbox.put_nowait(End(0, UnavailableError("the stream was half-closed without a Close")))
+        text.outbox.put_nowait(End(0, UnavailableError("the stream was half-closed without a Close")))
 
 
 async def _stop(tasks: list[asyncio.Task[None]]) -> None:

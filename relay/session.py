@@ -1,13 +1,14 @@
 """A relay's session: to the verifier an edge that drafts with the middle model, to a device a verifier.
 
 The device's proposals become nodes of the relay's tree, as guesses do. The middle model evaluates them in
-one batch, and its own choices go down as hints. What the target commits goes down as it is. So the middle
-model is nothing but a better drafter, and the text is the target's. (In HSD, arXiv 2510.19705, each model
+one batch, and its own choices go down as hints. The target's commits go down unchanged. So the middle model
+is only a better drafter, and the text is the target's. (In HSD, arXiv 2510.19705, each model
 verifies the block of the one below by the standard rule.)
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -77,9 +78,10 @@ def config_of(request: Open, fingerprint: bytes, **settings: object) -> SessionC
 
 
 class _Sent(NamedTuple):
-    """A Propose on the stream to the verifier: the device's Proposes that had come before it left, and the
-    seconds since the newest of them."""
+    """A Propose on the stream to the verifier: its number there, how many Proposes of the device had come
+    before it left, and the seconds since the newest of them."""
 
+    number: int
     num_proposes: int
     held: float
 
@@ -139,7 +141,8 @@ class RelaySession(EdgeSession):
         self._arrivals = _Arrivals(self)
         self._num_proposes = 0  # of the device
         self._proposed_at = 0.0  # seconds; when the newest came
-        self._sent: list[_Sent] = []  # Proposes on the present stream to the verifier
+        self._sent = deque[_Sent]()  # Proposes on the present stream that the verifier has not echoed
+        self._num_sent = 0  # on the present stream
         self._is_open = False  # as the device knows
 
     # Inputs -----------------------------------------------------------------------------------------------
@@ -154,8 +157,11 @@ class RelaySession(EdgeSession):
         self._proposed_at = now
         self.plan(now)
 
+    @as_input
     def on_close(self, now: float) -> None:
         """End the session because the device said goodbye."""
+        if self.state is StreamState.OVER:
+            return
         self._answers.append(Finish(FinishReason.CANCELLED, self.tree.tip_position))
         self.close(now)
 
@@ -180,7 +186,8 @@ class RelaySession(EdgeSession):
             node = self.tree.live.get(each.id)
             if node is not None and each.tokens:
                 number = self._arrivals.number_of
-                self._answers.append(hint_at(self.tree, node, each.tokens[:HINTED], number))
+                hint = hint_at(self.tree, node, each.tokens[:HINTED], number)
+                self._answers += [hint] if hint is not None else []
 
     # Outputs ----------------------------------------------------------------------------------------------
 
@@ -191,8 +198,11 @@ class RelaySession(EdgeSession):
             match effect:
                 case Connect():
                     self._sent.clear()
+                    self._num_sent = 0
                 case Send(Propose()):
-                    self._sent.append(_Sent(self._num_proposes, self.view.now - self._proposed_at))
+                    self._num_sent += 1
+                    held = self.view.now - self._proposed_at
+                    self._sent.append(_Sent(self._num_sent, self._num_proposes, held))
                 case MoveTip():
                     self._arrivals.move(effect.change)
         return effects
@@ -226,11 +236,11 @@ class RelaySession(EdgeSession):
     def _commit(self, message: Commit) -> Commit:
         """Return the verifier's Commit in the numbers of the device's stream.
 
-        The device measures both round trips together: the time for which its nodes lay here is told as hold.
+        The device measures both round trips together, so the hold includes the time that its nodes lay here.
         """
         echo = hold_us = 0
-        if 0 < message.echo <= len(self._sent):
-            echo, held = self._sent[message.echo - 1]
+        while self._sent and self._sent[0].number <= message.echo:
+            _, echo, held = self._sent.popleft()
             hold_us = message.hold_us + round(1e6 * held)
         return replace(
             message,

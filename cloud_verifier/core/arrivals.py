@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from cloud_verifier.core.judge import Judge
 from cloud_verifier.core.nouns import Ask, Offer
-from common.acceptance import Acceptance, Draft
+from common.acceptance import Acceptance, AcceptanceRule, Draft
 from common.errors import Code, PeerError
 from common.messages import Propose, unpack_logprob
 from common.sampling import SamplingParams
@@ -22,8 +22,11 @@ class Offers:
     """Keeps the distributions that one session's edge sends with its drafts. Driven by `VerifySession`."""
 
     def __init__(self, acceptance: Acceptance, judge: Judge | None = None) -> None:
+        self.num_repeats = 0
+        """Draws that gave a token again. They take room like others, so that what is dropped does not depend
+        on the tokens drawn."""
         self._acceptance = acceptance
-        self._judge = judge
+        self._judge = judge if acceptance.rule is AcceptanceRule.JUDGE else None
         self._drawn, self._replaces = acceptance.rule.drawn, acceptance.rule.replaces
         self._drafts: dict[int, Draft | None] = {}  # by the parent's node id; None: no child of it counts
         self._draws: dict[int, list[int]] = {}  # tokens by the parent's node id, in the order of arrival
@@ -34,12 +37,6 @@ class Offers:
     ) -> Offers | None:
         """Return None where the coupled rule makes the choices."""
         return cls(acceptance, judge) if acceptance.decides(sampling.greedy) else None
-
-    @property
-    def num_repeats(self) -> int:
-        """The number of draws that gave a token again. They take room like others, so that what is dropped
-        does not depend on the tokens drawn."""
-        return sum(len(draws) - len(set(draws)) for draws in self._draws.values()) if self._replaces else 0
 
     def arrived(self, node: Node, draft: Draft | None, vocab_size: int) -> None:
         """Note a new child of a live node. The first child brings the distribution of all its siblings.
@@ -58,7 +55,9 @@ class Offers:
         if known is not None and node.token not in known.tokens:
             raise PeerError(f"node {node.wire_id} holds token {node.token}, which its distribution lacks")
         draws = self._draws.setdefault(node.parent, [])
-        if self._replaces or node.token not in draws:
+        repeats = node.token in draws
+        self.num_repeats += repeats and self._replaces
+        if self._replaces or not repeats:
             draws.append(node.token)
 
     def dropped(self, parent: Place, tree: SpeculationTree) -> None:
@@ -72,6 +71,7 @@ class Offers:
         """Return the acceptance rule's input for these rows, and forget distributions of dead nodes."""
         self._drafts = {parent: draft for parent, draft in self._drafts.items() if parent in tree.live}
         self._draws = {parent: draws for parent, draws in self._draws.items() if parent in tree.live}
+        self.num_repeats = sum(len(draws) - len(set(draws)) for draws in self._draws.values())
         return Ask(self._acceptance, tuple(self._offer(tree, node) for node in nodes), self._judge)
 
     def _offer(self, tree: SpeculationTree, node: Node) -> Offer:

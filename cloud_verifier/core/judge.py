@@ -74,7 +74,7 @@ class Judge:
                 raise ValueError(f"its features are {found['features']}, not {list(FEATURES)}")
             mean, scale, weights = (tuple(map(float, found[name])) for name in ("mean", "scale", "weights"))
             return cls(mean, scale, weights, float(found["bias"]), float(found["threshold"]))
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError, OverflowError) as error:
             raise UserError(f"this is no judge ({error!r}); make one with `forerun judge train`") from error
 
     def to_json(self, **about: object) -> str:

@@ -99,7 +99,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepHints:
-    """Holds what an engine holds for likely in the middle of a step (Mirror-SD, arXiv 2510.13161)."""
+    """Holds the tokens that an engine expects in the middle of a step (Mirror-SD, arXiv 2510.13161)."""
 
     share: float  # of the step's layers that were done
     tokens: tuple[tuple[tuple[int, ...], ...], ...]  # by item and output row, best first; () without `hint`
@@ -226,10 +226,8 @@ class Ask:
     acceptance: Acceptance
     offers: tuple[Offer, ...]  # one for each output row
     judge: Judge | None = None  # of the rule `judge`
-    copies: Mapping[int, int] = field(
-        default_factory=dict
-    )  # of the rule `reflective`: the output row of each
-    # output row's second look
+    copies: Mapping[int, int] = field(default_factory=dict)
+    """Of the rule `reflective`: the output row of each output row's second look."""
 
 
 # Effects that the driver carries out, in order.

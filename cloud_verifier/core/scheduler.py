@@ -359,8 +359,8 @@ class VerifyScheduler:
                 self._finish(part.session, part.finish, now)
 
     def on_hints(self, hints: StepHints) -> None:
-        """Take what the engine holds for likely in the middle of the running step, and hint at it to the
-        edges that asked. Hints decide nothing."""
+        """Take the tokens that the engine expects in the middle of the running step, and send them as hints
+        to the edges that asked. Hints decide nothing."""
         sessions = self._running.sessions.values() if self._running is not None else ()
         for session, said in zip(sessions, hints.tokens, strict=False):
             if (hint := session.hint(said)) is not None:

@@ -4,7 +4,7 @@ An engine may define five methods. `stats()` returns its figures. `check_grammar
 or `PeerError` if the engine cannot follow the session's grammar. `prepare_grammars()` prepares what the first
 grammar needs. Each runs in another thread than `evaluate` and must not wait for `evaluate`. `guess(plan)`
 runs in the thread of `evaluate`, if `info.guess_depth` is above 0. `listen(tell)` is called once, before the
-first step; the engine then tells early hints in the thread of `evaluate`.
+first step; the engine then calls `tell` with early hints in the thread of `evaluate`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def guess(engine: Any, plan: GuessPlan) -> GuessResult:
 
 
 def listen(engine: Any, tell: Callable[[StepHints], None]) -> None:
-    """Let the engine tell the hints of each step, if it has any."""
+    """Let the engine call `tell` with the hints of each step, if it has any."""
     if hasattr(engine, "listen"):
         engine.listen(tell)
 

@@ -1,4 +1,4 @@
-"""Early hints: what the middle of the target holds for likely, told while its later layers run.
+"""Early hints: the tokens that the target's middle layers expect, sent while its later layers run.
 
 The hidden state after a layer goes through the target's own final norm and head (the logit lens). Mirror-SD
 (arXiv 2510.13161) sends the best tokens to the draft, which goes on there before the verdict comes.
@@ -24,7 +24,7 @@ HINTED = 4
 
 
 class HintingEngine(EngineAround):
-    """Tells hints after a `share` of the target's layers.
+    """Sends hints after a `share` of the target's layers.
 
     Each output row of an edge that takes hints costs one more product with the head and one more ranking, in
     the midst of the step. Raises `UserError` where the steps are not run layer by layer: a replayed CUDA

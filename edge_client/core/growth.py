@@ -105,7 +105,8 @@ class Growth:
         """
         if self._drawing is None or not self._drawing.replaces:
             return nodes
-        live, tip, room = self.tree.live, self.tree.tip, min(self.view.credit_left, MAX_NODES)
+        live, tip = self.tree.live, self.tree.tip
+        room = min(self.view.credit_left - self._num_repeats, MAX_NODES)
         found = dict[int, list[Node]]()  # by the parent's id
         known = {tip.id, *(node.id for node in live.values() if node.wire_id)}
         for parent in dict.fromkeys(node.parent for node in nodes):
@@ -116,6 +117,14 @@ class Growth:
                 found[parent] = drawn
                 known |= {node.id for node in drawn}
         return [node for drawn in found.values() for node in drawn]
+
+    @property
+    def _num_repeats(self) -> int:
+        """The number of sent draws that gave a token again, below live nodes."""
+        live = self.tree.live
+        drawn = ((live[parent].children, said.tokens) for parent, said in self.expansions.items())
+        sent = (each for each in drawn if any(live[child].wire_id for child in each[0].values()))
+        return sum(len(tokens) - len(children) for children, tokens in sent)
 
     # The draft --------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Learn how far to trust hints: tokens that somebody nearer to the target holds for likely after a node.
+"""Learn how far to trust hints: tokens that the verifier or a relay expects after a node.
 
 A verifier may send the choices of an early exit (Mirror-SD, arXiv 2510.13161), a relay those of its own
 model. A hint decides nothing: it grows children, and their promise is how often such hints held.

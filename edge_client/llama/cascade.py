@@ -7,16 +7,14 @@ session notices only that its draft model is faster, so nothing else depends on 
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import Sequence
 
 from common.errors import ForerunError, UserError
 from common.llama.runtime import LlamaRuntime
 from edge_client.core.nouns import DraftRow, Reroot, StartDrafter
-from edge_client.llama.group import DraftGroup
+from edge_client.llama.group import DraftGroup, MemberDrafter
 from edge_client.llama.plan import DraftNode
-
-logger = logging.getLogger(__name__)
 
 CHAIN = 4
 """Tokens of a chain. With an agreement of 0.75 the fifth is right once in four times."""
@@ -70,19 +68,13 @@ class CascadeGroup(DraftGroup):
             DraftRow(node.id, None if node.parent is None else node.parent.id, node.token, node.position)
             for node in reversed(list(end.path()))
         ]
-        found = list[int]()
-        while len(found) < CHAIN:
-            self._small.ask(index, rows)
-            answers = self._small.turn()
-            while not answers:
-                answers = self._small.turn()
-            (answer,) = answers
-            if isinstance(answer.outcome, ForerunError):
-                break
-            tokens, last = answer.outcome[-1].tokens, rows[-1]
-            if not tokens or tokens[0] >= self._runtime.num_vocab:  # one table may have more padding
-                break
-            found.append(tokens[0])
-            self._num_asked += 1
-            rows = [DraftRow(-self._num_asked, last.id, found[-1], last.position + 1)]
+        small, found = MemberDrafter(self._small, index), list[int]()
+        with contextlib.suppress(ForerunError):
+            while len(found) < CHAIN:
+                tokens, last = small.expand(rows)[-1].tokens, rows[-1]
+                if not tokens or tokens[0] >= self._runtime.num_vocab:  # one table may have more padding
+                    break
+                found.append(tokens[0])
+                self._num_asked += 1
+                rows = [DraftRow(-self._num_asked, last.id, found[-1], last.position + 1)]
         return found

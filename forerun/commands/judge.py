@@ -131,7 +131,7 @@ def add_parser(commands: Any) -> None:
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     add_command(actions, "train", "train a judge on tasks with answers", _train, TrainOptions, TRAIN)
-    add_command(actions, "check", "tell what lossy rules gain and lose", _check, JudgeCheckOptions, CHECK)
+    add_command(actions, "check", "measure what lossy rules gain and lose", _check, JudgeCheckOptions, CHECK)
 
 
 # Training ---------------------------------------------------------------------------------------------------

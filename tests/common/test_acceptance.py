@@ -69,6 +69,7 @@ def test_a_single_setting_needs_no_name() -> None:
         "bild:-1",
         "contrastive:alpha=0",
         "contrastive:beta=-1",
+        "contrastive:beta=200",
         "reflective:1.5",
     ],
 )

@@ -142,6 +142,15 @@ def test_a_hidden_state_tells_what_the_law_does_not() -> None:
     assert not found.judge.is_unimportant(law, 5, None), "its row is not evaluated"
 
 
+@pytest.mark.parametrize("bias", ["1" + 400 * "0", "1e400", "NaN", "null", '"much"'])
+def test_a_file_with_impossible_numbers_is_refused(bias: str) -> None:
+    judge = Judge((0.0,) * 4, (1.0,) * 4, (0.0,) * 4, 0.25, 0.5)
+    text = judge.to_json()
+    assert Judge.from_json(text) == judge
+    with pytest.raises(UserError):
+        Judge.from_json(text.replace("0.25", bias))
+
+
 def noisy(count: int, seed: int = 0) -> list[Mismatch]:
     """Mismatches whose importance depends on their features by chance."""
     random, found = np.random.default_rng(seed), list[Mismatch]()
@@ -204,9 +213,9 @@ def test_answers_are_found() -> None:
 def test_a_program_finds_answers(tmp_path: Path) -> None:
     assert answers_by("tail -c 2")("12", "34") == "34"
     assert answers_by("tail -c 2")("", "  ") is None
-    for name in ("", "false", str(tmp_path / "absent")):
+    for name in ("", "cat 'x", "false", "head -c 1", str(tmp_path / "absent")):
         with pytest.raises(UserError):
-            answers_by(name)("", "a")
+            answers_by(name)("", "é")
 
 
 # The command

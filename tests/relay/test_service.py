@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from common.acceptance import make_acceptance
-from common.errors import CapacityError, UserError
-from common.messages import FinishReason
+from common.errors import CapacityError, UnavailableError, UserError
+from common.messages import FinishReason, Open
+from common.pb import verifier_pb2 as pb
 from common.sampling import SamplingParams
+from common.wire.codec import encode_request
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.nouns import Drafted, Expand, MoveTip, StartDrafter
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
+from relay import service
 from relay.service import CallerStreams, RelayServer, RelayService, RelaySettings
 from simulator.proxy import Link, rtt
 from tests.drivers.drafter_thread import DrafterThread
@@ -75,6 +78,7 @@ class Stage:
     near: Link
     far: Link
     middle: Middle
+    service: RelayService
 
     async def write(self, policy: str = "adaptive", sampling: SamplingParams = LONG) -> Generation:
         with DrafterThread(TinyDrafter()) as drafts:
@@ -97,10 +101,10 @@ async def staged(
         middle.all_free.set()
         if has_seat:
             middle.free.append(Seat(stack.enter_context(DrafterThread(TinyDrafter(blend=0.1))), middle))
-        service = RelayService(channel, middle, VOCABULARY, RelaySettings(forwards))
-        server = await stack.enter_async_context(RelayServer(service, "127.0.0.1:0"))
+        first = RelayService(channel, middle, VOCABULARY, RelaySettings(forwards))
+        server = await stack.enter_async_context(RelayServer(first, "127.0.0.1:0"))
         near = await stack.enter_async_context(Link.to(f"127.0.0.1:{server.port}", *rtt(4)))
-        yield Stage(system, near, far, middle)
+        yield Stage(system, near, far, middle, first)
         await system.worker.wait_until_gone()
         async with asyncio.timeout(
             10
@@ -162,6 +166,37 @@ async def test_an_edge_that_goes_away_leaves_nothing_behind() -> None:
         await stage.system.worker.wait_until_gone()
 
 
+class Caller:
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+
+async def open_and_never_close(sampling: SamplingParams) -> AsyncIterator[pb.SessionRequest]:
+    yield encode_request(Open((1, 2, 3), sampling, VOCABULARY.fingerprint))
+    await asyncio.Event().wait()
+
+
+async def test_a_device_that_reads_slowly_holds_no_seat_longer_than_its_text() -> None:
+    async with staged() as stage:
+        answers = stage.service.Session(open_and_never_close(LONG), Caller())  # type: ignore[arg-type]
+        assert (await anext(answers)).HasField("opened")
+        async with asyncio.timeout(10):
+            await stage.middle.all_free.wait()
+        *_, last = [answer async for answer in answers]
+        assert last.HasField("finish")
+
+
+async def test_the_text_of_a_device_that_reads_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "STALL_TIME", 0.0)
+    long = SamplingParams(max_tokens=480, ignore_eos=True)
+    async with staged() as stage:
+        answers = stage.service.Session(open_and_never_close(long), Caller())  # type: ignore[arg-type]
+        assert (await anext(answers)).HasField("opened")
+        await stage.middle.all_free.wait()
+        with pytest.raises(UnavailableError, match="not read"):
+            _ = [answer async for answer in answers]
+
+
 @pytest.mark.parametrize("forwards", [True, False])
 async def test_a_callers_token_goes_on_if_the_relay_forwards_tokens(forwards: bool) -> None:
     tenants = set[str]()
@@ -178,7 +213,7 @@ async def test_a_callers_token_goes_on_if_the_relay_forwards_tokens(forwards: bo
 
 async def test_a_relay_may_stand_before_a_relay() -> None:
     async with staged() as stage, VerifierChannel(str(stage.near.address)) as channel:
-        service = RelayService(channel, Middle([]), VOCABULARY, RelaySettings(forwards_tokens=True))
-        async with RelayServer(service, "127.0.0.1:0") as server, Link.to(f"127.0.0.1:{server.port}") as near:
-            run = await Stage(stage.system, near, stage.far, stage.middle).write()
+        second = RelayService(channel, Middle([]), VOCABULARY, RelaySettings(forwards_tokens=True))
+        async with RelayServer(second, "127.0.0.1:0") as server, Link.to(f"127.0.0.1:{server.port}") as near:
+            run = await replace(stage, near=near).write()
     assert run.session.text == target_alone((1, 2, 3), LONG, EOS)

@@ -8,7 +8,19 @@ import pytest
 
 from common.acceptance import make_acceptance
 from common.errors import PeerError, UnavailableError, UserError
-from common.messages import Close, Commit, Finish, FinishReason, Hint, Open, Opened, Propose, ServerMessage
+from common.hints import hint_at
+from common.messages import (
+    MAX_NODES,
+    Close,
+    Commit,
+    Finish,
+    FinishReason,
+    Hint,
+    Open,
+    Opened,
+    Propose,
+    ServerMessage,
+)
 from common.sampling import SamplingParams
 from edge_client.core.nouns import Effect, Expand, Expansion, Finished, Send
 from edge_client.core.policies import TreePolicy
@@ -77,6 +89,15 @@ def test_the_middle_models_choices_are_hints_at_places_that_the_device_knows() -
     assert all(isinstance(hint, Hint) for hint in hints)
 
 
+def test_no_hint_hangs_deeper_than_a_message_may_say() -> None:
+    session = opened()
+    node = session.tree.tip
+    for token in range(MAX_NODES):
+        node = session.tree.grow(node, token, -0.01)
+    assert hint_at(session.tree, node, (5,)) == Hint(0, 1, tuple(range(MAX_NODES)), (5,))
+    assert hint_at(session.tree, session.tree.grow(node, 9, -0.01), (5,)) is None
+
+
 def test_a_device_that_asks_for_no_hints_gets_none() -> None:
     session = opened(hints=False)
     assert drafted(session, (5, 4, 3, 2, 1), 1.1) == []
@@ -125,7 +146,16 @@ def test_a_goodbye_is_answered_and_goes_on() -> None:
     sent, finished = session.effects()[-2:]
     assert (sent, finished) == (Send(Close()), Finished(FinishReason.CANCELLED))
     session.on_propose(Propose((5,), b"\x00", anchor=1), 1.2)
+    session.on_close(1.3)
     assert session.state is StreamState.OVER
+    assert session.answers() == []
+
+
+def test_a_goodbye_is_answered_at_the_end_of_the_text_that_went_down() -> None:
+    session = opened()
+    session.on_message(Commit(2, (5, 6)), 1.1, plan=False)
+    session.on_close(1.1)
+    assert session.answers()[-1] == Finish(FinishReason.CANCELLED, 3)
 
 
 @pytest.mark.parametrize(

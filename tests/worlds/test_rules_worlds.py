@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from cloud_verifier.core.judge import Judge
 from cloud_verifier.core.nouns import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.acceptance import Acceptance, AcceptanceRule
@@ -107,6 +108,8 @@ def test_the_law_is_the_targets_beside_a_verifier_that_guesses_and_through_an_ou
 
 def test_the_laws_but_the_first_hold_in_random_worlds_of_every_rule() -> None:
     """No session stalls, no slot leaks, what is shown stays; the same seed gives the same trace."""
+    rules = tuple(AcceptanceRule)
+    judge = Judge((0.0,) * 4, (1.0,) * 4, (1.0, 0.0, 0.0, 0.0), 2.0, 0.5)
     for seed in range(60):
         draw = random.Random(seed)
         world = WorldSpec(
@@ -116,7 +119,7 @@ def test_the_laws_but_the_first_hold_in_random_worlds_of_every_rule() -> None:
             step_time=draw.choice([(0.01, 0.01), (0.005, 0.05)]),
             draft_time=draw.choice([(0.0005, 0.001), (0.005, 0.03)]),
             losses=draw.choice([0, 0, 2]),
-            config=SchedulerConfig(prefill_chunk=5, recall=draw.random() < 0.5, rules=tuple(AcceptanceRule)),
+            config=SchedulerConfig(prefill_chunk=5, recall=draw.random() < 0.5, rules=rules, judge=judge),
         )
         run = World(world)
         run.run()

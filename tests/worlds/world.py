@@ -500,6 +500,7 @@ class Host:
         if node.choice is not None and draw.random() < 0.5:
             tokens.insert(0, node.choice)
         hint = hint_at(session.tree, node, tokens)
+        assert hint is not None, "no tree here is as deep"
         if draw.random() < 0.1:
             hint = replace(hint, path=(*hint.path, draw.randrange(VOCAB)))
         self._world.down(reply.session, hint)

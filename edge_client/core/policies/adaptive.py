@@ -20,6 +20,8 @@ from edge_client.core.policies.base import (
     GrowthView,
     Offered,
     as_wide_as_it_pays,
+    check_counts,
+    check_shares,
     expandable,
     sort_likeliest_first,
     unsent,
@@ -48,12 +50,8 @@ class AdaptiveSettings:
     max_sent_per_token: float = 0.0  # draft tokens per token of text; a traffic budget, 0 = unlimited
 
     def __post_init__(self) -> None:
-        for name in ("max_width", "max_children", "max_live"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("cut", "send"):
-            if not 0 < getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must lie in (0, 1)")
+        check_counts(max_width=self.max_width, max_children=self.max_children, max_live=self.max_live)
+        check_shares(cut=self.cut, send=self.send)
         for name in ("max_steps_per_second", "max_sent_per_token"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be finite and 0 or more")

@@ -174,3 +174,10 @@ def check_counts(**settings: int) -> None:
     for name, value in settings.items():
         if value < 1:
             raise UserError(f"{name} is {value}; it must be at least 1")
+
+
+def check_shares(**settings: float) -> None:
+    """Raise `UserError` for a policy's setting that does not lie between 0 and 1."""
+    for name, value in settings.items():
+        if not 0.0 < value < 1.0:
+            raise UserError(f"{name} is {value}; it must lie in (0, 1)")

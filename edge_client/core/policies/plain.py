@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.errors import UserError
 from common.tree import Node
 from edge_client.core.policies.base import (
     GrowthView,
     Offered,
     as_wide_as_it_pays,
     can_expand,
+    check_counts,
+    check_shares,
     expandable,
     sort_likeliest_first,
     unsent,
@@ -42,8 +43,7 @@ class SyncPolicy:
     fill = False
 
     def __init__(self, block: int = 4) -> None:
-        if block < 1:
-            raise UserError(f"block is {block}; a block has at least 1 token")
+        check_counts(block=block)
         self.block = block
 
     def branch(self, view: GrowthView, node: Node, candidates: Offered) -> Offered:
@@ -74,10 +74,8 @@ class ChainPolicy:
     fill = True
 
     def __init__(self, cut: float = 0.02, max_depth: int = 64) -> None:
-        if not 0 < cut < 1:
-            raise UserError(f"cut is {cut}; it must lie in (0, 1)")
-        if max_depth < 1:
-            raise UserError(f"max_depth is {max_depth}; it must be at least 1")
+        check_shares(cut=cut)
+        check_counts(max_depth=max_depth)
         self._min_worth = math.log(cut)
         self._max_depth = max_depth
 
@@ -106,10 +104,8 @@ class TreeSettings:
     cut: float = 0.002  # paths less likely than this, seen from the tip, are not grown
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.max_children < 1:
-            raise UserError(f"width {self.width} and max_children {self.max_children} must be at least 1")
-        if not 0 < self.cut < 1:
-            raise UserError(f"cut is {self.cut}; it must lie in (0, 1)")
+        check_counts(width=self.width, max_children=self.max_children)
+        check_shares(cut=self.cut)
 
 
 class TreePolicy:

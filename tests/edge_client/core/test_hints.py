@@ -111,6 +111,7 @@ def test_a_named_place_is_found_again() -> None:
         session.on_message(Hint(0, 1, tokens[:index], tokens[index : index + 1]), 1.1)
     for node in [tree.tip, *tree.speculative()]:
         for hint in (hint_at(tree, node, (2,)), hint_at(tree, node, (2,), lambda _: 0)):
+            assert hint is not None
             assert session._place_of(hint) is node
 
 

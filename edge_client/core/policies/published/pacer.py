@@ -9,7 +9,7 @@ from operator import mul
 
 from common.errors import UserError
 from common.tree import Node
-from edge_client.core.policies.base import GrowthView, Offered
+from edge_client.core.policies.base import GrowthView, Offered, check_counts, check_shares
 from edge_client.core.policies.published.bild import StoppingPolicy
 
 SUREST = 1e-4
@@ -71,10 +71,8 @@ class PacerPolicy(StoppingPolicy):
         """`block` bounds a round; `weights` as of `StopScorer`. At an RTT of 0 ms the best `stop` is 0.5, at
         60 ms 0.3 (target step 30 ms, draft step 5 ms). Raises `UserError`."""
         super().__init__(block)
-        if step < 1:
-            raise UserError(f"step is {step}; a block has at least 1 token")
-        if not 0.0 < stop < 1.0:
-            raise UserError(f"stop is {stop}; it must lie in (0, 1)")
+        check_counts(step=step)
+        check_shares(stop=stop)
         self._step, self._stop = step, math.log(stop)
         self._scorer = StopScorer(**weights)
         self._scores: list[float] = []  # log chances of the round's tokens by the scorer

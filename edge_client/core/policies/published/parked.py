@@ -12,6 +12,7 @@ from edge_client.core.policies.base import (
     Offered,
     can_expand,
     check_counts,
+    check_shares,
     expandable,
     likeliest_first,
     main_line,
@@ -33,8 +34,7 @@ class ParkedPolicy:
         check_counts(branch_depth=branch_depth, width=width)
         if fan_out < 0:
             raise UserError(f"fan_out is {fan_out}; it must be 0 or more")
-        if not 0 < cut < 1:
-            raise UserError(f"cut is {cut}; it must lie in (0, 1)")
+        check_shares(cut=cut)
         self._fan_out = fan_out  # branches at each position of the chain
         self._branch_depth = branch_depth  # tokens of a branch
         self._width = width  # nodes drafted in one step, the chain's included

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from common.errors import UserError
 from common.estimators import RatioEstimator
+from common.messages import MAX_NODES
 from common.tree import Node
 from edge_client.core.policies.base import GrowthView, Offered, can_expand, likeliest_first, main_line
 from edge_client.core.policies.published.rounds import MAX_BLOCK, tokens_per_round
@@ -50,17 +51,16 @@ class SaguaroPolicy:
         every place, the authors' default; else geometric. `budget`: ends foreseen in all; else as many as a
         verdict leaves time for. `exponent`: r of `fan_outs`.
         """
-        if min(block, fan_out, budget) < 0:
-            raise UserError(f"block {block}, fan_out {fan_out} and budget {budget} must be 0 or more")
+        for name, value in (("block", block), ("fan_out", fan_out), ("budget", budget)):
+            if not 0 <= value <= MAX_NODES:
+                raise UserError(f"{name} is {value}; it must lie in [0, {MAX_NODES}]")
         if fan_out and budget:
             raise UserError(f"fan_out {fan_out} sets the ends of every place; leave budget {budget} out")
-        if not 0 < exponent < math.inf:
-            raise UserError(f"exponent is {exponent}; it must be finite and above 0")
+        if not 0 < exponent <= 10:  # powers of it stay finite
+            raise UserError(f"exponent is {exponent}; it must lie in (0, 10]")
         self._fixed_block, self._fan_out, self._budget = block, fan_out, budget
         self._exponent = exponent
-        self._misses = RatioEstimator(
-            FIRST_MISSES
-        )  # of verdicts, as it would be with one guess at each place
+        self._misses = RatioEstimator(FIRST_MISSES)  # of verdicts, as if with one guess at each place
         self._block = self._ends = 1  # tokens of the next blocks, and the ends foreseen
         self._awaits = False  # a verdict
 

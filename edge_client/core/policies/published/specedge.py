@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.errors import UserError
+from common.messages import MAX_NODES
 from common.tree import Node
 from edge_client.core.policies.base import (
     GrowthView,
@@ -30,6 +31,8 @@ class SpecEdgePolicy:
         self, budget: int = 32, depth: int = 4, beam: int = 8, children: int = 4, proactive: int = 1
     ) -> None:
         check_counts(budget=budget, depth=depth, beam=beam, children=children)
+        if depth * beam > MAX_NODES:
+            raise UserError(f"depth {depth} times beam {beam} nodes are drafted; take at most {MAX_NODES}")
         if proactive not in (0, 1):
             raise UserError(f"proactive is {proactive}; it must be 1, or 0 to rest while a tree is in flight")
         self._budget = budget  # nodes sent at once
