@@ -206,7 +206,9 @@ def _replay(options: ReplayOptions) -> int:
     scheme, world = options.scheme, replace(options.experiment.world, tokens=options.tokens)
     check_scheme(scheme)
     if not is_bounded(scheme):
-        raise UserError(f"replay needs a scheme with a draft and a verifier; {scheme} is none of them")
+        raise UserError(
+            f"replay shows a device that drafts for a verifier; {scheme} runs another arrangement"
+        )
     if world.sites:
         raise UserError(
             "replay shows a world with one verifier; replace [[verifiers]] by [verifier] and [link]"
@@ -447,8 +449,9 @@ def _published(options: PublishedOptions) -> int:
         for each in found
     ]
     print("\n".join(table(("system", "quantity", "claim", "ours", "difference"), rows, left=LEFT)))
-    for remark in dict.fromkeys(each.claim.remark for each in found if each.claim.remark):
-        print(f"- {remark}")
+    remarks = ((each.claim.system, each.claim.remark) for each in found if each.claim.remark)
+    for system, remark in dict.fromkeys(remarks):
+        print(f"- {system}: {remark}")
     return 0
 
 
