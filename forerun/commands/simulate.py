@@ -16,6 +16,7 @@ from forerun.commands import validate
 from forerun.options import REQUIRED, JsonOption, WorkersOption, add_command, argument, option, write_out
 from forerun.terminal import Painter, ProgressBar, note, table
 from simulator.advice import Advice, advise, in_words, map_lines
+from simulator.canvas import check_drawing
 from simulator.drafts import BetaDraft, Draft, recorded_draft
 from simulator.experiment import (
     Pool,
@@ -506,6 +507,7 @@ class CompareOptions(WorkersOption, JsonOption):
 
 
 def _compare(options: CompareOptions) -> int:
+    check_drawing()  # before minutes are spent
     experiment = Experiment(COMPARED_WORLD, COMPARED_SEEDS, COMPARED)
     _run_sweep(Sweep(experiment, {"rtt_ms": COMPARED_RTTS}), options.out, options.workers)
     rows = read_results(options.out)
