@@ -252,7 +252,8 @@ class World:
             raise UserError("a tier needs a draft with a mean, and neither recall nor a recording")
         if not tier.rtt <= self.link.rtt:
             raise UserError(
-                f"tier rtt is {tier.rtt} and link rtt {self.link.rtt}; the first is a part of the second"
+                f"tier rtt is {1e3 * tier.rtt:g} ms and link rtt {1e3 * self.link.rtt:g} ms; the first is a "
+                "part of the second"
             )
 
     @property

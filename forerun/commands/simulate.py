@@ -82,8 +82,8 @@ class WorldOptions:
         """Return the world's experiment with the options' overrides. Raise `UserError`."""
         experiment = read_experiment(self.world)
         if (rtt := getattr(self, "rtt", None)) is not None:
-            if experiment.world.link.trace is not None:
-                raise UserError("--rtt changes nothing on a link that replays a trace; omit it")
+            if experiment.world.sites or experiment.world.link.trace is not None:
+                raise UserError("--rtt changes nothing with [[verifiers]] or a trace; omit it")
             link = replace(experiment.world.link, rtt=rtt / 1000.0)
             experiment = replace(experiment, world=replace(experiment.world, link=link))
         return experiment
