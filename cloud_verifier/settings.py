@@ -187,10 +187,10 @@ class TargetSection:
                 "--drafter and --tensor-parallel cannot be combined: a drafter needs the whole target; leave "
                 "one out"
             )
-        if self.tensor_parallel and self.hint_at:
+        if self.hint_at and (self.compile or self.deterministic or self.tensor_parallel):
             raise UserError(
-                "--hint-at and --tensor-parallel cannot be combined: one rank has not the whole layer's "
-                "output head; leave one out"
+                "--hint-at needs steps that run layer by layer on one device; leave --compile, "
+                "--deterministic and --tensor-parallel out"
             )
         if self.tensor_parallel and self.deterministic:
             raise UserError(

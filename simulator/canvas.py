@@ -56,10 +56,11 @@ SPARE = (
     ("#444433", "v"),
     ("#ff88aa", "P"),
 )
-"""For growth policies with settings, of which there is no end."""
+"""For all other growth policies and settings, of which there is no end."""
 
 AXIS_WORDS = {
     "profile": ("network profile", "{}"),
+    "association": ("association with verifiers", "association {}"),
     "rtt_ms": ("network round trip, ms", "RTT {} ms"),
     "jitter_ms": ("jitter (standard deviation, one way), ms", "jitter {} ms"),
     "loss": ("chance of losing a packet", "loss {}"),

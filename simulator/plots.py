@@ -99,12 +99,15 @@ def plot_pace(rows: Sequence[Row], out: Path, x: str = "rtt_ms") -> None:
     """Plot ms per token against `x`, a line per scheme, a column of panels per combination of other axes.
 
     Above the mean, with bars of twice its standard error over seeds; below the slowest twentieth of windows
-    of 16 tokens. Raises `UserError` if there is nothing to draw.
+    of 16 tokens. The legend has the schemes as the lines end, the slowest first. Raises `UserError` if there
+    is nothing to draw.
     """
     groups = grouped(rows, but=[x])
     _check_axis(rows, x)
-    found = styles(schemes_of(rows))
-    sheet = Sheet(out, 2, len(groups), sharex=True, sharey="row")
+    at_the_end = {str(row["scheme"]): row["ms_per_token"] or 0.0 for row in _sorted(rows, x)}
+    found = styles(sorted(schemes_of(rows), key=at_the_end.__getitem__, reverse=True))
+    size = (3.7, 2.9) if len(groups) > 1 else (7.4, 3.6)
+    sheet = Sheet(out, 2, len(groups), size, sharex=True, sharey="row")
     means, slow = sheet.panels
     for column, (title, inside) in enumerate(groups):
         means[column].set_title(title)
@@ -369,7 +372,7 @@ def _scheme_of(policy: str) -> str:
 # Rows -------------------------------------------------------------------------------------------------------
 
 
-def _sorted(rows: list[Row], x: str) -> list[Row]:
+def _sorted(rows: Sequence[Row], x: str) -> Sequence[Row]:
     """Sort by the axis; names stay in the order of the sweep."""
     return (
         rows if any(isinstance(row[x], str) for row in rows) else sorted(rows, key=lambda row: float(row[x]))

@@ -400,11 +400,8 @@ class SimulatedVerifier:
         skill."""
         right = int(self._choices[key][position])
         others = [each for each in self._devices[key].knowledge.candidates(position + 1)[0] if each != right]
-        draw, skill = (
-            Draws(self.world.seed, key).uniform(DrawStream.HINT, position),
-            self.world.verifier.hint_skill,
-        )
-        place, left = 0, 1.0 - skill
+        draw = Draws(self.world.seed, key).uniform(DrawStream.HINT, position)
+        place, left = 0, 1.0 - self.world.verifier.hint_skill
         while draw >= 1.0 - left and place < HINTED:
             place, left = place + 1, 0.5 * left
         return tuple([*others[:place], right, *others[place:]][:HINTED])

@@ -134,9 +134,7 @@ class VerifierSpec:
     draft: DeviceSpec | None = None  # of a draft beside the target; None = as fast as the devices'
     heads: HeadsSpec | None = None  # the verifier's own drafter, in all schemes that run its scheduler
     hint_at: float = 0.0  # share of a step after which its likely tokens are told to the edges; 0 = never
-    hint_skill: float = (
-        0.5  # chance that a hint's first token is the target's; each further one: half the rest
-    )
+    hint_skill: float = 0.5  # chance that a hint's first token is right; each further one: half the rest
 
     def __post_init__(self) -> None:
         _not_negative(
@@ -240,13 +238,10 @@ class World:
             self._check_tier(self.tier)
         if self.association not in ASSOCIATIONS:
             raise UserError(f"world association is {self.association!r}; it can be {', '.join(ASSOCIATIONS)}")
-        alone = (
-            self.verifier == VerifierSpec()
-            and self.link == LinkSpec()
-            and self.arrivals is None
-            and self.tier is None
-        )
-        if self.sites and not alone:
+        if not self.sites and self.association != NEAREST:
+            raise UserError(f"association {self.association} needs several verifiers; list [[verifiers]]")
+        alone = LinkSpec(), VerifierSpec(), None, None
+        if self.sites and (self.link, self.verifier, self.arrivals, self.tier) != alone:
             raise UserError(
                 "several verifiers have their own links and steps, and their sessions begin together; leave "
                 "out the world's link, verifier, arrivals and tier"
@@ -257,7 +252,8 @@ class World:
             raise UserError("a tier needs a draft with a mean, and neither recall nor a recording")
         if not tier.rtt <= self.link.rtt:
             raise UserError(
-                f"tier rtt is {tier.rtt} and link rtt {self.link.rtt}; the first is a part of the second"
+                f"tier rtt is {1e3 * tier.rtt:g} ms and link rtt {1e3 * self.link.rtt:g} ms; the first is a "
+                "part of the second"
             )
 
     @property
@@ -295,7 +291,7 @@ class World:
             return self
         site = self.sites[place]
         link = self.link if key is None else site.path(Draws(self.seed, key), place)
-        return replace(self, sites=(), verifier=site.verifier, link=link)
+        return replace(self, sites=(), association=NEAREST, verifier=site.verifier, link=link)
 
     def session_place(self, key: int) -> int:
         """Number session `key` over all seeds: those of seed 1 are the first, those of seed 2 follow."""

@@ -16,6 +16,7 @@ from forerun.commands import validate
 from forerun.options import REQUIRED, JsonOption, WorkersOption, add_command, argument, option, write_out
 from forerun.terminal import Painter, ProgressBar, note, table
 from simulator.advice import Advice, advise, in_words, map_lines
+from simulator.canvas import check_drawing
 from simulator.drafts import BetaDraft, Draft, recorded_draft
 from simulator.experiment import (
     Pool,
@@ -81,8 +82,8 @@ class WorldOptions:
         """Return the world's experiment with the options' overrides. Raise `UserError`."""
         experiment = read_experiment(self.world)
         if (rtt := getattr(self, "rtt", None)) is not None:
-            if experiment.world.link.trace is not None:
-                raise UserError("--rtt changes nothing on a link that replays a trace; omit it")
+            if experiment.world.sites or experiment.world.link.trace is not None:
+                raise UserError("--rtt changes nothing with [[verifiers]] or a trace; omit it")
             link = replace(experiment.world.link, rtt=rtt / 1000.0)
             experiment = replace(experiment, world=replace(experiment.world, link=link))
         return experiment
@@ -206,7 +207,9 @@ def _replay(options: ReplayOptions) -> int:
     scheme, world = options.scheme, replace(options.experiment.world, tokens=options.tokens)
     check_scheme(scheme)
     if not is_bounded(scheme):
-        raise UserError(f"replay needs a scheme with a draft and a verifier; {scheme} is none of them")
+        raise UserError(
+            f"replay shows a device that drafts for a verifier; {scheme} runs another arrangement"
+        )
     if world.sites:
         raise UserError(
             "replay shows a world with one verifier; replace [[verifiers]] by [verifier] and [link]"
@@ -447,8 +450,9 @@ def _published(options: PublishedOptions) -> int:
         for each in found
     ]
     print("\n".join(table(("system", "quantity", "claim", "ours", "difference"), rows, left=LEFT)))
-    for remark in dict.fromkeys(each.claim.remark for each in found if each.claim.remark):
-        print(f"- {remark}")
+    remarks = ((each.claim.system, each.claim.remark) for each in found if each.claim.remark)
+    for system, remark in dict.fromkeys(remarks):
+        print(f"- {system}: {remark}")
     return 0
 
 
@@ -503,6 +507,7 @@ class CompareOptions(WorkersOption, JsonOption):
 
 
 def _compare(options: CompareOptions) -> int:
+    check_drawing()  # before minutes are spent
     experiment = Experiment(COMPARED_WORLD, COMPARED_SEEDS, COMPARED)
     _run_sweep(Sweep(experiment, {"rtt_ms": COMPARED_RTTS}), options.out, options.workers)
     rows = read_results(options.out)

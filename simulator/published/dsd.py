@@ -27,7 +27,7 @@ def _world(nodes: int) -> World:
 SCHEMES = (SERVER_STREAMING, f"colocated:sync:{BLOCK}")
 SPREAD, WHOLE = (tuple(seeds(scheme, _world(nodes), REPEATS) for scheme in SCHEMES) for nodes in (NODES, 1))
 REMARK = (
-    "DSD: the abstract and the theory give no N, t1/t0, block or acceptance for 2.56 and 2.59; here "
+    "The abstract and the theory give no N, t1/t0, block or acceptance for 2.56 and 2.59; here "
     f"N = {NODES}, t1 = {HOP / STEP:g} t0, block {BLOCK}, acceptance {ACCEPTANCE:g}. The paper's figures "
     "include lossy adaptive verification, worth 15 to 20 %, which is not built here."
 )

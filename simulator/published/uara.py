@@ -61,7 +61,7 @@ def _reductions(results: Results) -> list[float]:
 
 
 REMARK = (
-    "UARA: the paper also allots bandwidth and computing by multi-agent reinforcement learning, over "
+    "The paper also allots bandwidth and computing by multi-agent reinforcement learning, over "
     "channels of Sionna; its abstract gives neither cells, devices nor baseline. Here only the association "
     "runs (two phases of matching, no learning) against the nearest cell: 30 devices, 3 cells, Rayleigh "
     "traces, shared steps. The gain depends on the crowd at the nearest cell: over 12 seeds 14 % on average "
@@ -69,14 +69,7 @@ REMARK = (
 )
 
 CLAIMS = tuple(
-    Claim(
-        "UARA",
-        quantity,
-        figure,
-        measure,
-        (*_jobs(NEAREST), *_jobs(MATCHING)),
-        remark=REMARK,
-    )
+    Claim("UARA", quantity, figure, measure, (*_jobs(NEAREST), *_jobs(MATCHING)), remark=REMARK)
     for quantity, figure, measure in (
         ("% less end-to-end latency, mean", 23.7, lambda results: fmean(_reductions(results))),
         (

@@ -164,6 +164,7 @@ def test_what_cannot_be_is_told_with_its_place(
         (["--deterministic", "--device=cuda", "--attention=triton"], ["--deterministic", "--attention"]),
         (["--compile", "--deterministic", "--threads=1"], ["--compile", "--deterministic"]),
         (["--compile", "--tensor-parallel"], ["--compile", "--tensor-parallel"]),
+        (["--compile", "--hint-at=0.5"], ["--hint-at", "--compile"]),
         (["--quantize=float8"], ["--quantize float8", "--compile"]),
         (["--tensor-parallel", "--quantize=int8"], ["--quantize", "--tensor-parallel"]),
         (["--tensor-parallel", "--deterministic", "--threads=1"], ["--deterministic", "--tensor-parallel"]),

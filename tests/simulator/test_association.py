@@ -159,6 +159,7 @@ def test_a_document_lists_verifiers_and_a_sweep_compares_associations(
         ({"verifiers": [{"replicas": 2}]}, "one of several verifiers has no replicas"),
         ({"verifiers": [{"spread_ms": -1}]}, "spread is -0.001"),
         ({"verifiers": [{"rtt_ms": 1}]}, r"\[\[verifiers\]\] has no 'rtt_ms'"),
+        ({"verifiers": []}, "association matching needs several verifiers"),
         ({"verifiers": {}}, r"no list of tables \[\[verifiers\]\]"),
     ],
 )

@@ -15,7 +15,7 @@ from common.errors import CapacityError, UserError
 from edge_client.core.policies import PUBLISHED
 from forerun.cli import main
 from forerun.commands import simulate
-from simulator.canvas import SPARE, styles
+from simulator.canvas import AXIS_WORDS, SPARE, styles
 from simulator.figures import PERCENTS
 from simulator.plots import (
     plot_bytes,
@@ -27,7 +27,7 @@ from simulator.plots import (
     plot_waste,
 )
 from simulator.schemes import CLAIRVOYANT, COLOCATED, FORERUN, SERVER_STREAMING
-from simulator.sweep import FIGURES
+from simulator.sweep import AXES, FIGURES
 from simulator.tables import Row
 from simulator.world import World
 from tests import wording
@@ -63,6 +63,10 @@ def test_a_policy_with_settings_looks_the_same_in_every_plot() -> None:
     assert styles([FORERUN, "sync:4", SERVER_STREAMING])["sync:4"] == alone
     crowd = styles(f"sync:{block}" for block in range(1, len(SPARE) + 1))
     assert len(set(crowd.values())) == len(SPARE)
+
+
+def test_every_axis_of_a_sweep_has_its_words() -> None:
+    assert AXIS_WORDS.keys() == set(AXES)
 
 
 # Kinds ----------------------------------------------------------------------------------------------------

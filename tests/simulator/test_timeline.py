@@ -89,7 +89,7 @@ def test_a_scheme_without_a_draft_on_the_device_is_refused(
     world = tmp_path / "w.toml"
     world.write_text("tokens = 5\n", encoding="utf-8")
     assert main(["simulate", "replay", str(world), "--scheme", scheme]) != 0
-    assert f"{scheme} is none of them" in capsys.readouterr().err
+    assert f"{scheme} runs another arrangement" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("action", ["run", "replay"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 
 from common.errors import UserError
 from edge_client.core.policies.adaptive import AdaptivePolicy, AdaptiveSettings
@@ -38,9 +39,11 @@ def make_policy(text: str) -> GrowthPolicy:
         settings = dict(_setting(part) for part in rest.split(",") if part)
         return POLICIES[name](**settings)
     except (TypeError, ValueError) as error:
+        settings_of = {"adaptive": AdaptiveSettings, "tree": TreeSettings}.get(name, POLICIES[name])
+        known = ", ".join(signature(settings_of).parameters) or "none"
         raise UserError(
-            f"growth policy {text!r} cannot be parsed; write for example tree, tree:width=4,cut=0.01, "
-            "chain:max_depth=16, sync:8 or off"
+            f"growth policy {text!r} cannot be parsed; the settings of {name} are: {known}. Write for "
+            "example tree, tree:width=4,cut=0.01, chain:max_depth=16, sync:8 or off"
         ) from error
 
 
