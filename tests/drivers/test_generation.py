@@ -57,7 +57,7 @@ async def test_drawn_drafts_travel_and_are_accepted(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", ["spectr", "spectr-ot", "contrastive"])
 async def test_trees_of_drawn_drafts_travel_with_their_repeats(rule: str) -> None:
-    config = SchedulerConfig(rules=tuple(AcceptanceRule))
+    config = SchedulerConfig(rules=(AcceptanceRule.COUPLED, make_acceptance(rule).rule))
     async with running(config, step_time=0.01) as system:
         with DrafterThread(TinyDrafter(blend=0.0)) as drafts:
             async with VerifierChannel(system.address) as channel:
