@@ -11,6 +11,7 @@ import numpy as np
 from cloud_verifier.core import nouns as verifier_effects
 from cloud_verifier.core.lookahead import NextStep
 from cloud_verifier.core.nouns import (
+    HINTED,
     GuessPlan,
     GuessResult,
     SchedulerConfig,
@@ -48,8 +49,6 @@ PolicyMaker = Callable[[Knowledge], GrowthPolicy]
 """A new policy for each session; the session's knowledge is for bounds that may look at it."""
 
 ToEdge = ServerMessage
-
-HINTED = 4  # tokens of a hint, as of `cloud_verifier.engine.hints`
 
 
 class SimulatedDraft:

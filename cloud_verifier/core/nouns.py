@@ -97,6 +97,10 @@ class StepResult:
     mask_times: tuple[tuple[int, float], ...] = ()  # seconds of making masks, by session, of those with any
 
 
+HINTED = 4
+"""Tokens of a hint from the middle of a step: as many children as the default policy gives a node."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepHints:
     """Holds the tokens that an engine expects in the middle of a step (Mirror-SD, arXiv 2510.13161)."""

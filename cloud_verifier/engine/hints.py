@@ -13,14 +13,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.nouns import StepHints, StepPlan, StepResult
+from cloud_verifier.core.nouns import HINTED, StepHints, StepPlan, StepResult
 from cloud_verifier.engine.around import EngineAround
 from cloud_verifier.engine.engine import RowByRow, TorchEngine
 from cloud_verifier.engine.sampling.ranking import rank_rows
 from common.errors import UserError
-
-HINTED = 4
-"""Tokens of a hint: as many children as the default policy gives a node."""
 
 
 class HintingEngine(EngineAround):
