@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cloud_verifier.core.nouns import SchedulerConfig, StepHints, StepPlan, StepResult
+from cloud_verifier.core.nouns import HINTED, SchedulerConfig, StepHints, StepPlan, StepResult
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.deterministic.engine import ExactEngine
 from cloud_verifier.engine.engine import TorchEngine
-from cloud_verifier.engine.hints import HINTED, HintingEngine
+from cloud_verifier.engine.hints import HintingEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
