@@ -420,6 +420,8 @@ class VerifierConfig:
                 "--allow-rule reflective needs a target in Hugging Face format, and no --tensor-parallel; "
                 "leave the rule out"
             )
+        if AcceptanceRule.REFLECTIVE in self.server.rules and self.target.hint_at:
+            raise UserError("--hint-at and --allow-rule reflective exclude each other; leave one of them out")
 
     @property
     def scheduler(self) -> SchedulerConfig:

@@ -132,6 +132,7 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
     use_torch(target)
     from cloud_verifier.engine.loading import load_engine
 
+    scheduler = config.scheduler  # reads the judge's file
     engine, table = load_engine(
         target.path,
         target.slots,
@@ -143,29 +144,27 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
         cuda_graphs=target.cuda_graphs,
         warm_rows=limits.max_rows if target.warm_graphs else 0,
         max_rows=limits.max_rows,
-        prefill_chunk=config.scheduler.chunk,
+        prefill_chunk=scheduler.chunk,
         drafter=target.drafter,
         compiled=target.compile,
     )
-    judge = config.scheduler.judge
+    judge = scheduler.judge
     if judge is not None and judge.num_hidden not in (0, engine.model.hidden_size):
         raise UserError(
             f"--judge {config.server.judge} reads hidden states of {judge.num_hidden} numbers, and those of "
             f"the target have {engine.model.hidden_size}; train a judge on this target"
         )
-    reflects = AcceptanceRule.REFLECTIVE in config.server.rules
-    if target.hint_at and reflects:
-        raise UserError("--hint-at and --allow-rule reflective exclude each other; leave one of them out")
+    served: TargetEngine = engine
     if target.hint_at:
         from cloud_verifier.engine.hints import HintingEngine
 
-        return floored(HintingEngine(engine, target.hint_at), target), table
-    if reflects:
+        served = HintingEngine(engine, target.hint_at)
+    elif AcceptanceRule.REFLECTIVE in config.server.rules:
         from cloud_verifier.engine.reflecting import PROMPT, ReflectiveEngine
 
         begin = len(engine.model.tokenize(""))  # special tokens before a prompt
-        return floored(ReflectiveEngine(engine, engine.model.tokenize(PROMPT)[begin:]), target), table
-    return floored(engine, target), table
+        served = ReflectiveEngine(engine, engine.model.tokenize(PROMPT)[begin:])
+    return floored(served, target), table
 
 
 def _load_gguf(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:

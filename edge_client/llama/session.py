@@ -145,7 +145,7 @@ class LlamaSession:
         above: DraftNode | None = self._tip
         for known, token in change.committed:
             if above is not None:
-                above = self._branches.nodes.get(known) or self._branches.adopt(known, above, token)
+                above = self._branches.nodes.get(known) or self._adopt(known, above, token)
         node_id, token = change.committed[-1]
         drafted = ((self._branches.nodes.get(known), token) for known, token in change.committed)
         agrees = all(node is None or node.token == token for node, token in drafted)
@@ -167,7 +167,7 @@ class LlamaSession:
         if node is not None:
             return node
         parent = self._parent_of(row)
-        node = self._branches.adopt(row.id, parent, row.token)
+        node = self._adopt(row.id, parent, row.token)
         if node is None:
             node = DraftNode(row.id, parent, row.token, row.position)
             self._branches.nodes[row.id] = node
@@ -183,6 +183,10 @@ class LlamaSession:
             self._branches.nodes[above.id] = above
             chain.append(above)
         return chain
+
+    def _adopt(self, node_id: int, parent: DraftNode, token: int) -> DraftNode | None:
+        """Return a foreseen node under this id. Nothing is searched where none was ever foreseen."""
+        return self._branches.adopt(node_id, parent, token) if self._num_foreseen else None
 
     def _parent_of(self, row: DraftRow) -> DraftNode:
         parent = None if row.parent is None else self._branches.nodes.get(row.parent)

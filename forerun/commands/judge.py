@@ -83,7 +83,7 @@ class JudgeOptions(JsonOption):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(JudgeOptions):
+class JudgeTrainOptions(JudgeOptions):
     """Declares a training. Raises `UserError`."""
 
     out: Path = option(REQUIRED, "file for the judge, JSON", "FILE")
@@ -130,7 +130,7 @@ def add_parser(commands: Any) -> None:
         commands, "judge", "train a judge of mismatches, and measure lossy rules", description=DESCRIPTION
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add_command(actions, "train", "train a judge on tasks with answers", _train, TrainOptions, TRAIN)
+    add_command(actions, "train", "train a judge on tasks with answers", _train, JudgeTrainOptions, TRAIN)
     add_command(actions, "check", "measure what lossy rules gain and lose", _check, JudgeCheckOptions, CHECK)
 
 
@@ -141,7 +141,7 @@ class LoadedPair:
     """Implements `JudgedPair` by the engine of `forerun verify` and a draft of llama.cpp."""
 
     def __init__(
-        self, engine: TorchEngine, drafter: SessionDrafter, runtime: LlamaRuntime, options: TrainOptions
+        self, engine: TorchEngine, drafter: SessionDrafter, runtime: LlamaRuntime, options: JudgeTrainOptions
     ) -> None:
         self._engine, self._drafter, self._runtime = engine, drafter, runtime
         self._sampling, self._law_only = SamplingParams(max_tokens=options.max_tokens), options.law_only
@@ -183,7 +183,7 @@ class LoadedPair:
         return spelled(self._runtime, [token for token in tokens if token not in ends])
 
 
-def _train(options: TrainOptions) -> int:
+def _train(options: JudgeTrainOptions) -> int:
     from cloud_verifier.engine.loading import load_engine
     from common.llama.model import LlamaSettings
     from edge_client.llama.group import DraftGroup, MemberDrafter
@@ -213,7 +213,7 @@ def _train(options: TrainOptions) -> int:
     return 0
 
 
-def _trained(options: TrainOptions, found: Fit) -> str:
+def _trained(options: JudgeTrainOptions, found: Fit) -> str:
     return (
         f"{options.out}: trained on {found.num_trained} mismatches. Of {found.num_held_out} others "
         f"{found.important:.0%} are important; the judge rejects {found.recall:.0%} of these and lets "

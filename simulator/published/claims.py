@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from edge_client.core.policies.published.rounds import tokens_per_round
 from simulator.experiment import Job, Pool
 from simulator.figures import SessionResult, pace
 from simulator.world import World
@@ -77,6 +78,15 @@ def fitted_acceptance(pace_at: Callable[[float], float], figure: float) -> float
         middle = 0.5 * (low + high)
         low, high = (middle, high) if pace_at(middle) > figure else (low, middle)
     return low
+
+
+def acceptance_of_blocks(block: int, draft_time: float, step_time: float, token_time: float) -> float:
+    """Return the acceptance at which plain speculative decoding takes `token_time` a token; equal units."""
+
+    def speculative(acceptance: float) -> float:
+        return (block * draft_time + step_time) / tokens_per_round(block, acceptance)
+
+    return fitted_acceptance(speculative, token_time)
 
 
 def mean_pace(results: Results) -> float:

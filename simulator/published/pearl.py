@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from edge_client.core.policies.published.rounds import tokens_per_round
 from simulator.drafts import BetaDraft
-from simulator.published.claims import Claim, fitted_acceptance, plain, seeds, speedup
+from simulator.published.claims import Claim, acceptance_of_blocks, plain, seeds, speedup
 from simulator.world import DeviceSpec, VerifierSpec, World
 
 OVER_AR, OVER_SD = 4.43, 1.50
@@ -15,14 +14,10 @@ DRAFT = TARGET / GAMMA
 SEEDS = 5
 
 
-def _speculative(acceptance: float) -> float:
-    return (SYNC_BLOCK * DRAFT + TARGET) / tokens_per_round(SYNC_BLOCK, acceptance)
-
-
 WORLD = World(
     device=DeviceSpec(DRAFT, 0.0),
     verifier=VerifierSpec(TARGET, 0.0),
-    draft=BetaDraft(mean=fitted_acceptance(_speculative, TARGET * OVER_SD / OVER_AR)),
+    draft=BetaDraft(mean=acceptance_of_blocks(SYNC_BLOCK, DRAFT, TARGET, TARGET * OVER_SD / OVER_AR)),
     tokens=800,
 )
 PEARL = seeds(f"colocated:pearl:chunk={GAMMA}", WORLD, SEEDS)

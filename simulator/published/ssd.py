@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from edge_client.core.policies.published.rounds import tokens_per_round
 from simulator.drafts import BetaDraft
-from simulator.published.claims import Claim, fitted_acceptance, plain, seeds, speedup
+from simulator.published.claims import Claim, acceptance_of_blocks, plain, seeds, speedup
 from simulator.world import DeviceSpec, VerifierSpec, World
 
 TARGET = 1 / 54.7  # seconds per token, autoregressive: Llama-3.1-70B on four H100
@@ -15,14 +14,10 @@ DRAFT = TARGET / (BLOCK + 1)  # the slowest draft with which a target step hides
 SEEDS = 5
 
 
-def _speculative(acceptance: float) -> float:
-    return (SYNC_BLOCK * DRAFT + TARGET) / tokens_per_round(SYNC_BLOCK, acceptance)
-
-
 WORLD = World(
     device=DeviceSpec(DRAFT, 0.0, draft_times=((1, DRAFT), (64, DRAFT))),
     verifier=VerifierSpec(TARGET, 0.0),
-    draft=BetaDraft(mean=fitted_acceptance(_speculative, SPECULATIVE)),
+    draft=BetaDraft(mean=acceptance_of_blocks(SYNC_BLOCK, DRAFT, TARGET, SPECULATIVE)),
     tokens=600,
 )
 """One machine. Wider steps cost nothing, as on a GPU that reads its weights anyway."""

@@ -50,7 +50,7 @@ _WHAT_TO_GIVE = (
 )
 
 
-class Checkpoint:
+class TargetCheckpoint:
     """Holds a checkpoint's configuration, generation settings and tokenizer, of transformers' types."""
 
     def __init__(
@@ -151,7 +151,7 @@ def describe(source: str, num_slots: int) -> tuple[TargetInfo, TokenTable]:
         generation: Any = GenerationConfig.from_pretrained(place)
     except OSError:  # a checkpoint need not have any
         generation = GenerationConfig.from_model_config(config)
-    found = Checkpoint(source, config, generation, words)
+    found = TargetCheckpoint(source, config, generation, words)
     table = tuple(found.token_table())
     info = TargetInfo(
         name=source,

@@ -39,7 +39,7 @@ from transformers.utils import logging as hf_logging
 
 from cloud_verifier.engine.attention.backend import attention_function
 from cloud_verifier.engine.attention.latent import keep_latents
-from cloud_verifier.engine.model.checkpoint import Checkpoint, loading, place_of
+from cloud_verifier.engine.model.checkpoint import TargetCheckpoint, loading, place_of
 from cloud_verifier.engine.model.merging import MergedProjections
 from cloud_verifier.engine.model.precision import (
     HALF,
@@ -91,7 +91,7 @@ class PredictionParts:
     features_first: bool  # the order of what is joined
 
 
-class TargetModel(Checkpoint):
+class TargetModel(TargetCheckpoint):
     """Holds a causal LM with our attention, and its tokenizer. Raises `UserError` if it cannot be served."""
 
     def __init__(
