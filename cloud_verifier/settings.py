@@ -40,7 +40,6 @@ TORCH_ONLY = (
     "cuda_graphs",
     "warm_graphs",
     "compile",
-    "deterministic",
     "tile_rows",
     "tensor_parallel",
 )
@@ -145,8 +144,11 @@ class TargetSection:
     compile: bool = setting(
         False, "compile the target's forward with torch.compile; needs a C++ compiler (docs/gpu.md)"
     )
-    deterministic: bool = setting(
-        False, "compute every text bit for bit alike, whatever else is served; slower (docs/determinism.md)"
+    deterministic: bool | None = setting(
+        None,
+        "compute every text bit for bit alike, whatever else is served; auto: of a GGUF target on a processor, "
+        "apart from a prompt's earlier replies (docs/determinism.md)",
+        unset="auto",
     )
     tile_rows: int = setting(
         TILE_ROWS, "rows of every deterministic forward; another number gives other bits", unit="rows", low=1
@@ -159,7 +161,7 @@ class TargetSection:
     def __post_init__(self) -> None:
         check_section(self)
         self._check_engine()
-        if self.deterministic and self.device == "cpu" and not self.threads:
+        if self.deterministic and not self.is_gguf and self.device == "cpu" and not self.threads:
             raise UserError(
                 "--deterministic on a CPU needs --threads N: the bits depend on the number of threads, so "
                 "machines with different numbers of cores would write different texts"

@@ -95,6 +95,12 @@ class StepCost:
             self._table.sample(rows, min(max(duration / line, 1 / FARTHEST), FARTHEST))
             self._factors = []
 
+    def measured(self, times: Sequence[tuple[int, float]]) -> None:
+        """Learn from rows and seconds that were measured before any session came."""
+        for _ in range(math.ceil(TRIED)):
+            for rows, seconds in times:
+                self.sample(rows, 0, seconds)
+
     def predict(self, rows: int, reads: float, beside: int = 0) -> float:
         """Return the seconds that such a step will take.
 

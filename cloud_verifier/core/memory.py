@@ -104,10 +104,11 @@ class Lease:
 
     The cache owns the first `num_shared` slots. `KvMemory.open` makes leases."""
 
-    __slots__ = ("entry", "num_shared", "num_taken", "reserved", "slots", "tenant")
+    __slots__ = ("entry", "num_shared", "num_taken", "prompt_length", "reserved", "slots", "tenant")
 
-    def __init__(self, tenant: str) -> None:
+    def __init__(self, tenant: str, prompt_length: int = 0) -> None:
         self.tenant = tenant
+        self.prompt_length = prompt_length  # tokens
         self.slots = SlotList(0)
         self.num_shared = 0
         self.num_taken = 0  # its own slots, those of the running step included
@@ -126,13 +127,18 @@ class KvMemory:
     `open` makes a session's lease, `take` takes slots for a step and `settle` keeps or frees them. `publish`
     shares evaluated slots through the cache, and `close` ends the lease. If the target is `recurrent`, only
     `close` shares, and a lease continues a cached text only at its end: there alone is its state kept.
+    With `apart` (`TargetInfo.apart`) the KV of written tokens is shared with sessions that resume the text,
+    and not with prompts that contain it.
     """
 
-    def __init__(self, num_slots: int, caches: bool = True, recurrent: bool = False) -> None:
+    def __init__(
+        self, num_slots: int, caches: bool = True, recurrent: bool = False, apart: bool = False
+    ) -> None:
         self.pool = SlotPool(num_slots)
         self.cache = PrefixCache()
         self.caches = caches
         self.recurrent = recurrent
+        self.apart = apart
         self.num_reserved = 0
         self._held: list[int] = []  # slots to be freed once the running step has read them
         self._taken = Counter[str]()  # by tenant, slots that its leases have taken
@@ -146,13 +152,15 @@ class KvMemory:
         """The number of slots that can still be reserved."""
         return self.num_slots - self.num_reserved - self.cache.num_locked - len(self._held)
 
-    def open(self, tenant: str, tokens: Sequence[int], need: int) -> Lease:
+    def open(self, tenant: str, tokens: Sequence[int], need: int, prompt_length: int = 0) -> Lease:
         """Return a lease for a session that must read `tokens` and may need `need` slots in all.
 
-        The lease shares the cached slots of `tokens`. Raises `CapacityError` if the rest cannot be reserved.
+        The first `prompt_length` tokens are its prompt. The lease shares the cached slots of `tokens`. Raises
+        `CapacityError` if the rest cannot be reserved.
         """
-        lease = Lease(tenant)
-        entry, known = self.cache.match(tenant, tokens if self.caches else (), self.recurrent)
+        lease = Lease(tenant, prompt_length)
+        keys = self._keys(lease, tokens) if self.caches else ()
+        entry, known = self.cache.match(tenant, keys, self.recurrent)
         newly_locked = self.cache.num_unlocked(entry) if entry else 0
         self._reserve(lease, need - len(known), newly_locked)
         if entry is not None:
@@ -196,7 +204,7 @@ class KvMemory:
             return
         if in_step and num_own > self.num_unpromised:
             return  # it will be shared when the session ends: promises to others come first
-        stored = self.cache.insert(lease.tenant, tokens, lease.slots.view)
+        stored = self.cache.insert(lease.tenant, self._keys(lease, tokens), lease.slots.view)
         self.cache.lock(stored.entry)
         self._unlock(lease)
         lease.entry, lease.num_shared = stored.entry, len(lease.slots)
@@ -244,6 +252,14 @@ class KvMemory:
         if sum(lease.reserved for lease in held) != self.num_reserved or self.num_unpromised < 0:
             raise LocalError(f"{self.num_reserved} slots are reserved, which the sessions do not account for")
         self.cache.check_integrity()
+
+    def _keys(self, lease: Lease, tokens: Sequence[int]) -> Sequence[int] | IntArray:
+        """Return the tokens as the cache knows them: written ones are negative if they are kept apart."""
+        if not self.apart:
+            return tokens
+        keys = np.array(tokens, np.int32)
+        np.invert(keys[lease.prompt_length :], out=keys[lease.prompt_length :])
+        return keys
 
     def _count(self, lease: Lease, count: int) -> None:
         lease.num_taken += count

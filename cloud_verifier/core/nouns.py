@@ -48,6 +48,7 @@ class StepItem:
     logprobs: int | None = None  # return log-probabilities of choices and of this many likeliest tokens
     history: History | None = None  # of `prompt` and `generated`, where bias or penalties change logits
     hint: bool = False  # the edge takes hints: an engine that has early ones gives them for the output rows
+    prompt_length: int = 0  # rows at positions below it read the prompt, later ones were written
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,8 @@ class TargetInfo:
     guess_depth: int = 0  # most levels that the engine's own drafter guesses; 0: it has none
     row_buckets: tuple[int, ...] = ()  # rising; a step is padded to the next one; empty: not at all
     recurrent: bool = False  # layers keep states: a cached prefix is continued where a session ended, only
+    apart: bool = False  # the KV of a written token differs from that of the same token in a prompt
+    row_times: tuple[tuple[int, float], ...] = ()  # rows and measured seconds of a step; empty: unknown
 
 
 class TargetEngine(Protocol):

@@ -39,7 +39,7 @@ class Preemption:
         """Give the session a lease and return how many of its tokens are cached. Raises `CapacityError`."""
         need = need_of(session.request, self._config)
         committed = session.tree.committed
-        lease = self._memory.open(session.tenant, committed[:-1], need.promised)
+        lease = self._memory.open(session.tenant, committed[:-1], need.promised, session.prompt_length)
         session.admit(lease, need.promised, need.most)
         self._tenants.enter(session.tenant, need.promised)
         return len(session.lease.slots)
@@ -97,7 +97,7 @@ class Preemption:
         left = min(session.max_length - len(committed), config.promised_text)
         need = len(committed) + left + config.max_nodes_per_session
         try:
-            lease = self._memory.open(session.tenant, committed[:-1], need)
+            lease = self._memory.open(session.tenant, committed[:-1], need, session.prompt_length)
         except CapacityError:
             return False
         session.readmit(lease, need, now)

@@ -63,7 +63,7 @@ class PrefixCache:
     # Reading ----------------------------------------------------------------------------------------------
 
     def match(
-        self, tenant: str, tokens: Sequence[int], at_ends: bool = False
+        self, tenant: str, tokens: Sequence[int] | IntArray, at_ends: bool = False
     ) -> tuple[CacheEntry | None, IntArray]:
         """Return the longest cached prefix of `tokens`: its last entry, split at the end of the prefix, and
         its slots int32 [L]. Return None and no slots if the first token is not cached. With `at_ends` the
@@ -99,7 +99,7 @@ class PrefixCache:
 
     # Writing ----------------------------------------------------------------------------------------------
 
-    def insert(self, tenant: str, tokens: Sequence[int], slots: IntArray) -> StoredPrefix:
+    def insert(self, tenant: str, tokens: Sequence[int] | IntArray, slots: IntArray) -> StoredPrefix:
         """Take over `slots` int32 [L], the KV of `tokens` from position 0 on; L >= 1.
 
         The slots of a prefix that is cached already stay the caller's (`StoredPrefix.surplus`), unless they

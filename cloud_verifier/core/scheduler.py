@@ -117,12 +117,13 @@ class VerifyScheduler:
     def __init__(self, info: TargetInfo, config: SchedulerConfig | None = None) -> None:
         self.info = info
         self.config = config or SchedulerConfig()
-        self.memory = KvMemory(info.num_slots, self.config.prefix_cache, info.recurrent)
+        self.memory = KvMemory(info.num_slots, self.config.prefix_cache, info.recurrent, info.apart)
         self.tenants = Tenants()
         self.rate_limiter = RateLimiter()
         self.mask_time = MaskTime()
         self.preemption = Preemption(self.config, self.memory, self.tenants)
         self.cost = StepCost(buckets=info.row_buckets, expert_share=info.expert_share)
+        self.cost.measured(info.row_times)
         self.speculation = SpeculationBudget(self.config.max_slowdown, self.cost, info.rows_per_read)
         self.credit = Credit(self.config)
         self.guessing = Guessing(info.guess_depth)

@@ -422,6 +422,7 @@ class VerifySession:
             self.request.logprobs,
             self._history_before(start),
             self.request.hints,
+            self.prompt_length,
         )
 
     def item_ahead(self, token: IntArray, slots: Sequence[int]) -> StepItem:
@@ -444,6 +445,7 @@ class VerifySession:
             logprobs=self.request.logprobs,
             history=self._history_before(position),
             hint=self.request.hints,
+            prompt_length=self.prompt_length,
         )
 
     def hint(self, said: Sequence[Sequence[int]]) -> Hint | None:

@@ -116,6 +116,7 @@ def item_of(
     outputs: Sequence[int] | IntArray = (),
     session: int = 0,
     sampling: SamplingParams | None = None,
+    prompt_length: int = 0,
 ) -> StepItem:
     """Make a step item of rows after a prefix, for checks; a parent of -1 means the prefix's end.
 
@@ -133,6 +134,7 @@ def item_of(
         slots=slots,
         outputs=np.asarray(outputs, np.int32),
         sampling=sampling or SamplingParams(),
+        prompt_length=prompt_length,
     )
 
 

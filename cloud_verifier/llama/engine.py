@@ -22,6 +22,7 @@ from cloud_verifier.engine.sampling.host import (
     told_of,
 )
 from cloud_verifier.llama.forward import LlamaForward
+from cloud_verifier.llama.shapes import DecodeShapes
 from common.grammar.strings import is_installed
 from common.llama.runtime import LlamaRuntime
 from common.messages import Open
@@ -31,9 +32,9 @@ from common.wire.bounds import MAX_TEMPLATE_BYTES
 
 logger = logging.getLogger(__name__)
 
-NEAR_TIE = 0.2
-"""In logits, as for bfloat16 (`engine.sampling.logprobs`). llama.cpp rounds products by the number of rows,
-and its KV is float16; docs/determinism.md has the measurement."""
+NEAR_TIE = 0.4
+"""In logits, where texts do not repeat themselves. llama.cpp rounds activations to 8 bits and products by the
+number of rows; log-probabilities move by up to 0.14, and by 0.67 for one model (docs/determinism.md)."""
 
 
 class LlamaEngine:
@@ -45,7 +46,7 @@ class LlamaEngine:
     def __init__(
         self, runtime: LlamaRuntime, num_slots: int, *, name: str, advice: SamplingDefaults = NO_ADVICE
     ) -> None:
-        """`runtime` has at least `num_slots` cells."""
+        """`runtime` has more than `num_slots` cells."""
         self.runtime = runtime
         max_positions = min(runtime.n_ctx_train, num_slots)
         self.info = TargetInfo(
@@ -65,9 +66,29 @@ class LlamaEngine:
         self._forward = LlamaForward(runtime, num_slots, max_positions)
         self._grammars = TargetGrammars(runtime.grammar_tokens)
 
+    def use(self, shapes: DecodeShapes) -> None:
+        """Cut steps into decodes of these shapes."""
+        self._forward.shapes = shapes
+        most = min(self.runtime.n_together, self.runtime.max_rows)
+        times = tuple((rows, shapes.step_seconds(rows, most)) for rows, _ in shapes.times)
+        near_tie = 0.0 if shapes.repeats else NEAR_TIE
+        self.info = replace(self.info, near_tie=near_tie, row_times=times)
+
+    def keep_apart(self, apart: bool) -> None:
+        """Say whether prompts may use the KV of written tokens (`TargetInfo.apart`)."""
+        self.info = replace(self.info, apart=apart)
+
+    def compact(self) -> None:
+        """Move the KV cells in use together. A step does so when it has to."""
+        self._forward.sequences.compact()
+
     def stats(self) -> Stats:
-        """Return the engine's figures: the rows that were evaluated again because their KV was lost."""
-        return {"lost_rows_total": self._forward.num_again}
+        """Return the engine's figures: rows that were evaluated again because their KV was lost, and KV cells
+        that were moved."""
+        return {
+            "lost_rows_total": self._forward.num_again,
+            "moved_cells_total": self._forward.sequences.num_moved,
+        }
 
     def check_grammar(self, request: Open) -> None:
         self._grammars.check(request)

@@ -1,9 +1,9 @@
-"""Evaluates a packed step by llama.cpp."""
+"""Evaluates a packed step by llama.cpp, in one or several llama_decodes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 from cloud_verifier.core.nouns import FloatArray, IntArray, StepItem
 from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.llama.sequences import Leaf, NoSequenceError, SlotMemory, SlotSequences
+from cloud_verifier.llama.shapes import DecodeShapes, prompt_cuts
 from common.errors import CapacityError, LocalError
 from common.llama.library import native_log
 from common.llama.runtime import NO_KV_SLOT
@@ -31,8 +32,9 @@ class RowBatch(Protocol):
 class Runtime(SlotMemory, Protocol):
     """Evaluates batches in one context (`common.llama.runtime`)."""
 
-    n_batch: int  # most rows of a batch
-    max_rows: int  # most outputs of a batch
+    n_ctx: int  # cells
+    n_together: int  # most rows of a decode that llama.cpp computes in one pass
+    max_rows: int  # most outputs of a decode
     n_seq_max: int
 
     @property
@@ -42,139 +44,192 @@ class Runtime(SlotMemory, Protocol):
 
 
 @dataclass(slots=True)
-class DecodeBatch:
-    """Collects the rows of one llama_decode."""
+class Rows:
+    """Collects rows, each after those that it sees."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     sequences: list[list[int]] = field(default_factory=list)  # of each row
-    outputs: list[int] = field(default_factory=list)  # 1: give logits
-    items: list[tuple[StepItem, list[Leaf]]] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    outputs: list[int] = field(
+        default_factory=list
+    )  # place of a row's logits in the step; -1: none are wanted
 
-    @property
-    def num_outputs(self) -> int:
-        return sum(len(item.outputs) for item, _ in self.items)
+    def __len__(self) -> int:
+        return len(self.tokens)
 
-    def add(self, item: StepItem, leaves: list[Leaf]) -> None:
-        sequences: list[list[int]] = [[] for _ in item.tokens]
-        for leaf in leaves:
-            for row in leaf.rows:
-                sequences[row].append(leaf.sequence)
-        outputs = [0] * len(item.tokens)
-        for row in item.outputs.tolist():
-            outputs[row] = 1
-        self.tokens += item.tokens.tolist()
-        self.positions += item.positions.tolist()
-        self.sequences += sequences
-        self.outputs += outputs
-        self.items.append((item, leaves))
+    def add(self, rows: Rows, start: int = 0, stop: int | None = None) -> None:
+        part = slice(start, stop)
+        self.tokens += rows.tokens[part]
+        self.positions += rows.positions[part]
+        self.sequences += rows.sequences[part]
+        self.slots += rows.slots[part]
+        self.outputs += rows.outputs[part]
 
 
 class LlamaForward:
     """Writes the KV of a step's rows and returns the logits of its outputs.
 
-    A step is one llama_decode, or several if its rows exceed a batch or its leaves the sequences. Args:
-    runtime; num_slots, at most its cells; num_positions, the longest text.
+    A step is one llama_decode, or several as `shapes` says, and where its leaves exceed the sequences. Args:
+    runtime; num_slots, fewer than its cells; num_positions, the longest text; shapes.
     """
 
-    def __init__(self, runtime: Runtime, num_slots: int, num_positions: int) -> None:
+    def __init__(
+        self, runtime: Runtime, num_slots: int, num_positions: int, shapes: DecodeShapes | None = None
+    ) -> None:
         self._runtime = runtime
-        self._sequences = SlotSequences(runtime, runtime.n_seq_max, num_slots, num_positions)
+        self.shapes = shapes or DecodeShapes()
+        self.sequences = SlotSequences(runtime, runtime.n_seq_max, num_slots, num_positions, runtime.n_ctx)
         self._tokens: IntArray = np.zeros(num_slots, np.int32)  # by slot, to evaluate lost ones again
+        self._parts: list[tuple[list[int], FloatArray]] = []  # of the running step: output places, logits
         self.num_again = 0  # rows that were evaluated again because their KV was lost
 
     def clear(self) -> None:
         """Forget all KV. Prefixes that later steps name are evaluated again."""
-        self._sequences.clear()
+        self.sequences.clear()
 
     def run(self, step: PackedStep) -> FloatArray:
         """Return logits float32 [O, V], a view until the next call. Raises `CapacityError` if llama.cpp has
         no memory for the step, and `LocalError` for another failure."""
-        self._sequences.renew(step.slots, step.positions)
+        self.sequences.renew(step.slots, step.positions)
         self._tokens[step.slots] = step.tokens
-        parts = list(self._batches(step))
-        return parts[0] if len(parts) == 1 else np.concatenate([self._runtime.logits(0), *parts])
+        self._parts = []
+        left, num_outputs = [item for item in step.items if len(item.tokens)], 0
+        while left:
+            laid = self._lay_all(left)
+            num_outputs = self._evaluate(left[: len(laid)], laid, num_outputs)
+            left = left[len(laid) :]
+        return self._joined(num_outputs)
 
-    def _batches(self, step: PackedStep) -> Iterator[FloatArray]:
-        """Evaluate the step's batches and yield their logits, copied if another batch follows."""
-        batch = self._begin()
-        items = [item for item in step.items if len(item.tokens)]
+    def _joined(self, num_outputs: int) -> FloatArray:
+        if not self._parts:
+            return self._runtime.logits(0)
+        places, logits = self._parts[-1]
+        if len(places) == num_outputs and places == list(range(num_outputs)):
+            return logits
+        found: FloatArray = np.empty((num_outputs, logits.shape[1]), np.float32)
+        for places, logits in self._parts:
+            found[places] = logits
+        return found
+
+    def _lay_all(self, items: Sequence[StepItem]) -> list[list[Leaf]]:
+        """Give the rows of the first items their sequences, of as many items as there are sequences for."""
+        self.sequences.begin_batch()
+        laid = list[list[Leaf]]()
         for item in items:
-            if not self._fits(batch, item):
-                yield self._evaluate(batch).copy()
-                batch = self._begin()
             try:
-                leaves = self._lay(item)
+                laid.append(self._lay(item))
             except NoSequenceError:
-                yield self._evaluate(batch).copy()
-                batch = self._begin()
-                leaves = self._lay_alone(item)
-            batch.add(item, leaves)
-        yield self._evaluate(batch)
-
-    def _begin(self) -> DecodeBatch:
-        self._sequences.begin_batch()
-        return DecodeBatch()
-
-    def _fits(self, batch: DecodeBatch, item: StepItem) -> bool:
-        num_rows, num_outputs = len(batch.tokens), batch.num_outputs
-        if not num_rows:
-            return True
-        within = num_rows + len(item.tokens) <= self._runtime.n_batch
-        return within and num_outputs + len(item.outputs) <= self._runtime.max_rows
-
-    def _lay_alone(self, item: StepItem) -> list[Leaf]:
-        try:
-            return self._lay(item)
-        except NoSequenceError:
+                break
+        if not laid:
             raise LocalError(
                 f"a session's tree has more leaves than llama.cpp has sequences, {self._runtime.n_seq_max}"
-            ) from None
+            )
+        return laid
 
     def _lay(self, item: StepItem) -> list[Leaf]:
         """Give the item's rows their sequences, and evaluate the slots of its prefix that are lost."""
-        held, end = self._sequences.hold(item.session, item.prefix_slots), len(item.prefix_slots)
+        held, end = self.sequences.hold(item.session, item.prefix_slots), len(item.prefix_slots)
         if held < end:
             self._evaluate_again(item, held)
-        return self._sequences.lay(item)
+        return self.sequences.lay(item)
 
     def _evaluate_again(self, item: StepItem, start: int) -> None:
-        end, trunk = len(item.prefix_slots), self._sequences.trunk(item.session)
+        end, trunk = len(item.prefix_slots), self.sequences.trunk(item.session)
         self.num_again += end - start
         logger.debug("session %d: %d tokens are evaluated again", item.session, end - start)
-        self._sequences.renew(item.prefix_slots[start:], np.arange(start, end))
-        for first in range(start, end, self._runtime.n_batch):
-            slots = item.prefix_slots[first : first + self._runtime.n_batch]
-            count = len(slots)
-            positions = list(range(first, first + count))
-            self._runtime.batch.fill(self._tokens[slots].tolist(), positions, [trunk] * count, [0] * count)
-            self._decode(count, 1)
-            self._sequences.wrote(slots, first, [Leaf(trunk, list(range(count)))])
-
-    def _evaluate(self, batch: DecodeBatch) -> FloatArray:
-        """Evaluate a batch. Return the logits [O, V] of its outputs, a view."""
-        if not batch.tokens:
-            return self._runtime.logits(0)
-        firsts = [each[0] for each in batch.sequences]
-        self._runtime.batch.fill(batch.tokens, batch.positions, firsts, batch.outputs)
-        for row, sequences in enumerate(batch.sequences):
-            if len(sequences) > 1:
-                self._runtime.batch.share(row, sequences)
-        self._decode(len(batch.tokens), len(batch.items))
-        for item, leaves in batch.items:
-            self._sequences.wrote(item.slots, len(item.prefix_slots), leaves)
-        return self._runtime.logits(batch.num_outputs)
-
-    def _decode(self, num_rows: int, num_sessions: int) -> None:
-        """Evaluate the runtime's batch. After a failure all KV is lost, and later steps evaluate it again."""
-        code = self._runtime.decode()
-        if not code:
-            return
-        self._sequences.clear()
-        reason = native_log().reason()
-        if code == NO_KV_SLOT:
-            raise CapacityError(f"llama.cpp has no cells for a step of {num_rows} rows{reason}; try later")
-        raise LocalError(
-            f"llama.cpp cannot evaluate {num_rows} rows of {num_sessions} sessions (code {code}){reason}; if "
-            "memory is short, lower --slots, --max-rows or --gpu-layers"
+        slots = item.prefix_slots[start:]
+        self.sequences.renew(slots, np.arange(start, end))
+        prompts, texts, count = Rows(), Rows(), end - start
+        rows = Rows(
+            self._tokens[slots].tolist(),
+            list(range(start, end)),
+            [[trunk]] * count,
+            slots.tolist(),
+            [-1] * count,
         )
+        self._divide(rows, item.prompt_length - start, prompts, texts)
+        self._decode_all(prompts, texts)
+        self.sequences.wrote(slots, start, [Leaf(trunk, list(range(end - start)))])
+
+    def _divide(self, rows: Rows, num_prompt: int, prompts: Rows, texts: Rows) -> None:
+        """Add the first `num_prompt` rows to `prompts` and the others to `texts`; all if they may mix."""
+        cut = min(max(num_prompt, 0), len(rows)) if self.shapes.repeats else 0
+        if cut:
+            prompts.add(rows, 0, cut)
+        if cut < len(rows):
+            texts.add(rows, cut)
+
+    def _evaluate(self, items: Sequence[StepItem], laid: Sequence[list[Leaf]], num_before: int) -> int:
+        """Evaluate items. Return the number of outputs up to them; `num_before` come before them."""
+        prompts, texts = Rows(), Rows()
+        for item, leaves in zip(items, laid, strict=True):
+            count = len(item.tokens)
+            sequences: list[list[int]] = [[] for _ in range(count)]
+            for leaf in leaves:
+                for row in leaf.rows:
+                    sequences[row].append(leaf.sequence)
+            outputs = [-1] * count
+            for row in item.outputs.tolist():
+                outputs[row], num_before = num_before, num_before + 1
+            rows = Rows(
+                item.tokens.tolist(), item.positions.tolist(), sequences, item.slots.tolist(), outputs
+            )
+            self._divide(rows, item.prompt_length - len(item.prefix_slots), prompts, texts)
+        self._decode_all(prompts, texts)
+        for item, leaves in zip(items, laid, strict=True):
+            self.sequences.wrote(item.slots, len(item.prefix_slots), leaves)
+        return num_before
+
+    def _decode_all(self, prompts: Rows, texts: Rows) -> None:
+        self.sequences.make_room(len(prompts) + len(texts))
+        for rows, sizes in ((prompts, self._prompt_sizes(len(prompts))), (texts, self._sizes(len(texts)))):
+            start = 0
+            for size in sizes:
+                self._decode(rows, start, size)
+                start += size
+
+    def _prompt_sizes(self, num_rows: int) -> list[int]:
+        return (
+            prompt_cuts(num_rows, min(self._runtime.n_together, self._runtime.max_rows)) if num_rows else []
+        )
+
+    def _sizes(self, num_rows: int) -> list[int]:
+        return self.shapes.cut(num_rows, min(self._runtime.n_together, self._runtime.max_rows))
+
+    def _decode(self, rows: Rows, start: int, size: int) -> None:
+        """Evaluate `size` rows from `start` on; rows that are missing there are filled up and forgotten.
+
+        After a failure all KV is lost, and later steps evaluate it again.
+        """
+        stop = min(start + size, len(rows))
+        filling = range(start + size - stop)
+        carrier = self.sequences.carrier
+        sequences, outputs = rows.sequences[start:stop], rows.outputs[start:stop]
+        self._runtime.batch.fill(
+            rows.tokens[start:stop] + [0] * len(filling),
+            rows.positions[start:stop] + list(filling),
+            [own[0] for own in sequences] + [carrier] * len(filling),
+            [int(place >= 0) for place in outputs] + [0] * len(filling),
+        )
+        for row, own in enumerate(sequences):
+            if len(own) > 1:
+                self._runtime.batch.share(row, own)
+        if self._parts:  # the logits of the decode before are overwritten
+            places, logits = self._parts.pop()
+            self._parts.append((places, logits.copy() if logits.base is not None else logits))
+        code = self._runtime.decode()
+        if code:
+            self.sequences.clear()
+            reason = native_log().reason()
+            if code == NO_KV_SLOT:
+                raise CapacityError(f"llama.cpp has no cells for a decode of {size} rows{reason}; try later")
+            raise LocalError(
+                f"llama.cpp cannot evaluate {size} rows (code {code}){reason}; if memory is short, lower "
+                "--slots, --max-rows or --gpu-layers"
+            )
+        self.sequences.placed(np.array(rows.slots[start:stop], np.int32))
+        if filling:
+            self._runtime.seq_remove(carrier, 0, len(filling))
+        if places := [place for place in outputs if place >= 0]:
+            self._parts.append((places, self._runtime.logits(len(places))))

@@ -49,8 +49,8 @@ SWITCH_INTERVAL = 0.0002
 """Seconds after which a Python thread yields to a waiting one (default 5 ms). The engine's thread waits that
 long for a busy event loop, at each kernel launch and when its device is done."""
 
-Announce = Callable[[str, str, Mapping[str, str]], None]
-"""Takes the model's name, the address for edges, and the other listeners' addresses by name."""
+Announce = Callable[[TargetInfo, str, Mapping[str, str]], None]
+"""Takes the target, the address for edges, and the other listeners' addresses by name."""
 
 
 class SchedulerWatch(Protocol):
@@ -98,7 +98,7 @@ async def serve_worker(
     async with server, watched(operations, worker) as besides:
         host = section.listen.rpartition(":")[0]
         warn_of_plain_text(section)
-        announce(info.name, f"{host}:{server.port}", besides)
+        announce(info, f"{host}:{server.port}", besides)
         watching = None if watch is None else asyncio.ensure_future(watch.run(worker))
         if watching is not None:
             watching.add_done_callback(lambda _: stop.set())
@@ -175,6 +175,7 @@ def _load_gguf(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
         threads=target.threads,
         gpu_layers=ALL_LAYERS if target.gpu_layers is None else target.gpu_layers,
         tensor_split=tuple(float(share) for share in target.tensor_split.split(",") if share),
+        deterministic=target.deterministic,
     )
     engine, table = load_engine(
         target.path, target.slots, limits.max_rows, most_rows(config.scheduler), options, target.served_name

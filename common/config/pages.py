@@ -53,7 +53,7 @@ def _add_flag(group: argparse._ArgumentGroup, entry: Entry, *, is_flat: bool) ->
     """In a flat schema as options have always been: choices are argparse's, and what is off by default has no
     flag that turns it off."""
     names = list(entry.flags)
-    if entry.kind is bool and not (is_flat and not entry.default):
+    if entry.kind is bool and not (is_flat and entry.default is False):
         names = [name for each in names for name in (each, f"--no-{each.removeprefix('--')}")]
     words = f"{entry.setting.meaning} ({_default(entry)})".replace("%", "%%")
     default: Any = list(entry.default) if isinstance(entry.default, tuple) else entry.default
@@ -169,7 +169,7 @@ def _table(schema: Schema[Config], name: str) -> str:
 def _row(schema: Schema[Config], entry: Entry) -> str:
     meaning = entry.setting.meaning + (" ¹" if entry.name in schema.fleet_may_set else "")
     flag = entry.flags[0]
-    if entry.kind is bool and not (schema.is_flat and not entry.default):
+    if entry.kind is bool and not (schema.is_flat and entry.default is False):
         flag = f"{flag}, --no-{flag.removeprefix('--')}"
     flags = ", ".join(f"`{each}`" for each in flag.split(", "))
     allowed = entry.allowed.replace("|", "\\|")

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from common.errors import UserError
 from common.grammar import Grammars, Matcher, Tokens
-from common.llama.library import extra_bufts_are_safe, library, native_log
+from common.llama.library import extra_bufts_are_safe, library, native_log, reads_prompts_faster_plain
 from common.llama.store import HUB_PREFIX, ModelStore, check_magic, hash_of, is_remote, split_hub_path
 
 # A model's file is a local path, or is in the store of `forerun pull` or in the hub's own cache.
@@ -103,6 +103,7 @@ class LlamaSettings:
     tensor_split: tuple[float, ...] = ()  # shares of the accelerators; empty = by their free memory
     models: str = ""  # folder of `forerun pull` for hf:// and https:// names; empty: none
     exact: bool = False  # f32 KV, no flash attention: a logit hardly depends on the batch
+    batch_invariant: bool = False  # flash attention over bf16 keys: see `LlamaRuntime`
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -279,7 +280,10 @@ class LlamaModel(LlamaVocabulary):
     def _load(self, weights: bool) -> Any:
         params = self._library.llama_model_default_params()
         params.n_gpu_layers = self.settings.gpu_layers
-        params.use_extra_bufts = extra_bufts_are_safe(self._library.llama_print_system_info().decode())
+        info = self._library.llama_print_system_info().decode()
+        params.use_extra_bufts = extra_bufts_are_safe(info) and not (
+            self.settings.batch_invariant and reads_prompts_faster_plain(info)
+        )
         params.vocab_only = not weights
         split = self.settings.tensor_split
         if split:

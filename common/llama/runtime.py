@@ -25,6 +25,8 @@ NO_KV_SLOT = 1  # llama_decode: no free cells, nothing was changed
 ALL_SEQUENCES = -1
 TO_THE_END = -1
 BYTES = ctypes.POINTER(ctypes.c_uint8)
+FLASH_AUTO, FLASH_OFF, FLASH_ON = -1, 0, 1  # llama_flash_attn_type
+F32, F16, BF16 = 0, 1, 30  # ggml_type
 
 
 class SequenceMemory(Protocol):
@@ -40,6 +42,11 @@ class LlamaRuntime(LlamaModel):
     With `is_recurrent` a sequence has a state too (Mamba, RWKV, hybrids). It is that of the last position:
     `seq_copy` and `seq_remove` take whole sequences only, and a row must be in one sequence, since llama.cpp
     computes a row in several wrongly, without an error. `with_states=False` refuses such models.
+
+    With `settings.batch_invariant` a row's logits depend, on a processor, only on the cells that it sees,
+    their order, and the kernels that its batch is large enough for. Flash attention adds up the visible cells
+    one by one in their order. Keys in bf16 keep it from two shortcuts that are for f16 and f32 pairs alone:
+    it would divide the cells of a lone row among threads, and compute 64 rows and more in tiles.
     """
 
     def __init__(self, settings: LlamaSettings, *, with_states: bool = True) -> None:
@@ -65,6 +72,7 @@ class LlamaRuntime(LlamaModel):
         self._memory = self._library.llama_get_memory(self._context)
         self.n_ctx: int = self._library.llama_n_ctx(self._context)
         self.n_batch: int = self._library.llama_n_batch(self._context)
+        self.n_together: int = self._library.llama_n_ubatch(self._context)  # rows of a batch in one pass
         # A row of a recurrent model needs a sequence of its own, and half of them may hold committed texts.
         self.max_rows = (
             min(settings.max_rows, self.n_seq_max // 2) if self.is_recurrent else settings.max_rows
@@ -153,10 +161,13 @@ class LlamaRuntime(LlamaModel):
         params.n_outputs_max = max(settings.max_rows, self.n_seq_max)  # llama.cpp aborts below n_seq_max
         params.n_threads = settings.threads or default_threads()
         params.n_threads_batch = params.n_threads
-        # Off on the processor, where flash attention made 8 rows over 256 cells five times slower and
-        # computes in f16; with layers on an accelerator llama.cpp decides (-1).
-        params.flash_attn_type = -1 if settings.gpu_layers and not settings.exact else 0
-        params.type_k = params.type_v = 0 if settings.exact else 1  # ggml_type: f32 or f16
+        # Without flash attention a processor is faster at long contexts (docs/determinism.md); with layers on
+        # an accelerator llama.cpp decides.
+        by_default = FLASH_AUTO if settings.gpu_layers and not settings.exact else FLASH_OFF
+        params.flash_attn_type = FLASH_ON if settings.batch_invariant else by_default
+        params.type_k = params.type_v = F32 if settings.exact else F16
+        if settings.batch_invariant:
+            params.type_k = BF16
         params.kv_unified = True  # a cell in several sequences; separate KV would be copied, and cut n_ctx up
         params.swa_full = True  # a sliding window's pruned cells could be needed again after a dead branch
         params.no_perf = True

@@ -21,6 +21,7 @@ from forerun.log_format import writing
 from forerun.options import check_free, models_folder, pin_to_core
 
 if TYPE_CHECKING:
+    from cloud_verifier.core.nouns import TargetInfo
     from cloud_verifier.server.serving import Announce
 
 DESCRIPTION = """\
@@ -131,11 +132,13 @@ def announcer(config: VerifierConfig) -> Announce:
     return partial(_announce_json if config.operations.json else _announce, config)
 
 
-def _announce_json(config: VerifierConfig, name: str, address: str, besides: Mapping[str, str]) -> None:
+def _announce_json(
+    config: VerifierConfig, info: TargetInfo, address: str, besides: Mapping[str, str]
+) -> None:
     told = {
         "listening": address,
-        "model": name,
-        "deterministic": config.target.deterministic,
+        "model": info.name,
+        "deterministic": _repeats(config, info),
         "privacy": config.server.privacy,
         "pid": os.getpid(),
         **besides,
@@ -143,8 +146,13 @@ def _announce_json(config: VerifierConfig, name: str, address: str, besides: Map
     print(json.dumps(told), flush=True)
 
 
-def _announce(config: VerifierConfig, name: str, address: str, besides: Mapping[str, str]) -> None:
-    lines = [f"Serving {name} on {address}; stop with Ctrl-C."]
+def _repeats(config: VerifierConfig, info: TargetInfo) -> bool:
+    """Return whether equal requests get equal texts, bit for bit."""
+    return config.target.deterministic or (config.target.is_gguf and not info.near_tie)
+
+
+def _announce(config: VerifierConfig, info: TargetInfo, address: str, besides: Mapping[str, str]) -> None:
+    lines = [f"Serving {info.name} on {address}; stop with Ctrl-C."]
     if config.server.privacy == Privacy.OFF.title:
         lines.append("Privacy off: message sizes reveal content, unless an edge asks for padding.")
     else:
@@ -153,8 +161,10 @@ def _announce(config: VerifierConfig, name: str, address: str, besides: Mapping[
         lines.append(f"Metrics at http://{besides['metrics']}/metrics.")
     if "admin" in besides:
         lines.append(f"Live sessions: forerun top --admin {besides['admin']}")
-    if config.target.deterministic:
+    if _repeats(config, info):
         lines.append("Texts are bit-for-bit the same under any other load (docs/determinism.md).")
+    elif config.target.is_gguf:
+        lines.append("Equal requests may get different texts at near ties (docs/determinism.md).")
     if lossy := [rule.title for rule in config.server.rules if not rule.lossless]:
         lines.append(f"Sessions may ask for lossy acceptance rules: {', '.join(lossy)}.")
     if config.target.step_floor:

@@ -11,7 +11,8 @@ import numpy as np
 from cloud_verifier.core.nouns import FloatArray, StepPlan, StepResult
 from cloud_verifier.engine.packing import StepLimits, pack
 from cloud_verifier.llama.forward import LlamaForward
-from common.llama.runtime import NO_KV_SLOT, TO_THE_END
+from cloud_verifier.llama.shapes import DecodeShapes
+from common.llama.runtime import NO_KV_SLOT, TO_THE_END, ByteArray
 from tests.worlds.models import TinyTarget
 
 
@@ -20,22 +21,26 @@ class Cell:
     position: int
     token: int
     sequences: set[int]
+    index: int = -1  # where it lies
 
 
 @dataclass
 class Cells:
-    """A `Runtime`. The logits of a row are the tokens that it sees, by position, and -1 beyond its own."""
+    """A `Runtime`. The logits of a row are the tokens that it sees, by position, and -1 beyond its own. A row
+    gets the lowest free cell, as in llama.cpp's `find_slot`, and must see the cells of its text in their
+    order."""
 
-    num_cells: int
+    n_ctx: int
     num_positions: int
     n_seq_max: int = 256
-    n_batch: int = 512
+    n_together: int = 512
     max_rows: int = 256
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)  # occupied, by `index`
     failing: int = 0  # so many decodes fail from now on, each after half of its rows
 
     def __post_init__(self) -> None:
         self.num_decodes = 0
+        self.decoded: list[list[int]] = []  # positions of the rows of each decode
         self._rows: list[tuple[int, int, list[int], int]] = []
         self._found: list[list[int]] = []
 
@@ -44,7 +49,7 @@ class Cells:
         return self
 
     def fill(self, tokens: list[int], positions: list[int], sequences: list[int], outputs: list[int]) -> None:
-        assert 0 < len(tokens) <= self.n_batch
+        assert 0 < len(tokens) <= self.n_together
         assert sum(outputs) <= self.max_rows
         own = [[sequence] for sequence in sequences]
         self._rows = list(zip(tokens, positions, own, outputs, strict=True))
@@ -55,19 +60,26 @@ class Cells:
 
     def decode(self) -> int:
         self.num_decodes += 1
-        if len(self.cells) + len(self._rows) > self.num_cells:
+        if len(self.cells) + len(self._rows) > self.n_ctx:
             return NO_KV_SLOT
         self._check()
         self._found = []
+        self.decoded.append([position for _, position, _, _ in self._rows])
         half = len(self._rows) // 2
         for row, (token, position, sequences, output) in enumerate(self._rows):
             if self.failing and row == half:
                 self.failing -= 1
                 return -3
-            self.cells.append(Cell(position, token, set(sequences)))
+            self._put(Cell(position, token, set(sequences)))
             if output:
                 self._found.append(self._seen(sequences[0], position))
         return 0
+
+    def _put(self, cell: Cell) -> None:
+        taken = {each.index for each in self.cells}
+        cell.index = next(index for index in range(self.n_ctx) if index not in taken)
+        self.cells.append(cell)
+        self.cells.sort(key=lambda each: each.index)
 
     def _check(self) -> None:
         """As `llama_batch_allocr::init` does: in each sequence positions go on without a gap, and sequences
@@ -84,12 +96,11 @@ class Cells:
         return max((c.position + 1 for c in self.cells if sequence in c.sequences), default=0)
 
     def _seen(self, sequence: int, position: int) -> list[int]:
-        seen = sorted(
-            (c.position, c.token) for c in self.cells if sequence in c.sequences and c.position <= position
-        )
-        found = [at for at, _ in seen]
-        assert found == list(range(position + 1)), "a row sees a position twice or not at all"
-        return [token for _, token in seen]
+        seen = [c for c in self.cells if sequence in c.sequences and c.position <= position]
+        found = [cell.position for cell in seen]
+        assert sorted(found) == list(range(position + 1)), "a row sees a position twice or not at all"
+        assert found == list(range(position + 1)), "cells are not in the order of positions"
+        return [cell.token for cell in seen]
 
     def logits(self, num_rows: int) -> FloatArray:
         found = np.full((num_rows, self.num_positions), -1, np.float32)
@@ -103,15 +114,29 @@ class Cells:
                 cell.sequences.add(destination)
 
     def seq_remove(self, sequence: int, start: int, stop: int = TO_THE_END) -> bool:
-        assert stop != TO_THE_END
         for cell in self.cells:
-            if start <= cell.position < stop:
+            if start <= cell.position and (cell.position < stop or stop == TO_THE_END):
                 cell.sequences.discard(sequence)
         self.cells = [cell for cell in self.cells if cell.sequences]
         return True
 
+    def seq_state(self, sequence: int) -> ByteArray:
+        held = [(c.position, c.token) for c in self.cells if sequence in c.sequences]
+        return np.array(held, np.int32).view(np.uint8)
+
+    def seq_restore(self, sequence: int, state: ByteArray) -> bool:
+        self.seq_remove(sequence, 0)
+        for position, token in state.view(np.int32).tolist():
+            if len(self.cells) == self.n_ctx:
+                return False
+            self._put(Cell(position, token, {sequence}))
+        return True
+
     def clear(self) -> None:
         self.cells.clear()
+
+
+SHAPES = DecodeShapes(((1, 1.0), (2, 1.5), (4, 2.0)), text_rows=3)
 
 
 @dataclass
@@ -120,13 +145,15 @@ class CellTarget(TinyTarget):
     what stands in its slots."""
 
     num_sequences: int = 256
-    num_again = 0  # in all targets of a test
+    num_spare: int = 32  # cells beyond the slots
+    num_again = num_moved = 0  # in all targets of a test
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positions = min(self.info.max_positions, self.info.num_slots)
-        self.cells = Cells(self.info.num_slots, positions, self.num_sequences, n_batch=24, max_rows=20)
-        self.forward = LlamaForward(self.cells, self.info.num_slots, positions)
+        room = self.info.num_slots + self.num_spare
+        self.cells = Cells(room, positions, self.num_sequences, n_together=24, max_rows=20)
+        self.forward = LlamaForward(self.cells, self.info.num_slots, positions, SHAPES)
         self.limits = StepLimits(self.info.vocab_size, positions, self.info.num_slots)
 
     def evaluate(self, plan: StepPlan) -> StepResult:
@@ -134,6 +161,8 @@ class CellTarget(TinyTarget):
         before = self.forward.num_again
         found = iter(self.forward.run(pack(plan, self.limits)))
         CellTarget.num_again += self.forward.num_again - before
+        CellTarget.num_moved += self.forward.sequences.num_moved
+        self.forward.sequences.num_moved = 0
         for item in plan.items:
             prefix, paths = [self.kv[slot][1] for slot in item.prefix_slots.tolist()], list[list[int]]()
             for token, parent in zip(item.tokens.tolist(), item.parents.tolist(), strict=True):

@@ -13,7 +13,8 @@ from cloud_verifier.core.nouns import Ask, FloatArray, Offer, StepPlan
 from cloud_verifier.engine.packing import PackedStep, item_of
 from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.llama.forward import LlamaForward
-from cloud_verifier.llama.loading import LlamaOptions, load_engine, open_runtime, probe
+from cloud_verifier.llama.loading import LlamaOptions, load_engine, open_runtime
+from cloud_verifier.llama.probe import probe
 from common import choice as reference
 from common.acceptance import Acceptance, AcceptanceRule
 from common.errors import LocalError, UserError

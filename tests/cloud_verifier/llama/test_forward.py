@@ -10,6 +10,8 @@ import pytest
 from cloud_verifier.core.nouns import IntArray, StepItem, StepPlan
 from cloud_verifier.engine.packing import StepLimits, item_of, pack
 from cloud_verifier.llama.forward import LlamaForward
+from cloud_verifier.llama.sequences import RESERVED
+from cloud_verifier.llama.shapes import PROMPT_LEAST, PROMPT_UNIT, DecodeShapes, prompt_cuts
 from common.errors import CapacityError, LocalError
 from tests.cloud_verifier.llama.cells import Cells, CellTarget
 from tests.worlds.seeds import check_seed
@@ -24,9 +26,15 @@ def ints(*numbers: int) -> IntArray:
 NOTHING = ints()
 
 
-def forward(n_seq_max: int = 256, n_batch: int = 512, max_rows: int = 256) -> tuple[LlamaForward, Cells]:
-    cells = Cells(LIMITS.num_slots, LIMITS.max_positions, n_seq_max, n_batch, max_rows)
-    return LlamaForward(cells, LIMITS.num_slots, LIMITS.max_positions), cells
+def forward(
+    n_seq_max: int = 256,
+    n_together: int = 512,
+    max_rows: int = 256,
+    shapes: DecodeShapes | None = None,
+    num_cells: int = 2 * LIMITS.num_slots,
+) -> tuple[LlamaForward, Cells]:
+    cells = Cells(num_cells, LIMITS.max_positions, n_seq_max, n_together, max_rows)
+    return LlamaForward(cells, LIMITS.num_slots, LIMITS.max_positions, shapes), cells
 
 
 def seen(engine: LlamaForward, *items: StepItem) -> list[list[int]]:
@@ -46,19 +54,20 @@ def test_the_laws_hold_with_slots_in_cells(
     first: int, num_sequences: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worlds of `tests.worlds`: preemption, shared prefixes, lost streams, trees of all drafters."""
-    target = partial(CellTarget, num_sequences=num_sequences)
+    target = partial(CellTarget, num_sequences=num_sequences + RESERVED)
     monkeypatch.setattr("tests.worlds.world.TinyTarget", target)
     found = [wrong for seed in range(first, first + 50) if (wrong := check_seed(seed)) is not None]
     assert not found
 
 
 def test_a_session_that_lost_its_sequence_is_evaluated_again() -> None:
-    engine, cells = forward(n_seq_max=2)
+    engine, cells = forward(n_seq_max=2 + RESERVED)
     seen(engine, chunk(1, ints(0, 1), ints(5, 6)), chunk(2, ints(2, 3), ints(7, 8)))
     seen(engine, chunk(3, ints(4), ints(9)))  # takes the first session's sequence
     assert engine.num_again == 0
     assert seen(engine, chunk(1, ints(5), ints(4), ints(0, 1))) == [[5, 6, 4]]
     assert engine.num_again == 2
+    engine.sequences.compact()
     assert len(cells.cells) <= 6
 
 
@@ -72,6 +81,7 @@ def test_a_prefix_of_several_sessions_is_shared_and_outlives_each() -> None:
     # The first session starts anew, and overwrites its own slot.
     assert seen(engine, chunk(1, ints(2), ints(4))) == [[4]]
     assert seen(engine, chunk(2, ints(5), ints(1), ints(0, 1, 3))) == [[5, 6, 8, 1]]
+    engine.sequences.compact()
     assert (engine.num_again, len(cells.cells)) == (0, 6)
 
 
@@ -97,10 +107,11 @@ def test_a_branch_that_was_not_the_first_goes_on() -> None:
 
 
 def test_a_step_larger_than_a_batch_is_several() -> None:
-    engine, cells = forward(n_batch=4, max_rows=2)
+    engine, cells = forward(n_together=4, max_rows=4)
     items = [chunk(session, ints(3 * session, 3 * session + 1), ints(session, 50)) for session in range(5)]
     assert seen(engine, *items) == [[session, 50] for session in range(5)]
     assert cells.num_decodes == 3
+    assert max(map(len, cells.decoded)) == 4
 
 
 def test_after_a_failure_everything_is_evaluated_again() -> None:
@@ -115,14 +126,14 @@ def test_after_a_failure_everything_is_evaluated_again() -> None:
 
 def test_too_few_cells_are_a_lack_of_capacity() -> None:
     engine, cells = forward()
-    cells.num_cells = 1
+    cells.n_ctx = 1
     with pytest.raises(CapacityError):
         seen(engine, chunk(1, ints(0, 1), ints(5, 6)))
 
 
 def test_a_tree_with_more_leaves_than_sequences_is_refused() -> None:
-    engine, _ = forward(n_seq_max=2)
-    with pytest.raises(LocalError, match="leaves"):
+    engine, _ = forward(n_seq_max=2 + RESERVED)
+    with pytest.raises(LocalError):
         seen(engine, item_of((-1, -1, -1), ints(0, 1, 2), tokens=ints(5, 6, 7), outputs=[0], session=1))
 
 
@@ -130,3 +141,79 @@ def test_a_step_without_rows_gives_no_logits() -> None:
     engine, cells = forward()
     assert seen(engine) == []
     assert cells.num_decodes == 0
+
+
+def test_cells_stay_in_order_when_two_sessions_take_turns_and_branches_die() -> None:
+    """`Cells` holds each row to the order of what it sees."""
+    engine, cells = forward(num_cells=LIMITS.num_slots + 4)
+    free, texts = list(range(40)), {1: ([5], [0]), 2: ([6], [1])}
+    del free[:2]
+    seen(engine, chunk(1, ints(0), ints(5)), chunk(2, ints(1), ints(6)))
+    for turn in range(12):
+        items = list[StepItem]()
+        for session, (_, slots) in texts.items():
+            own, free = free[:4], free[4:]
+            tree = item_of(
+                (-1, 0, 0, 2),
+                ints(*own),
+                slots,
+                tokens=ints(turn, 1, 2, 3),
+                outputs=range(4),
+                session=session,
+            )
+            items.append(tree)
+        rows = seen(engine, *items)
+        for place, (item, (tokens, slots)) in enumerate(zip(items, texts.values(), strict=True)):
+            assert rows[4 * place + 3] == [*tokens, turn, 2, 3]
+            kept = (0, 2) if turn % 2 else (0,)
+            tokens += [item.tokens[row] for row in kept]
+            slots += [int(item.slots[row]) for row in kept]
+            free = [int(slot) for row, slot in enumerate(item.slots) if row not in kept] + free
+        if len(texts[1][1]) > 14:
+            free += texts[1][1][1:]
+            texts[1] = texts[1][0][:1], texts[1][1][:1]
+    assert engine.sequences.num_moved
+    assert engine.num_again == 0
+    assert len(cells.cells) <= cells.n_ctx
+
+
+def test_prefixes_that_were_joined_out_of_order_are_laid_again() -> None:
+    engine, _ = forward()
+    seen(engine, chunk(1, ints(0, 1, 2), ints(5, 6, 7)), chunk(2, ints(3, 4), ints(5, 6)))
+    # The cache keeps the second session's slots of the common tokens.
+    assert seen(engine, chunk(1, ints(5), ints(9), ints(3, 4, 2))) == [[5, 6, 7, 9]]
+    assert engine.sequences.num_moved
+    assert engine.num_again == 0
+
+
+def test_written_tokens_and_prompts_are_decoded_apart() -> None:
+    engine, cells = forward(shapes=DecodeShapes(text_rows=3))
+    prompt = item_of(range(-1, 9), ints(*range(10)), tokens=ints(*range(10)), session=1, prompt_length=10)
+    text = item_of((-1, 0, 1, 2), ints(20, 21, 22, 23), tokens=ints(1, 2, 3, 4), outputs=[3], session=2)
+    assert seen(engine, prompt, text) == [[1, 2, 3, 4]]
+    first, *others = cells.decoded
+    assert first == [*range(10), 0, 1]  # filled up
+    assert [len(rows) for rows in others] == [3, 1]
+    mixed = item_of(
+        (-1, 0), ints(10, 11), ints(*range(10)), tokens=ints(7, 8), outputs=[1], session=1, prompt_length=11
+    )
+    cells.decoded.clear()
+    assert seen(engine, mixed) == [[*range(10), 7, 8]]
+    assert [len(rows) for rows in cells.decoded] == [8, 1]
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 9, 511, 512, 513, 519, 1024, 1027])
+def test_every_decode_of_a_prompt_is_of_one_kind(num_rows: int) -> None:
+    sizes = prompt_cuts(num_rows, 512)
+    assert all(PROMPT_LEAST <= size <= 512 and size % PROMPT_UNIT == 0 for size in sizes)
+    assert num_rows <= sum(sizes) < num_rows + PROMPT_LEAST + PROMPT_UNIT
+
+
+def test_a_step_is_cut_where_that_takes_least_time() -> None:
+    dear_pairs = DecodeShapes(((1, 20.0), (2, 72.0), (3, 91.0), (4, 60.0), (5, 99.0), (8, 131.0)))
+    assert dear_pairs.cut(2, 256) == [1, 1]
+    assert dear_pairs.cut(5, 256) == [4, 1]
+    assert dear_pairs.cut(4, 3) == [1, 1, 1, 1]
+    assert dear_pairs.step_seconds(5, 256) == pytest.approx(80.0)
+    assert DecodeShapes().cut(5, 256) == [5]
+    assert DecodeShapes(text_rows=2).cut(5, 256) == [2, 2, 1]

@@ -1,0 +1,341 @@
+"""Checks at load that packed steps are right, and measures of which sizes their decodes should be.
+
+The same rows go through the packed path, with other sessions, trees, dead branches and moved cells around
+them, and through llama.cpp alone, one text after the other. Like is compared with like. Where decodes of the
+same kind give the same bits (`DecodeShapes`), every row must be equal to the bit. Elsewhere, on accelerators,
+a row may differ as far as the file's own rounding explains: as the same plain text differs when it is
+evaluated in decodes of another size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cloud_verifier.core.nouns import FloatArray, StepItem, StepPlan
+from cloud_verifier.engine.packing import item_of, path_rows
+from cloud_verifier.engine.probe_script import TokenPath, leaves_of
+from cloud_verifier.llama.engine import LlamaEngine
+from cloud_verifier.llama.shapes import PROMPT_LEAST, PROMPT_UNIT, DecodeShapes, prompt_cuts
+from common.errors import UserError
+from common.llama.runtime import LlamaRuntime
+
+TEXT = """\
+The tide comes in twice a day, and each time it is a little later than the day before. Fishermen know this by
+heart; visitors read it in a table. To find the next high water, take the last one and add twelve hours and
+twenty-five minutes:
+
+def next_high_water(last: datetime, count: int = 1) -> datetime:
+    \"\"\"Return the time of the high water that is `count` tides later.\"\"\"
+    return last + count * timedelta(hours=12, minutes=25)
+
+A full moon brings a spring tide, which is about 20 % higher. What else would you like to know?
+"""
+"""Real text: rounding differs most where a model hesitates, and random tokens show only that."""
+
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16)
+"""Rows of one decode whose time is measured, up to the edges of llama.cpp's tiles."""
+
+CONTEXT = 24
+"""Tokens before the measured rows."""
+
+BUDGET = 1.5
+"""Seconds in which decodes are measured again, to have each at its best."""
+
+SLACK, FACTOR = 0.01, 2.0
+"""Where bits are not equal: differences of the packed path that are allowed, a share of the spread of a row's
+logits and times those of the plain path between sizes of decodes. A leak gives 0.1 to 1."""
+
+Report = Callable[[str, float], None]
+"""Takes what is being done and the share of it that is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """Holds the findings. Differences are relative to the spread of a row's logits."""
+
+    num_rows: int  # compared
+    num_equal: int  # of them, to the bit
+    median: float
+    worst: float
+    noise_median: float  # of the plain path, between sizes of decodes; 0 if bits are equal
+    noise_worst: float
+    shapes: DecodeShapes
+    apart: bool  # written tokens round otherwise than prompts
+    seconds: float
+
+
+def probe(engine: LlamaEngine, report: Report = lambda what, share: None) -> ProbeReport:
+    """Measure the engine's decodes, let it use the best ones, and check its packed path.
+
+    All KV is empty afterwards. Raises `UserError` with the reason and the remedy if the model cannot be
+    served.
+    """
+    began, runtime = time.perf_counter(), engine.runtime
+    least = num_slots_needed(runtime)
+    if engine.info.num_slots < least or engine.info.max_positions < least // 2:
+        raise UserError(
+            f"--slots {engine.info.num_slots} is too small for the check at load; take {least} or more"
+        )
+    report("measuring steps", 0.0)
+    shapes, apart = measure_shapes(runtime, _tokens(runtime, CONTEXT + SIZES[-1]))
+    engine.use(shapes)
+    report("checking packed steps", 0.4)
+    script = Script(engine, _tokens(runtime, 96))
+    packed = script.run()
+    engine.clear()
+    report("checking packed steps", 0.7)
+    plain = _plain_rows(runtime, script.prompts, together=False)
+    differences = _differences(packed, plain)
+    num_equal = sum(bool((row == plain[path]).all()) for path, row in packed.items())
+    noise = [0.0]
+    if not shapes.repeats:
+        noise = _differences(_plain_rows(runtime, script.prompts, together=True), plain)
+    engine.clear()
+    found = ProbeReport(
+        len(packed), num_equal, float(np.median(differences)), max(differences),
+        float(np.median(noise)), max(noise), shapes, apart, time.perf_counter() - began,
+    )  # fmt: skip
+    _judge(engine.info.name, found)
+    report("checking packed steps", 1.0)
+    return found
+
+
+def _judge(name: str, found: ProbeReport) -> None:
+    remedy = "; update llama-cpp-python, or take another file of this model, and report this line"
+    if found.shapes.repeats and found.num_equal < found.num_rows:
+        raise UserError(
+            f"model '{name}' cannot be served: {found.num_rows - found.num_equal} of {found.num_rows} rows "
+            "of packed steps differ from llama.cpp alone, and must be equal to the bit (by "
+            f"{found.worst:.2g} of the logits' spread){remedy}"
+        )
+    fine = (
+        found.median <= SLACK + FACTOR * found.noise_median
+        and found.worst <= SLACK + FACTOR * found.noise_worst
+    )
+    if not fine:  # also for NaN
+        raise UserError(
+            f"model '{name}' cannot be served: packed steps differ from llama.cpp alone by "
+            f"{found.median:.2g} (median) and {found.worst:.2g} (most) of the logits' spread, and rounding "
+            f"explains {found.noise_median:.2g} and {found.noise_worst:.2g}{remedy}"
+        )
+
+
+def num_slots_needed(runtime: LlamaRuntime) -> int:
+    return max(96, CONTEXT + SIZES[-1])
+
+
+def measure_shapes(runtime: LlamaRuntime, tokens: Sequence[int]) -> tuple[DecodeShapes, bool]:
+    """Time decodes by their rows and compare their bits. Returns the shapes, and whether written tokens round
+    otherwise than prompts. `tokens` are `CONTEXT` and the rows of the largest size."""
+    rows = tokens[CONTEXT:]
+    sizes = [size for size in SIZES if size <= min(len(rows), runtime.max_rows)]
+    ends_at = time.perf_counter() + BUDGET
+    times, found = dict[int, float](), dict[int, FloatArray]()
+    _read_prompt(runtime, tokens[:CONTEXT])
+    single = list[FloatArray]()
+    for row in range(PROMPT_LEAST):
+        took, logits = _timed(runtime, rows[row : row + 1], CONTEXT + row)
+        times[1] = min(took, times.get(1, took))
+        single.append(logits[0])
+    for size in sizes[1:]:
+        for _ in range(3):
+            runtime.seq_remove(0, CONTEXT)
+            took, found[size] = _timed(runtime, rows[:size], CONTEXT)
+            times[size] = min(took, times.get(size, took))
+            if time.perf_counter() > ends_at:
+                break
+    equal = {size: _equal(found[size], single) for size in sizes[1:]}
+    measured = tuple(sorted(times.items()))
+    if not runtime.settings.batch_invariant or not _prompts_repeat(runtime, tokens):
+        return DecodeShapes(measured), False
+    text_rows = 1
+    while equal.get(text_rows + 1) and text_rows + 1 < PROMPT_LEAST:
+        text_rows += 1
+    return DecodeShapes(measured, text_rows), not equal.get(PROMPT_LEAST, False)
+
+
+def _equal(found: FloatArray, single: Sequence[FloatArray]) -> bool:
+    return all(bool((row == alone).all()) for row, alone in zip(found, single, strict=False))
+
+
+def _prompts_repeat(runtime: LlamaRuntime, tokens: Sequence[int]) -> bool:
+    """Tell whether a prompt's KV has the same bits however it is cut into decodes."""
+    prompt, after = tokens[: PROMPT_LEAST + 3 * PROMPT_UNIT], tokens[CONTEXT : CONTEXT + 1]
+    found = list[FloatArray]()
+    for first in (len(prompt), PROMPT_LEAST, len(prompt) - PROMPT_LEAST):
+        runtime.clear()
+        for start, stop in ((0, first), (first, len(prompt))):
+            if start < stop:
+                _decode(runtime, prompt[start:stop], start)
+        found.append(_decode(runtime, after, len(prompt)).copy())
+    runtime.clear()
+    return all(bool((each == found[0]).all()) for each in found)
+
+
+def _timed(runtime: LlamaRuntime, tokens: Sequence[int], start: int) -> tuple[float, FloatArray]:
+    began = time.perf_counter()
+    logits = _decode(runtime, tokens, start)
+    logits[:, 0].sum()  # a read waits until an accelerator is done
+    return time.perf_counter() - began, logits.copy()
+
+
+def _decode(runtime: LlamaRuntime, tokens: Sequence[int], start: int, filling: int = 0) -> FloatArray:
+    """Evaluate tokens of sequence 0 from position `start` on, beside `filling` rows of another sequence."""
+    count = len(tokens)
+    runtime.batch.fill(
+        [*tokens, *[0] * filling],
+        [*range(start, start + count), *range(filling)],
+        [0] * count + [1] * filling,
+        [1] * count + [0] * filling,
+    )
+    if code := runtime.decode():
+        raise UserError(
+            f"llama.cpp cannot evaluate {count} tokens of {runtime.path} (code {code}); if memory is short, "
+            "lower --slots"
+        )
+    if filling:
+        runtime.seq_remove(1, 0)
+    return runtime.logits(count)
+
+
+def _read_prompt(runtime: LlamaRuntime, tokens: Sequence[int]) -> list[FloatArray]:
+    """Read a prompt into sequence 0 of the empty KV, in the decodes that a step would have."""
+    runtime.clear()
+    rows, start = list[FloatArray](), 0
+    for size in prompt_cuts(len(tokens), min(runtime.n_together, runtime.max_rows)):
+        part = tokens[start : start + size]
+        rows += list(_decode(runtime, part, start, size - len(part)).copy())
+        start += size
+    return rows
+
+
+def _tokens(runtime: LlamaRuntime, count: int) -> list[int]:
+    """Return the first tokens of `TEXT`, which is repeated if it has fewer."""
+    own = runtime.tokenize(TEXT, False) or [0]
+    return [own[place % len(own)] for place in range(count)]
+
+
+@dataclass(slots=True)
+class _Text:
+    """Is a session of the script."""
+
+    key: int
+    tokens: list[int]  # of its prompt; committed ones are appended
+    slots: list[int] = field(default_factory=list)
+    prompt_length: int = 0
+
+
+class Script:
+    """Drives an engine through what sessions do: prompts together, trees, a branch that is committed instead
+    of the first one, a prefix that two sessions share, slots and cells that are used again."""
+
+    def __init__(self, engine: LlamaEngine, tokens: Sequence[int]) -> None:
+        self._engine = engine
+        self._source = iter([*tokens[::-1], *tokens])
+        self._free = list(range(engine.info.num_slots))[::-1]
+        self._dead = list[int]()
+        self._found = dict[TokenPath, FloatArray]()
+        self.prompts = dict[TokenPath, int]()  # of every path found: the length of its prompt
+        self._tokens = tokens
+
+    def run(self) -> dict[TokenPath, FloatArray]:
+        """Return the rows of logits by token path."""
+        first, second = self._text(1, self._tokens[:16]), self._text(2, self._tokens[30:38])
+        self._step([(first, self._prompt(first)), (second, self._prompt(second))])
+        tree, chain = self._tree(first, (-1, 0, 0, 1, 2)), self._tree(second, (-1, 0))
+        self._step([(first, tree), (second, chain)])
+        self._commit(first, tree, 4)
+        self._commit(second, chain, 0)
+        third = self._text(3, [*first.tokens[:8], *self._tokens[50:58]])
+        third.slots = first.slots[:8]
+        self._step([(second, self._tree(second, (-1,))), (third, self._prompt(third, 8))])
+        self._free += self._dead  # and are taken first
+        self._engine.compact()
+        tree = self._tree(first, (-1, -1, 1))
+        self._step([(third, self._tree(third, (-1,))), (first, tree)])
+        self._commit(first, tree, 2)
+        self._step([(first, self._tree(first, (-1,)))])
+        return self._found
+
+    def _text(self, key: int, prompt: Sequence[int]) -> _Text:
+        return _Text(key, list(prompt), prompt_length=len(prompt))
+
+    def _prompt(self, text: _Text, start: int = 0) -> StepItem:
+        tokens = text.tokens[start:]
+        item = self._item(text, range(-1, len(tokens) - 1), tokens)
+        text.slots = [*text.slots, *item.slots.tolist()]
+        return item
+
+    def _tree(self, text: _Text, parents: Sequence[int]) -> StepItem:
+        return self._item(text, parents, [next(self._source) for _ in parents])
+
+    def _item(self, text: _Text, parents: Sequence[int], tokens: Sequence[int]) -> StepItem:
+        count = len(tokens)
+        return item_of(
+            parents,
+            np.array([self._free.pop() for _ in range(count)], np.int32),
+            text.slots,
+            tokens=tokens,
+            outputs=range(count),
+            session=text.key,
+            prompt_length=text.prompt_length,
+        )
+
+    def _step(self, items: Sequence[tuple[_Text, StepItem]]) -> None:
+        rows = iter(self._engine.logits(StepPlan(tuple(item for _, item in items))))
+        for text, item in items:
+            before = text.tokens[: len(item.prefix_slots)]
+            for row in range(len(item.tokens)):
+                path = *before, *item.tokens[path_rows(item.parents, row)].tolist()
+                self._found[path] = next(rows)
+                self.prompts[path] = text.prompt_length
+
+    def _commit(self, text: _Text, item: StepItem, row: int) -> None:
+        """Make the path down to `row` part of the session's text. The slots of other branches are free
+        again."""
+        path = path_rows(item.parents, row)
+        text.tokens += item.tokens[path].tolist()
+        text.slots = [*text.slots, *item.slots[path].tolist()]
+        self._dead += [slot for place, slot in enumerate(item.slots.tolist()) if place not in path]
+
+
+def _plain_rows(
+    runtime: LlamaRuntime, prompts: Mapping[TokenPath, int], together: bool
+) -> dict[TokenPath, FloatArray]:
+    """Return the logits of each path, evaluated alone: written tokens one by one, or `together` with the
+    prompt."""
+    found = dict[TokenPath, FloatArray]()
+    for path, row in _all_plain(runtime, prompts, together):
+        if path in prompts:
+            found[path] = row
+    return found
+
+
+def _all_plain(
+    runtime: LlamaRuntime, prompts: Mapping[TokenPath, int], together: bool
+) -> Iterator[tuple[TokenPath, FloatArray]]:
+    before: TokenPath = ()
+    for leaf in sorted(leaves_of(prompts)):
+        length = len(leaf) if together else prompts[leaf]
+        if before[:length] != leaf[:length]:
+            for place, row in enumerate(_read_prompt(runtime, leaf[:length])):
+                yield leaf[: place + 1], row
+            start = length
+        else:
+            start = next(at for at in range(length, len(leaf) + 1) if before[: at + 1] != leaf[: at + 1])
+            runtime.seq_remove(0, start)
+        for place in range(start, len(leaf)):
+            yield leaf[: place + 1], _decode(runtime, leaf[place : place + 1], place)[0].copy()
+        before = leaf
+
+
+def _differences(rows: Mapping[TokenPath, FloatArray], plain: Mapping[TokenPath, FloatArray]) -> list[float]:
+    """Return each row's difference, root mean square, over the standard deviation of the plain row."""
+    return [
+        float(np.sqrt(np.square(row - plain[path]).mean()) / max(float(plain[path].std()), 1e-6))
+        for path, row in rows.items()
+    ]
