@@ -10,15 +10,17 @@ from typing import Any, NoReturn
 import httpx
 import pytest
 
+from common.messages import TokenLogprobs
 from edge_client.api.dialect import Dialect
 from edge_client.api.messages import AnthropicMessages
 from edge_client.api.ollama import OllamaChat
-from edge_client.api.openai import ChatCompletion, Completion
+from edge_client.api.openai import ChatCompletion, Completion, logprob_entries
 from edge_client.api.responses import Responses
+from edge_client.texts.detokenizer import TextSpan, TokenOrigin
 from edge_client.texts.json_text import json_text, read_json, well_formed
 from tests.clients.scripted import scripted
 from tests.edge_client.api.served import TOKEN
-from tests.edge_client.api.world import world
+from tests.edge_client.api.world import Letters, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
@@ -311,3 +313,10 @@ def test_what_is_written_is_what_json_stringify_writes(value: Any, text: str) ->
 def test_what_json_lacks_is_not_read(text: str) -> None:
     with pytest.raises(ValueError, match="JSON has no"):
         read_json(text)
+
+
+def test_a_token_without_any_chance_has_openais_least_log_probability() -> None:
+    least = TokenLogprobs(-0.5, ((1, -0.5), (2, float("-inf"))))
+    spans = [TextSpan("a", TokenOrigin.SERVER, 1, 1, least)]
+    (entry,) = logprob_entries(Letters(), spans)
+    assert [each["logprob"] for each in entry["top_logprobs"]] == [-0.5, -9999.0]
