@@ -49,6 +49,8 @@ STALL_TIME = 60.0
 MOST_POSITIONS = 2**20
 """Positions of the longest text, which bound an `Open`. The verifier behind has the target's own limit."""
 
+HALF_CLOSED = "the stream was half-closed without a Close"
+
 IDENTITY = "authorization"
 """Metadata entry of a caller's token (docs/protocol.md, rule 14)."""
 
@@ -148,9 +150,12 @@ class RelayService(pb_grpc.VerifierServiceServicer):
     ) -> AsyncGenerator[pb.SessionResponse]:
         try:
             async with asyncio.timeout(OPEN_TIME):
-                first = _message(await anext(requests, pb.SessionRequest()))
-        except TimeoutError:
-            raise PeerError(f"no Open came within {OPEN_TIME:g} s", Code.DEADLINE_EXCEEDED) from None
+                request = await anext(requests, None)
+        except TimeoutError:  # the device may have slept, and may try again
+            raise UnavailableError(f"no Open came within {OPEN_TIME:g} s", Code.DEADLINE_EXCEEDED) from None
+        if request is None:
+            raise UnavailableError(HALF_CLOSED)
+        first = _message(request)
         if not isinstance(first, Open):
             raise PeerError("a stream begins with Open", Code.FAILED_PRECONDITION)
         framing = Framing(self._settings.privacy)
@@ -244,7 +249,7 @@ async def _read(requests: AsyncIterator[pb.SessionRequest], text: RelayedText) -
         logger.exception("! a message could not be taken")
         text.outbox.put_nowait(End(0, LocalError("a defect of the relay; its log has more")))
     else:
-        text.outbox.put_nowait(End(0, UnavailableError("the stream was half-closed without a Close")))
+        text.outbox.put_nowait(End(0, UnavailableError(HALF_CLOSED)))
 
 
 async def _stop(tasks: list[asyncio.Task[None]]) -> None:

@@ -393,7 +393,8 @@ class VerifyScheduler:
                 del self._unopened[key]
                 seconds = f"{self.config.open_timeout:g} s"
                 message = f"no Open came within {seconds}, or its grammar was queued for that long"
-                self._refuse(key, PeerError(message, Code.DEADLINE_EXCEEDED), now)
+                # The edge may have slept, or the grammars before its own took long: it may try again.
+                self._refuse(key, UnavailableError(message, Code.DEADLINE_EXCEEDED), now)
             elif key in self.sessions:
                 self._look_after(self.sessions[key], now)
 

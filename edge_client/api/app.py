@@ -13,7 +13,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -28,12 +28,13 @@ from edge_client.api.messages import AnthropicMessages, model_card, model_list
 from edge_client.api.openai import read_chat
 from edge_client.api.pairs import Pairs
 from edge_client.api.replay import ReplayStream, TextStreams
-from edge_client.api.response import event_stream, whole
+from edge_client.api.response import JsonResponse, event_stream, whole
 from edge_client.api.responses import Responses
 from edge_client.api.security import Gate, Guarded
 from edge_client.api.service import TextEndpoints
 from edge_client.api.stored import MOST, StoredResponses
 from edge_client.texts.journal import Journal
+from edge_client.texts.json_text import has_half, well_formed
 from edge_client.texts.request import Writer
 
 MAX_CONVERSATION_CHARS = 256
@@ -46,6 +47,10 @@ VERSION = "anthropic-version"
 
 HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """Matches JSON's escape of half a surrogate pair. Two halves in a row are one character."""
+
+CONVERSATION = ("messages", "input")
+"""Fields with a conversation so far. Halves in them become U+FFFD: nobody can mend what a model or a tool has
+written, and a conversation with a half would be refused for ever."""
 
 UNSUPPORTED = {
     "use /v1/completions": ("/completion",),
@@ -168,13 +173,13 @@ class Api:
         body = await _body(request)
         service = await self.pairs.of(body)
         if dialect.asks_nothing(body):
-            return JSONResponse(service.nothing(dialect, body))
+            return JsonResponse(service.nothing(dialect, body))
         body = self.stored.continued(body) if dialect is Responses else body
         spec = await service.read(dialect, body)
         if not spec.stream:
             found = await self._unless_gone(request, whole(service.texts, spec))
             self.stored.ended(spec, found)
-            return JSONResponse(found)
+            return JsonResponse(found)
         events = streams.named(name, spec) if name else streams.unnamed(spec)
         return event_stream(events, dialect.media_type)
 
@@ -231,23 +236,23 @@ class Api:
             for stream in found
             if stream is not None
         ]
-        return JSONResponse(told)
+        return JsonResponse(told)
 
     # Responses that are kept ------------------------------------------------------------------------------
 
     async def _response(self, request: Request) -> Response:
-        return JSONResponse(self.stored.get(request.path_params["name"]))
+        return JsonResponse(self.stored.get(request.path_params["name"]))
 
     async def _delete_response(self, request: Request) -> Response:
         self.stored.remove(name := request.path_params["name"])
-        return JSONResponse({"id": name, "object": "response", "deleted": True})
+        return JsonResponse({"id": name, "object": "response", "deleted": True})
 
     async def _input_items(self, request: Request) -> Response:
         items = self.stored.input_items(request.path_params["name"])
         if request.query_params.get("order", "desc") != "asc":  # OpenAI's default
             items.reverse()
         told = {"object": "list", "data": items, "has_more": False}
-        return JSONResponse({**told, "first_id": items[0]["id"], "last_id": items[-1]["id"]})
+        return JsonResponse({**told, "first_id": items[0]["id"], "last_id": items[-1]["id"]})
 
     # Models and tokens ------------------------------------------------------------------------------------
 
@@ -257,23 +262,23 @@ class Api:
         if codex.VERSION in request.query_params:
             rows = enumerate(models.items())
             told = [codex.model(name, at, each.texts.max_positions) for at, (name, (each, _)) in rows]
-            return JSONResponse({"models": told})
+            return JsonResponse({"models": told})
         cards = [_card(request, name, *each) for name, each in models.items()]
         is_anthropics = VERSION in request.headers
-        return JSONResponse(model_list(cards) if is_anthropics else {"object": "list", "data": cards})
+        return JsonResponse(model_list(cards) if is_anthropics else {"object": "list", "data": cards})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
         await self.pairs.heard()
         service = await self.pairs.of({"model": name})
         name, writer = service.writer(name)
-        return JSONResponse(_card(request, name, service, writer))
+        return JsonResponse(_card(request, name, service, writer))
 
     async def _count_tokens(self, request: Request) -> Response:
         body = await _body(request)
         service = await self.pairs.of(body)
         num_tokens = await service.count_tokens(AnthropicMessages, body)
-        return JSONResponse({"input_tokens": num_tokens})
+        return JsonResponse({"input_tokens": num_tokens})
 
     async def _tokenize(self, request: Request) -> Response:
         fields, service = await self._fields(request)
@@ -282,19 +287,19 @@ class Api:
         special = fields.flag("parse_special", True)
         fields.finish()
         tokens = await service.tokenize(text, param, special)
-        return JSONResponse({"tokens": tokens, "count": len(tokens)})
+        return JsonResponse({"tokens": tokens, "count": len(tokens)})
 
     async def _detokenize(self, request: Request) -> Response:
         fields, service = await self._fields(request)
         tokens = fields.list("tokens", 2**21)
         fields.finish()
-        return JSONResponse({"content": await service.detokenize(tokens)})
+        return JsonResponse({"content": await service.detokenize(tokens)})
 
     async def _apply_template(self, request: Request) -> Response:
         fields, service = await self._fields(request)
         chat = read_chat(fields)
         fields.finish()
-        return JSONResponse({"prompt": await service.render(chat)})
+        return JsonResponse({"prompt": await service.render(chat)})
 
     async def _fields(self, request: Request) -> tuple[Fields, TextEndpoints]:
         """Return a request's fields, and the pair that its `model` names."""
@@ -316,7 +321,7 @@ class Api:
         fields = Fields(await _body(request))
         name = fields.text("model", fields.text("name", longest=512), 512)
         service = await self.pairs.of({"model": name})
-        return JSONResponse(ollama_models.described(service, name))
+        return JsonResponse(ollama_models.described(service, name))
 
     # The daemon -------------------------------------------------------------------------------------------
 
@@ -379,7 +384,7 @@ async def _error(request: Request, error: Exception) -> Response:
     """Return the error in the endpoint's shape. A defect also reaches uvicorn, which logs it."""
     found = api_error(error)
     log_refusal(request.method, request.url.path, found)
-    return JSONResponse(error_body(request.url.path, found), found.status, found.headers)
+    return JsonResponse(error_body(request.url.path, found), found.status, found.headers)
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -391,7 +396,7 @@ def _telling(what: Callable[[], dict[str, Any]]) -> Endpoint:
     """Return the endpoint of an object that no request changes."""
 
     async def tell(request: Request) -> Response:
-        return JSONResponse(what())
+        return JsonResponse(what())
 
     return tell
 
@@ -414,7 +419,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     words, code = said.get(error.status_code, (error.detail, None))
     found = ApiError(error.status_code, f"{what}: {words}", code=code)
     log_refusal(request.method, request.url.path, found)
-    return JSONResponse(error_body(request.url.path, found), found.status, error.headers)
+    return JsonResponse(error_body(request.url.path, found), found.status, error.headers)
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -423,11 +428,6 @@ async def _body(request: Request) -> dict[str, Any]:
     try:
         text = raw.decode(json.detect_encoding(raw))
         found = json.loads(text)
-        if HALF_A_PAIR.search(text):
-            json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        words = "the body holds half a surrogate pair (\\ud800 to \\udfff); send whole characters"
-        raise ApiError(400, words, code="invalid_json") from error
     except (ValueError, RecursionError) as error:  # ValueError: also bytes that are not UTF-8
         raise ApiError(400, f"the body is not JSON: {error}"[:300], code="invalid_json") from error
     if not isinstance(found, dict):
@@ -435,6 +435,11 @@ async def _body(request: Request) -> dict[str, Any]:
     if is_too_deep(found):
         words = f"the body is nested too deeply: at most {MAX_DEPTH} lists and objects within each other"
         raise ApiError(400, words, code="invalid_json")
+    if HALF_A_PAIR.search(text):
+        found |= {name: well_formed(found[name]) for name in CONVERSATION if name in found}
+        if has_half(json.dumps(found, ensure_ascii=False)):
+            words = "the body holds half a surrogate pair (\\ud800 to \\udfff); send whole characters"
+            raise ApiError(400, words, code="invalid_json")
     return found
 
 

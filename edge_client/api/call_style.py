@@ -6,7 +6,6 @@ tools are listed in the system message, and the calls and results of earlier tur
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,6 +16,7 @@ from edge_client.api.call_syntax import CONTENT, HERMES, IDS, PROBES, CallSyntax
 from edge_client.api.turn_order import TurnOrder, calls_apart, find_order, one_call_each
 from edge_client.texts.detokenizer import TextSpan
 from edge_client.texts.families import reading
+from edge_client.texts.json_text import json_text
 from edge_client.texts.message import Json, Message, MessageForm
 from edge_client.texts.reader import MessageReader
 from edge_client.texts.response_template import load_template
@@ -53,7 +53,7 @@ class CallStyle:
             shown = calls_apart(shown)
         if not tools or (self.lists_tools and self.is_own):
             return shown
-        lines = "\n".join(json.dumps(each["function"], ensure_ascii=False) for each in tools)
+        lines = "\n".join(json_text(each["function"]) for each in tools)
         return self._with_instructions(
             shown, LISTED.format(tools=lines) + (OWN_WAY if self.is_own else HERMES_WAY)
         )
@@ -83,7 +83,7 @@ class CallStyle:
             return message
         if self.is_own:
             return {**message, "tool_calls": [self._call(each) for each in calls]}
-        functions = [json.dumps(each["function"], ensure_ascii=False) for each in calls]
+        functions = [json_text(each["function"]) for each in calls]
         written = [f"<tool_call>\n{each}\n</tool_call>" for each in functions]
         content = "\n".join(filter(None, [message["content"], *written]))
         return {
@@ -95,7 +95,7 @@ class CallStyle:
         """Return a call with its arguments in the form that the template takes."""
         arguments = call["function"]["arguments"]
         if self.syntax.arguments_as_text and not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
+            arguments = json_text(arguments)
         if self.syntax.named is not None and not isinstance(arguments, dict):  # a text that is no JSON object
             arguments = {"arguments": arguments}
         return {**call, "function": {**call["function"], "arguments": arguments}}

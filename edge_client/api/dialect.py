@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from edge_client.api.errors import ApiError
 from edge_client.api.fields import Fields
 from edge_client.api.request import ParsedRequest
 from edge_client.texts.detokenizer import Words
+from edge_client.texts.json_text import json_text
 from edge_client.texts.message import Message, MessagePart
 
 Json = dict[str, Any]
@@ -138,14 +138,14 @@ class Dialect(ABC):
     @classmethod
     def broken(cls, error: ApiError) -> bytes:
         """Return the bytes of an error that is not part of the stream and has no number."""
-        return b"data: %s\n\n" % json.dumps(cls.error(error), ensure_ascii=False).encode()
+        return b"data: %s\n\n" % json_text(cls.error(error)).encode()
 
     def framed(self, number: int, chunk: Json) -> bytes:
         """Return the bytes of a chunk, the stream's `number`-th, counted from 1."""
-        return b"id: %d\ndata: %s\n\n" % (number, json.dumps(chunk, ensure_ascii=False).encode())
+        return b"id: %d\ndata: %s\n\n" % (number, json_text(chunk).encode())
 
 
 def named_frame(number: int, chunk: Json) -> bytes:
     """Return the bytes of a stream's `number`-th chunk, whose type is the event's name."""
-    data = json.dumps(chunk, ensure_ascii=False).encode()
+    data = json_text(chunk).encode()
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (number, chunk["type"].encode(), data)

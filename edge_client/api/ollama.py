@@ -5,7 +5,6 @@ Fields, their meaning and the final object: Ollama's docs/api.md and api/types.g
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from edge_client.api.request import (
 )
 from edge_client.texts.detokenizer import Words
 from edge_client.texts.infill import Gap
+from edge_client.texts.json_text import json_text, read_json
 from edge_client.texts.message import (
     ArgumentsAdded,
     CallBegun,
@@ -274,7 +274,7 @@ def _identify(messages: Sequence[Json]) -> None:
 def _call(at: int, call: ToolCall) -> Json:
     """Return a call with its arguments as an object. Text that is no object has the name `arguments`."""
     try:
-        arguments = json.loads(call.arguments or "{}")
+        arguments = read_json(call.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = call.arguments
     if not isinstance(arguments, dict):
@@ -287,4 +287,4 @@ def _nanoseconds(milliseconds: float) -> int:
 
 
 def _line(chunk: Json) -> bytes:
-    return json.dumps(chunk, ensure_ascii=False).encode() + b"\n"
+    return json_text(chunk).encode() + b"\n"

@@ -20,6 +20,7 @@ from edge_client.api.request import (
 )
 from edge_client.texts.detokenizer import TextSpan, Words, spelled, text_of
 from edge_client.texts.infill import Gap
+from edge_client.texts.json_text import well_formed
 from edge_client.texts.message import (
     ArgumentsAdded,
     CallBegun,
@@ -32,6 +33,9 @@ from edge_client.texts.message import (
 
 MAX_MESSAGES = 4096
 MAX_LOGPROBS = 20
+LEAST_LOGPROB = -9999.0
+"""OpenAI's value for a very unlikely token. JSON has no infinity."""
+
 MAX_TOOLS = 1024
 """Limit on tools. OpenAI's API allows 128."""
 
@@ -211,8 +215,9 @@ class Completion(_OpenAi):
         for each in spans:
             if each.token is not None and each.logprobs is not None:
                 told["tokens"].append(spelled(self.words, [each.token]))
-                told["token_logprobs"].append(each.logprobs.logprob)
-                told["top_logprobs"].append({spelled(self.words, [t]): p for t, p in each.logprobs.top})
+                told["token_logprobs"].append(_shown(each.logprobs.logprob))
+                top = {spelled(self.words, [token]): _shown(logprob) for token, logprob in each.logprobs.top}
+                told["top_logprobs"].append(top)
                 told["text_offset"].append(offset)
             offset += len(each.text)
         self._offsets[choice] = offset
@@ -316,7 +321,7 @@ def tool_call(identity: str, name: str, arguments: object) -> Json:
     if isinstance(arguments, str):
         read = arguments_object(arguments)
         arguments = arguments if read is None or is_too_deep(read) else read
-    function = {"name": name, "arguments": arguments if arguments is not None else {}}
+    function = {"name": name, "arguments": well_formed(arguments) if arguments is not None else {}}
     return {"id": identity, "type": "function", "function": function}
 
 
@@ -370,5 +375,9 @@ def logprob_entries(words: Words | None, spans: Sequence[TextSpan]) -> list[Json
     return entries
 
 
+def _shown(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
+
+
 def _entry(words: Words, token: int, logprob: float) -> dict[str, Any]:
-    return {"token": spelled(words, [token]), "logprob": logprob, "bytes": list(words.piece(token))}
+    return {"token": spelled(words, [token]), "logprob": _shown(logprob), "bytes": list(words.piece(token))}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from importlib.resources import files
 from itertools import islice
@@ -20,6 +19,7 @@ from edge_client.api.response import event_stream
 from edge_client.core.session import EdgeSession
 from edge_client.network.generation import Generation
 from edge_client.texts.detokenizer import Words, spelled
+from edge_client.texts.json_text import json_text
 from edge_client.texts.service import Live, TextService
 
 FILES = {
@@ -162,7 +162,7 @@ async def _events(texts: TextService, name: str, live: Live) -> AsyncIterator[by
 
 
 def _frame(news: dict[str, Any]) -> bytes:
-    return b"data: %s\n\n" % json.dumps(news, ensure_ascii=False).encode()
+    return b"data: %s\n\n" % json_text(news).encode()
 
 
 def _view(session: EdgeSession, words: Words) -> dict[str, Any]:

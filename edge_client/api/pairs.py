@@ -10,7 +10,6 @@ from edge_client.api.service import (
     DEFAULT,
     FIRST_WORD,
     LATEST,
-    SYNONYMS,
     TextEndpoints,
     is_default,
     unknown_model,
@@ -44,14 +43,14 @@ class Pairs:
         found = dict[str, tuple[TextEndpoints, Writer]]()
         for each in self:
             for name, writer in each.models().items():
-                is_taken = name in found or (name in self._by_name and name != each.pair)
-                found[f"{each.pair}/{name}" if is_taken else name] = each, writer
+                chooses = self._find(name) is each and each.find(name) == (name, writer)
+                found[name if chooses else f"{each.pair}/{name}"] = each, writer
         return found | {DEFAULT: next(iter(found.values()))}
 
     async def of(self, body: Mapping[str, Any]) -> TextEndpoints:
         """Return the pair of a request's `model`. Raises `ApiError` for an unknown model."""
         model = body.get("model", "")
-        if len(self._by_name) == 1 or not isinstance(model, str) or model in SYNONYMS:
+        if len(self._by_name) == 1 or not isinstance(model, str):
             return self.first
         if (found := self._find(model)) is None and is_default(model):
             return self.first
@@ -63,8 +62,12 @@ class Pairs:
         return found
 
     def _find(self, model: str) -> TextEndpoints | None:
-        having = (each for each in self if each.find(model) is not None)
-        return self._by_name.get(model.removesuffix(LATEST)) or next(having, None)
+        """Return the pair of a model. Its own name comes first, then `PAIR/MODEL`, then what a pair lists."""
+        name = model.removesuffix(LATEST)
+        named = (self._by_name.get(each) for each in (name, name.partition("/")[0]))
+        listing = (each for each in (*named, *self) if each is not None and each.lists(name))
+        having = (each for each in self if each.find(name) is not None)
+        return next(listing, None) or next(having, None)
 
     async def heard(self) -> None:
         """Wait for answers of the verifiers that are not old. They hold the targets' names and contexts."""

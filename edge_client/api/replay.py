@@ -18,7 +18,7 @@ from functools import partial
 from common.errors import UserError
 from edge_client.api.dialect import Dialect, Json
 from edge_client.api.dialects import BY_NAME
-from edge_client.api.errors import ApiError, stopping, too_long
+from edge_client.api.errors import ApiError, api_error, stopping, too_long
 from edge_client.api.pairs import Pairs
 from edge_client.api.response import ResponsePart, ResponseSpec, parts
 from edge_client.texts.journal import Journal, JournalEntry, RecordedStream
@@ -341,6 +341,10 @@ class TextStreams:
             if self._stopping and not stream.is_kept:
                 stream.add(ResponsePart(dialect.failed(stopping()), is_last=True, failed=True), dialect)
             raise
+        except Exception as error:  # outermost frame of a stream: its readers must learn that it ended
+            logger.exception("! a stream failed")
+            failed = dialect.failed(api_error(error))
+            stream.add(ResponsePart(failed, is_last=True, failed=True), dialect)
         finally:
             beat.cancel()
             if not (self._stopping and stream.is_kept):  # else only cut its readers' connections

@@ -21,6 +21,7 @@ from edge_client.api.errors import ApiError, api_error, log_refusal
 from edge_client.core.nouns import Fallback
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin, Words
 from edge_client.texts.events import AnswerEvent, Json, TextAdded, origins_of, to_json
+from edge_client.texts.json_text import json_text
 from edge_client.texts.message import (
     ContentAdded,
     Message,
@@ -333,6 +334,15 @@ async def whole(texts: TextService, spec: ResponseSpec) -> Json:
             choice.end.ours["origins"] = origins_of(choice.message.content)
         told.append((choice.message, choice.end))
     return spec.dialect(texts.words).whole(told, writing.usage)
+
+
+class JsonResponse(Response):
+    """Answers with a JSON value, whatever its strings and numbers are."""
+
+    media_type = "application/json"
+
+    def render(self, content: Json) -> bytes:
+        return json_text(content, (",", ":")).encode()
 
 
 def event_stream(body: AsyncIterator[bytes], media_type: str = SSE) -> Response:

@@ -5,7 +5,6 @@ The format is that of https://developers.openai.com/api/reference/resources/resp
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from edge_client.api.openai import MAX_LOGPROBS, logprob_entries
 from edge_client.api.request import MOST, ParsedRequest, json_grammar, make_chat, read_asked, with_format
 from edge_client.api.response_items import INPUT, ReadTools, read_items
 from edge_client.texts.detokenizer import TextSpan, Words, text_of
+from edge_client.texts.json_text import read_json
 from edge_client.texts.message import (
     ArgumentsAdded,
     CallBegun,
@@ -374,7 +374,7 @@ def _parts(message: Message) -> list[MessagePart]:
 def _custom_input(arguments: str) -> str:
     """Return the text that a custom tool gets. A model may have written it without its object."""
     try:
-        found = json.loads(arguments)
+        found = read_json(arguments)
     except (ValueError, RecursionError):
         return arguments
     text = found.get(INPUT) if isinstance(found, dict) else found

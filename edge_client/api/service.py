@@ -37,11 +37,11 @@ T = TypeVar("T")
 DEFAULT = "default"
 """Name of the model of requests without one."""
 
-SYNONYMS = ("", DEFAULT, "forerun", f"{DEFAULT}:latest")
-"""Names of the default model."""
+SYNONYMS = ("", DEFAULT, "forerun")
+"""Names of the default model, which no other model has."""
 
 LATEST = ":latest"
-"""Tag that Ollama's clients add to a name without one."""
+"""Tag that Ollama's clients add to a name without one. No listed name ends in it."""
 
 ANTHROPICS = "claude-"
 """Begins the names of models that Anthropic's clients ask for unless they are told another one."""
@@ -99,10 +99,9 @@ class TextEndpoints:
     # Models -----------------------------------------------------------------------------------------------
 
     def models(self) -> dict[str, Writer]:
-        """Return the models by name, draft model and target together first."""
+        """Return the models by name, draft model and target together first. All names differ."""
         found = self.texts.verifiers.best()
-        models = self._models_of(target_name(found.model) if found is not None else "")
-        return {self.pair: next(iter(models.values())), **models} if self.pair else models
+        return self._models_of(target_name(found.model) if found is not None else UNTOLD)
 
     @property
     def proposes(self) -> bool:
@@ -111,34 +110,53 @@ class TextEndpoints:
         return bool(defaults.draft_name) or (defaults.recall and defaults.policy != "off")
 
     def _models_of(self, target: str) -> dict[str, Writer]:
-        target, draft = target or UNTOLD, self.defaults.draft_name
-        if not draft:
-            return {target: Writer.SPLIT if self.proposes else Writer.TARGET}
-        return {f"{target}@{draft}": Writer.SPLIT, target: Writer.TARGET, draft: Writer.DRAFT}
+        """Return the models for a target of this name. A name that is taken ends in its writer's word. So the
+        draft is called `demo:draft` if the target is called `demo`, too."""
+        draft, target = self.defaults.draft_name.removesuffix(LATEST), target.removesuffix(LATEST) or UNTOLD
+        named = [(f"{target}@{draft}", Writer.SPLIT), (target, Writer.TARGET), (draft, Writer.DRAFT)]
+        if not self.defaults.draft_name:
+            named = [(target, Writer.SPLIT if self.proposes else Writer.TARGET)]
+        taken = {*SYNONYMS, self.pair} | ({UNTOLD} - {target})
+        models = {self.pair: named[0][1]} if self.pair else {}
+        for own, writer in named:
+            name = own
+            while name in taken or name.endswith(LATEST):
+                name = f"{name}:{writer.value}"
+            taken.add(name)
+            models[name] = writer
+        return models
 
     def writer(self, name: str) -> tuple[str, Writer]:
         """Return the model of this name, or the default for none. Raises `ApiError` for an unknown one."""
-        if name not in SYNONYMS and (found := self.find(name)) is not None:
+        if (found := self.find(name)) is not None:
             return found
+        models = self.models()
         if not is_default(name):
-            raise unknown_model(name, (*self.models(), DEFAULT))
-        return next(iter(self.models().items()))
+            raise unknown_model(name, (*models, DEFAULT))
+        return next(iter(models.items()))
+
+    def lists(self, name: str) -> bool:
+        """Tell whether a model of this pair has this name, which `PAIR/` may precede."""
+        return not self.models().keys().isdisjoint((name, self._own(name)))
 
     def find(self, name: str) -> tuple[str, Writer] | None:
         """Return the model of this name, which `PAIR/` may precede; None if it is none of this pair's.
 
         Names from before a verifier's answer stay valid, as does the target's name with its folders.
         """
-        models, found, prefix = self.models(), self.texts.verifiers.best(), f"{self.pair}/"
-        if name in models:
-            return name, models[name]
-        if self.pair and name.startswith(prefix):
-            inner = self.find(name.removeprefix(prefix))
-            return None if inner is None else (prefix + inner[0], inner[1])
-        others = self._models_of("") | (self._models_of(found.model) if found is not None else {})
-        if name in others:
-            return next((each, writer) for each, writer in models.items() if writer is others[name])
-        return self.find(name.removesuffix(LATEST)) if name.endswith(LATEST) else None
+        name = name.removesuffix(LATEST)
+        models, found, own = self.models(), self.texts.verifiers.best(), self._own(name)
+        for each in (own, name):
+            if each in models:
+                return name, models[each]
+        others = self._models_of(UNTOLD) | (self._models_of(found.model) if found is not None else {})
+        writer = others.get(own) or others.get(name)
+        prefix = name[: len(name) - len(own)] if own in others else ""
+        return next(((prefix + each, known) for each, known in models.items() if known is writer), None)
+
+    def _own(self, name: str) -> str:
+        """Return a model's name without `PAIR/`."""
+        return name.removeprefix(f"{self.pair}/") if self.pair else name
 
     # Requests ---------------------------------------------------------------------------------------------
 
@@ -451,7 +469,7 @@ def _listed(chat: ChatPrompt) -> list[dict[str, Any]]:
 
 def is_default(name: str) -> bool:
     """Tell whether a model's name means the daemon's default model, unless there is a model of this name."""
-    return name in SYNONYMS or name.startswith(ANTHROPICS)
+    return name.removesuffix(LATEST) in SYNONYMS or name.startswith(ANTHROPICS)
 
 
 async def _in_thread(tokenize: Callable[[T, Any], Sequence[int]], text: T, how: Any) -> tuple[int, ...]:

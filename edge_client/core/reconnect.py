@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
 
-from common.errors import CapacityError, ForerunError, UnavailableError
+from common.errors import CapacityError, Code, ForerunError, UnavailableError
 from common.noise import MASK_64, noise_output, noise_stream
 from edge_client.core.nouns import SessionConfig
 
@@ -50,7 +50,8 @@ class Reconnects:
     def can_help(self, error: ForerunError) -> bool:
         """Return whether another attempt may succeed after `error`."""
         most = self._config.max_attempts
-        passing = isinstance(error, UnavailableError | CapacityError)
+        # A deadline passes whoever is at fault: older verifiers blame the edge for a late Open (rule 14).
+        passing = isinstance(error, UnavailableError | CapacityError) or error.code is Code.DEADLINE_EXCEEDED
         return passing and (most is None or self.attempts < most)
 
     def lost(self, error: ForerunError, now: float, elsewhere: bool = False) -> None:

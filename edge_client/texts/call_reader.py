@@ -16,6 +16,7 @@ from edge_client.texts.call_values import (
     types_of,
 )
 from edge_client.texts.json_scanner import JsonScanner
+from edge_client.texts.json_text import has_half, json_text
 from edge_client.texts.message import ArgumentsAdded, CallBegun
 from edge_client.texts.response_template import PLACEHOLDER, Region
 
@@ -184,9 +185,9 @@ class JsonCalls:
         key = self._scanner.key(self._depth + 1)
         if self._streams:
             coerced = coerce(value, self._properties.get(self._scanner.key(ended)))
-            self._add(text if coerced is value else json.dumps(coerced, ensure_ascii=False))
+            self._add(text if coerced is value else json_text(coerced))
         elif isinstance(value, str) and key == self._shape.name_key and not self._name:
-            self._name = value
+            self._name = None if has_half(value) else value
         else:
             self._arguments = text
         if self._name and self._arguments is not None and not self.is_begun:

@@ -6,7 +6,6 @@ The parsers and the coercion have the results of transformers 5.23 (`utils/chat_
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 import regex
 
+from edge_client.texts.json_text import has_half, json_text, read_json
 from edge_client.texts.response_template import PLACEHOLDER, Json, Region, bounded
 
 PARSE_TIME = 0.5
@@ -65,6 +65,8 @@ def _call(value: Any, tools: Mapping[str, Properties]) -> tuple[str, str]:
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str) or not name:
         raise ValueError("the value has no name")
+    if has_half(name):
+        raise ValueError("the name holds half a character")
     if "arguments" not in function and name not in tools:
         raise ValueError("the value has no arguments")
     return name, arguments_text(function.get("arguments"), tools.get(name, {}))
@@ -76,13 +78,13 @@ def arguments_text(value: Any, properties: Properties) -> str:
         return "{}"
     if isinstance(value, str):
         try:
-            json.loads(value)
-        except ValueError:
-            return json.dumps(value, ensure_ascii=False)
-        return value
+            found = read_json(value)
+        except (ValueError, RecursionError):
+            return json_text(value)
+        return json_text(found) if has_half(value) else value
     if isinstance(value, dict):
         value = {key: coerce(each, properties.get(key)) for key, each in value.items()}
-    return json.dumps(value, ensure_ascii=False)
+    return json_text(value)
 
 
 # Coercion ---------------------------------------------------------------------------------------------------
@@ -145,10 +147,15 @@ def _whole(text: str) -> int:
         return int(number)
 
 
-def _number(text: str) -> float:
+def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(text)
+        raise ValueError(f"JSON has no {text}")
+    return number
+
+
+def _number(text: str) -> float:
+    number = _finite(text)
     return int(number) if number.is_integer() and "." not in text else number
 
 
@@ -163,7 +170,7 @@ def _one_of(choices: Mapping[str, Any]) -> Callable[[str], Any]:
 
 def _of_type(kind: type) -> Callable[[str], Any]:
     def read(text: str) -> Any:
-        value = json.loads(text)
+        value = read_json(text)
         if not isinstance(value, kind):
             raise ValueError(text)
         return value
@@ -195,7 +202,7 @@ def _json(text: str, args: Json) -> Any:
     """Read JSON. Its strings may have marks of their own, and its keys no quotes, if `args` say so."""
     pairs, bare_keys = args.get("string_delims", []), args.get("unquoted_keys", False)
     try:
-        return json.loads(_plain_json(text, pairs, bare_keys) if pairs or bare_keys else text)
+        return read_json(_plain_json(text, pairs, bare_keys) if pairs or bare_keys else text)
     except (ValueError, RecursionError) as error:
         if args.get("allow_non_json"):
             return _text(text, args)
@@ -211,7 +218,7 @@ def _plain_json(text: str, pairs: Sequence[Sequence[str]], bare_keys: bool) -> s
     def quoted(found: re.Match[str]) -> str:
         strings = found.groups()[: len(pairs)]
         if (string := next((each for each in strings if each is not None), None)) is not None:
-            return json.dumps(string)
+            return json_text(string)
         if bare_keys and (key := found.groups()[-1]) is not None:
             return f'"{key}"'
         return found.group()
@@ -270,7 +277,7 @@ def _value(text: str, args: Json) -> Any:
 PARSERS: dict[str, Callable[[str, Json], Any]] = {
     "text": _text,
     "int": lambda text, args: int(_text(text, args)),
-    "float": lambda text, args: float(_text(text, args)),
+    "float": lambda text, args: _finite(_text(text, args)),
     "bool": lambda text, args: _text(text, args).lower() in ("true", "1"),
     "json": _json,
     "xml-inline": _xml_inline,

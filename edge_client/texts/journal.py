@@ -99,7 +99,7 @@ class JournalEntry:
         """Hand one line to the kernel, whole."""
         if self._file is None:
             return
-        data = json.dumps(line, ensure_ascii=False).encode() + b"\n"
+        data = json.dumps(line, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"  # as JSON is read
         try:
             if self._file.write(data) != len(data):
                 self._give_up("only a part of an event could be written")

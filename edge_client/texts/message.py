@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edge_client.texts.detokenizer import TextSpan, text_of
+from edge_client.texts.json_text import read_json
 
 Json = dict[str, Any]
 
@@ -65,7 +65,7 @@ class ToolCall:
 def arguments_object(text: str) -> Json | None:
     """Return the arguments of a call as an object; None if the text is no JSON object. No text is none."""
     try:
-        found = json.loads(text or "{}")
+        found = read_json(text or "{}")
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

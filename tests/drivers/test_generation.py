@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
+
 import pytest
 
 from cloud_verifier.core.nouns import SchedulerConfig
 from common.acceptance import AcceptanceRule, make_acceptance
 from common.errors import LocalError, UnavailableError
-from common.messages import FinishReason
+from common.messages import FinishReason, Open
 from common.sampling import SamplingParams
 from edge_client.core.nouns import (
     ChangeMode,
@@ -23,8 +26,9 @@ from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel
 from simulator.proxy import Link, Timeout, both_ways, rtt
 from tests.drivers.drafter_thread import DrafterThread
+from tests.drivers.sleeping import SleepingChannel
 from tests.drivers.tiny import EOS, VOCABULARY, complete, generation, running
-from tests.worlds.models import TinyDrafter, target_alone
+from tests.worlds.models import TinyDrafter, TinyTarget, target_alone
 
 pytestmark = pytest.mark.grpc
 
@@ -80,6 +84,50 @@ async def test_a_cut_link_is_resumed_with_the_same_text() -> None:
                         link.cut()
     assert run.session.stats.resumes >= 2
     assert tuple(tokens) == target_alone((1, 2, 3), LONG, EOS)
+
+
+@pytest.mark.parametrize("asleep", [1, 2], ids=["at the start", "with text on the screen"])
+async def test_a_device_that_sleeps_before_its_open_loses_no_text(asleep: int) -> None:
+    async with (
+        running(SchedulerConfig(open_timeout=0.2), step_time=0.005) as system,
+        Link.to(system.address, *rtt(4)) as link,
+        SleepingChannel(str(link.address), {asleep}) as channel,
+    ):
+        run = generation(channel, None, LONG, make_policy("off"))
+        tokens = list[int]()
+        async for emit in run:
+            tokens += emit.tokens
+            if len(tokens) >= 30 and run.session.stats.resumes == asleep - 2:
+                link.cut()
+        assert system.worker.scheduler.counters.num_refused == {"DEADLINE_EXCEEDED": 1}
+    assert tuple(tokens) == target_alone((1, 2, 3), LONG, EOS)
+
+
+async def test_a_grammar_that_waits_too_long_for_its_turn_loses_no_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = threading.Event()
+    check = TinyTarget.check_grammar
+
+    def waiting(target: TinyTarget, request: Open) -> None:
+        assert refused.wait(20)
+        check(target, request)
+
+    def on_open(number: int) -> None:
+        if number == 2:
+            refused.set()
+
+    monkeypatch.setattr(TinyTarget, "check_grammar", waiting)
+    sampling = replace(LONG, grammar="2")
+    async with (
+        running(SchedulerConfig(open_timeout=0.5)) as system,
+        SleepingChannel(system.address, (), on_open) as channel,
+    ):
+        run = generation(channel, None, sampling, make_policy("off"))
+        async for _ in run:
+            pass
+        assert system.worker.scheduler.counters.num_refused["DEADLINE_EXCEEDED"] >= 1
+    assert run.session.text == target_alone((1, 2, 3), sampling, EOS)
 
 
 async def test_while_the_link_is_down_the_drafts_own_guess_is_shown() -> None:

@@ -24,6 +24,7 @@ from relay import service
 from relay.service import CallerStreams, RelayServer, RelayService, RelaySettings
 from simulator.proxy import Link, rtt
 from tests.drivers.drafter_thread import DrafterThread
+from tests.drivers.sleeping import SleepingChannel
 from tests.drivers.tiny import EOS, VOCABULARY, System, generation, running
 from tests.worlds.models import TinyDrafter, target_alone
 
@@ -139,6 +140,26 @@ async def test_a_cut_link_is_resumed_with_the_same_text(which: str) -> None:
                         link.cut()
     assert cuts >= 2
     assert tuple(tokens) == target_alone((1, 2, 3), LONG, EOS)
+
+
+async def test_a_device_that_sleeps_before_its_open_loses_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "OPEN_TIME", 0.2)
+    async with staged() as stage, SleepingChannel(str(stage.near.address), {1}) as channel:
+        run = generation(channel, None, LONG)
+        async for _ in run:
+            pass
+    assert run.session.stats.resumes == 1
+    assert run.session.text == target_alone((1, 2, 3), LONG, EOS)
+
+
+async def test_a_stream_that_is_half_closed_before_its_open_may_be_tried_again() -> None:
+    async def nothing() -> AsyncIterator[pb.SessionRequest]:
+        for none in list[pb.SessionRequest]():
+            yield none
+
+    async with staged() as stage:
+        with pytest.raises(UnavailableError):
+            await anext(stage.service.Session(nothing(), Caller()))  # type: ignore[arg-type]
 
 
 async def test_a_text_without_a_seat_passes_without_the_middle_model() -> None:

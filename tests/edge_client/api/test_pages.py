@@ -110,12 +110,10 @@ async def test_texts_become_tokens_and_tokens_texts(base: str, field: str) -> No
 
 
 @pytest.mark.parametrize("half", [b"\\ud800", b"\\uDFff", b"\\udc00\\ud800", b"\xed\xa0\x80"])
-@pytest.mark.parametrize("path", ["/tokenize", "/apply-template", "/v1/completions"])
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/completions"])
 async def test_half_a_surrogate_pair_is_no_text(path: str, half: bytes) -> None:
-    messages = b'"messages": [{"role": "user", "content": "%s"}]' % half
     body = {
         "/tokenize": b'{"content": "%s"}' % half,
-        "/apply-template": b"{%s}" % messages,
         "/v1/completions": b'{"prompt": "abc", "max_tokens": 2, "user": "%s", "stop": "%s"}' % (half, half),
     }[path]
     async with world() as found:
@@ -125,6 +123,19 @@ async def test_half_a_surrogate_pair_is_no_text(path: str, half: bytes) -> None:
         )
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
     assert whole.status_code == 200, "both halves are a character"
+
+
+async def test_half_a_surrogate_pair_in_a_conversation_becomes_a_replacement_character() -> None:
+    """A conversation would be refused for ever, and nobody can mend what a tool has cut off."""
+    async with world(template="{{ messages[0].content }}") as found:
+        body = b'{"messages": [{"role": "user", "content": "a\\ud83d"}]}'
+        told = await found.client.post("/apply-template", content=body)
+        headers = {"content-type": "application/json"}
+        refused = await found.client.post(
+            "/apply-template", content=body[:-1] + b', "tools": ["\\ud83d"]}', headers=headers
+        )
+    assert told.json() == {"prompt": "a\ufffd"}
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_json")
 
 
 class Patient(Letters):

@@ -135,6 +135,68 @@ async def test_each_listed_model_is_the_one_that_answers_to_it() -> None:
             assert (await it.client.get(f"/v1/models/{name}")).json()["id"] == name
 
 
+CLASHES = {
+    "target and draft": (("same", "second"), ("same", "second"), ("one", "two")),
+    "across pairs": (("same", "draft"), ("draft", "same"), ("one", "two")),
+    "a pair and its own models": (("one", "second"), ("draft", "two"), ("one", "two")),
+    "a pair and another's models": (("two", "one"), ("two", "one"), ("one", "two")),
+    "the default's names": (("default", "forerun"), ("forerun", "default"), ("one", "two")),
+    "the default's names with a tag": (("default:latest", "x"), ("x", "default:latest"), ("one", "two")),
+    "a tag that clients add": (("same", "same:latest"), ("same:latest", "same"), ("one", "two")),
+    "the name before a verifier's own": (("first", "target"), ("target", "target"), ("one", "two")),
+    "folders that look like pairs": (("x", "org/x"), ("org/x", "x"), ("one", "org")),
+    "a name that a clash would get": (("same:draft", "same"), ("same", "same:draft"), ("one", "two")),
+}
+
+
+@pytest.mark.parametrize(("targets", "drafts", "pairs"), CLASHES.values(), ids=CLASHES)
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_each_listed_name_reaches_its_own_writer(
+    targets: tuple[str, str], drafts: tuple[str, str], pairs: tuple[str, str], is_alone: bool
+) -> None:
+    """Of a daemon with one pair as well: each writer has a name."""
+    pairs = ("", "") if is_alone else pairs
+    count = 1 if is_alone else 2
+    async with two_pairs(targets=targets[:count], drafts=drafts[:count], pairs=pairs[:count]) as it:
+        cards = (await it.client.get("/v1/models")).json()["data"]
+        listed = {each["id"]: each["meta"]["writer"] for each in cards}
+        assert sorted(listed.values()) == sorted(
+            ["split", "target", "draft"] * count + ["split"] * (3 if not is_alone else 1)
+        )
+        shown = [each["name"] for each in (await it.client.get("/api/tags")).json()["models"]]
+        assert [*shown, "default"] == list(listed)
+        for name, writer in listed.items():
+            wanted = it.api.pairs.models()[name]
+            for tag in ("", ":latest"):
+                pair = await it.api.pairs.of({"model": name + tag})
+                assert (pair, pair.writer(name + tag)[1]) == wanted
+            card = (await it.client.get(f"/v1/models/{name}")).json()
+            assert card["meta"]["writer"] == writer
+            assert (await it.client.post("/api/show", json={"model": name})).status_code == 200
+            told = (await it.complete(name, max_tokens=2)).json()
+            assert (told["forerun"]["mode"] == "device-only") is (writer == "draft")
+
+
+@pytest.mark.parametrize(
+    ("draft", "name", "writer"),
+    [
+        ("same", "same", "target"),
+        ("same", "target", "target"),
+        ("same", "target@same", "split"),
+        ("same", "same:draft", "draft"),
+        ("target", "target", "target"),
+        ("target", "target:draft", "draft"),
+    ],
+)
+async def test_a_name_never_passes_from_the_target_to_the_draft(draft: str, name: str, writer: str) -> None:
+    async with two_pairs(targets=("same",), drafts=(draft,), pairs=("",)) as it:
+        assert (await it.client.get(f"/v1/models/{name}")).json()["meta"]["writer"] == writer
+        verifier = it.texts[""].verifiers
+        assert isinstance(verifier, OneVerifier)
+        verifier.description = None
+        assert it.api.pairs.first.writer("target")[1].value == "target"
+
+
 @pytest.mark.parametrize(
     ("targets", "listed", "pairs"),
     [

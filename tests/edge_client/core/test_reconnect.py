@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import CapacityError, Code, PeerError, UnavailableError
+from common.errors import CapacityError, Code, LocalError, PeerError, UnavailableError
 from common.messages import Commit, Opened
 from common.sampling import SamplingParams
 from edge_client.core.nouns import Connect, Effect, Finished, Probe, SessionConfig
@@ -109,6 +109,7 @@ def test_it_gives_up_after_so_many_and_without_a_limit_never(most: int | None) -
     own = reconnects(1.0, max_attempts=most)
     assert pauses(own, 3000 if most is None else most)[-1:] in ([], [2.7], [5.0])
     assert own.can_help(GONE) is (most is None)
+    assert own.can_help(LocalError("late", Code.DEADLINE_EXCEEDED)) is (most is None)
     assert not own.can_help(PeerError("a rule was broken"))
 
 

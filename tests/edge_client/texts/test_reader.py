@@ -21,6 +21,7 @@ from edge_client.texts.message import ArgumentsAdded, CallBegun, ContentAdded, M
 from edge_client.texts.reader import MessageReader
 from edge_client.texts.response_template import bounded, load_template, read_template
 from tests.edge_client.texts.messages import (
+    GEMMA_4,
     GLM,
     HARMONY,
     HERMES,
@@ -173,6 +174,9 @@ def test_without_tools_and_reasoning_a_text_is_content_as_it_is(parts: list[str]
             "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=",
         ),
         ("<|tool_call>call:", "<|tool_call>call:get_weather{city:Paris}<tool_call|>"),
+        (GEMMA_4, "<|tool_call>call:get_weather{days:NaN}<tool_call|>"),
+        (HERMES, r'<tool_call>{"name": "get_weather\ud83d", "arguments": {}}</tool_call>'),
+        (MISTRAL, r'[TOOL_CALLS] [{"name": "\udc00", "arguments": {}}]'),
     ],
 )
 def test_what_is_no_call_is_content_as_it_is(source: str, text: str) -> None:
@@ -211,6 +215,10 @@ def test_what_follows_a_broken_call_is_content() -> None:
         ('"{\\"days\\": 3}"', {"days": 3}),
         ("null", {}),
         ('{"at": {"days": "3"}}', {"at": {"days": "3"}}),
+        ('{"days": "1e999", "at": "[NaN]"}', {"days": "1e999", "at": "[NaN]"}),
+        ('{"at": "[1e999]"}', {"at": [None]}),
+        ('{"at": "[\\"\\\\ud83d\\"]"}', {"at": ["\ud83d"]}),
+        ('"NaN"', "NaN"),
     ],
 )
 def test_values_get_the_types_of_the_schema(written: str, expected: Json) -> None:

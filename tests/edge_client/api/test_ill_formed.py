@@ -1,0 +1,322 @@
+"""Whatever a model writes or a client sends back, each response is JSON and each stream has its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import httpx
+import pytest
+
+from common.messages import TokenLogprobs
+from edge_client.api.dialect import Dialect
+from edge_client.api.messages import AnthropicMessages
+from edge_client.api.ollama import OllamaChat
+from edge_client.api.openai import ChatCompletion, Completion, logprob_entries
+from edge_client.api.responses import Responses
+from edge_client.texts.detokenizer import TextSpan, TokenOrigin
+from edge_client.texts.json_text import json_text, read_json, well_formed
+from tests.clients.scripted import scripted
+from tests.edge_client.api.served import TOKEN
+from tests.edge_client.api.world import Letters, world
+
+pytestmark = [pytest.mark.api, pytest.mark.grpc]
+
+Json = dict[str, Any]
+
+SCHEMA = {"type": "object", "properties": {"days": {"type": "integer"}, "at": {"type": "array"}}}
+FUNCTION = {"name": "get", "description": "d", "parameters": SCHEMA}
+USER = {"role": "user", "content": "go"}
+
+
+def refuse(word: str) -> NoReturn:
+    raise AssertionError(f"JSON has no {word}")
+
+
+def strictly(data: bytes | str) -> Any:
+    """The value of JSON in UTF-8, as readers take it that are stricter than Python's."""
+    text = data.decode() if isinstance(data, bytes) else data
+    return json.loads(text, parse_constant=refuse)
+
+
+def events(data: bytes) -> list[Json]:
+    """The events of a stream, without its comments."""
+    lines = [line.removeprefix(b"data: ") for line in data.splitlines() if line.startswith((b"data: ", b"{"))]
+    return [strictly(line) for line in lines if line != b"[DONE]"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One dialect: a request, what a call is in its responses, and a call as its clients send it back."""
+
+    path: str
+    asked: Json
+    whole: Callable[[Json], tuple[str, list[tuple[str, Any]]]]  # content, and calls with their arguments
+    streamed: Callable[[list[Json]], tuple[str, list[tuple[str, Any]]]]
+    ends: Callable[[Json], bool]  # the last event of a whole stream
+    history: Callable[[Any], list[Json]]  # from arguments, as the client got them
+    field: str = "messages"
+
+
+def _chat_whole(body: Json) -> tuple[str, list[tuple[str, Any]]]:
+    message = body["choices"][0]["message"]
+    calls = [each["function"] for each in message.get("tool_calls", [])]
+    return message["content"] or "", [(each["name"], strictly(each["arguments"])) for each in calls]
+
+
+def _chat_streamed(found: list[Json]) -> tuple[str, list[tuple[str, Any]]]:
+    deltas = [each["choices"][0]["delta"] for each in found]
+    pieces = [call["function"] for each in deltas for call in each.get("tool_calls", [])]
+    names = [each["name"] for each in pieces if "name" in each]
+    text = "".join(each["arguments"] for each in pieces)
+    content = "".join(each.get("content") or "" for each in deltas)
+    return content, [(name, strictly(text)) for name in names]
+
+
+def _responses(body: Json) -> tuple[str, list[tuple[str, Any]]]:
+    items = body["output"]
+    content = "".join(part["text"] for each in items for part in each.get("content", []))
+    calls = [each for each in items if each["type"] == "function_call"]
+    return content, [(each["name"], strictly(each["arguments"])) for each in calls]
+
+
+def _messages_whole(body: Json) -> tuple[str, list[tuple[str, Any]]]:
+    blocks = body["content"]
+    calls = [(each["name"], each["input"]) for each in blocks if each["type"] == "tool_use"]
+    return "".join(each.get("text", "") for each in blocks), calls
+
+
+def _messages_streamed(found: list[Json]) -> tuple[str, list[tuple[str, Any]]]:
+    begun = [each["content_block"] for each in found if each["type"] == "content_block_start"]
+    deltas = [each["delta"] for each in found if each["type"] == "content_block_delta"]
+    text = "".join(each.get("partial_json", "") for each in deltas)
+    calls = [(each["name"], strictly(text)) for each in begun if each["type"] == "tool_use"]
+    return "".join(each.get("text", "") for each in deltas), calls
+
+
+def _ollama(found: list[Json]) -> tuple[str, list[tuple[str, Any]]]:
+    messages = [each["message"] for each in found]
+    calls = [call["function"] for each in messages for call in each.get("tool_calls", [])]
+    return "".join(each["content"] for each in messages), [
+        (each["name"], each["arguments"]) for each in calls
+    ]
+
+
+def _openai_history(arguments: Any) -> list[Json]:
+    function = {
+        "name": "get",
+        "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
+    }
+    call = {"id": "c", "type": "function", "function": function}
+    return [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, result("tool", "c")]
+
+
+def result(role: str, call: str) -> Json:
+    return {"role": role, "tool_call_id": call, "content": "cut \ud83d"}
+
+
+def _items(arguments: Any) -> list[Json]:
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    call = {"type": "function_call", "call_id": "c", "name": "get", "arguments": text}
+    return [USER, call, {"type": "function_call_output", "call_id": "c", "output": "cut \ud83d"}]
+
+
+def _turns(arguments: Any) -> list[Json]:
+    call = {"type": "tool_use", "id": "c", "name": "get", "input": arguments}
+    told = {"type": "tool_result", "tool_use_id": "c", "content": "cut \ud83d"}
+    return [USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [told]}]
+
+
+def _ollama_history(arguments: Any) -> list[Json]:
+    call = {"function": {"name": "get", "arguments": arguments}}
+    return [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, result("tool", "c")]
+
+
+TOOLS = [{"type": "function", "function": FUNCTION}]
+SHAPES = {
+    "chat": Shape(
+        "/v1/chat/completions", {"messages": [USER], "tools": TOOLS}, _chat_whole, _chat_streamed,
+        lambda last: last["choices"][0]["finish_reason"] is not None, _openai_history,
+    ),
+    "responses": Shape(
+        "/v1/responses", {"input": [USER], "tools": [{"type": "function", **FUNCTION}]}, _responses,
+        lambda found: _responses(found[-1]["response"]), lambda last: last["type"] == "response.completed",
+        _items, "input",
+    ),
+    "messages": Shape(
+        "/v1/messages",
+        {"max_tokens": 500, "messages": [USER], "tools": [{"name": "get", "input_schema": SCHEMA}]},
+        _messages_whole, _messages_streamed, lambda last: last["type"] == "message_stop", _turns,
+    ),
+    "ollama": Shape(
+        "/api/chat", {"messages": [USER], "tools": TOOLS}, lambda body: _ollama([body]), _ollama,
+        lambda last: bool(last["done"]), _ollama_history,
+    ),
+}  # fmt: skip
+
+by_dialect = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+
+
+def call_of(*, arguments: str, name_first: bool = True) -> str:
+    parts = ['"name": "get"', f'"arguments": {arguments}']
+    return f"<tool_call>{{{', '.join(parts if name_first else parts[::-1])}}}</tool_call>"
+
+
+HALVES: dict[str, tuple[str, Json]] = {
+    "a value": (call_of(arguments=r'{"a": "\ud83d"}'), {"a": "\ud83d"}),
+    "a value before the name": (
+        call_of(arguments=r'{"a": "é\udc00"}', name_first=False),
+        {"a": "é\udc00"},
+    ),
+    "a key": (call_of(arguments=r'{"\ud83d": [1]}', name_first=False), {"\ud83d": [1]}),
+    "arguments in a string": (call_of(arguments=r'"{\"a\": \"\ud83d\"}"'), {"a": "\ud83d"}),
+    "a value of another type": (call_of(arguments=r'{"at": "[\"\\ud83d\"]"}'), {"at": ["\ud83d"]}),
+    "both halves": (call_of(arguments=r'{"a": "\ud83d\ude00"}', name_first=False), {"a": "😀"}),
+}
+
+
+async def post(address: str, path: str, body: Json, **headers: str) -> httpx.Response:
+    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json", **headers}
+    async with httpx.AsyncClient(timeout=60) as client:
+        return await client.post(f"http://{address}{path}", content=json.dumps(body), headers=headers)
+
+
+async def both(text: str, shape: Shape) -> list[tuple[str, list[tuple[str, Any]]]]:
+    """What a text is as a whole response, as a stream, and as a named stream that is read again."""
+    async with scripted(lambda prompt: text) as address:
+        whole = await post(address, shape.path, {**shape.asked, "stream": False})
+        stream = await post(
+            address, shape.path, {**shape.asked, "stream": True}, **{"x-conversation-id": "t"}
+        )
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as client:
+            again = await client.get(f"http://{address}/v1/stream?conv_id=t")
+    assert (whole.status_code, stream.status_code) == (200, 200), whole.text
+    assert again.content == stream.content
+    found = events(stream.content)
+    assert shape.ends(found[-1])
+    return [shape.whole(strictly(whole.content)), shape.streamed(found)]
+
+
+@by_dialect
+@pytest.mark.parametrize(("text", "arguments"), HALVES.values(), ids=HALVES)
+async def test_half_a_pair_in_arguments_arrives_and_may_be_sent_back(
+    shape: Shape, text: str, arguments: Json
+) -> None:
+    whole, streamed = await both(text, shape)
+    assert whole == streamed == ("", [("get", arguments)])
+    prompts = list[str]()
+
+    def script(prompt: str) -> str:
+        prompts.append(prompt)
+        return "done"
+
+    async with scripted(script) as address:
+        body = {**shape.asked, shape.field: shape.history(arguments), "stream": False}
+        answer = await post(address, shape.path, body)
+    assert answer.status_code == 200, answer.text
+    assert shape.whole(strictly(answer.content))[0] == "done"
+    assert json.dumps(well_formed(arguments), ensure_ascii=False) in prompts[-1]
+    assert "cut \ufffd" in prompts[-1]
+
+
+@by_dialect
+@pytest.mark.parametrize("name", [r"\ud800", r"get\udfff"], ids=["alone", "at the end"])
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_name_with_half_a_pair_is_no_call(shape: Shape, name: str, is_first: bool) -> None:
+    text = call_of(arguments="{}", name_first=is_first).replace('"get"', f'"{name}"')
+    assert await both(text, shape) == [(text, [])] * 2
+
+
+@by_dialect
+async def test_a_number_beyond_the_greatest_is_null_where_json_has_none(shape: Shape) -> None:
+    whole, streamed = await both(call_of(arguments='{"a": 1e999, "b": -1e999}', name_first=False), shape)
+    assert whole == streamed == ("", [("get", {"a": None, "b": None})])
+
+
+@by_dialect
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+async def test_a_history_with_numbers_that_json_lacks_goes_on(shape: Shape, number: str) -> None:
+    prompts = list[str]()
+
+    def script(prompt: str) -> str:
+        prompts.append(prompt)
+        return "done"
+
+    arguments = {"a": float(number)}
+    async with scripted(script) as address:
+        body = {**shape.asked, shape.field: shape.history(arguments), "stream": False}
+        answer = await post(address, shape.path, body)
+    assert answer.status_code == 200, answer.text
+
+
+async def test_what_a_response_repeats_of_a_request_is_json() -> None:
+    async with scripted(lambda prompt: "hi") as address:
+        body = {"input": "go", "metadata": {"a": float("nan"), "b": [float("inf")]}}
+        answer = await post(address, "/v1/responses", body)
+        stream = await post(address, "/v1/responses", {**body, "stream": True})
+    assert strictly(answer.content)["metadata"] == {"a": None, "b": [None]}
+    assert events(stream.content)[-1]["response"]["metadata"] == {"a": None, "b": [None]}
+
+
+class Broken(Exception):
+    """A failure to encode an event."""
+
+
+@pytest.mark.parametrize("dialect", [ChatCompletion, Completion, Responses, AnthropicMessages, OllamaChat])
+@pytest.mark.parametrize("name", ["", "talk"])
+async def test_a_stream_whose_event_cannot_be_encoded_ends_with_an_error(
+    dialect: type[Dialect], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    framed = dialect.framed
+
+    def break_third(self: Dialect, number: int, chunk: Json) -> bytes:
+        if number == 3:
+            monkeypatch.setattr(dialect, "framed", framed)
+            raise Broken
+        return framed(self, number, chunk)
+
+    monkeypatch.setattr(dialect, "framed", break_third)
+    field = "input" if dialect is Responses else dialect.param
+    body = {field: "abc" if dialect is Completion else [{"role": "user", "content": "abc"}]}
+    headers = {"x-conversation-id": name} if name else {}
+    async with world() as found:
+        asked = {**body, "max_tokens": 9, "stream": True}
+        answer = await found.client.post(dialect.path, json=asked, headers=headers)
+        told = events(answer.content)
+        assert len(told) == 3
+        error = told[-1].get("response", told[-1]).get("error") or told[-1]
+        assert "defect" in json.dumps(error)
+        if name:
+            again = await found.client.get("/v1/stream", params={"conv_id": name})
+            assert again.content == answer.content
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (
+            {"é": "\ud83d", "x": [1.5, float("nan"), {"y": float("-inf")}]},
+            r'{"é": "\ud83d", "x": [1.5, null, {"y": null}]}',
+        ),
+        ("\\\udfff", r'"\\\udfff"'),
+        ({"\ud800": "😀"}, r'{"\ud800": "😀"}'),
+    ],
+)
+def test_what_is_written_is_what_json_stringify_writes(value: Any, text: str) -> None:
+    assert json_text(value) == text
+    assert text.encode()
+
+
+@pytest.mark.parametrize("text", ["NaN", '{"a": [-Infinity]}', "Infinity"])
+def test_what_json_lacks_is_not_read(text: str) -> None:
+    with pytest.raises(ValueError, match="JSON has no"):
+        read_json(text)
+
+
+def test_a_token_without_any_chance_has_openais_least_log_probability() -> None:
+    least = TokenLogprobs(-0.5, ((1, -0.5), (2, float("-inf"))))
+    spans = [TextSpan("a", TokenOrigin.SERVER, 1, 1, least)]
+    (entry,) = logprob_entries(Letters(), spans)
+    assert [each["logprob"] for each in entry["top_logprobs"]] == [-0.5, -9999.0]
