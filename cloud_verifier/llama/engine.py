@@ -63,12 +63,12 @@ class LlamaEngine:
         )
         self._marks = PrefixMarks(num_slots)
         self._limits = StepLimits(runtime.num_vocab, max_positions, num_slots)
-        self._forward = LlamaForward(runtime, num_slots, max_positions)
+        self.forward = LlamaForward(runtime, num_slots, max_positions)
         self._grammars = TargetGrammars(runtime.grammar_tokens)
 
     def use(self, shapes: DecodeShapes) -> None:
         """Cut steps into decodes of these shapes."""
-        self._forward.shapes = shapes
+        self.forward.shapes = shapes
         most = min(self.runtime.n_together, self.runtime.max_rows)
         times = tuple((rows, shapes.step_seconds(rows, most)) for rows, _ in shapes.times)
         near_tie = 0.0 if shapes.repeats else NEAR_TIE
@@ -80,14 +80,14 @@ class LlamaEngine:
 
     def compact(self) -> None:
         """Move the KV cells in use together. A step does so when it has to."""
-        self._forward.sequences.compact()
+        self.forward.sequences.compact()
 
     def stats(self) -> Stats:
         """Return the engine's figures: rows that were evaluated again because their KV was lost, and KV cells
         that were moved."""
         return {
-            "lost_rows_total": self._forward.num_again,
-            "moved_cells_total": self._forward.sequences.num_moved,
+            "lost_rows_total": self.forward.num_again,
+            "moved_cells_total": self.forward.sequences.num_moved,
         }
 
     def check_grammar(self, request: Open) -> None:
@@ -103,7 +103,7 @@ class LlamaEngine:
         self._grammars.take_times()  # of a step that failed: its sessions may be gone
         step = self._pack(plan)
         rows = [row for item in plan.items for row in choice_rows(item, self._grammars.mask)]
-        logits = self._forward.run(step)
+        logits = self.forward.run(step)
         choices, margins = choose_on_host(logits, rows)
         result = by_item(plan, Chosen(choices, margins))
         if has_rules(plan):
@@ -117,11 +117,11 @@ class LlamaEngine:
 
     def logits(self, plan: StepPlan) -> FloatArray:
         """Run one step for its raw logits: float32 [O, V]. Raises as `evaluate`."""
-        return self._forward.run(self._pack(plan)).copy()
+        return self.forward.run(self._pack(plan)).copy()
 
     def clear(self) -> None:
         """Forget all KV. Prefixes that later steps name are evaluated again."""
-        self._forward.clear()
+        self.forward.clear()
 
     def close(self) -> None:
         """Free model and KV."""
