@@ -323,7 +323,8 @@ def main() -> None:
 
 
 def _begin(_: Json) -> Callable[[Json], Json]:
-    limit(RLIMIT_AS=addresses() + TRIAL_MEMORY, RLIMIT_FSIZE=0)
+    if present := addresses():
+        limit(RLIMIT_AS=present + TRIAL_MEMORY)
     return lambda message: {"refused": _refusal(message["source"])}
 
 
