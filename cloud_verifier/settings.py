@@ -146,8 +146,8 @@ class TargetSection:
     )
     deterministic: bool | None = setting(
         None,
-        "compute every text bit for bit alike, whatever else is served; auto: of a GGUF target on a processor, "
-        "apart from a prompt's earlier replies (docs/determinism.md)",
+        "compute every text bit for bit alike, whatever else is served; auto: of a GGUF target on a "
+        "processor, apart from a prompt's earlier replies (docs/determinism.md)",
         unset="auto",
     )
     tile_rows: int = setting(

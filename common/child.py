@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -18,10 +19,10 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
-from common.errors import LocalError
+from common.errors import CapacityError, Code, LocalError
 
-START_PATIENCE = 30.0
-"""Seconds for a process to start, on a small and busy device too."""
+START_PATIENCE = 60.0
+"""Seconds for a process to start, on a small and busy device too. 2.5 % of a core need 10."""
 
 IDLE = 1800.0
 """Seconds without a message after which a child ends and frees its memory."""
@@ -29,15 +30,24 @@ IDLE = 1800.0
 LOOK_EVERY = 0.02
 """Seconds between looks at a child's memory, in which the child can fill some 50 MB."""
 
+OUT_OF_TIME = int(getattr(signal, "SIGPROF", 0))
+"""Signal that ends a child that has used up its processor time. A system without it has the clock alone."""
+
 
 class ChildProcess:
-    """Holds a process that runs `module`. One thread asks at a time. The process ends with its parent."""
+    """Holds a process that runs `module`. One thread asks at a time. The process ends with its parent.
+
+    What the work needs is counted in processor time and memory. The clock bounds only how long the caller
+    waits. It says nothing about the work, because a busy machine may not have run it at all.
+    """
 
     def __init__(self, module: str, first: Mapping[str, Any], *, max_line: int, purpose: str) -> None:
-        """Start the process and send it `first`. An answer has at most `max_line` bytes. Raises `LocalError`,
-        which names `purpose`, if no process starts or answers."""
-        self.why = ""  # the bound that it broke, if it was killed for that
-        self._max_line = max_line
+        """Start the process and send it `first`. An answer has at most `max_line` bytes. The errors name
+        `purpose`. Raises `LocalError` if no process starts, and `CapacityError` if it does not answer within
+        `START_PATIENCE`."""
+        self.why = ""  # the bound that the work broke, if the process was ended for that
+        self._is_late = False  # it was ended by the clock
+        self._max_line, self._purpose = max_line, purpose
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module],
@@ -58,22 +68,33 @@ class ChildProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, message: Mapping[str, Any], patience: float, memory: int = 0) -> dict[str, Any] | None:
-        """Return the child's answer, or None if it ended. The child is killed after `patience` seconds, or
-        when it has more than `memory` bytes (0: no bound) in memory."""
+    def ask(
+        self, message: Mapping[str, Any], patience: float, *, seconds: float = 0.0, memory: int = 0
+    ) -> dict[str, Any] | None:
+        """Return the child's answer, or None if the process ended; `why` then names the bound that it broke.
+
+        The work may take `seconds` of processor time, where the system can count them, and `memory` bytes
+        (0: no bound). Raises `CapacityError` if no answer comes within `patience` seconds on the clock.
+        """
         process = self._process
         assert process.stdin is not None, "started with a pipe"
         assert process.stdout is not None, "started with a pipe"
         with self._watched(patience, memory):
             try:
-                process.stdin.write(json.dumps(message).encode() + b"\n")
+                process.stdin.write(json.dumps({"seconds": seconds, "message": message}).encode() + b"\n")
                 process.stdin.flush()
                 found: dict[str, Any] = json.loads(process.stdout.readline(self._max_line))
             except (OSError, ValueError):
                 process.kill()
-                process.wait()
-                return None
-        return found
+                if process.wait() == -OUT_OF_TIME:
+                    self.why = f"takes more than {seconds:g} s of processor time"
+                found = {}
+        if found:
+            return found
+        if self._is_late and not self.why:
+            words = f"this machine is too busy: the process for {self._purpose} got no answer ready"
+            raise CapacityError(f"{words} in {patience:g} s; try again later", Code.UNAVAILABLE)
+        return None
 
     @contextlib.contextmanager
     def _watched(self, patience: float, memory: int) -> Iterator[None]:
@@ -89,11 +110,10 @@ class ChildProcess:
     def _watch(self, over: threading.Event, patience: float, memory: int) -> None:
         until = time.monotonic() + patience
         while not over.wait(LOOK_EVERY):
-            if time.monotonic() >= until:
-                self.why = f"did not come to an end in {patience:g} s"
-            elif memory and resident(self._process.pid) > memory:
+            self._is_late = time.monotonic() >= until
+            if memory and resident(self._process.pid) > memory:
                 self.why = f"needs more than {memory >> 20} MiB of memory"
-            if self.why:
+            if self._is_late or self.why:
                 self._process.kill()
                 return
 
@@ -113,16 +133,28 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def serve(
     begin: Callable[[dict[str, Any]], Callable[[dict[str, Any]], dict[str, Any]]], max_line: int
 ) -> None:
-    """Answer each line of standard input until none comes. `begin` takes the first line and returns the
-    function that answers the others."""
+    """Answer each line of standard input until none comes. `begin` takes the first message and returns the
+    function that answers the others. Processor time counts within that function alone."""
     lines, out = sys.stdin.buffer, sys.stdout.buffer
     first = lines.readline(max_line)
     if not first:
         return
-    answer = begin(json.loads(first))
+    if OUT_OF_TIME:
+        signal.signal(OUT_OF_TIME, signal.SIG_DFL)  # a profiler's child would ignore it
+    answer = begin(json.loads(first)["message"])
     _say(out, {"ready": True})
     while select.select([lines], [], [], IDLE)[0] and (line := lines.readline(max_line)):
-        _say(out, answer(json.loads(line)))
+        asked = json.loads(line)
+        _count(asked["seconds"])
+        found = answer(asked["message"])
+        _count(0.0)
+        _say(out, found)
+
+
+def _count(seconds: float) -> None:
+    """End this process after so many seconds of a processor; 0 counts no longer."""
+    if OUT_OF_TIME:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _say(out: BinaryIO, found: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.llama.probe import TEXT
-from common.messages import Close, Commit, Opened, Open, Propose
+from common.messages import Close, Commit, Open, Opened, Propose
 from common.sampling import SamplingParams
 
 COMPANY = 6

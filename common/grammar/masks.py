@@ -79,7 +79,7 @@ class Grammars:
         return self._num_bytes > self._max_bytes
 
     def warm(self) -> None:
-        """Start the process for trials. Raises `LocalError`."""
+        """Start the process for trials. Raises `LocalError` or `CapacityError` if it does not start."""
         self._trials.warm()
 
     def matcher(self, grammar: str) -> Matcher:

@@ -57,7 +57,8 @@ class GrammarTrials:
             self._idle.put(None)
 
     def warm(self) -> None:
-        """Start one process, so that the first grammar need not wait for it. Raises `LocalError`."""
+        """Start one process, so that the first grammar need not wait for it. Raises `LocalError`
+        or `CapacityError` if it does not start."""
         process = self._idle.get()
         try:
             process = process or self._started()

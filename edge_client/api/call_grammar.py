@@ -335,7 +335,7 @@ class _NamedWriter:
 
     def __init__(self, lark: _Lark, syntax: CallSyntax, named: NamedArguments, root: Json) -> None:
         self._lark = lark
-        self._ends = re.findall(r"</[^>]+>", syntax.end)
+        self._ends = re.findall(r"</[^<>]+>", syntax.end)
         self._named = named
         self._root = root
         self._num_seen = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from common.errors import PeerError, UserError
@@ -30,6 +30,9 @@ HERMES_WAY = """To call a function, write its name and its arguments in this for
 </tool_call>"""
 
 SYSTEM, RESULT = "probed system", "probed result"
+
+MAX_PROBED = 2**16
+"""Characters of a probe's text. The longest in use have some 5,000; a hostile template could write 8 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,8 @@ def call_style(template: ChatTemplate, controls: Controls, own_reading: str = ""
 
     `own_reading` is the response template of the target's makers, if there is one.
     """
-    syntax = find_syntax(template.render, controls)
+    render = partial(_probed, template)
+    syntax = find_syntax(render, controls)
     user: Json = {"role": "user", "content": "hello"}
     lists_tools = PROBES[0]["function"]["name"] in _text(template, [user], {"tools": PROBES})
     arguments: Any = "{}" if syntax is not None and syntax.arguments_as_text else {}
@@ -117,7 +121,7 @@ def call_style(template: ChatTemplate, controls: Controls, own_reading: str = ""
     how = reading(template.source, own_reading)
     if syntax is not None and not _is_read(template, controls, [user, called], how):
         syntax = None
-    style = CallStyle(syntax or HERMES, syntax is not None, lists_tools, find_order(template.render, called))
+    style = CallStyle(syntax or HERMES, syntax is not None, lists_tools, find_order(render, called))
     chat = [user, {**called, "content": CONTENT}, {"role": "tool", "content": RESULT, "tool_call_id": IDS[0]}]
     if not _keeps_content(template, style.shown(chat, [])):
         apart = replace(style, keeps_content=False)
@@ -145,9 +149,19 @@ def _keeps_content(template: ChatTemplate, messages: Sequence[Json]) -> bool:
     return -1 < text.find(CONTENT) < text.find(RESULT)
 
 
+def _probed(
+    template: ChatTemplate, messages: Sequence[Json], settings: Mapping[str, Any] | None = None
+) -> str:
+    """Render a probe. Raises `PeerError` if its text is too long to be examined."""
+    text = template.render(messages, settings)
+    if len(text) > MAX_PROBED:
+        raise PeerError(f"the target's chat template writes {len(text)} characters for a short chat")
+    return text
+
+
 def _text(template: ChatTemplate, messages: Sequence[Json], settings: Mapping[str, Any] | None = None) -> str:
     """Return a chat as the template writes it; empty if it refuses or fails."""
     try:
-        return template.render(messages, settings)
+        return _probed(template, messages, settings)
     except (PeerError, UserError):
         return ""

@@ -17,6 +17,7 @@ from itertools import takewhile
 from typing import Any
 
 from common.errors import PeerError, UserError
+from edge_client.api.contents import any_of
 from edge_client.texts.message import Json
 
 Render = Callable[[Sequence[Json], Mapping[str, Any]], str]
@@ -77,8 +78,7 @@ class Controls:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        texts = sorted(self.ids, key=len, reverse=True)
-        return re.compile("|".join([*map(re.escape, texts), "(?s:.)"]))
+        return re.compile("|".join([*([any_of(self.ids)] if self.ids else []), "(?s:.)"]))
 
     def split(self, text: str) -> list[str]:
         """Return the text's pieces: control tokens, and characters."""

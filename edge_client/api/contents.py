@@ -25,8 +25,8 @@ class Contents:
 
     def __init__(self, words: Words) -> None:
         self._words = words
-        texts = sorted((each for each in words.control_texts if len(each) > 1), key=len, reverse=True)
-        self._whole = re.compile(f"({'|'.join(map(re.escape, texts))})") if texts else None
+        texts = [each for each in words.control_texts if len(each) > 1]
+        self._whole = re.compile(f"({any_of(texts)})") if texts else None
         self._begins = re.compile(f"(?={self._whole.pattern})") if self._whole is not None else None
 
     def hide(self, values: Any) -> tuple[Any, str]:
@@ -70,6 +70,27 @@ class Contents:
                 return {self._broken(name, mark): self._broken(each, mark) for name, each in value.items()}
             case _:
                 return value
+
+
+def any_of(texts: Iterable[str]) -> str:
+    """Return a pattern of the longest of these texts at a place; none of them may be empty.
+
+    What several texts begin with is read once. A pattern that tries one after the other takes 27 µs at each
+    `<` with the 6,000 control tokens of Gemma 3.
+    """
+    by_first = dict[str, list[str]]()
+    for each in texts:
+        by_first.setdefault(each[0], []).append(each)
+    return f"(?:{'|'.join(map(_begun_alike, by_first.values()))})"
+
+
+def _begun_alike(texts: list[str]) -> str:
+    """Return the pattern of texts with a common beginning."""
+    first, last = min(texts), max(texts)
+    common = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    begin, rests = first[:common], {each[common:] for each in texts}
+    further = any_of(sorted(rests - {""})) if rests != {""} else ""
+    return re.escape(begin) + further + ("?" if further and "" in rests else "")
 
 
 def strings(value: Any) -> Iterable[str]:

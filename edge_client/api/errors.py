@@ -118,8 +118,7 @@ def api_error(error: Exception) -> ApiError:
             status = 404 if error.code is Code.NOT_FOUND else 400
             return ApiError(status, str(error), code=error.code.value.lower())
         case CapacityError():
-            wait = error.retry_after or RETRY_AFTER
-            return ApiError(429, str(error), kind="rate_limit_error", code="no_capacity", retry_after=wait)
+            return _no_room(error, error.retry_after or RETRY_AFTER)
         case UnavailableError():
             return _ours(503, str(error), "verifier_unavailable", RETRY_AFTER)
         case PeerError():
@@ -128,6 +127,13 @@ def api_error(error: Exception) -> ApiError:
             return _ours(500, str(error), "internal_error")
         case _:
             return _ours(500, "a defect of this daemon; its log has details", "internal_error")
+
+
+def _no_room(error: CapacityError, wait: float) -> ApiError:
+    """Return the error of a full queue, or of a device that is too slow now (`UNAVAILABLE`)."""
+    if error.code is Code.UNAVAILABLE:
+        return _ours(503, str(error), "busy", wait)
+    return ApiError(429, str(error), kind="rate_limit_error", code="no_capacity", retry_after=wait)
 
 
 def log_refusal(method: str, path: str, error: ApiError) -> None:

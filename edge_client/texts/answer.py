@@ -185,7 +185,8 @@ class TextAnswer:
 
     def _extend_preview(self, tokens: Sequence[int]) -> PreviewAdded:
         decoder = TextDecoder(self._words)
-        decoder.feed((*self._text[-UNFINISHED:], *self._shown_preview))
+        before = (*self._text[-UNFINISHED:], *self._shown_preview[-UNFINISHED:])
+        decoder.feed(before[-UNFINISHED:])
         start = len(self._text) + len(self._shown_preview)
         self._shown_preview += tokens
         return PreviewAdded(

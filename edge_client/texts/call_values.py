@@ -16,8 +16,14 @@ import regex
 from edge_client.texts.json_text import has_half, json_text, read_json
 from edge_client.texts.response_template import PLACEHOLDER, Json, Region, bounded
 
-PARSE_TIME = 0.5
-"""Seconds for the patterns of one region's text."""
+PARSE_TIME = 0.25
+"""Seconds for the pattern of one region's text."""
+
+MAX_ARGUMENTS = 2**24
+"""Characters of one region's calls. A transform can repeat the text, and a context has some four million."""
+
+STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+BARE_KEY = re.compile(r"(?<=[{,])\s*(\w+)(?=\s*:)")
 
 TYPES = {
     str: "string",
@@ -54,11 +60,17 @@ def read_calls(
 
     Raises `ValueError` if the text is no call.
     """
-    value = _shaped(region, PARSERS[region.content](body, region.args), captures)
     try:
-        return [_call(each, tools) for each in (value if isinstance(value, list) else [value])]
+        value = _shaped(region, PARSERS[region.content](body, region.args), captures)
+        found, size = list[tuple[str, str]](), 0
+        for each in value if isinstance(value, list) else [value]:
+            found.append(_call(each, tools))
+            size += sum(map(len, found[-1]))
+            if size > MAX_ARGUMENTS:
+                raise ValueError("the calls are much longer than their text")
     except RecursionError as error:
         raise ValueError("the value is nested too deeply") from error
+    return found
 
 
 def _call(value: Any, tools: Mapping[str, Properties]) -> tuple[str, str]:
@@ -210,20 +222,35 @@ def _json(text: str, args: Json) -> Any:
 
 
 def _plain_json(text: str, pairs: Sequence[Sequence[str]], bare_keys: bool) -> str:
-    marked = [f"{re.escape(begin)}(.*?){re.escape(end)}" for begin, end in pairs]
-    known = "|".join(
-        [*marked, r'"(?:[^"\\]|\\.)*"', *([r"(?<=[{,])(\s*)(\w+)(?=\s*:)"] if bare_keys else [])]
-    )
+    """Return JSON with the usual marks around its strings and keys.
 
-    def quoted(found: re.Match[str]) -> str:
-        strings = found.groups()[: len(pairs)]
-        if (string := next((each for each in strings if each is not None), None)) is not None:
-            return json_text(string)
-        if bare_keys and (key := found.groups()[-1]) is not None:
-            return f'"{key}"'
-        return found.group()
-
-    return re.sub(known, quoted, text, flags=re.DOTALL)
+    Each part of the text is read once: a mark that has no end from one place on has none later either. For
+    quotes this holds because a quote behind one without an end is escaped there, so that both read on alike.
+    """
+    begins = [re.escape(begin) for begin, _ in pairs]
+    starts = re.compile("|".join([*begins, '"', *([BARE_KEY.pattern] if bare_keys else [])]))
+    open_pairs, has_strings = [(begin, end) for begin, end in pairs], True
+    parts, shown, at = list[str](), 0, 0
+    while (start := starts.search(text, at)) is not None:
+        at, written = start.start(), ""
+        until = at + 1
+        for pair in [each for each in open_pairs if text.startswith(each[0], at)]:
+            inner = at + len(pair[0])
+            if (end := text.find(pair[1], inner)) >= 0:
+                written, until = json_text(text[inner:end]), end + len(pair[1])
+                break
+            open_pairs.remove(pair)
+        if not written and has_strings and text[at] == '"':
+            if (string := STRING.match(text, at)) is not None:
+                written, until = string[0], string.end()
+            has_strings = string is not None
+        if not written and bare_keys and (key := BARE_KEY.match(text, at)) is not None:
+            written, until = f'"{key[1]}"', key.end()
+        if written:
+            parts += (text[shown:at], written)
+            shown = until
+        at = until
+    return "".join([*parts, text[shown:]])
 
 
 def _xml_inline(text: str, args: Json) -> Json:
@@ -236,14 +263,16 @@ def _xml_inline(text: str, args: Json) -> Json:
     for match in _tags(args, text):
         key, value = match["key"], _value(match["value"] or "", args)
         if key in found and args.get("merge_duplicates"):
-            before = found[key]
-            value = [*before, value] if isinstance(before, list) else [before, value]
+            if isinstance(before := found[key], list):
+                before.append(value)
+                continue
+            value = [before, value]
         found[key] = value
     return found
 
 
 def _tags(args: Json, text: str) -> list[regex.Match[str]]:
-    pattern = regex.compile(args["tag_pattern"], regex.DOTALL)
+    pattern: regex.Pattern[str] = args["tag_pattern"]
     try:
         return bounded(lambda limit: list(pattern.finditer(text, timeout=limit)), PARSE_TIME)
     except (TimeoutError, MemoryError) as error:
@@ -254,10 +283,10 @@ def is_whole(region: Region, body: str) -> bool:
     """Tell whether a region that the text's end cut off is certainly whole. Tags may be missing in it."""
     if region.content != "xml-inline":
         return region.content == "json"  # which is read to its own end
-    end, rest = 0, ""
-    for match in _tags(region.args, body):
-        rest, end = rest + body[end : match.start()], match.end()
-    return end > 0 and not (rest + body[end:]).strip()
+    tags = _tags(region.args, body)
+    ends = [0, *(each.end() for each in tags)]
+    starts = [*(each.start() for each in tags), len(body)]
+    return bool(tags) and not any(body[a:b].strip() for a, b in zip(ends, starts, strict=True))
 
 
 def _kv_lines(text: str, args: Json) -> Json:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import codecs
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import accumulate
 from typing import Protocol
 
 from common.messages import TokenLogprobs
@@ -87,21 +87,23 @@ class Detokenizer:
         self.stopped_by: str | None = None
         self._decoder = TextDecoder(words)
         self._ends = frozenset(ends)
-        self._stops = tuple(stops)
-        self._held: list[TextSpan] = []
+        self._stops = [_StopSearch(stop) for stop in stops]
+        self._held = deque[TextSpan]()
+        self._num_held = 0  # characters
 
     def feed(self, token: int, origin: TokenOrigin, logprobs: TokenLogprobs | None = None) -> list[TextSpan]:
         """Add a token and return the spans that can be shown now."""
         text = "" if token in self._ends else self._decoder.feed((token,))
         self._held.append(TextSpan(text, origin, 1, token, logprobs))
-        if not self._stops:
-            return self._release(len(self._held))
-        held = "".join(each.text for each in self._held)
-        found = [(at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
+        before, self._num_held = self._num_held, self._num_held + len(text)
+        found = list[tuple[int, str]]()
+        for search in self._stops:
+            if (end := search.feed(text)) is not None:
+                found.append((before + end - len(search.stop), search.stop))
         if found:
             at, self.stopped_by = min(found)
             return self._cut(at)
-        return self._release(self._num_safe(len(held) - _longest_beginning(held, self._stops)))
+        return self._release(self._num_held - max((each.length for each in self._stops), default=0))
 
     def finish(self) -> list[TextSpan]:
         """End the text. Return the held spans and the bytes of an incomplete character."""
@@ -110,16 +112,16 @@ class Detokenizer:
             self._held[-1] = replace(self._held[-1], text=self._held[-1].text + rest)
         elif rest:
             return [TextSpan(rest, TokenOrigin.SERVER)]
-        return self._release(len(self._held))
+        return self._release(self._num_held + len(rest))
 
-    def _release(self, count: int) -> list[TextSpan]:
-        released = self._held[:count]
-        del self._held[:count]
+    def _release(self, length: int) -> list[TextSpan]:
+        """Return the held tokens that end within the first `length` characters."""
+        released = list[TextSpan]()
+        while self._held and len(self._held[0].text) <= length:
+            length -= len(self._held[0].text)
+            self._num_held -= len(self._held[0].text)
+            released.append(self._held.popleft())
         return released
-
-    def _num_safe(self, length: int) -> int:
-        """Return how many of the held tokens end within the first `length` characters."""
-        return sum(end <= length for end in accumulate(len(each.text) for each in self._held))
 
     def _cut(self, at: int) -> list[TextSpan]:
         """Return the held tokens up to character `at`, shortening the one that holds it."""
@@ -133,7 +135,29 @@ class Detokenizer:
         return kept
 
 
-def _longest_beginning(text: str, stops: Sequence[str]) -> int:
-    """Return how many last characters of `text` may begin a stop string."""
-    beginnings = (stop[:length] for stop in stops for length in range(1, min(len(stop), len(text) + 1)))
-    return max((len(each) for each in beginnings if text.endswith(each)), default=0)
+class _StopSearch:
+    """Searches one stop string in a growing text. Each character is read once (Knuth, Morris and Pratt 1977).
+
+    `length` is how many last characters of the text may begin the stop string.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.length = 0
+        self._shorter = [0]  # by length: the longest shorter beginning with which that beginning ends
+        for char in stop[1:]:
+            self._shorter.append(self._longer(self._shorter[-1], char))
+
+    def feed(self, text: str) -> int | None:
+        """Add text and return how much of it ends the first stop string; None if there is none."""
+        for end, char in enumerate(text, 1):
+            self.length = self._longer(self.length, char)
+            if self.length == len(self.stop):
+                return end
+        return None
+
+    def _longer(self, length: int, char: str) -> int:
+        """Return the length of the beginning that ends with `char` after one of this length."""
+        while length and self.stop[length] != char:
+            length = self._shorter[length - 1]
+        return length + (self.stop[length] == char)

@@ -20,9 +20,10 @@ CALLS = "tool_calls"
 SEARCH_TIME = 0.05
 """Seconds for one search of a pattern. Those in use take microseconds."""
 
-TIME = 1.0
-TIME_PER_CHARACTER = 1e-3
-"""Seconds of this thread for a text. A template that needs more is not followed any further."""
+TIME = 0.5
+TIME_PER_CHARACTER = 5e-5
+"""Seconds of this thread for the searches in a text: at most `TIME` at once, which characters replenish. A
+template that needs more is not followed any further. Those in use take 1 to 15 µs a character."""
 
 MAX_INERT = 4096
 """Characters that a reader knows to begin no mark."""
@@ -60,6 +61,7 @@ class MessageReader:
         self._watches = dict[str, _Watch]()  # by the present region's name; empty outside
         self._barred = -1  # place where an empty mark was found before
         self._time_left = TIME
+        self._until = 0.0  # of this thread's processor time; a search may run until then
         outside = template.outside if template is not None else None
         self._content = Trimmed(self._sink, ContentAdded)
         self._reasoning = Trimmed(self._sink, ReasoningAdded)
@@ -79,6 +81,7 @@ class MessageReader:
     def finish(self) -> list[MessagePart]:
         """End the text and return the rest. What cannot be read as a call is content."""
         if self._template is not None:
+            self._until = time.thread_time() + self._time_left
             self._try(at_end=True)
             self._end_calls()
         self._show(self._queue.rest())
@@ -92,22 +95,21 @@ class MessageReader:
         if self._template is None:
             self._sink.show(ContentAdded, [(source, source.span.text)])
             return
-        began = time.thread_time()
+        self._until = time.thread_time() + self._time_left
         if not source.span.text:
             self._queue.push(source, "")
         for at, char in enumerate(source.span.text):
             self._queue.push(source, char)
             self._text += char
+            self._until += TIME_PER_CHARACTER
             if not self._try(at_end=False):
                 if rest := source.span.text[at + 1 :]:
                     self._sink.show(ContentAdded, [(source, rest)])
                 return
-        self._time_left += TIME_PER_CHARACTER * len(source.span.text) - (time.thread_time() - began)
-        if self._time_left < 0:
-            self._give_up()
-        if self._place > 4 * KEPT:
-            cut = self._place - KEPT
-            self._text, self._place, self._before = self._text[cut:], KEPT, self._before + cut
+            if self._place > 4 * KEPT:
+                cut = self._place - KEPT
+                self._text, self._place, self._before = self._text[cut:], KEPT, self._before + cut
+        self._time_left = min(TIME, self._until - time.thread_time())
 
     def _try(self, at_end: bool) -> bool:
         """Read on as far as is certain. Return False if the template takes too long."""
@@ -182,7 +184,10 @@ class MessageReader:
         def search(limit: float) -> regex.Match[str] | None:
             return pattern.search(self._text, self._place, partial=partial, timeout=limit)
 
-        return bounded(search, SEARCH_TIME)
+        left = self._until - time.thread_time()
+        if left <= 0:
+            raise TimeoutError
+        return bounded(search, min(SEARCH_TIME, left))
 
     def _watch(self) -> _Watch:
         """Return the marks that count now."""

@@ -5,14 +5,13 @@ keeps it from objects. But one expression can fill the memory or block an interp
 of forbidden constructs is complete. So a process (`main`) with little memory and no files to write runs the
 template, and is ended if it takes too long.
 
-The process reads lines of JSON: one with the template's `source`, then one with `values` for each text. It
+The process reads messages of JSON: one with the template's `source`, then one with `values` for each text. It
 answers each with the `text`, or with an error under `refused`, `broke` or `unreadable`.
 """
 
 from __future__ import annotations
 
 import datetime
-import functools
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +34,11 @@ MAX_ANSWER = 12 * MAX_OUTPUT + 1024
 MAX_LINE = 2**28
 """Bytes of a question, more than fit into the process's memory."""
 
-PATIENCE = 2.0
-"""Seconds for one rendering; the templates in use take milliseconds."""
+PROCESSOR_TIME = 2.0
+"""Seconds of a processor to read the template, and for one rendering. Those in use take milliseconds."""
+
+PATIENCE = 30.0
+"""Seconds on the clock for the same. A machine that takes longer is busy."""
 
 MEMORY = 512 * 2**20
 """Bytes of memory for one rendering. The process also limits itself, unless the system forbids that, as our
@@ -60,9 +62,10 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], settings: Mapping[str, Any] | None = None) -> str:
         """Return the prompt, ready for the model's answer. `settings` are the template's own switches.
 
-        Takes up to `PATIENCE` seconds and some tenths more for a new process, so call it outside the event
-        loop. Raises `UserError` if the template refuses the messages, `LocalError` if no process starts.
-        Raises `PeerError` if the template is unreadable, fails, writes too much or does not end.
+        Takes up to `PROCESSOR_TIME` and some tenths of a second more for a new process, on a busy machine up
+        to `PATIENCE`, so call it outside the event loop. Raises `UserError` if the template refuses the
+        messages, and `PeerError` if it is unreadable, fails, writes too much or does not end. Raises
+        `CapacityError` if this machine is too busy, and `LocalError` if no process starts.
         """
         values = {
             "add_generation_prompt": True,
@@ -71,11 +74,7 @@ class ChatTemplate:
             "messages": list(messages),
         }
         with self._lock:
-            child = self._ready()
-            found = child.ask({"values": values}, PATIENCE, MEMORY)
-        if found is None:
-            why = child.why or "has ended the process that renders it"
-            raise PeerError(f"the target's chat template {why}")
+            found = self._ask(self._ready(), {"values": values})
         if "text" in found:
             return str(found["text"])
         ((why, words),) = found.items()
@@ -86,10 +85,19 @@ class ChatTemplate:
 
     def _ready(self) -> ChildProcess:
         if self._child is None or not self._child.is_alive:
-            first = {"source": self.source, "most": MAX_OUTPUT}
             module = "edge_client.texts.templates"
-            self._child = ChildProcess(module, first, max_line=MAX_ANSWER, purpose="chat templates")
+            child = ChildProcess(module, {"most": MAX_OUTPUT}, max_line=MAX_ANSWER, purpose="chat templates")
+            self._ask(child, {"source": self.source})
+            self._child = child
         return self._child
+
+    @staticmethod
+    def _ask(child: ChildProcess, message: Mapping[str, Any]) -> dict[str, Any]:
+        found = child.ask(message, PATIENCE, seconds=PROCESSOR_TIME, memory=MEMORY)
+        if found is None:
+            why = child.why or "has ended the process that renders it"
+            raise PeerError(f"the target's chat template {why}")
+        return found
 
 
 # The process ------------------------------------------------------------------------------------------------
@@ -106,12 +114,20 @@ def main() -> None:
     serve(_begin, MAX_LINE)
 
 
-def _begin(asked: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, str]]:
-    @functools.cache
-    def template() -> jinja2.Template | str:
-        return _parsed(asked["source"])  # not part of the start: it may take as long as rendering
+def _begin(asked: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    import jinja2.ext
+    import jinja2.sandbox  # noqa: F401 - here, not at the first template's cost
 
-    return lambda message: _told(template(), message["values"], asked["most"])
+    template: jinja2.Template | str = ""
+
+    def answer(message: dict[str, Any]) -> dict[str, Any]:
+        nonlocal template
+        if "source" not in message:
+            return _told(template, message["values"], asked["most"])
+        template = _parsed(message["source"])
+        return {"read": True}
+
+    return answer
 
 
 def _told(template: jinja2.Template | str, values: dict[str, Any], most: int) -> dict[str, str]:

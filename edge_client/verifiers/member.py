@@ -15,7 +15,6 @@ from common.wire.describe import Description
 from edge_client.core.ranking import VerifierCandidate
 from edge_client.network.channel import OWN_CONNECTION, Held, VerifierChannel
 from edge_client.network.tls import TlsSettings, explain
-from edge_client.texts.response_template import read_template
 from edge_client.verifiers.addresses import VerifierAddress
 
 TOLD_ONCE = ("chat_template", "bos_token", "eos_token", "response_template")
@@ -156,8 +155,7 @@ class VerifierMember:
             self._set(Health.UNFIT, str(error))
 
     async def _ask_all(self) -> None:
-        whole = self._told_once = await self.channel.describe(include_chat_template=True, patience=PROBE_TIME)
-        read_template(whole.response_template)  # warns of a malformed one, which is ignored
+        self._told_once = await self.channel.describe(include_chat_template=True, patience=PROBE_TIME)
 
     def fell_silent(self) -> None:
         """Note a silent stream whose question beside it got no answer."""

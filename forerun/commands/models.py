@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from cloud_verifier.settings import ATTENTIONS
 from common.errors import UserError
@@ -13,13 +17,24 @@ from common.llama.model import find_model
 from common.llama.store import is_gguf
 from forerun.options import REQUIRED, JsonOption, add_command, models_folder, option
 
+if TYPE_CHECKING:
+    from cloud_verifier.llama.repeats import Repeats
+
+CHECKED_SLOTS = 8192
+"""KV slots of the check of a GGUF target: six texts at once, and some that are cached."""
+
+TEXT_TOKENS = 96
+
 DESCRIPTION = """\
 Load a target model and run the probe that every target must pass before it is served:
 
   forerun models --check path/to/model --dtype bfloat16
   forerun models --check path/to/model.gguf
+  forerun models --check path/to/model.gguf --texts 40
 
-Exit code 0 if the verifier can serve the model, else 2 with a message. docs/models.md lists the families."""
+With --texts the command counts the texts of a GGUF target that repeat themselves, bit for bit. Exit code 0
+if the verifier can serve the model, 1 if texts do not repeat themselves that should, else 2 with a message.
+docs/models.md lists the families."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +52,12 @@ class ModelsOptions(JsonOption):
         choices=("real", "shrunk"),
     )
     threads: int = option(0, "threads; 0: as `forerun verify` chooses", "N")
+    texts: int = option(
+        0, "texts of a GGUF target to write again: cached, drafted, in company, resumed", "N"
+    )
+    deterministic: bool | None = option(
+        None, "as for `forerun verify`; for GGUF targets", action=argparse.BooleanOptionalAction
+    )
 
 
 def add_parser(commands: Any) -> None:
@@ -90,31 +111,58 @@ def _run_gguf(options: ModelsOptions) -> int:
 
     from cloud_verifier.core.batching import most_rows
     from cloud_verifier.core.nouns import SchedulerConfig
-    from cloud_verifier.engine.probe_script import REAL, slots_for
-    from cloud_verifier.llama.engine import LlamaEngine
-    from cloud_verifier.llama.loading import TOLERANCE, LlamaOptions, open_runtime, probe
+    from cloud_verifier.llama.loading import LlamaOptions, load_engine
+    from cloud_verifier.llama.repeats import count_repeats
 
     limits, path = SchedulerConfig(), find_model(options.check, models_folder(options.check))
-    slots = slots_for(REAL.shortest)
-    llama = LlamaOptions(threads=options.threads)
-    with open_runtime(path, slots, limits.max_rows, most_rows(limits), llama) as runtime:
-        report = probe(LlamaEngine(runtime, slots, name=Path(path).stem), REAL)
-        facts = {
-            "model": Path(path).stem,
-            "served": True,
-            "format": runtime.description,
-            "rows": report.num_rows,
-            "worst": report.worst,
-            "median": report.median,
-            "tolerance": TOLERANCE,
-        }
-    lines = [
-        f"{facts['model']} can be served by llama.cpp: {facts['format']}.",
-        f"  {facts['rows']} rows of its packed path are within {facts['worst']:.0e} of llama.cpp alone "
-        f"({facts['tolerance']:.0e} is allowed), the median within {facts['median']:.0e}",
-    ]
-    print(json.dumps(facts, indent=1) if options.json else "\n".join(lines))
-    return 0
+    llama = LlamaOptions(threads=options.threads, deterministic=options.deterministic)
+    with Console(stderr=True).status("") as status:
+
+        def report(what: str, share: float) -> None:
+            status.update(f"{what} ({share:.0%})")
+
+        engine, _, found = load_engine(
+            path, CHECKED_SLOTS, limits.max_rows, most_rows(limits), llama, report=report
+        )
+        with engine.runtime as runtime:
+            counts = count_repeats(engine, options.texts, TEXT_TOKENS, report=report) if options.texts else []
+            facts = {
+                "model": Path(path).stem,
+                "served": True,
+                "format": runtime.description,
+                "rows": found.num_rows,
+                "equal_rows": found.num_equal,
+                "median": found.median,
+                "worst": found.worst,
+                "rounding_median": found.noise_median,
+                "rounding_worst": found.noise_worst,
+                "deterministic": found.shapes.repeats,
+                "decode_ms": {rows: round(1e3 * seconds, 2) for rows, seconds in found.shapes.times},
+                "decodes": {rows: found.shapes.cut(rows, runtime.max_rows) for rows, _ in found.shapes.times},
+                "seconds": found.seconds,
+                "repeats": [asdict(each) for each in counts],
+            }
+    print(json.dumps(facts, indent=1) if options.json else _gguf_verdict(facts, counts))
+    return 0 if all(each.holds for each in counts) or not found.shapes.repeats else 1
+
+
+def _gguf_verdict(facts: dict[str, Any], counts: Sequence[Repeats]) -> str:
+    equal = f"{facts['equal_rows']} of {facts['rows']} rows of packed steps equal llama.cpp alone to the bit"
+    lines = [f"{facts['model']} can be served by llama.cpp: {facts['format']}.", f"  {equal}"]
+    if facts["deterministic"]:
+        lines.append("  equal requests get equal texts")
+    else:
+        lines.append(
+            f"  the others differ by {facts['median']:.2g} of the logits' spread (median), and rounding explains "
+            f"{facts['rounding_median']:.2g}: equal requests may get different texts at near ties"
+        )
+    times = ", ".join(f"{rows}: {ms:g}" for rows, ms in facts["decode_ms"].items())
+    lines.append(f"  milliseconds of a decode by its rows: {times}")
+    for each in counts:
+        lines.append(f"At temperature {each.temperature:g}, texts that equal the one written alone:")
+        lines += [f"  {name:28} {equal} of {each.num_texts}" for name, equal in each.equal.items()]
+        lines.append(f"  rows of logits with two values: {each.num_doubtful} of {each.num_rows}")
+    return "\n".join(lines)
 
 
 def _verdict(facts: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -539,3 +540,13 @@ def test_a_notation_that_is_not_read_is_not_used() -> None:
     controls = known("qwen3")[0].controls
     assert not call_style(template, controls).is_own
     assert call_style(template, controls, own).is_own
+
+
+def test_probes_of_a_template_that_writes_too_much_are_not_examined() -> None:
+    """A rendered text may have 8 MB, and while it is searched no other thread runs."""
+    known_one, style = known("qwen3")
+    assert style.is_own
+    filled = ChatTemplate(known_one.template.source + "{{ '</' * 40000 }}", {})
+    begun = time.thread_time()
+    assert not call_style(filled, known_one.controls).is_own
+    assert time.thread_time() - begun < 3

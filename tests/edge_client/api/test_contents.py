@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.api.contents import MARKS, Contents
+from edge_client.api.contents import MARKS, Contents, any_of
 from edge_client.api.errors import ApiError
 
 CONTROL = ("<|im_start|>", "<|im_end|>", "<s>", "<|im", "a|>")
@@ -103,3 +105,16 @@ def test_the_control_tokens_of_a_real_model_stay_texts() -> None:
         assert b"".join(map(words.piece, tokens)).decode() == text.replace(mark, "")
         plain = f"{control}def f():{control}x y{control}"
         assert contents.tokenize(plain, "") == words.tokenize(plain, True)
+
+
+@given(st.sets(st.text("a<|.", min_size=1), min_size=1), st.text("a<|."))
+def test_of_several_texts_at_a_place_the_longest_is_found(texts: set[str], text: str) -> None:
+    longest_first = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
+    assert re.findall(any_of(texts), text) == re.findall(longest_first, text)
+
+
+def test_a_search_takes_no_longer_with_more_control_tokens() -> None:
+    pattern = re.compile(any_of([f"<unused{number}>" for number in range(6000)]))
+    begun = time.thread_time()
+    assert pattern.search("<" * 500_000 + "<unused" * 50_000) is None
+    assert time.thread_time() - begun < 3

@@ -316,6 +316,17 @@ async def test_while_nobody_has_told_a_template_a_client_is_to_try_again() -> No
     wording.keep(answer.json()["error"]["message"])
 
 
+async def test_a_device_too_busy_to_render_a_chat_says_when_to_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The verifier is not at fault."""
+    monkeypatch.setattr("common.child.START_PATIENCE", 0.0)
+    async with world(template="{{ messages[0].content }}{# rendered nowhere else #}") as found:
+        answer = await found.post_chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "busy")
+    assert int(answer.headers["retry-after"]) > 0
+
+
 @contextlib.asynccontextmanager
 async def behind(found: World, *addresses: str, vocabulary: Vocabulary) -> AsyncIterator[Verifiers]:
     """The same API with real verifiers, each of which has been asked."""

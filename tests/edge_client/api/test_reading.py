@@ -31,6 +31,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Genève", "d
 BEGUN = "<think>\n"
 THINKS = TEMPLATE + "{{ '<think>\n' }}"
 ANSWER = f"Let me see.\n</think>\n\nI look.\n{CALL}"
+HUGE = "(?:(?:(?:a{1000}){1000}){1000})"
 ARGUMENTS = '{"city": "Genève", "days": 3}'
 
 
@@ -105,8 +106,12 @@ async def test_a_verifiers_own_template_is_preferred() -> None:
         fields = {"thinking": {"open": before[0]}, "content": {}}
         found.describe(response_template=json.dumps({"start_anchor": "none", "fields": fields}))
         message = (await found.chat(ignore_eos=True))["choices"][0]["message"]
-        found.describe(response_template="{}")  # malformed
-        assert (await found.chat(ignore_eos=True))["choices"][0]["message"]["content"] == before
+        for ignored in (
+            "{}",
+            json.dumps({"start_anchor": "none", "fields": {"content": {"close_pattern": HUGE}}}),
+        ):
+            found.describe(response_template=ignored)
+            assert (await found.chat(ignore_eos=True))["choices"][0]["message"]["content"] == before
     assert (message["content"], message["reasoning_content"]) == ("", before[1:])
 
 

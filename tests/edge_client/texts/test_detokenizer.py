@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,3 +90,19 @@ def test_the_text_is_that_before_the_earliest_stop_whatever_the_stops(text: str,
     else:
         expected = text
     assert spell(Detokenizer(WORDS, stops=stops), text) == expected
+
+
+def test_what_is_held_back_costs_linear_time() -> None:
+    """Tokens without text behind the beginning of a stop string, and a text that begins all of 16."""
+    many = [
+        Detokenizer(WORDS, (0,), ["<x"]),
+        Detokenizer(WORDS, (), ["a" * 255 + chr(98 + n) for n in range(16)]),
+    ]
+    begun = time.thread_time()
+    shown = many[0].feed(ord("<"), TokenOrigin.SERVER)
+    for _ in range(40_000):
+        shown += many[0].feed(0, TokenOrigin.SERVER)
+        many[1].feed(ord("a"), TokenOrigin.SERVER)
+    assert time.thread_time() - begun < 5
+    assert shown == []
+    assert len(many[0].finish()) == 40_001

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import PeerError
+from common.errors import CapacityError, PeerError
 from common.messages import TokenLogprobs
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin
 from edge_client.texts.families import family_of, short_id
@@ -35,6 +36,12 @@ from tests.edge_client.texts.messages import (
 )
 
 PLAIN_START = {"start_anchor": "@"}
+
+
+TAGS_WITHIN: Json = {
+    "value_parser": {"name": "xml-inline", "args": {"tag_pattern": "(?P<key>a)(?P<value>b)"}}
+}
+"""A pattern that would be run for each value."""
 
 
 def form_of(sample: Sample, tools: Sequence[Json] = TOOLS) -> MessageForm:
@@ -308,6 +315,14 @@ FIELDS: Json = {"content": {}}
         {**PLAIN_START, "fields": {"a": {"open": "a", "transform_each": True}}},
         {**PLAIN_START, "fields": {"a": {"open": "a", "join": ""}}},
         {**PLAIN_START, "fields": {"a": {"open": "a", "unknown": ""}}},
+        {**PLAIN_START, "fields": {"a": {"open": "a", "transform": ["{content}"] * 17}}},
+        {
+            **PLAIN_START,
+            "fields": {
+                "a": {"open": "a", "content": "json", "content_args": {"string_delims": [["a", "b"]] * 9}}
+            },
+        },
+        {**PLAIN_START, "fields": {"a": {"open": "a", "content": "kv-lines", "content_args": TAGS_WITHIN}}},
     ],
 )
 def test_a_malformed_template_is_refused_and_ignored(template: Any) -> None:
@@ -319,6 +334,55 @@ def test_a_malformed_template_is_refused_and_ignored(template: Any) -> None:
 @pytest.mark.parametrize("source", ["", "{", "[" * 5000, "3"])
 def test_what_is_no_template_is_none(source: str) -> None:
     assert read_template(source) is None
+
+
+COUNTED = "(?:(?:(?:(?:a{1000}){1000}){1000}){1000})"
+HUGE = (
+    COUNTED,
+    COUNTED.replace("a{1000}", "(?:a?b){1000}"),
+    "(?:" * 3 + "[a-z]" + "{4096})" * 3,
+    "|".join(["(?:ab{9999}){99}"] * 99),
+    "(?<=" + COUNTED + ")b",
+    "(?:a{999}){99}" * 99,
+)
+"""Patterns that take gigabytes when they are compiled."""
+
+
+@pytest.mark.parametrize("pattern", HUGE)
+@pytest.mark.parametrize("place", ["start", "open", "close", "tags"])
+def test_a_pattern_too_large_to_compile_costs_this_process_nothing(pattern: str, place: str) -> None:
+    tags = {"tag_pattern": f"(?P<key>a)(?P<value>{pattern})"}
+    template: Json = {
+        "start": {"start_anchor_pattern": pattern, "fields": FIELDS},
+        "open": {**PLAIN_START, "fields": {"content": {"open_pattern": pattern}}},
+        "close": {**PLAIN_START, "fields": {"content": {"close_pattern": pattern}}},
+        "tags": {
+            **PLAIN_START,
+            "fields": {"a": {"open": "a", "content": "xml-inline", "content_args": tags}},
+        },
+    }[place]
+    before, begun = (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        resource.getrusage(resource.RUSAGE_CHILDREN),
+    )
+    assert read_template(json.dumps(template)) is None
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000, "KiB"
+    assert after.ru_utime - begun.ru_utime < 5, "seconds of a processor"
+
+
+def test_an_honest_template_passes_its_trial() -> None:
+    for sample in SAMPLES.values():
+        assert read_template(json.dumps(sample.template)) == sample.template
+
+
+def test_a_machine_too_busy_for_the_trial_refuses_no_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = json.dumps({"start_anchor": "busy", "fields": FIELDS})
+    with monkeypatch.context() as patch:
+        patch.setattr("common.child.START_PATIENCE", 0.0)
+        with pytest.raises(CapacityError):
+            read_template(source)
+    assert read_template(source) == json.loads(source)
 
 
 SLOW, STUCK = "(a|a|aa)+b[^x]", "a" * 40 + "bx"
@@ -333,6 +397,74 @@ def test_a_pattern_that_takes_too_long_leaves_content() -> None:
     assert said(read(form, *STUCK, "<y>", "z")) == (f"{STUCK}<y>z", "", [])
     assert said(read(form, "<y>z")) == ("z", "y", [])
     assert time.thread_time() - begun < 5
+
+
+def cost_of(form: MessageForm, *texts: str) -> float:
+    """Seconds of a processor for the reading of a text, of which each part is a token."""
+    begun = time.thread_time()
+    read(form, *texts)
+    return time.thread_time() - begun
+
+
+def test_all_searches_of_a_text_together_are_bounded() -> None:
+    """A thousand characters, at each of which a search alone could take its full time."""
+    slow: Json = {"open_pattern": SLOW, "close": "x", "content": "json"}
+    form = MessageForm({**PLAIN_START, "fields": {"content": {}, "tool_calls": slow}}, "", TOOLS)
+    assert cost_of(form, "a" * 1000) < 2
+    assert cost_of(form, *"a" * 1000) < 2
+    assert cost_of(form, "z" * 100_000, "a" * 1000) - cost_of(form, "z" * 100_000) < 2, "no time is saved up"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"' + '\\"' * 40_000,
+        "{" + ',"a\\' * 30_000,
+        "{" + "a" * 90_000,
+        "{a" + " " * 90_000,
+        '{a:<|"|>' * 10_000,
+        '{"' + '<|"|>\\"' * 10_000,
+    ],
+)
+def test_a_call_without_an_end_is_read_in_linear_time(body: str) -> None:
+    text = f"<|tool_call>call:f{body}"
+    form = form_of(SAMPLES["gemma 4"])
+    for end in ("", "<tool_call|>"):
+        assert cost_of(form, *(text[at : at + 4] for at in range(0, len(text), 4)), end) < 8
+    assert said(read(form, text))[2] == []
+
+
+def test_a_key_that_is_written_often_costs_linear_time() -> None:
+    args = {"tag_pattern": "(?P<key>a)(?P<value>b?)", "merge_duplicates": True}
+    shape = {"name": "f", "arguments": "{content}"}
+    call: Json = {
+        "open": "<",
+        "close": ">",
+        "content": "xml-inline",
+        "content_args": args,
+        "transform": shape,
+    }
+    form = MessageForm({**PLAIN_START, "fields": {"tool_calls": call}}, "", TOOLS)
+    assert read(form, "<aaab>").calls[0].arguments == '{"a": ["", "", "b"]}'
+    assert cost_of(form, f"<{'a' * 100_000}>") < 4
+
+
+def test_a_transform_cannot_multiply_a_text_beyond_bounds() -> None:
+    """Each of 3,000 calls would repeat the 20,000 characters of the mark."""
+    shape = {"name": "f", "arguments": "{name}"}
+    call: Json = {
+        "open_pattern": "<(?P<name>[^>]*)>",
+        "close": "$",
+        "content": "json",
+        "content_args": {"x": 1},
+        "transform": shape,
+        "transform_each": True,
+    }
+    form = MessageForm({**PLAIN_START, "fields": {"content": {}, "tool_calls": call}}, "", TOOLS)
+    assert len(read(form, "<name>[{}, {}]$").calls) == 2
+    text = f"<{'n' * 20_000}>[{','.join(['{}'] * 3000)}]$"
+    message = read(form, *(text[at : at + 100] for at in range(0, len(text), 100)))
+    assert said(message) == (text, "", [])
 
 
 def test_time_of_other_threads_does_not_count() -> None:

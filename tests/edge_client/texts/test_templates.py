@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
-from common.errors import PeerError, UserError
+from common.errors import CapacityError, Code, PeerError, UserError
 
 pytestmark = pytest.mark.api
 
@@ -103,14 +106,14 @@ def test_a_template_cannot_fill_the_memory(source: str) -> None:
     import resource
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(PeerError, match=r"memory|the process that renders it|come to an end"):
+    with pytest.raises(PeerError, match=r"memory|the process that renders it|processor time"):
         render(source)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "KiB"
 
 
 def test_where_the_process_cannot_bound_itself_it_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_client.texts.templates.MEMORY", 2**27)
-    monkeypatch.setattr("edge_client.texts.templates.PATIENCE", 30.0)
+    monkeypatch.setattr("edge_client.texts.templates.PROCESSOR_TIME", 30.0)
     big = "{% set s = namespace(x=['a' * 400000000]) %}{% for i in range(99999) %}{% for j in range(99999) %}"
     with pytest.raises(PeerError, match="needs more than 128 MiB of memory"):
         render(big + "{% endfor %}{% endfor %}")
@@ -119,9 +122,9 @@ def test_where_the_process_cannot_bound_itself_it_is_ended(monkeypatch: pytest.M
 def test_a_number_without_end_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python multiplies such numbers in one go, for minutes, and no other thread of a process runs meanwhile:
     here it would be this test that could not stop it."""
-    monkeypatch.setattr("edge_client.texts.templates.PATIENCE", 0.5)
+    monkeypatch.setattr("edge_client.texts.templates.PROCESSOR_TIME", 0.5)
     source = GROWS % ("(3).from_bytes(('a' * 9999999).encode(), 'big')", "* s.x")
-    with pytest.raises(PeerError, match="did not come to an end"):
+    with pytest.raises(PeerError, match="processor time"):
         render(source)
 
 
@@ -144,11 +147,44 @@ def test_a_text_in_any_script_comes_back_whole() -> None:
     assert render("{{ messages[0].content }}", [{"role": "user", "content": text}]) == text
 
 
+SILENT = "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i %}{% endfor %}{% endfor %}"
+
+
 def test_a_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_client.texts.templates.MAX_OUTPUT", 1000)
     with pytest.raises(PeerError, match="writes more than 1000 characters"):
         render("{% for i in range(99999) %}some text{% endfor %}")
-    monkeypatch.setattr("edge_client.texts.templates.PATIENCE", 0.2)
-    silent = "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i %}{% endfor %}{% endfor %}"
-    with pytest.raises(PeerError, match="did not come to an end"):
-        render(silent)
+    monkeypatch.setattr("edge_client.texts.templates.PROCESSOR_TIME", 0.2)
+    with pytest.raises(PeerError, match="processor time"):
+        render(SILENT)
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 10 ** (10 ** 9) }}", "{{ 'a'.ljust(10 ** 9).ljust(10 ** 9) | length }}"]
+)
+def test_what_reading_a_template_costs_is_bounded_too(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jinja evaluates constants while it reads a template."""
+    monkeypatch.setattr("edge_client.texts.templates.PROCESSOR_TIME", 0.5)
+    with pytest.raises(PeerError, match="the target's chat template"):
+        render(source)
+
+
+def test_a_machine_too_busy_to_render_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process gets no processor here, as on a machine with too much to do."""
+    from edge_client.texts.templates import ChatTemplate
+
+    template = ChatTemplate(CHATML, {})
+    first = template.render(HELLO)
+    os.kill(template._ready()._process.pid, signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr("edge_client.texts.templates.PATIENCE", 0.05)
+        with pytest.raises(CapacityError) as caught:
+            template.render(HELLO)
+    assert caught.value.code is Code.UNAVAILABLE
+    assert template.render(HELLO) == first, "the next one is served"
+
+
+def test_a_machine_too_busy_to_start_the_process_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.child.START_PATIENCE", 0.0)
+    with pytest.raises(CapacityError):
+        render(CHATML)
