@@ -293,7 +293,7 @@ def open_draft(settings: LlamaSettings) -> LlamaRuntime:
     Raise `UserError` for a file that cannot be loaded.
     """
     from common.llama.runtime import LlamaRuntime
-    from edge_client.llama.trial import ModelTrials
+    from common.llama.trial import ModelTrials
 
     ModelTrials(find_paths(os.environ).tried).ensure(settings, weights=True)
     return LlamaRuntime(settings)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from cloud_verifier.core.nouns import CPU_SLOTS
 from cloud_verifier.llama.engine import LlamaEngine
-from cloud_verifier.llama.probe import Report, probe
+from cloud_verifier.llama.probe import ProbeReport, Report, probe_once
 from common.errors import UserError
 from common.llama.library import library
 from common.llama.model import MAX_SEQUENCES, LlamaModel, LlamaSettings
 from common.llama.runtime import LlamaRuntime
+from common.llama.trial import ModelTrials
 from common.sampling import SamplingDefaults
 from common.wire.describe import TokenTable
 
@@ -37,6 +38,9 @@ class LlamaOptions:
     the conversation contains, whose KV is used again. False: as fast as possible."""
 
 
+TRIED, PROBED = "tried.json", "probed.json"
+"""Names of the records: of files that a child has loaded, and of those whose packed steps were right."""
+
 SPARE_CELLS, SPARE_SHARE = 512, 8
 """KV cells beyond the slots: so many, and one for so many slots. Dead cells stay in them for a while
 (`llama.sequences`)."""
@@ -50,20 +54,26 @@ def load_engine(
     options: LlamaOptions,
     name: str = "",
     report: Report = lambda what, share: None,
-) -> tuple[LlamaEngine, TokenTable]:
+    records: Path | None = None,
+) -> tuple[LlamaEngine, TokenTable, ProbeReport]:
     """Load the file `path`, check that steps of packed sessions equal texts alone, and serve `num_slots` KV
     slots.
 
-    Args: num_slots, None for `CPU_SLOTS`; max_rows and max_step, the most nodes and the most rows of a step;
-    name, of the target (default: the file's); report, of progress. Returns the engine and the token table of
-    its fingerprint. Raises `UserError` that says what to change.
+    A child tries the file first, since llama.cpp may crash on a damaged one. Args: num_slots, None for
+    `CPU_SLOTS`; max_rows and max_step, the most nodes and the most rows of a step; name, of the target
+    (default: the file's); report, of progress; records, the folder that remembers files which have passed
+    (None: nothing is remembered). Returns the engine, the token table of its fingerprint and the findings.
+    Raises `UserError` that says what to change.
     """
-    report("loading", 0.0)
+    report("trying the file", 0.0)
+    tried = None if records is None else records / TRIED
+    ModelTrials(tried).ensure(LlamaSettings(path, gpu_layers=_layers(options)), weights=True)
+    report("loading", 0.1)
     runtime = open_runtime(path, num_slots, max_rows, max_step, options)
     try:
         slots = num_slots or CPU_SLOTS
         engine = LlamaEngine(runtime, slots, name=name or Path(path).stem, advice=advice_of(runtime))
-        found = probe(engine, report)
+        found = probe_once(engine, report, None if records is None else records / PROBED)
         if options.deterministic and not found.shapes.repeats:
             raise UserError(
                 f"--deterministic: here llama.cpp rounds '{engine.info.name}' otherwise in each decode, so "
@@ -79,15 +89,18 @@ def load_engine(
     texts = "equal texts" if found.shapes.repeats else "equal texts but for near ties"
     figures = found.num_equal, found.num_rows, found.seconds, slots, texts
     logger.info(words, engine.info.name, runtime.description, *figures)
-    return engine, tuple(runtime.token_table())
+    return engine, tuple(runtime.token_table()), found
+
+
+def _layers(options: LlamaOptions) -> int:
+    return options.gpu_layers if library().llama_supports_gpu_offload() else 0
 
 
 def open_runtime(
     path: str, num_slots: int | None, max_rows: int, max_step: int, options: LlamaOptions
 ) -> LlamaRuntime:
     """Load the weights and allocate cells for `num_slots`; arguments as in `load_engine`."""
-    layers = options.gpu_layers if library().llama_supports_gpu_offload() else 0
-    slots = num_slots or CPU_SLOTS
+    layers, slots = _layers(options), num_slots or CPU_SLOTS
     num_outputs = max(max_rows, MAX_SEQUENCES)  # llama.cpp reserves a row for every sequence anyway
     settings = LlamaSettings(
         path,

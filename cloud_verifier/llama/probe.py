@@ -9,9 +9,13 @@ evaluated in decodes of another size.
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +25,8 @@ from cloud_verifier.engine.probe_script import TokenPath, leaves_of
 from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.llama.shapes import PROMPT_LEAST, PROMPT_UNIT, DecodeShapes, prompt_cuts
 from common.errors import UserError
-from common.llama.runtime import LlamaRuntime
+from common.llama.runtime import LlamaRuntime, default_threads
+from common.llama.trial import KeptTable, mark_of
 
 TEXT = """\
 The tide comes in twice a day, and each time it is a little later than the day before. Fishermen know this by
@@ -48,6 +53,12 @@ BUDGET = 1.5
 SLACK, FACTOR = 0.01, 2.0
 """Where bits are not equal: differences of the packed path that are allowed, a share of the spread of a row's
 logits and times those of the plain path between sizes of decodes. A leak gives 0.1 to 1."""
+
+RULES = 1
+"""Version of the checks. A file that has passed an older version is checked again."""
+
+QUIET = 0.8
+"""Share of its processors that a quiet machine gives to this process."""
 
 Report = Callable[[str, float], None]
 """Takes what is being done and the share of it that is done."""
@@ -102,6 +113,42 @@ def probe(engine: LlamaEngine, report: Report = lambda what, share: None) -> Pro
     _judge(engine.info.name, found)
     report("checking packed steps", 1.0)
     return found
+
+
+def probe_once(engine: LlamaEngine, report: Report, record: Path | None) -> ProbeReport:
+    """Do as `probe` does, unless the file has passed on this machine with the same settings. `record` is the
+    file that remembers passes; None for none. What was measured on a busy machine is not remembered."""
+    table, name = KeptTable(record), _name_of(engine.runtime)
+    found = _read(table.load().get(name))
+    if found is not None:
+        engine.use(found.shapes)
+        return found
+    settings = engine.runtime.settings
+    began, worked = time.perf_counter(), time.process_time()
+    found = probe(engine, report)
+    share = (time.process_time() - worked) / (time.perf_counter() - began)
+    if settings.gpu_layers or share >= QUIET * (settings.threads or default_threads()):
+        entry = asdict(found) | {"shapes": {"times": found.shapes.times, "text_rows": found.shapes.text_rows}}
+        table.keep(name, entry, "the target is checked again at the next start")
+    return found
+
+
+def _name_of(runtime: LlamaRuntime) -> str:
+    """Return a name that covers all that the findings depend on."""
+    settings = runtime.settings
+    marks = mark_of(Path(runtime.path).absolute()), runtime.path, runtime.system_info, os.cpu_count()
+    chosen = settings.threads, settings.gpu_layers, settings.tensor_split, settings.batch_invariant
+    return json.dumps([RULES, *marks, *chosen])
+
+
+def _read(entry: Any) -> ProbeReport | None:
+    """Return the findings in an entry; None without usable ones."""
+    try:
+        shapes = entry["shapes"]
+        times = tuple((int(rows), float(seconds)) for rows, seconds in shapes["times"])
+        return ProbeReport(**(entry | {"shapes": DecodeShapes(times, int(shapes["text_rows"]))}))
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _judge(name: str, found: ProbeReport) -> None:

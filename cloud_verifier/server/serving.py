@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from cloud_verifier.core.batching import most_rows
@@ -124,11 +125,12 @@ def use_torch(target: TargetSection) -> None:
         torch.set_num_threads(target.threads)
 
 
-def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
-    """Load the engine and its token table. Raises `UserError`."""
+def load(config: VerifierConfig, records: Path | None = None) -> tuple[TargetEngine, TokenTable]:
+    """Load the engine and its token table. `records`: the folder that remembers GGUF files which have passed
+    their checks. Raises `UserError`."""
     target, limits = config.target, config.limits
     if target.is_gguf:
-        return _load_gguf(config)
+        return _load_gguf(config, records)
     use_torch(target)
     from cloud_verifier.engine.loading import load_engine
 
@@ -167,7 +169,7 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
     return floored(served, target), table
 
 
-def _load_gguf(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
+def _load_gguf(config: VerifierConfig, records: Path | None) -> tuple[TargetEngine, TokenTable]:
     from cloud_verifier.llama.loading import ALL_LAYERS, LlamaOptions, load_engine
 
     target, limits = config.target, config.limits
@@ -177,8 +179,14 @@ def _load_gguf(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
         tensor_split=tuple(float(share) for share in target.tensor_split.split(",") if share),
         deterministic=target.deterministic,
     )
-    engine, table = load_engine(
-        target.path, target.slots, limits.max_rows, most_rows(config.scheduler), options, target.served_name
+    engine, table, _ = load_engine(
+        target.path,
+        target.slots,
+        limits.max_rows,
+        most_rows(config.scheduler),
+        options,
+        target.served_name,
+        records=records,
     )
     return floored(engine, target), table
 

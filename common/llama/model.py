@@ -280,10 +280,9 @@ class LlamaModel(LlamaVocabulary):
     def _load(self, weights: bool) -> Any:
         params = self._library.llama_model_default_params()
         params.n_gpu_layers = self.settings.gpu_layers
-        info = self._library.llama_print_system_info().decode()
-        params.use_extra_bufts = extra_bufts_are_safe(info) and not (
-            self.settings.batch_invariant and reads_prompts_faster_plain(info)
-        )
+        self.system_info: str = self._library.llama_print_system_info().decode()  # instruction sets
+        plain = self.settings.batch_invariant and reads_prompts_faster_plain(self.system_info)
+        params.use_extra_bufts = extra_bufts_are_safe(self.system_info) and not plain
         params.vocab_only = not weights
         split = self.settings.tensor_split
         if split:

@@ -12,11 +12,11 @@ from common.errors import ForerunError, UserError
 from common.grammar.trial import in_thread
 from common.llama.model import LlamaModel, LlamaSettings, find_model
 from common.llama.runtime import LlamaRuntime
+from common.llama.trial import ModelTrials
 from common.vocabulary import Vocabulary
 from edge_client.core.draft_pace import DraftPace
 from edge_client.drafting.pool import DraftPool, PoolSeat
 from edge_client.llama.measure_pace import KeptPaces, PaceTables
-from edge_client.llama.trial import ModelTrials
 
 logger = logging.getLogger(__name__)
 

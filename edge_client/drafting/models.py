@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from common.child import available_memory
 from common.llama.model import LlamaModel, LlamaSettings
+from common.llama.trial import ModelTrials
 from common.vocabulary import Vocabulary
 from edge_client.drafting.model import SharedDraftModel
 from edge_client.llama.measure_pace import KeptPaces
-from edge_client.llama.trial import ModelTrials
 from edge_client.process.paths import EdgePaths
 
 MEMORY = 2.0

@@ -13,8 +13,8 @@ from typing import Any
 
 from common.errors import LocalError, UserError
 from common.llama.runtime import LlamaRuntime
+from common.llama.trial import KeptTable, release
 from edge_client.core.draft_pace import DraftPace
-from edge_client.llama.trial import KeptTable, release
 
 logger = logging.getLogger(__name__)
 

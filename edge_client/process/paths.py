@@ -52,7 +52,7 @@ class EdgePaths:
 
     @property
     def tried(self) -> Path:
-        """The record of loadable draft files (`edge_client.llama.trial`)."""
+        """The record of loadable draft files (`common.llama.trial`)."""
         return self.state / "tried.json"
 
     @property

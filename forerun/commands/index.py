@@ -77,8 +77,8 @@ def _run(options: IndexOptions) -> int:
     if not wanted:
         raise UserError("there is no index to update; name a folder or file to index")
     from common.llama.model import LlamaModel, LlamaSettings
+    from common.llama.trial import ModelTrials
     from common.vocabulary import Vocabulary
-    from edge_client.llama.trial import ModelTrials
 
     draft = options.draft or _daemons_draft(options)
     settings = LlamaSettings(draft, models=models_folder(draft))

@@ -52,9 +52,7 @@ class ModelsOptions(JsonOption):
         choices=("real", "shrunk"),
     )
     threads: int = option(0, "threads; 0: as `forerun verify` chooses", "N")
-    texts: int = option(
-        0, "texts of a GGUF target to write again: cached, drafted, in company, resumed", "N"
-    )
+    texts: int = option(0, "texts of a GGUF target to write again: cached, drafted, in company, resumed", "N")
     deterministic: bool | None = option(
         None, "as for `forerun verify`; for GGUF targets", action=argparse.BooleanOptionalAction
     )
@@ -153,8 +151,8 @@ def _gguf_verdict(facts: dict[str, Any], counts: Sequence[Repeats]) -> str:
         lines.append("  equal requests get equal texts")
     else:
         lines.append(
-            f"  the others differ by {facts['median']:.2g} of the logits' spread (median), and rounding explains "
-            f"{facts['rounding_median']:.2g}: equal requests may get different texts at near ties"
+            f"  the others differ by {facts['median']:.2g} of the logits' spread (median); rounding explains "
+            f"{facts['rounding_median']:.2g}, so that equal requests may get different texts at near ties"
         )
     times = ", ".join(f"{rows}: {ms:g}" for rows, ms in facts["decode_ms"].items())
     lines.append(f"  milliseconds of a decode by its rows: {times}")

@@ -17,6 +17,7 @@ from cloud_verifier.settings import SCHEMA, VerifierConfig
 from common.config.merge import load_config
 from common.config.pages import add_flags, flags_from
 from common.privacy import Privacy
+from edge_client.process.paths import find_paths
 from forerun.log_format import writing
 from forerun.options import check_free, models_folder, pin_to_core
 
@@ -79,7 +80,8 @@ def run(options: argparse.Namespace) -> int:
                     serve(config, engine, table, announcer(config), watch)
                 ),
             )
-        engine, table = load(config)  # before the event loop, so that Ctrl-C works meanwhile
+        # Before the event loop, so that Ctrl-C works meanwhile.
+        engine, table = load(config, find_paths(os.environ).state)
         asyncio.run(serve(config, engine, table, announcer(config)))
     return 0
 

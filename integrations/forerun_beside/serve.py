@@ -113,8 +113,8 @@ def limits_of(max_sessions: int, rules: tuple[AcceptanceRule, ...]) -> Scheduler
     )
 
 
-def announce(name: str, address: str, besides: Mapping[str, str]) -> None:
-    print(json.dumps({"listening": address, "model": name, **besides}), flush=True)  # noqa: T201 - a command
+def announce(info: TargetInfo, address: str, besides: Mapping[str, str]) -> None:
+    print(json.dumps({"listening": address, "model": info.name, **besides}), flush=True)  # noqa: T201 - a command
 
 
 def read_target(

@@ -75,7 +75,7 @@ def as_text(value: Any) -> str:
 def flag_words(entry: Entry, value: Any) -> list[str]:
     """The value on a command line; a switch that is off by default has no word for off."""
     if entry.kind is bool:
-        off = [] if not entry.default else [f"--no-{entry.key.replace('_', '-')}"]
+        off = [] if entry.default is False else [f"--no-{entry.key.replace('_', '-')}"]
         return [entry.flag] if value else off
     return [f"{entry.flag}={each}" for each in (value if isinstance(value, list) else [as_text(value)])]
 
@@ -247,7 +247,7 @@ def test_the_verifier_itself_needs_no_ray() -> None:
         ("target.gguf", ["--device", "cuda"]),
         ("target.gguf", ["--dtype", "bfloat16"]),
         ("target.gguf", ["--drafter", "exit"]),
-        ("TARGET.GGUF", ["--deterministic", "--threads", "1"]),
+        ("TARGET.GGUF", ["--tile-rows", "16"]),
         ("folder", ["--gpu-layers", "3"]),
         ("folder", ["--tensor-split", "1,1"]),
     ],

@@ -101,10 +101,10 @@ def _read(tally: Tally, what: str, read: Callable[[], object]) -> bool:
 def _gguf(folder: Path) -> Play:
     """Everything is imported here, before anything forks."""
 
-    from common.llama import library, runtime  # noqa: F401
+    from common.llama import library, runtime, trial_child  # noqa: F401
     from common.llama.model import find_model
-    from edge_client.llama import group, trial_child  # noqa: F401
-    from edge_client.llama.trial import TrialRequest
+    from common.llama.trial import TrialRequest
+    from edge_client.llama import group  # noqa: F401
     from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
 
     shapes = (
@@ -189,7 +189,7 @@ def _as_the_daemon(path: Path) -> None:
 
 def _ask_trials(path: Path, seed: int, verdict: str, tally: Tally) -> None:
     from common.llama.model import LlamaSettings
-    from edge_client.llama.trial import ModelTrials
+    from common.llama.trial import ModelTrials
 
     passed = _read_slowly(lambda: ModelTrials().ensure(LlamaSettings(str(path)), weights=True))
     tally.outcomes["gguf: asked of Trials, too"] += 1

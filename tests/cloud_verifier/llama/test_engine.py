@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.llama.forward import LlamaForward
 from cloud_verifier.llama.loading import LlamaOptions, load_engine, open_runtime
 from cloud_verifier.llama.probe import probe
+from cloud_verifier.llama.repeats import count_repeats
 from common import choice as reference
 from common.acceptance import Acceptance, AcceptanceRule
 from common.errors import LocalError, UserError
@@ -47,7 +50,7 @@ Table = tuple[bytes | None, ...]
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[LlamaEngine, Table]]:
-    engine, table = load_engine(str(DRAFT_GGUF), SLOTS, 64, 256, ONE_THREAD)
+    engine, table, _ = load_engine(str(DRAFT_GGUF), SLOTS, 64, 256, ONE_THREAD)
     yield engine, table
     engine.close()
 
@@ -135,7 +138,8 @@ def test_the_probe_finds_a_row_with_the_logits_of_another(
     served: tuple[LlamaEngine, Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, _ = served
-    assert probe(engine).num_rows > 50
+    found = probe(engine)
+    assert found.num_equal == found.num_rows > 40
     run = LlamaForward.run
 
     def swapped(forward: LlamaForward, step: PackedStep) -> FloatArray:
@@ -160,7 +164,7 @@ def test_what_a_file_says_is_what_edges_hear(served: tuple[LlamaEngine, Table], 
         "tokenizer.chat_template": "{{ x }}",
     }
     path = write_copy(tmp_path / "tiny.gguf", plain, fields)
-    engine, _ = load_engine(str(path), 256, 16, 64, ONE_THREAD)
+    engine, _, _ = load_engine(str(path), 256, 16, 64, ONE_THREAD)
     with engine.runtime:
         assert engine.info.sampling_defaults.advised == {"temperature": pytest.approx(0.6), "top_k": 20}
         assert engine.info.chat is not None
@@ -179,3 +183,50 @@ def test_a_plan_that_breaks_a_rule_is_refused(served: tuple[LlamaEngine, Table])
     engine, _ = served
     with pytest.raises(LocalError):
         engine.evaluate(StepPlan((item_of((-1,), np.array([SLOTS], np.int32), tokens=[1], outputs=[0]),)))
+
+
+def test_a_pass_is_remembered_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cloud_verifier.llama import probe as module
+
+    monkeypatch.setattr(module, "QUIET", 0.0)  # this machine may be busy
+    file = tmp_path / "target.gguf"
+    shutil.copy(DRAFT_GGUF, file)
+    began = list[str]()
+
+    def load() -> None:
+        engine, _, found = load_engine(
+            str(file), SLOTS, 64, 256, ONE_THREAD, report=lambda what, _: began.append(what), records=tmp_path
+        )
+        with engine.runtime:
+            assert found.shapes.times
+            assert engine.info.row_times
+
+    load()
+    assert "checking packed steps" in began
+    began.clear()
+    load()
+    assert "checking packed steps" not in began
+    os.utime(file, (1, 1))
+    load()
+    assert "checking packed steps" in began
+
+
+def test_a_damaged_file_is_refused_and_ends_no_process(tmp_path: Path) -> None:
+    """llama.cpp aborts on a model without layers."""
+    content = bytearray(DRAFT_GGUF.read_bytes())
+    at = content.find(b"llama.block_count") + 21
+    content[at : at + 4] = bytes(4)
+    (tmp_path / "damaged.gguf").write_bytes(content)
+    with pytest.raises(UserError):
+        load_engine(str(tmp_path / "damaged.gguf"), SLOTS, 64, 256, ONE_THREAD)
+
+
+@pytest.mark.parametrize("deterministic", [None, True])
+def test_texts_and_rows_of_logits_repeat_themselves(deterministic: bool | None) -> None:
+    engine, _, _ = load_engine(
+        str(DRAFT_GGUF), 2048, 64, 256, LlamaOptions(threads=1, deterministic=deterministic)
+    )
+    with engine.runtime:
+        for each in count_repeats(engine, 10, 40):
+            assert each.equal == dict.fromkeys(each.equal, 10)
+            assert (each.num_doubtful, each.num_rows > 400) == (0, True)

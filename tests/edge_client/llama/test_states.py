@@ -11,11 +11,11 @@ import pytest
 
 from common.llama.model import STATE_SEQUENCES, LlamaSettings
 from common.llama.runtime import LlamaRuntime
+from common.llama.trial import ModelTrials
 from common.sampling import SamplingParams
 from edge_client.core.nouns import Expansion
 from edge_client.llama.group import MemberDrafter
 from edge_client.llama.measure_pace import measure_pace
-from edge_client.llama.trial import ModelTrials
 from tests.edge_client.llama.test_group import Crowd, ask, check_answers, checker, group_on, worlds_on
 from tests.edge_client.llama.tree_world import (
     GREEDY,

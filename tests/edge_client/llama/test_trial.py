@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
+from common.llama import trial
 from common.llama.model import LlamaSettings
-from edge_client.llama import trial
-from edge_client.llama.trial import ModelTrials
+from common.llama.trial import ModelTrials
 from tests import wording
 
 pytestmark = pytest.mark.llama

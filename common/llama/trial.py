@@ -1,10 +1,10 @@
-"""Tries a draft model's file in a child process before this process loads it.
+"""Tries a model's file in a child process before this process loads it.
 
 A malformed file can end the process in llama.cpp: by an assertion, a bad pointer or exhausted memory. A
-daemon that loads such a file would die with all its texts, and again at its next start. So a child
-(`trial_child`) loads an unknown file first, for its tokens alone or with its weights and a decode. A
-`UserError` says what ended the child. A file that has passed is recorded by place, size, times and inode in
-the daemon's state folder and is not tried again.
+daemon that loads such a file would die with all its texts, and again at its next start; a verifier would say
+nothing. So a child (`trial_child`) loads an unknown file first, for its tokens alone or with its weights and
+a decode. A `UserError` says what ended the child. A file that has passed is recorded by place, size, times
+and inode in the state folder and is not tried again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from typing import Any
 from common.errors import UserError
 from common.llama.model import LlamaSettings, find_model
 from common.llama.store import write_json
-from edge_client.process.paths import make_private
 
 logger = logging.getLogger(__name__)
 
-CHILD = "edge_client.llama.trial_child"
+CHILD = "common.llama.trial_child"
 RULES = 1
 """Version of the trial's checks. A file that has passed an older version is tried again."""
 
@@ -68,9 +67,9 @@ class KeptTable:
         table = self.load()
         table.pop(name, None)
         try:
-            make_private(self._path.parent)
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_json(self._path, dict(list({**table, name: entry}.items())[-MAX_KEPT:]))
-        except (OSError, UserError) as error:
+        except OSError as error:
             logger.warning("%s cannot be written (%s); %s", self._path, error, cost)
 
 
@@ -97,7 +96,10 @@ class ModelTrials:
         """Return when the file of `settings` may be loaded, else raise `UserError` with the reason."""
         path = Path(find_model(settings.path, settings.models)).absolute()
         with self._lock:
-            wanted = _mark_of(path, bool(settings.gpu_layers), weights)
+            wanted = mark_of(path) | {
+                "accelerated": bool(settings.gpu_layers),  # layers on an accelerator, which runs other code
+                "weights": weights,  # it was loaded whole
+            }
             # A file loaded with its weights has had its tokens read, too.
             if self._record.load().get(str(path)) in (wanted, {**wanted, "weights": True}):
                 return
@@ -107,16 +109,16 @@ class ModelTrials:
                 PATIENCE + (wanted["size"] / SLOWEST if weights else 0.0),
             )
             logger.info("%s has passed its trial in %.1f s", path, time.monotonic() - began)
-            cost = "the draft model is tried again at the next start"
+            cost = "the model is tried again at the next start"
             self._record.keep(str(path), wanted, cost)
 
 
-def _mark_of(path: Path, accelerated: bool, weights: bool) -> dict[str, Any]:
-    """Return a file's identity. Every write to the file changes it."""
+def mark_of(path: Path) -> dict[str, Any]:
+    """Return a file's identity and llama.cpp's release. Every write to the file changes it."""
     try:
         found = path.stat()
     except OSError as error:
-        raise UserError(f"the draft model {path} cannot be read: {error.strerror or error}") from error
+        raise UserError(f"the model {path} cannot be read: {error.strerror or error}") from error
     return {
         "size": found.st_size,
         "mtime_ns": found.st_mtime_ns,
@@ -124,8 +126,6 @@ def _mark_of(path: Path, accelerated: bool, weights: bool) -> dict[str, Any]:
         "inode": found.st_ino,
         "device": found.st_dev,
         "library": release(),
-        "accelerated": accelerated,  # with layers on an accelerator, which runs other code
-        "weights": weights,  # it was loaded whole
     }
 
 
@@ -154,7 +154,7 @@ def _try(asked: TrialRequest, limit: float) -> None:
     except subprocess.TimeoutExpired as error:
         raise UserError(
             f"llama.cpp has not loaded {asked.path} within {limit:.0f} s in a process of its own; the file "
-            "is damaged, or this machine is too slow for it. Fetch it again, or choose a smaller draft model"
+            "is damaged, or this machine is too slow for it. Fetch it again, or choose a smaller model"
         ) from error
     except OSError as error:
         raise UserError(
@@ -174,5 +174,5 @@ def _why(path: str, code: int, said: str, complained: str) -> str:
     last = f" ({lines[-1][:200]})" if lines else ""
     return (
         f"llama.cpp cannot load {path}: the process that tried it {end}{last}. The file is damaged, or this "
-        "llama.cpp fails on it; fetch it or convert the model again, or choose another draft model"
+        "llama.cpp fails on it; fetch it or convert the model again, or choose another model"
     )

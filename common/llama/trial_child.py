@@ -1,4 +1,4 @@
-"""The process that first loads a draft model's file (`edge_client.llama.trial`).
+"""The process that first loads a model's file (`common.llama.trial`).
 
 It reads one JSON object (`TrialRequest`). It ends with 0 if the file can be loaded and used.
 It ends with 1 and a sentence on standard output for a refused file, and by a signal if llama.cpp crashes.
@@ -15,7 +15,7 @@ from common.child import die_first, limit
 from common.errors import UserError
 from common.llama.library import library
 from common.llama.model import LlamaModel, LlamaSettings
-from edge_client.llama.trial import TrialRequest
+from common.llama.trial import TrialRequest
 
 if TYPE_CHECKING:
     from common.llama.runtime import LlamaRuntime
@@ -84,7 +84,7 @@ def _decode(runtime: LlamaRuntime, tokens: list[int], positions: list[int], sequ
     if code:
         raise UserError(
             f"llama.cpp loads {runtime.path} and cannot evaluate it (code {code}); the file is damaged, or "
-            "memory is short. Fetch it again, or choose a smaller draft model"
+            "memory is short. Fetch it again, or choose a smaller model"
         )
     runtime.logits(1).max()  # read, as the ranker does
 
