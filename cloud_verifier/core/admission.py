@@ -92,7 +92,7 @@ def check_open(request: Open, info: TargetInfo, config: SchedulerConfig) -> None
     if (most := need_of(request, config).most) > info.num_slots:
         raise UserError(
             f"this session may need {most} KV slots and the verifier has {info.num_slots} in all; "
-            "shorten the prompt or ask for fewer max_tokens",
+            "shorten the prompt, ask for fewer max_tokens, or start `forerun verify` with more --slots",
             Code.OUT_OF_RANGE,
         )
 

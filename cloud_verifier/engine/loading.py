@@ -16,7 +16,7 @@ import torch
 
 from cloud_verifier.core.batching import LONE_CHUNKS
 from cloud_verifier.core.guessing import WIDTH
-from cloud_verifier.core.nouns import CPU_SLOTS, GuessItem, GuessPlan, StepPlan
+from cloud_verifier.core.nouns import GuessItem, GuessPlan, StepPlan, slots_that_fit
 from cloud_verifier.engine.attention.backend import AttentionBackend
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.deterministic.check import check_exact
@@ -45,7 +45,8 @@ LEAST_CAPABILITY = (8, 0)
 smaller ones spill registers, and bfloat16 is emulated."""
 
 SHARE = 0.9
-"""Share of the free memory that KV may take. The rest is for fragments and for the libraries' own buffers."""
+"""Share of a device's free memory that KV may take. The rest is for fragments and for the libraries' own
+buffers."""
 
 GRAPHS = 1 << 30
 """Bytes of CUDA graphs beside the tensors that they hold: some 100 graphs of 1,300 kernels each."""
@@ -123,9 +124,14 @@ def load_engine(
             return ExactEngine(target, slots, tile_rows=exact_rows, **given)
         return TorchEngine(target, slots, backend=backend, num_states=num_states, **given)
 
+    kv_bytes = report.kv_bytes or NUMBER_BYTES
+
+    def choose(free: int | None) -> int:
+        return choose_slots(num_slots, free, kv_bytes, model.device, model.max_positions, max_rows)
+
     if exact_rows:
-        begun_at = time.perf_counter()
-        num_rows = check_exact(model, make, tile_rows=exact_rows, longest=num_slots or CPU_SLOTS)
+        begun_at, longest = time.perf_counter(), choose(free_memory(model.device))
+        num_rows = check_exact(model, make, tile_rows=exact_rows, longest=longest)
         words = "target %s: %d rows have the same bits alone and in company, %.1f s"
         logger.info(words, model.name, num_rows, time.perf_counter() - begun_at)
     draft = _draft_of(drafter, model, vocabulary, make)
@@ -133,7 +139,7 @@ def load_engine(
         if draft is not None:  # it may have given the target hooks
             model.compile()
         compile_steps(make(model, WARM_UP_ROWS, draft))
-    reserve, kv_bytes = num_states * report.state_bytes, report.kv_bytes or NUMBER_BYTES
+    reserve = num_states * report.state_bytes
     if draft is not None:
         kv_bytes += slot_bytes(make(model, 1, draft))
         reserve += SCRATCH * kv_bytes
@@ -144,7 +150,7 @@ def load_engine(
     free = free_memory(model.device)
     if free is not None:
         free = agree(free - reserve) if agree else free - reserve
-    slots = choose_slots(num_slots, free, kv_bytes, model.device)
+    slots = choose(free)
     logger.info("target %s: %d KV slots of %d bytes", model.name, slots, kv_bytes)
     if report.state_bytes:
         logger.info("target %s: %d states of %d bytes", model.name, num_states, report.state_bytes)
@@ -298,16 +304,24 @@ def _has_kernels(engine: TorchEngine) -> bool:
     return getattr(engine.backend, "cuts", None) is not None
 
 
-def choose_slots(asked: int | None, free: int | None, slot_bytes: int, device: torch.device) -> int:
-    """Return the number of slots: `asked`, or for None as many as fit with a margin. Raises `UserError` if it
-    does not fit.
+def choose_slots(
+    asked: int | None,
+    free: int | None,
+    slot_bytes: int,
+    device: torch.device,
+    max_positions: int,
+    max_rows: int,
+) -> int:
+    """Return the number of slots: `asked`, or for None as many as fit with a margin, and off CUDA no more
+    than `slots_that_fit` says. Raises `UserError` if they do not fit.
 
     `free` is the memory beside that of steps and graphs, None if the system does not report it; `slot_bytes`
     are one token's keys and values over all layers. One more slot is kept for rows that pad a step.
     """
-    fit = CPU_SLOTS if free is None else max(0, int(SHARE * free) // slot_bytes - 1)
+    fit = 0 if free is None else max(0, int(SHARE * free) // slot_bytes - 1)
     if asked is None:
-        slots = fit if device.type == "cuda" else min(CPU_SLOTS, fit)
+        is_own = device.type == "cuda" and free is not None
+        slots = fit if is_own else slots_that_fit(slot_bytes, max_positions, free, max_rows)
         if slots < 1:
             raise UserError(
                 f"--slots auto finds {_gib(free)} free on {device} beside the model and its steps, and "

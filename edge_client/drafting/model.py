@@ -14,7 +14,7 @@ from common.grammar.trial import in_thread
 from common.llama.library import free_memory
 from common.llama.model import LlamaModel, LlamaSettings, find_model
 from common.llama.runtime import LlamaRuntime
-from common.memory import DRAFT_SHARE, slots_that_fit
+from common.memory import DRAFT_SHARE, tokens_that_fit
 from common.vocabulary import Vocabulary
 from edge_client.core.draft_pace import DraftPace
 from edge_client.drafting.pool import DraftPool, PoolSeat
@@ -292,4 +292,4 @@ def choose_context(trained: int, longest_text: int, seats: int, kv_bytes: int, f
     `DRAFT_SHARE` of the `free` bytes (0: unknown), `kv_bytes` each."""
     longest = min(trained, longest_text) if longest_text else trained
     least = SEAT_TOKENS * seats
-    return max(LEAST_CELLS, slots_that_fit(kv_bytes, longest, free, least=least, share=DRAFT_SHARE))
+    return max(LEAST_CELLS, tokens_that_fit(kv_bytes, longest, least, free, DRAFT_SHARE))

@@ -15,7 +15,7 @@ from common.llama import library as llama_library
 from common.llama.library import ALL_LAYERS, free_memory, offloaded_layers
 from common.llama.model import LlamaModel, LlamaSettings
 from common.llama.runtime import LlamaRuntime
-from common.memory import slots_that_fit
+from common.memory import tokens_that_fit
 from edge_client.drafting.model import LEAST_CELLS, SEAT_TOKENS, SharedDraftModel, choose_context
 from edge_client.llama.group import DraftGroup, MemberDrafter
 from edge_client.settings import load_config
@@ -32,7 +32,7 @@ KIB, GIB = 1 << 10, 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("slot", "longest", "free", "slots"),
+    ("kv_bytes", "longest", "free", "tokens"),
     [
         (KIB, 32_768, GIB, 32_768),  # the model's own context
         (KIB, 512, GIB, 16_384),  # short texts, and room for several
@@ -43,10 +43,10 @@ KIB, GIB = 1 << 10, 1 << 30
         (0, 2**20, 1024, 2**20),  # only states: no memory by tokens
     ],
 )
-def test_automatic_slots_hold_one_longest_text_within_a_share_of_memory(
-    slot: int, longest: int, free: int | None, slots: int
+def test_kv_memory_holds_one_longest_text_within_a_share_of_what_is_free(
+    kv_bytes: int, longest: int, free: int | None, tokens: int
 ) -> None:
-    assert slots_that_fit(slot, longest, free, least=16_384) == slots
+    assert tokens_that_fit(kv_bytes, longest, 16_384, free, share=0.5) == tokens
 
 
 @pytest.mark.parametrize(
