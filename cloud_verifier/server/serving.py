@@ -24,6 +24,7 @@ from cloud_verifier.engine.around import FlooredEngine
 from cloud_verifier.identity.caller_files import live_denied, live_limits
 from cloud_verifier.identity.identity import EVERYBODY, CertificateIdentity, HeaderIdentity, Identity
 from cloud_verifier.identity.tls import ServerTls
+from cloud_verifier.progress import LoggedProgress, Progress, no_progress
 from cloud_verifier.server.admin import admin_server, probe_server
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
@@ -109,8 +110,9 @@ async def serve_worker(
             await asyncio.gather(watching, return_exceptions=True)
 
 
-def use_torch(target: TargetSection) -> None:
-    """Set torch up. Raises `UserError` if a package that the engine needs is not installed."""
+def use_torch(target: TargetSection, progress: Progress = no_progress) -> None:
+    """Import torch and set it up. Raises `UserError` if a package that the engine needs is not installed."""
+    progress("importing torch")
     if target.deterministic:  # read when CUDA starts; without it cuBLAS may sum in another order each time
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
@@ -124,12 +126,14 @@ def use_torch(target: TargetSection) -> None:
         torch.set_num_threads(target.threads)
 
 
-def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
-    """Load the engine and its token table. Raises `UserError`."""
+def load(config: VerifierConfig, progress: Progress | None = None) -> tuple[TargetEngine, TokenTable]:
+    """Load the engine and its token table. The log tells the `progress` unless another one is given. Raises
+    `UserError`."""
     target, limits = config.target, config.limits
+    progress = progress or LoggedProgress()
     if target.is_gguf:
-        return _load_gguf(config)
-    use_torch(target)
+        return _load_gguf(config, progress)
+    use_torch(target, progress)
     from cloud_verifier.engine.loading import load_engine
 
     scheduler = config.scheduler  # reads the judge's file
@@ -147,6 +151,7 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
         prefill_chunk=scheduler.chunk,
         drafter=target.drafter,
         compiled=target.compile,
+        progress=progress,
     )
     judge = scheduler.judge
     if judge is not None and judge.num_hidden not in (0, engine.model.hidden_size):
@@ -167,7 +172,8 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
     return floored(served, target), table
 
 
-def _load_gguf(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
+def _load_gguf(config: VerifierConfig, progress: Progress) -> tuple[TargetEngine, TokenTable]:
+    progress(f"loading and checking {config.target.path} by llama.cpp")
     from cloud_verifier.llama.loading import ALL_LAYERS, LlamaOptions, load_engine
 
     target, limits = config.target, config.limits

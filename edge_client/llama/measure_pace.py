@@ -142,6 +142,7 @@ class KeptPaces:
         name = _name_of(runtime)
         tables = _tables(self._table.load().get(name))
         if tables is None:
+            logger.info("> measuring the draft's steps, which takes %g s or little more", BUDGET)
             tables = measure_pace(runtime)
             self._table.keep(name, asdict(tables), "the draft is measured again next time")
         return tables

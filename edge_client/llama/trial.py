@@ -102,6 +102,7 @@ class ModelTrials:
             if self._record.load().get(str(path)) in (wanted, {**wanted, "weights": True}):
                 return
             began = time.monotonic()
+            logger.info("> trying %s in a process of its own", path)
             _try(
                 TrialRequest(str(path), weights, settings.gpu_layers),
                 PATIENCE + (wanted["size"] / SLOWEST if weights else 0.0),

@@ -196,7 +196,7 @@ async def _write_one(options: CompleteOptions) -> int:
     if acceptance.draws(sampling.greedy) and policy.fill and policy.name != "off":
         note(DRAWN_AHEAD)
     painter = Painter(sys.stdout)
-    async with _texts(options) as (texts, greeting):
+    async with _texts(options, note) as (texts, greeting):
         if greeting:
             note(greeting)
         asked: dict[str, Any] = {
@@ -429,8 +429,11 @@ def _reason_in_words(reason: FinishReason | None) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _texts(options: PipeOptions) -> AsyncIterator[tuple[TextService, str]]:
-    """Yield the text service of one draft model and one verifier, and a note for the user or "".
+async def _texts(
+    options: PipeOptions, progress: Callable[[str], None] = lambda words: None
+) -> AsyncIterator[tuple[TextService, str]]:
+    """Yield the text service of one draft model and one verifier, and a note for the user or "". Tell of
+    slow work by `progress`.
 
     Raise `UserError` if the draft's tokens are not the verifier's. If the verifier does not answer, start
     with the draft's own guesses (--offline preview), or raise `UnavailableError`.
@@ -477,5 +480,6 @@ async def _texts(options: PipeOptions) -> AsyncIterator[tuple[TextService, str]]
         )
         if opened.model is not None:
             opened.model.targets.append(lambda: texts.max_positions)
+            progress(f"loading the draft model {options.draft}")
             await opened.model.load()
         yield texts, greeting
