@@ -24,7 +24,7 @@ from cloud_verifier.engine.deterministic.engine import ExactBackend, ExactEngine
 from cloud_verifier.engine.drafting import exits
 from cloud_verifier.engine.drafting.drafter import SCRATCH
 from cloud_verifier.engine.drafting.exits import best_exit
-from cloud_verifier.engine.drafting.loading import EXIT, load_draft
+from cloud_verifier.engine.drafting.loading import load_draft
 from cloud_verifier.engine.drafting.nouns import DraftModel
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.checkpoint import UNBOUNDED_POSITIONS
@@ -32,6 +32,7 @@ from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_t
 from cloud_verifier.engine.packing import item_of
 from cloud_verifier.engine.probe import ProbeReport, probe
 from cloud_verifier.engine.probe_script import SHRUNK, WARM_UP_ROWS, ProbeLengths
+from cloud_verifier.model_source import EXIT
 from cloud_verifier.progress import Progress, no_progress
 from common.calibration import Confidence
 from common.child import available_memory
