@@ -257,6 +257,11 @@ class SharedDraftModel:
         self.state = ModelState.UNLOADED
         self._set_timer(None)
         if await pool.close(CLOSE_PATIENCE):
+            if self.pace.has_drifted:
+                logger.info(
+                    "the draft's steps take %.1f times as long as measured", self.pace.rows.correction
+                )
+                await asyncio.to_thread(self._paces.forget, runtimes[0])
             for runtime in runtimes:
                 await asyncio.to_thread(runtime.close)
             logger.info("< the draft model %s is unloaded", self.tokens.path)

@@ -63,13 +63,22 @@ class KeptTable:
 
     def keep(self, name: str, entry: object, cost: str) -> None:
         """Make `entry` the newest. If the file cannot be written, log the `cost`."""
-        if self._path is None:
-            return
         table = self.load()
         table.pop(name, None)
+        self._write({**table, name: entry}, cost)
+
+    def drop(self, name: str, cost: str) -> None:
+        """Remove an entry. If the file cannot be written, log the `cost`."""
+        table = self.load()
+        if table.pop(name, None) is not None:
+            self._write(table, cost)
+
+    def _write(self, table: dict[str, Any], cost: str) -> None:
+        if self._path is None:
+            return
         try:
             make_private(self._path.parent)
-            write_json(self._path, dict(list({**table, name: entry}.items())[-MAX_KEPT:]))
+            write_json(self._path, dict(list(table.items())[-MAX_KEPT:]))
         except (OSError, UserError) as error:
             logger.warning("%s cannot be written (%s); %s", self._path, error, cost)
 
