@@ -166,8 +166,8 @@ class KeptPaces:
         logger.info("> measuring the draft's steps, which takes %g s or little more", BUDGET)
         tables = measure_pace(runtime)
         if load > max(free, OWN_LOAD):
-            words = "! %.1f processors were busy: the draft's steps are measured again at its next loading"
-            logger.warning(words, load)
+            words = "%.1f processors were busy: the draft's steps are measured again at its next loading"
+            logger.info(words, load)
         else:
             self._table.keep(name, asdict(tables), "the draft is measured again next time")
         return tables
