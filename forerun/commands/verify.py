@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloud_verifier.model_source import EXIT, MTP, folder_of
-from cloud_verifier.progress import LoggedProgress
+from cloud_verifier.progress import LoggedProgress, no_progress
 from cloud_verifier.settings import SCHEMA, TargetSection, VerifierConfig
 from common.config.merge import load_config
 from common.config.pages import add_flags, flags_from
@@ -73,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
         if config.target.tensor_parallel:
             from forerun.commands.tensor_parallel import run_parallel
 
-            use_torch(config.target, LoggedProgress())
+            leads = os.environ.get("RANK") == "0"  # torchrun sets it; other ranks would say the same
+            use_torch(config.target, LoggedProgress() if leads else no_progress)
             return run_parallel(
                 config,
                 lambda engine, table, watch: asyncio.run(
