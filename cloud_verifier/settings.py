@@ -113,7 +113,12 @@ class TargetSection:
         check=_check_shares,
     )
     slots: int | None = setting(
-        None, "KV slots; auto: what fits on a GPU, at most 16384 on a CPU", unit="slots", low=1, unset="auto"
+        None,
+        "KV slots; auto: what fits on a GPU; on a CPU and for a GGUF file the model's context, in at most "
+        "half of the free memory",
+        unit="slots",
+        low=1,
+        unset="auto",
     )
     drafter: str | None = setting(
         None,

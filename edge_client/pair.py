@@ -10,6 +10,7 @@ from typing import Any
 
 from common.calibration import PriorTable
 from common.errors import UserError
+from common.llama.library import offloaded_layers
 from common.llama.model import FEWEST_SEQUENCES, MOST_SEQUENCES, LlamaSettings
 from common.privacy import Privacy
 from edge_client.api.service import Defaults, TextEndpoints
@@ -99,6 +100,8 @@ async def open_pair(
         indexes=indexes,
         earlier=earlier,
     )
+    if drafts is not None:
+        drafts.targets.append(lambda: texts.max_positions)
     service = TextEndpoints(texts, _defaults(config, files, opened.words.chat_template), pair=name)
     status = PairStatus(
         texts,
@@ -113,10 +116,10 @@ async def open_pair(
 def _llama(file: str, draft: DraftSection) -> LlamaSettings:
     return LlamaSettings(
         path=file,
-        n_ctx=draft.context,
+        n_ctx=draft.context or 0,  # chosen at each loading
         n_seq_max=0 if 2 * draft.seats <= FEWEST_SEQUENCES else MOST_SEQUENCES,
         threads=draft.threads,
-        gpu_layers=draft.gpu_layers,
+        gpu_layers=offloaded_layers(draft.gpu_layers),
     )
 
 

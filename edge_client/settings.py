@@ -233,19 +233,22 @@ class DraftSection:
         high=512,
         alias="--threads",
     )
-    gpu_layers: int = setting(
-        0,
-        "layers of the draft model on an accelerator; -1: all",
+    gpu_layers: int | None = setting(
+        None,
+        "layers of the draft model on an accelerator; auto: all, if llama.cpp was built for one; -1: all",
         unit="layers",
+        unset="auto",
         low=-1,
         high=2**15,
         alias="--gpu-layers",
     )
-    context: int = setting(
-        4096,
-        "KV memory of the draft model, in tokens over all texts together; 0: its trained context",
+    context: int | None = setting(
+        None,
+        "KV memory of the draft model, in tokens over all texts together; auto: the longest text of draft "
+        "and target, in at most a quarter of the free memory",
         unit="tokens",
-        low=0,
+        unset="auto",
+        low=1,
         high=2**31 - 1,
         alias="--context",
     )

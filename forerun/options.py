@@ -182,6 +182,47 @@ def pin_to_core(core: int | None) -> None:
         raise UserError(f"--core {core} is not available; this process may use {cores}") from error
 
 
+def number_or_auto(value: str) -> int | None:
+    """Convert an option's whole number, or `auto`, which is None."""
+    return None if value == "auto" else int(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """Declares how a draft model runs here, as the daemon's section `draft` does."""
+
+    threads: int = option(0, "threads of the draft model; 0: all but one", "N")
+    gpu_layers: int | None = option(
+        None,
+        "layers of the draft model on an accelerator; auto: all, if llama.cpp was built for one; -1: all "
+        "(default: auto)",
+        "N",
+        type=number_or_auto,
+    )
+    context: int | None = option(
+        None,
+        "KV memory of the draft model, in tokens over all texts together; auto: the longest text of draft "
+        "and target, in at most a quarter of the free memory (default: auto)",
+        "N",
+        type=number_or_auto,
+    )
+
+    def llama(self, path: str) -> LlamaSettings:
+        """Return the settings for the model at `path`. Raise `UserError`."""
+        from common.llama.library import offloaded_layers
+        from common.llama.model import LlamaSettings
+
+        if self.context is not None and self.context < 1:
+            raise UserError(f"--context is {self.context}; it must be auto or a whole number from 1")
+        return LlamaSettings(
+            path=path,
+            n_ctx=self.context or 0,  # chosen when the model is loaded
+            threads=self.threads,
+            gpu_layers=offloaded_layers(self.gpu_layers),
+            models=models_folder(path),
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkersOption:
     """Declares how many processes the simulator uses."""

@@ -48,18 +48,21 @@ def check_room(
 ) -> None:
     """Raise `CapacityError` if the verifier or the tenant has its share of sessions or slots."""
     if num_sessions >= config.max_sessions:
-        raise CapacityError(f"all {config.max_sessions} sessions of this verifier are taken; try later")
+        raise CapacityError(
+            f"all {config.max_sessions} sessions of this verifier (--max-sessions) are taken; try later"
+        )
     share = config.max_tenant_share
     if share == 1:
         return
     if tenant.num_sessions + 1 > max(1, int(share * config.max_sessions)):
         raise CapacityError(
-            f"this tenant has {tenant.num_sessions} sessions here, the most that one may have; try later"
+            f"this tenant has {tenant.num_sessions} sessions here, the most that one may have "
+            "(--max-tenant-share); try later"
         )
     if tenant.num_sessions and tenant.num_slots + need.promised > share * num_slots:
         raise CapacityError(
-            f"this tenant holds {tenant.num_slots} KV slots here and may hold {int(share * num_slots)}; "
-            "try later"
+            f"this tenant holds {tenant.num_slots} KV slots here and may hold {int(share * num_slots)} "
+            "(--max-tenant-share); try later"
         )
 
 
@@ -92,7 +95,7 @@ def check_open(request: Open, info: TargetInfo, config: SchedulerConfig) -> None
     if (most := need_of(request, config).most) > info.num_slots:
         raise UserError(
             f"this session may need {most} KV slots and the verifier has {info.num_slots} in all; "
-            "shorten the prompt or ask for fewer max_tokens",
+            "shorten the prompt, ask for fewer max_tokens, or start `forerun verify` with more --slots",
             Code.OUT_OF_RANGE,
         )
 

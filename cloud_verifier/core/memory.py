@@ -271,8 +271,8 @@ class KvMemory:
         room = self.num_unpromised - newly_locked
         if count > room:
             raise CapacityError(
-                f"this session needs {count} KV slots more, and {max(0, room)} of {self.num_slots} are not "
-                "reserved for others; try later, or use another verifier"
+                f"this session needs {count} KV slots more, and {max(0, room)} of {self.num_slots} (--slots) "
+                "are not reserved for others; try later, or use another verifier"
             )
         lease.reserved = count
         self.num_reserved += count

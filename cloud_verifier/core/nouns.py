@@ -16,6 +16,7 @@ from common.calibration import Confidence
 from common.choice import History
 from common.config.setting import check_section, setting
 from common.errors import ForerunError, UserError
+from common.memory import TARGET_SHARE, tokens_that_fit
 from common.messages import INITIAL_CREDIT, ServerMessage, TokenLogprobs
 from common.sampling import NO_ADVICE, SamplingDefaults, SamplingParams
 
@@ -264,10 +265,19 @@ CHUNK = 256
 """Prompt tokens in one step on a CPU, which takes longer for each."""
 
 CPU_SLOTS = 16384
-"""What `--slots auto` means where memory is shared with other programs, unless it holds fewer."""
+"""Least KV slots of `--slots auto` where memory is shared with other programs, unless it holds fewer."""
 
 CUDA_CHUNK = 1024
 """On a GPU 256 tokens take hardly longer to compute than to launch. Beyond 1,024 a step only gets longer."""
+
+
+def slots_that_fit(kv_bytes: int, max_positions: int, free: int | None, max_rows: int) -> int:
+    """Return what `--slots auto` means where memory is shared with other programs: slots for one text of all
+    the target's positions beside a step of `max_rows` nodes, and `CPU_SLOTS` at least.
+
+    They take at most `TARGET_SHARE` of the `free` bytes (None or 0: unknown), `kv_bytes` each.
+    """
+    return tokens_that_fit(kv_bytes, max_positions + max_rows, CPU_SLOTS, free, TARGET_SHARE)
 
 
 @dataclass(frozen=True, slots=True)

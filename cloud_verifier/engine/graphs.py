@@ -65,13 +65,14 @@ class DeviceRunner:
             return self._run_eagerly(step) if found is None else found
 
     @torch.inference_mode()
-    def warm(self, max_rows: int) -> None:
+    def warm(self, max_rows: int, tell: Callable[[float], None] = lambda share: None) -> None:
         """Compile the kernels of choices and make the graphs of steps of up to `max_rows` rows, so that no
-        session waits for them."""
+        session waits for them. `tell` is called with the share that is done."""
+        tell(0.0)
         with self._on_device():
             self._warm_choices()
             if self.graphs is not None and max_rows:
-                self.graphs.warm(max_rows)
+                self.graphs.warm(max_rows, tell)
 
     def _warm_choices(self) -> None:
         """Choose for a filtered row, and for a late one without filters."""
@@ -252,10 +253,13 @@ class GraphRunner:
         return chosen(step, recording.repeat(), recording.result, table)
 
     @torch.inference_mode()
-    def warm(self, max_rows: int) -> None:
+    def warm(self, max_rows: int, tell: Callable[[float], None] = lambda share: None) -> None:
         """Record the buckets of steps of up to `max_rows` rows, largest first, so that no session waits. Each
-        recording is compared with an eager run. This writes to slots, so it comes before all sessions."""
-        for bucket in sorted(self._buckets(max_rows), reverse=True):
+        recording is compared with an eager run. This writes to slots, so it comes before all sessions. `tell`
+        is called with the share that is done."""
+        buckets = sorted(self._buckets(max_rows), reverse=True)
+        for done, bucket in enumerate(buckets):
+            tell(done / len(buckets))
             if self.refusal is not None or bucket in self._recordings:
                 continue
             step = _made_up(min(bucket.rows, self._kv.num_slots - 1), self._kv.num_slots)

@@ -16,7 +16,7 @@ import torch
 
 from cloud_verifier.core.batching import LONE_CHUNKS
 from cloud_verifier.core.guessing import WIDTH
-from cloud_verifier.core.nouns import CPU_SLOTS, GuessItem, GuessPlan, StepPlan
+from cloud_verifier.core.nouns import GuessItem, GuessPlan, StepPlan, slots_that_fit
 from cloud_verifier.engine.attention.backend import AttentionBackend
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.deterministic.check import check_exact
@@ -24,13 +24,16 @@ from cloud_verifier.engine.deterministic.engine import ExactBackend, ExactEngine
 from cloud_verifier.engine.drafting import exits
 from cloud_verifier.engine.drafting.drafter import SCRATCH
 from cloud_verifier.engine.drafting.exits import best_exit
-from cloud_verifier.engine.drafting.loading import EXIT, load_draft
+from cloud_verifier.engine.drafting.loading import load_draft
 from cloud_verifier.engine.drafting.nouns import DraftModel
 from cloud_verifier.engine.engine import TorchEngine
+from cloud_verifier.engine.model.checkpoint import UNBOUNDED_POSITIONS
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
 from cloud_verifier.engine.packing import item_of
 from cloud_verifier.engine.probe import ProbeReport, probe
 from cloud_verifier.engine.probe_script import SHRUNK, WARM_UP_ROWS, ProbeLengths
+from cloud_verifier.model_source import EXIT
+from cloud_verifier.progress import Progress, no_progress
 from common.calibration import Confidence
 from common.child import available_memory
 from common.errors import UserError
@@ -45,7 +48,8 @@ LEAST_CAPABILITY = (8, 0)
 smaller ones spill registers, and bfloat16 is emulated."""
 
 SHARE = 0.9
-"""Share of the free memory that KV may take. The rest is for fragments and for the libraries' own buffers."""
+"""Share of a device's free memory that KV may take. The rest is for fragments and for the libraries' own
+buffers."""
 
 GRAPHS = 1 << 30
 """Bytes of CUDA graphs beside the tensors that they hold: some 100 graphs of 1,300 kernels each."""
@@ -86,6 +90,7 @@ def load_engine(
     agree: Callable[[int], int] | None = None,
     drafter: str | None = None,
     compiled: bool = False,
+    progress: Progress = no_progress,
 ) -> tuple[TorchEngine, TokenTable]:
     """Load the target model `source`, check that its packed path is right, and give it `num_slots` KV slots.
 
@@ -100,6 +105,7 @@ def load_engine(
     """
     if exact_rows and dtype == "auto" and device == "cpu":
         dtype = "float32"
+    progress(f"loading the weights of {source}")
     model = load_target(
         source, dtype=dtype, device=device, quantization=quantization, num_processes=num_processes
     )
@@ -112,6 +118,7 @@ def load_engine(
         compiled=compiled,
         drafts=drafter is not None,
     )
+    progress("checking packed steps against the plain model")
     report = check(model, backend)
     num_states = choose_states(max_rows, free_memory(model.device), report.state_bytes, model.device)
     table = tuple(model.token_table())
@@ -123,35 +130,45 @@ def load_engine(
             return ExactEngine(target, slots, tile_rows=exact_rows, **given)
         return TorchEngine(target, slots, backend=backend, num_states=num_states, **given)
 
+    kv_bytes = report.kv_bytes or NUMBER_BYTES
+
+    longest_text = 0 if model.max_positions == UNBOUNDED_POSITIONS else model.max_positions
+
+    def choose(free: int | None) -> int:
+        return choose_slots(num_slots, free, kv_bytes, model.device, longest_text, max_rows)
+
     if exact_rows:
-        begun_at = time.perf_counter()
-        num_rows = check_exact(model, make, tile_rows=exact_rows, longest=num_slots or CPU_SLOTS)
-        words = "target %s: %d rows have the same bits alone and in company, %.1f s"
-        logger.info(words, model.name, num_rows, time.perf_counter() - begun_at)
+        progress("checking that a row has the same bits alone and in company")
+        _check_exact(model, make, exact_rows, choose(free_memory(model.device)))
+    if drafter is not None:
+        progress(f"loading the drafter {drafter}")
     draft = _draft_of(drafter, model, vocabulary, make)
     if compiled:
+        progress("compiling the target's forward")
         if draft is not None:  # it may have given the target hooks
             model.compile()
         compile_steps(make(model, WARM_UP_ROWS, draft))
-    reserve, kv_bytes = num_states * report.state_bytes, report.kv_bytes or NUMBER_BYTES
+    reserve = num_states * report.state_bytes
     if draft is not None:
         kv_bytes += slot_bytes(make(model, 1, draft))
         reserve += SCRATCH * kv_bytes
     if model.device.type == "cuda":
+        progress("measuring the memory of the largest step")
         step = largest_step(max_rows, LONE_CHUNKS * prefill_chunk, model.max_positions)
         reserve += _reserve(make(model, step.num_rows), step, report, cuda_graphs)
     release()
     free = free_memory(model.device)
     if free is not None:
         free = agree(free - reserve) if agree else free - reserve
-    slots = choose_slots(num_slots, free, kv_bytes, model.device)
+    slots = choose(free)
     logger.info("target %s: %d KV slots of %d bytes", model.name, slots, kv_bytes)
     if report.state_bytes:
         logger.info("target %s: %d states of %d bytes", model.name, num_states, report.state_bytes)
+    progress(f"allocating {slots} KV slots")
     engine = make(model, slots, draft)
     take_memory(engine)
     if not exact_rows:
-        accelerate(engine, cuda_graphs=cuda_graphs, warm_rows=warm_rows)
+        accelerate(engine, cuda_graphs=cuda_graphs, warm_rows=warm_rows, progress=progress)
     return engine, table
 
 
@@ -179,6 +196,13 @@ def _set_up(
         model.merge_projections()
     if compiled:
         model.compile()
+
+
+def _check_exact(model: TargetModel, make: Callable[..., TorchEngine], tile_rows: int, longest: int) -> None:
+    begun_at = time.perf_counter()
+    num_rows = check_exact(model, make, tile_rows=tile_rows, longest=longest)
+    words = "target %s: %d rows have the same bits alone and in company, %.1f s"
+    logger.info(words, model.name, num_rows, time.perf_counter() - begun_at)
 
 
 def _draft_of(
@@ -263,7 +287,9 @@ def backend_of(attention: str, device: torch.device) -> AttentionBackend:
     return TritonBackend()
 
 
-def accelerate(engine: TorchEngine, *, cuda_graphs: bool = True, warm_rows: int = 0) -> None:
+def accelerate(
+    engine: TorchEngine, *, cuda_graphs: bool = True, warm_rows: int = 0, progress: Progress = no_progress
+) -> None:
     """Let an engine with Triton's attention choose on its device and, on CUDA, replay its steps.
 
     Graphs of steps of up to `warm_rows` rows are recorded now, which takes seconds; others at first use.
@@ -277,7 +303,7 @@ def accelerate(engine: TorchEngine, *, cuda_graphs: bool = True, warm_rows: int 
     replayed = cuda_graphs and replays(engine)
     runner = DeviceRunner(engine, CudaCapture() if replayed else None)
     engine.runner = runner
-    runner.warm(warm_rows)
+    runner.warm(warm_rows, partial(progress, "compiling kernels and recording CUDA graphs"))
     engine.info = replace(engine.info, row_buckets=runner.row_buckets)
     if runner.counts.captures:
         logger.info("%d CUDA graphs made ahead", runner.counts.captures)
@@ -298,16 +324,25 @@ def _has_kernels(engine: TorchEngine) -> bool:
     return getattr(engine.backend, "cuts", None) is not None
 
 
-def choose_slots(asked: int | None, free: int | None, slot_bytes: int, device: torch.device) -> int:
-    """Return the number of slots: `asked`, or for None as many as fit with a margin. Raises `UserError` if it
-    does not fit.
+def choose_slots(
+    asked: int | None,
+    free: int | None,
+    slot_bytes: int,
+    device: torch.device,
+    longest_text: int,
+    max_rows: int,
+) -> int:
+    """Return the number of slots: `asked`, or for None as many as fit with a margin, and off CUDA no more
+    than `slots_that_fit` says. Raises `UserError` if they do not fit.
 
     `free` is the memory beside that of steps and graphs, None if the system does not report it; `slot_bytes`
-    are one token's keys and values over all layers. One more slot is kept for rows that pad a step.
+    are one token's keys and values over all layers; `longest_text` tokens are all that the target takes, 0 if
+    it has no limit. One more slot is kept for rows that pad a step.
     """
-    fit = CPU_SLOTS if free is None else max(0, int(SHARE * free) // slot_bytes - 1)
+    fit = 0 if free is None else max(0, int(SHARE * free) // slot_bytes - 1)
     if asked is None:
-        slots = fit if device.type == "cuda" else min(CPU_SLOTS, fit)
+        is_own = device.type == "cuda" and free is not None
+        slots = fit if is_own else slots_that_fit(slot_bytes, longest_text, free, max_rows)
         if slots < 1:
             raise UserError(
                 f"--slots auto finds {_gib(free)} free on {device} beside the model and its steps, and "

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloud_verifier.core.nouns import CPU_SLOTS
+from cloud_verifier.core.nouns import slots_that_fit
 from cloud_verifier.llama.engine import LlamaEngine
-from cloud_verifier.llama.probe import ProbeReport, Report, probe_once
+from cloud_verifier.llama.probe import ProbeReport, probe_once
+from cloud_verifier.progress import Progress, no_progress
 from common.errors import UserError
-from common.llama.library import library
+from common.llama.library import free_memory, offloaded_layers
 from common.llama.model import MAX_SEQUENCES, LlamaModel, LlamaSettings
 from common.llama.runtime import LlamaRuntime
 from common.llama.trial import ModelTrials
@@ -18,8 +20,6 @@ from common.sampling import SamplingDefaults
 from common.wire.describe import TokenTable
 
 logger = logging.getLogger(__name__)
-
-ALL_LAYERS = -1
 
 ADVICE = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 """Names of sampling values in a file's metadata, below `general.sampling.`. llama.cpp's penalties look at a
@@ -31,7 +31,7 @@ class LlamaOptions:
     """Says how a GGUF target is computed."""
 
     threads: int = 0  # 0 = one less than the processors of this process
-    gpu_layers: int = ALL_LAYERS  # on accelerators, if llama.cpp was built for any
+    gpu_layers: int | None = None  # on accelerators; None = all, if llama.cpp was built for any
     tensor_split: tuple[float, ...] = ()  # as in `LlamaSettings`
     deterministic: bool | None = None
     """Whether equal requests get equal texts. None: on a processor, apart from replies that a later prompt of
@@ -53,27 +53,28 @@ def load_engine(
     max_step: int,
     options: LlamaOptions,
     name: str = "",
-    report: Report = lambda what, share: None,
+    progress: Progress = no_progress,
     records: Path | None = None,
 ) -> tuple[LlamaEngine, TokenTable, ProbeReport]:
     """Load the file `path`, check that steps of packed sessions equal texts alone, and serve `num_slots` KV
     slots.
 
     A child tries the file first, since llama.cpp may crash on a damaged one. Args: num_slots, None for
-    `CPU_SLOTS`; max_rows and max_step, the most nodes and the most rows of a step; name, of the target
-    (default: the file's); report, of progress; records, the folder that remembers files which have passed
+    what memory holds; max_rows and max_step, the most nodes and the most rows of a step; name, of the target
+    (default: the file's); progress, of the load; records, the folder that remembers files which have passed
     (None: nothing is remembered). Returns the engine, the token table of its fingerprint and the findings.
     Raises `UserError` that says what to change.
     """
-    report("trying the file", 0.0)
+    progress(f"trying {path} in a process of its own")
+    layers = offloaded_layers(options.gpu_layers)
     tried = None if records is None else records / TRIED
-    ModelTrials(tried).ensure(LlamaSettings(path, gpu_layers=_layers(options)), weights=True)
-    report("loading", 0.1)
-    runtime = open_runtime(path, num_slots, max_rows, max_step, options)
+    ModelTrials(tried).ensure(LlamaSettings(path, gpu_layers=layers), weights=True)
+    progress("loading the weights")
+    slots = num_slots or _slots_that_fit(path, max_rows, layers)
+    runtime = open_runtime(path, slots, max_rows, max_step, options)
     try:
-        slots = num_slots or CPU_SLOTS
         engine = LlamaEngine(runtime, slots, name=name or Path(path).stem, advice=advice_of(runtime))
-        found = probe_once(engine, report, None if records is None else records / PROBED)
+        found = probe_once(engine, progress, None if records is None else records / PROBED)
         if options.deterministic and not found.shapes.repeats:
             raise UserError(
                 f"--deterministic: here llama.cpp rounds '{engine.info.name}' otherwise in each decode, so "
@@ -92,19 +93,23 @@ def load_engine(
     return engine, tuple(runtime.token_table()), found
 
 
-def _layers(options: LlamaOptions) -> int:
-    return options.gpu_layers if library().llama_supports_gpu_offload() else 0
+def _slots_that_fit(path: str, max_rows: int, layers: int) -> int:
+    """Return the KV slots that fit into memory beside the weights, dead cells included."""
+    with LlamaModel(LlamaSettings(path), weights=False) as model:
+        kv_bytes = model.kv_bytes * (SPARE_SHARE + 1) // SPARE_SHARE
+        free = free_memory(layers) - os.stat(path).st_size
+        return slots_that_fit(kv_bytes, model.context_length, max(free, 1), max_rows)
 
 
 def open_runtime(
-    path: str, num_slots: int | None, max_rows: int, max_step: int, options: LlamaOptions
+    path: str, num_slots: int, max_rows: int, max_step: int, options: LlamaOptions
 ) -> LlamaRuntime:
     """Load the weights and allocate cells for `num_slots`; arguments as in `load_engine`."""
-    layers, slots = _layers(options), num_slots or CPU_SLOTS
+    layers = offloaded_layers(options.gpu_layers)
     num_outputs = max(max_rows, MAX_SEQUENCES)  # llama.cpp reserves a row for every sequence anyway
     settings = LlamaSettings(
         path,
-        n_ctx=slots + SPARE_CELLS + slots // SPARE_SHARE,
+        n_ctx=num_slots + SPARE_CELLS + num_slots // SPARE_SHARE,
         n_seq_max=MAX_SEQUENCES,
         n_batch=max(max_step, 2 * num_outputs),
         max_rows=num_outputs,

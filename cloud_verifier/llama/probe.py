@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from cloud_verifier.engine.packing import item_of, path_rows
 from cloud_verifier.engine.probe_script import TokenPath, leaves_of
 from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.llama.shapes import PROMPT_LEAST, PROMPT_UNIT, DecodeShapes, prompt_cuts
+from cloud_verifier.progress import Progress, no_progress
 from common.errors import UserError
 from common.llama.runtime import LlamaRuntime, default_threads
 from common.llama.trial import KeptTable, mark_of
@@ -60,9 +61,6 @@ RULES = 1
 QUIET = 0.8
 """Share of its processors that a quiet machine gives to this process."""
 
-Report = Callable[[str, float], None]
-"""Takes what is being done and the share of it that is done."""
-
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
@@ -79,7 +77,7 @@ class ProbeReport:
     seconds: float
 
 
-def probe(engine: LlamaEngine, report: Report = lambda what, share: None) -> ProbeReport:
+def probe(engine: LlamaEngine, progress: Progress = no_progress) -> ProbeReport:
     """Measure the engine's decodes, let it use the best ones, and check its packed path.
 
     All KV is empty afterwards. Raises `UserError` with the reason and the remedy if the model cannot be
@@ -91,14 +89,14 @@ def probe(engine: LlamaEngine, report: Report = lambda what, share: None) -> Pro
         raise UserError(
             f"--slots {engine.info.num_slots} is too small for the check at load; take {least} or more"
         )
-    report("measuring steps", 0.0)
+    progress("measuring steps", 0.0)
     shapes, apart = measure_shapes(runtime, _tokens(runtime, CONTEXT + SIZES[-1]))
     engine.use(shapes)
-    report("checking packed steps", 0.4)
+    progress("checking packed steps", 0.4)
     script = Script(engine, _tokens(runtime, 96))
     packed = script.run()
     engine.clear()
-    report("checking packed steps", 0.7)
+    progress("checking packed steps", 0.7)
     plain = _plain_rows(runtime, script.prompts, together=False)
     differences = _differences(packed, plain)
     num_equal = sum(bool((row == plain[path]).all()) for path, row in packed.items())
@@ -111,11 +109,11 @@ def probe(engine: LlamaEngine, report: Report = lambda what, share: None) -> Pro
         float(np.median(noise)), max(noise), shapes, apart, time.perf_counter() - began,
     )  # fmt: skip
     _judge(engine.info.name, found)
-    report("checking packed steps", 1.0)
+    progress("checking packed steps", 1.0)
     return found
 
 
-def probe_once(engine: LlamaEngine, report: Report, record: Path | None) -> ProbeReport:
+def probe_once(engine: LlamaEngine, progress: Progress, record: Path | None) -> ProbeReport:
     """Do as `probe` does, unless the file has passed on this machine with the same settings. `record` is the
     file that remembers passes; None for none. What was measured on a busy machine is not remembered."""
     table, name = KeptTable(record), _name_of(engine.runtime)
@@ -125,7 +123,7 @@ def probe_once(engine: LlamaEngine, report: Report, record: Path | None) -> Prob
         return found
     settings = engine.runtime.settings
     began, worked = time.perf_counter(), time.process_time()
-    found = probe(engine, report)
+    found = probe(engine, progress)
     share = (time.process_time() - worked) / (time.perf_counter() - began)
     if settings.gpu_layers or share >= QUIET * (settings.threads or default_threads()):
         entry = asdict(found) | {"shapes": {"times": found.shapes.times, "text_rows": found.shapes.text_rows}}

@@ -20,6 +20,7 @@ from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.llama.probe import TEXT
+from cloud_verifier.progress import Progress, no_progress
 from common.messages import Close, Commit, Open, Opened, Propose
 from common.sampling import SamplingParams
 
@@ -63,7 +64,7 @@ def count_repeats(
     num_texts: int,
     num_tokens: int,
     temperatures: Sequence[float] = (0.0, 0.8),
-    report: Callable[[str, float], None] = lambda what, share: None,
+    progress: Progress = no_progress,
 ) -> list[Repeats]:
     """Write `num_texts` texts of `num_tokens` tokens in each way. All KV is empty afterwards."""
     found = list[Repeats]()
@@ -79,7 +80,7 @@ def count_repeats(
         with _Watched(engine) as watched:
             texts, equal = list[tuple[int, ...]](), dict[str, int]()
             for at, (name, passed) in enumerate(_passes(engine, requests, texts)):
-                report(f"writing texts, T {temperature:g}, {name}", (place + at / 6) / len(temperatures))
+                progress(f"writing texts, T {temperature:g}, {name}", (place + at / 6) / len(temperatures))
                 written = passed()
                 if not texts:
                     texts += written

@@ -25,6 +25,7 @@ from cloud_verifier.engine.around import FlooredEngine
 from cloud_verifier.identity.caller_files import live_denied, live_limits
 from cloud_verifier.identity.identity import EVERYBODY, CertificateIdentity, HeaderIdentity, Identity
 from cloud_verifier.identity.tls import ServerTls
+from cloud_verifier.progress import LoggedProgress, Progress, no_progress
 from cloud_verifier.server.admin import admin_server, probe_server
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
@@ -110,8 +111,9 @@ async def serve_worker(
             await asyncio.gather(watching, return_exceptions=True)
 
 
-def use_torch(target: TargetSection) -> None:
-    """Set torch up. Raises `UserError` if a package that the engine needs is not installed."""
+def use_torch(target: TargetSection, progress: Progress = no_progress) -> None:
+    """Import torch and set it up. Raises `UserError` if a package that the engine needs is not installed."""
+    progress("importing torch")
     if target.deterministic:  # read when CUDA starts; without it cuBLAS may sum in another order each time
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
@@ -125,13 +127,16 @@ def use_torch(target: TargetSection) -> None:
         torch.set_num_threads(target.threads)
 
 
-def load(config: VerifierConfig, records: Path | None = None) -> tuple[TargetEngine, TokenTable]:
-    """Load the engine and its token table. `records`: the folder that remembers GGUF files which have passed
-    their checks. Raises `UserError`."""
+def load(
+    config: VerifierConfig, progress: Progress | None = None, records: Path | None = None
+) -> tuple[TargetEngine, TokenTable]:
+    """Load the engine and its token table. The log tells the `progress` unless another one is given.
+    `records`: the folder that remembers GGUF files which have passed their checks. Raises `UserError`."""
     target, limits = config.target, config.limits
+    progress = progress or LoggedProgress()
     if target.is_gguf:
-        return _load_gguf(config, records)
-    use_torch(target)
+        return _load_gguf(config, progress, records)
+    use_torch(target, progress)
     from cloud_verifier.engine.loading import load_engine
 
     scheduler = config.scheduler  # reads the judge's file
@@ -149,6 +154,7 @@ def load(config: VerifierConfig, records: Path | None = None) -> tuple[TargetEng
         prefill_chunk=scheduler.chunk,
         drafter=target.drafter,
         compiled=target.compile,
+        progress=progress,
     )
     judge = scheduler.judge
     if judge is not None and judge.num_hidden not in (0, engine.model.hidden_size):
@@ -169,13 +175,15 @@ def load(config: VerifierConfig, records: Path | None = None) -> tuple[TargetEng
     return floored(served, target), table
 
 
-def _load_gguf(config: VerifierConfig, records: Path | None) -> tuple[TargetEngine, TokenTable]:
-    from cloud_verifier.llama.loading import ALL_LAYERS, LlamaOptions, load_engine
+def _load_gguf(
+    config: VerifierConfig, progress: Progress, records: Path | None
+) -> tuple[TargetEngine, TokenTable]:
+    from cloud_verifier.llama.loading import LlamaOptions, load_engine
 
     target, limits = config.target, config.limits
     options = LlamaOptions(
         threads=target.threads,
-        gpu_layers=ALL_LAYERS if target.gpu_layers is None else target.gpu_layers,
+        gpu_layers=target.gpu_layers,
         tensor_split=tuple(float(share) for share in target.tensor_split.split(",") if share),
         deterministic=target.deterministic,
     )
@@ -186,6 +194,7 @@ def _load_gguf(config: VerifierConfig, records: Path | None) -> tuple[TargetEngi
         most_rows(config.scheduler),
         options,
         target.served_name,
+        progress=progress,
         records=records,
     )
     return floored(engine, target), table

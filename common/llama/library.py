@@ -6,15 +6,19 @@ import ctypes
 import importlib
 import logging
 from collections import deque
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from common.child import available_memory
 from common.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 GGML_ERROR = 4  # ggml_log_level
 NUM_ERRORS_KEPT = 4
+ALL_LAYERS = -1  # llama.cpp's `n_gpu_layers`
+GPU_DEVICES = (1, 2)  # ggml_backend_dev_type: with memory of its own, and integrated
 
 
 class NativeLog:
@@ -58,6 +62,42 @@ def library() -> Any:
     bindings.llama_log_set(native_log().callback, ctypes.c_void_p(0))
     bindings.llama_backend_init()
     return bindings
+
+
+def offloaded_layers(asked: int | None) -> int:
+    """Return the layers to put on accelerators: `asked`, or for None (`auto`) all. Without an accelerator in
+    this build of llama.cpp the result is 0."""
+    if not library().llama_supports_gpu_offload():
+        return 0
+    return ALL_LAYERS if asked is None else asked
+
+
+def free_memory(gpu_layers: int) -> int:
+    """Return the free bytes for the KV of a model with so many layers on accelerators; 0 if they are unknown.
+
+    KV lies where its layer lies, so the smaller memory decides if layers are on both sides.
+    """
+    if not gpu_layers:
+        return available_memory()
+    on_devices = sum(_device_memory())
+    return on_devices if gpu_layers == ALL_LAYERS else min(on_devices, available_memory())
+
+
+def _device_memory() -> Iterator[int]:
+    """Yield the free bytes of each GPU that llama.cpp knows. The binding has no names for these functions."""
+    native = library()._lib
+    native.ggml_backend_dev_count.restype = ctypes.c_size_t
+    get = native.ggml_backend_dev_get
+    get.argtypes, get.restype = [ctypes.c_size_t], ctypes.c_void_p
+    kind, memory = native.ggml_backend_dev_type, native.ggml_backend_dev_memory
+    kind.argtypes, memory.argtypes = [ctypes.c_void_p], [ctypes.c_void_p] * 3
+    memory.restype = None
+    for place in range(native.ggml_backend_dev_count()):
+        device = get(place)
+        if kind(device) in GPU_DEVICES:
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            memory(device, ctypes.byref(free), ctypes.byref(total))
+            yield free.value
 
 
 def extra_bufts_are_safe(system_info: str) -> bool:

@@ -293,9 +293,13 @@ class LlamaModel(LlamaVocabulary):
             params.tensor_split = ctypes.cast(shares, type(params.tensor_split))
         model = self._library.llama_model_load_from_file(os.fsencode(self.path), params)
         if not model:  # passed on, a NULL model crashes the process
+            layers = self.settings.gpu_layers
+            memory = (
+                "; if an accelerator's memory is short, lower gpu_layers (--gpu-layers)" if layers else ""
+            )
             raise UserError(
                 f"{self.path} cannot be loaded as a GGUF model{native_log().reason()}; "
-                "fetch or convert it again, and check that this llama.cpp knows its architecture"
+                f"fetch or convert it again, and check that this llama.cpp knows its architecture{memory}"
             )
         return model
 
@@ -311,6 +315,29 @@ class LlamaModel(LlamaVocabulary):
         text = ctypes.create_string_buffer(LONGEST_VALUE)
         size = self._library.llama_model_meta_val_str(self._model, key.encode(), text, len(text))
         return text.value.decode("utf-8", "replace") if size > 0 else ""
+
+    @property
+    def context_length(self) -> int:
+        """Return the tokens of the longest text in training; 0 if the file does not say. Needs no weights."""
+        return self._number("context_length")
+
+    @property
+    def kv_bytes(self) -> int:
+        """Return the bytes of one token's keys and values over all layers; 0 for a model without attention.
+
+        Needs no weights. llama.cpp does not report numbers that a file gives for each layer. Such a model,
+        mostly a hybrid, counts as if each layer had keys and values for all heads, which is too many.
+        """
+        heads = self._number("attention.head_count")
+        width = self._number("embedding_length") // max(1, heads)
+        own = sum(self._number(f"attention.{part}_length") or width for part in ("key", "value"))
+        num_values = self._number("block_count") * (self._number("attention.head_count_kv") or heads) * own
+        return num_values * (4 if self.settings.exact else 2)
+
+    def _number(self, key: str) -> int:
+        """Return a whole number of the architecture's metadata; 0 if llama.cpp reports none."""
+        found = self.metadata(f"{self.metadata('general.architecture')}.{key}")
+        return int(found) if found.isdecimal() else 0
 
     @property
     def chat_template(self) -> str:

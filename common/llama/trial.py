@@ -62,13 +62,22 @@ class KeptTable:
 
     def keep(self, name: str, entry: object, cost: str) -> None:
         """Make `entry` the newest. If the file cannot be written, log the `cost`."""
-        if self._path is None:
-            return
         table = self.load()
         table.pop(name, None)
+        self._write({**table, name: entry}, cost)
+
+    def drop(self, name: str, cost: str) -> None:
+        """Remove an entry. If the file cannot be written, log the `cost`."""
+        table = self.load()
+        if table.pop(name, None) is not None:
+            self._write(table, cost)
+
+    def _write(self, table: dict[str, Any], cost: str) -> None:
+        if self._path is None:
+            return
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_json(self._path, dict(list({**table, name: entry}.items())[-MAX_KEPT:]))
+            write_json(self._path, dict(list(table.items())[-MAX_KEPT:]))
         except OSError as error:
             logger.warning("%s cannot be written (%s); %s", self._path, error, cost)
 
@@ -104,6 +113,7 @@ class ModelTrials:
             if self._record.load().get(str(path)) in (wanted, {**wanted, "weights": True}):
                 return
             began = time.monotonic()
+            logger.info("> trying %s in a process of its own", path)
             _try(
                 TrialRequest(str(path), weights, settings.gpu_layers),
                 PATIENCE + (wanted["size"] / SLOWEST if weights else 0.0),

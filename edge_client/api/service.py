@@ -170,8 +170,16 @@ class TextEndpoints:
                 raise
             await self.texts.verifiers.heard(FIRST_WORD)
             if self.texts.max_positions == longest:
-                raise
+                raise self._with_setting(error) from None
         return await self._spec(dialect, body)
+
+    def _with_setting(self, error: ApiError) -> ApiError:
+        """Return the error of a text that is too long. It names the setting if that is the limit."""
+        found = self.texts.verifiers.best()
+        if found is None or self.texts.max_positions == found.max_positions:
+            return error
+        words = f"The model takes {found.max_positions} tokens; `forerun verify` runs with too few --slots."
+        return wrong(error.param or "prompt", f"{error} {words}", error.code)
 
     async def _spec(self, dialect: type[Dialect], body: dict[str, Any]) -> ResponseSpec:
         asked, prompt, message = await self._read(dialect, body)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
 from common.errors import ForerunError, UserError
 from common.grammar.trial import in_thread
+from common.llama.library import free_memory
 from common.llama.model import LlamaModel, LlamaSettings, find_model
 from common.llama.runtime import LlamaRuntime
 from common.llama.trial import ModelTrials
+from common.memory import DRAFT_SHARE, tokens_that_fit
 from common.vocabulary import Vocabulary
 from edge_client.core.draft_pace import DraftPace
 from edge_client.drafting.pool import DraftPool, PoolSeat
@@ -22,6 +25,13 @@ logger = logging.getLogger(__name__)
 
 CLOSE_PATIENCE = 30.0
 """Seconds that a turn under way may take to end: more than a prompt's batch on a slow processor."""
+
+
+SEAT_TOKENS = 1024
+"""Tokens for each seat that an automatic context has at least, as far as memory allows: a chat."""
+
+LEAST_CELLS = 512
+"""Cells of an automatic context where memory is short. Texts that need more are written without the draft."""
 
 
 class ModelState(Enum):
@@ -47,7 +57,8 @@ class SharedDraftModel:
     The weights are unloaded `keep_alive` seconds after the last release (below 0: never; 0: at once). With
     `trials` another process loads the file first; without, a crash of llama.cpp ends this process.
     `make_room` runs before the weights are loaded, with their settings and bytes. `small` is a smaller draft
-    model in front of this one, with the same tokens.
+    model in front of this one, with the same tokens. With an `n_ctx` of 0 the context is chosen at each
+    loading: see `choose_context`. `free` returns the free bytes, by the number of layers on accelerators.
     """
 
     def __init__(
@@ -59,7 +70,10 @@ class SharedDraftModel:
         paces: KeptPaces | None = None,
         make_room: MakeRoom = _enough_room,
         small: LlamaSettings | None = None,
+        free: Callable[[int], int] = free_memory,
     ) -> None:
+        self.targets = list[Callable[[], int]]()  # each returns the longest text of a target; 0: unknown
+        self._free = free
         self.pace = DraftPace()  # of this model, over all its texts; measured when it is first loaded
         self._paces = paces or KeptPaces(None)
         self._trials = trials
@@ -165,7 +179,9 @@ class SharedDraftModel:
             logger.info("> loading the draft model %s", self.tokens.path)
             try:
                 await self._make_room(self._settings, self.size_bytes)
-                self._runtimes, pool, tables = await asyncio.to_thread(self._open)
+                longest = [target() for target in self.targets]
+                longest_text = max(longest) if all(longest) and longest else 0
+                self._runtimes, pool, tables = await asyncio.to_thread(self._open, longest_text)
             except ForerunError as error:
                 self._on_load_failed(str(error))
                 raise
@@ -182,12 +198,10 @@ class SharedDraftModel:
         self.state, self.failure = ModelState.FAILED, reason
         logger.warning("x %s", reason)
 
-    def _open(self) -> tuple[list[LlamaRuntime], DraftPool, PaceTables]:
+    def _open(self, longest_text: int) -> tuple[list[LlamaRuntime], DraftPool, PaceTables]:
         runtimes = list[LlamaRuntime]()
         try:
-            for settings in filter(None, (self._settings, self._small)):
-                if self._trials is not None:
-                    self._trials.ensure(settings, weights=True)
+            for settings in self._with_context(longest_text):
                 runtimes.append(LlamaRuntime(settings))
                 runtimes[-1].grammars = self.tokens.grammars  # compiled grammars outlive the weights
             runtime, *smaller = runtimes
@@ -200,6 +214,25 @@ class SharedDraftModel:
             for each in runtimes:
                 each.close()
             raise
+
+    def _with_context(self, longest_text: int) -> list[LlamaSettings]:
+        """Try the files and return their settings, with a context chosen if none is set."""
+        settings = [each for each in (self._settings, self._small) if each is not None]
+        for each in settings:
+            if self._trials is not None:
+                self._trials.ensure(each, weights=True)
+        if self._settings.n_ctx:
+            return settings
+        kv_bytes = self.tokens.kv_bytes
+        for each in settings[1:]:
+            with LlamaModel(each, weights=False) as small:
+                kv_bytes += small.kv_bytes
+        free = self._free(self._settings.gpu_layers)
+        beside = max(1, free - self.size_bytes) if free else 0  # of which the weights need their part
+        trained = self.tokens.context_length
+        n_ctx = choose_context(trained, longest_text, self.num_seats, kv_bytes, beside)
+        logger.info("the draft's context has %d tokens of %d bytes", n_ctx, kv_bytes)
+        return [replace(each, n_ctx=n_ctx) for each in settings]
 
     def _check_tokens(self, small: LlamaRuntime) -> None:
         own, other = (Vocabulary(each.token_table()).fingerprint for each in (self.tokens, small))
@@ -224,6 +257,11 @@ class SharedDraftModel:
         self.state = ModelState.UNLOADED
         self._set_timer(None)
         if await pool.close(CLOSE_PATIENCE):
+            if self.pace.has_drifted:
+                logger.info(
+                    "the draft's steps take %.1f times as long as measured", self.pace.rows.correction
+                )
+                await asyncio.to_thread(self._paces.forget, runtimes[0])
             for runtime in runtimes:
                 await asyncio.to_thread(runtime.close)
             logger.info("< the draft model %s is unloaded", self.tokens.path)
@@ -251,3 +289,12 @@ class SharedDraftModel:
         async with self._change:
             if self._put_away_at is not None and not self._num_waiting:  # no caller has come since
                 await self._put_away()
+
+
+def choose_context(trained: int, longest_text: int, seats: int, kv_bytes: int, free: int) -> int:
+    """Return the KV cells of an automatic context: for a text as long as the draft was trained on (`trained`)
+    and the target takes (`longest_text`; 0: unknown), and `SEAT_TOKENS` for each seat. They take at most
+    `DRAFT_SHARE` of the `free` bytes (0: unknown), `kv_bytes` each."""
+    longest = min(trained, longest_text) if longest_text else trained
+    least = SEAT_TOKENS * seats
+    return max(LEAST_CELLS, tokens_that_fit(kv_bytes, longest, least, free, DRAFT_SHARE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -14,6 +15,8 @@ from common.vocabulary import Vocabulary
 from edge_client.drafting.model import SharedDraftModel
 from edge_client.llama.measure_pace import KeptPaces
 from edge_client.process.paths import EdgePaths
+
+logger = logging.getLogger(__name__)
 
 MEMORY = 2.0
 """Memory that a model needs to be loaded, by the size of its file: as much again for KV cache and buffers."""
@@ -59,6 +62,7 @@ class DraftModels:
         """
         key = settings, small, drafting, seats, keep_alive
         if key not in self._opened:
+            logger.info("> reading the tokens of %s", settings.path)
             model, words = None, None
             if drafting:
                 model = SharedDraftModel(

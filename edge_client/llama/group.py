@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from common.errors import ForerunError, LocalError, UserError
+from common.errors import CapacityError, ForerunError, LocalError, UserError
 from common.estimators import WidthTimes
 from common.llama.runtime import NO_KV_SLOT, LlamaRuntime
 from common.mask_time import MaskTime
@@ -152,6 +152,7 @@ class DraftGroup:
         self.parked: tuple[ParkedText, ...] = ()  # the first parked is the first forgotten
         self._answers: list[MemberAnswer] = []
         self._mask_time = MaskTime()
+        self._is_full_told = False  # a text has not fitted, and the log says so
 
     @property
     def has_work(self) -> bool:
@@ -458,8 +459,13 @@ class DraftGroup:
             richest.drop_branches()
 
     def _fail(self, member: GroupMember, error: ForerunError) -> None:
-        """Stop a member's drafting until its next text and free its KV."""
-        logger.warning("x drafting ends: %s", error)
+        """Stop a member's drafting until its next text and free its KV.
+
+        An agent repeats a long text with each request, so the log warns only of the first without room.
+        """
+        is_told = isinstance(error, CapacityError) and self._is_full_told
+        self._is_full_told |= isinstance(error, CapacityError)
+        logger.log(logging.DEBUG if is_told else logging.WARNING, "x drafting ends: %s", error)
         if member.asked is not None:
             self._answers.append(MemberAnswer(member.index, error))
         member.forget()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import LocalError, UserError
-from common.llama.runtime import LlamaRuntime
+from common.llama.runtime import LlamaRuntime, default_threads
 from common.llama.trial import KeptTable, release
 from edge_client.core.draft_pace import DraftPace
 
@@ -33,6 +33,10 @@ LEAST = 0.1
 
 BUDGET = 2.0
 """Seconds for measuring beyond the smallest widths: about as long as loading a 0.5B model."""
+
+
+OWN_LOAD = 0.5
+"""Busy processors that the start of this process alone explains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +135,46 @@ def _decode(
     return clock() - began
 
 
-class KeptPaces:
-    """Keeps tables by model and settings in the JSON file `path`; None keeps nothing."""
+def machine_load() -> float:
+    """Return the processors that programs kept busy in the last minute, on average; 0.0 where the system does
+    not say."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return 0.0
 
-    def __init__(self, path: Path | None) -> None:
+
+class KeptPaces:
+    """Keeps tables by model and settings in the JSON file `path`; None keeps nothing.
+
+    Tables of a busy machine are used and not kept: the draft's threads had to wait for others. `load` returns
+    the number of busy processors.
+    """
+
+    def __init__(self, path: Path | None, load: Callable[[], float] = machine_load) -> None:
         self._table = KeptTable(path)
+        self._load = load
 
     def ensure(self, runtime: LlamaRuntime) -> PaceTables:
         """Return this model's kept tables for this machine. Without any, call `measure_pace`."""
         name = _name_of(runtime)
         tables = _tables(self._table.load().get(name))
-        if tables is None:
-            tables = measure_pace(runtime)
+        if tables is not None:
+            return tables
+        free = (os.cpu_count() or 1) - (runtime.settings.threads or default_threads())
+        load = self._load()
+        logger.info("> measuring the draft's steps, which takes %g s or little more", BUDGET)
+        tables = measure_pace(runtime)
+        if load > max(free, OWN_LOAD):
+            words = "%.1f processors were busy: the draft's steps are measured again at its next loading"
+            logger.info(words, load)
+        else:
             self._table.keep(name, asdict(tables), "the draft is measured again next time")
         return tables
+
+    def forget(self, runtime: LlamaRuntime) -> None:
+        """Drop this model's kept tables, so that its steps are measured at the next loading."""
+        self._table.drop(_name_of(runtime), "the draft's steps are not measured again")
 
 
 def _name_of(runtime: LlamaRuntime) -> str:

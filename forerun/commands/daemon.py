@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -39,6 +40,8 @@ The daemon makes TOKEN_FILE; `forerun edge status` prints its name and the page'
 A file or the environment can also set every setting: `forerun edge config init` writes such a file
 (docs/edge_config.md). Below are the usual settings; --help-all lists all of them.
 Without an action the daemon runs. The actions query, stop or install it, or write a text without it."""
+
+logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL = 0.0002
 """Seconds after which the draft model's thread yields to the event loop, which passes text on. Python's
@@ -90,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(_log_file(config.log.file)) if config.log.file else None
         stack.enter_context(writing(config.log.level, config.log.format, out))
+        logger.info("> starting the daemon, version %s", own_version())
         return asyncio.run(_run(config, paths, reconfigure, given_flags(options)))
 
 
@@ -142,6 +146,8 @@ def draft_files(pair: str, config: EdgeConfig, paths: EdgePaths) -> DraftFiles:
             f"or set {f'pairs.{pair}.draft.model' if pair else 'draft.model'}. --no-drafting and --policy "
             "off need the file, too, for its tokenizer"
         )
+    if config.draft.sha256:
+        logger.info("> checking the SHA-256 of %s", name)
     model = find_model(name, models_folder(name), config.draft.sha256)
     small = config.draft.small and find_model(config.draft.small, models_folder(config.draft.small))
     priors = read_priors(Path(prior)) if prior else None

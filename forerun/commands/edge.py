@@ -41,9 +41,9 @@ from forerun.options import (
     REQUIRED,
     RULES_IN_WORDS,
     CoreOption,
+    DraftOptions,
     SamplingOptions,
     add_command,
-    models_folder,
     option,
     pin_to_core,
     read_prompt,
@@ -126,7 +126,7 @@ class TlsOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipeOptions(TlsOptions, CoreOption):
+class PipeOptions(TlsOptions, CoreOption, DraftOptions):
     """Declares the verifier, the draft model, and how both are used."""
 
     verifier: str = option(REQUIRED, "address of `forerun verify`", "HOST:PORT")
@@ -141,9 +141,6 @@ class PipeOptions(TlsOptions, CoreOption):
     remember: int = option(262144, "newest tokens of all texts, kept for --recall; 0: none", "N")
     index: tuple[str, ...] = option((), "index of `forerun index`, from which --recall proposes", "NAME")
     drafting: bool = option(True, "load the draft model; without it only --recall proposes", action=SWITCH)
-    threads: int = option(0, "threads of the draft model; 0: all but one", "N")
-    gpu_layers: int = option(0, "layers of the draft model on an accelerator; -1: all", "N")
-    context: int = option(4096, "KV memory of the draft model, in tokens", "N")
     offline: str = option(
         "preview",
         "behaviour while no server answers: preview shows the draft's own guess, wait shows nothing",
@@ -199,7 +196,7 @@ async def _write_one(options: CompleteOptions) -> int:
     if acceptance.draws(sampling.greedy) and policy.fill and policy.name != "off":
         note(DRAWN_AHEAD)
     painter = Painter(sys.stdout)
-    async with _texts(options) as (texts, greeting):
+    async with _texts(options, note) as (texts, greeting):
         if greeting:
             note(greeting)
         asked: dict[str, Any] = {
@@ -432,13 +429,15 @@ def _reason_in_words(reason: FinishReason | None) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _texts(options: PipeOptions) -> AsyncIterator[tuple[TextService, str]]:
-    """Yield the text service of one draft model and one verifier, and a note for the user or "".
+async def _texts(
+    options: PipeOptions, progress: Callable[[str], None] = lambda words: None
+) -> AsyncIterator[tuple[TextService, str]]:
+    """Yield the text service of one draft model and one verifier, and a note for the user or "". Tell of
+    slow work by `progress`.
 
     Raise `UserError` if the draft's tokens are not the verifier's. If the verifier does not answer, start
     with the draft's own guesses (--offline preview), or raise `UnavailableError`.
     """
-    from common.llama.model import LlamaSettings
     from edge_client.drafting.models import DraftModels
     from edge_client.texts.datastore import IndexFiles, place_of
     from edge_client.texts.earlier import EarlierTexts
@@ -455,27 +454,16 @@ async def _texts(options: PipeOptions) -> AsyncIterator[tuple[TextService, str]]
         privacy=Privacy[options.privacy.upper()],
         priors=None if options.prior is None else read_priors(options.prior),
     )
-    llama = LlamaSettings(
-        path=options.draft,
-        n_ctx=options.context,
-        threads=options.threads,
-        gpu_layers=options.gpu_layers,
-        models=models_folder(options.draft),
-    )
+    llama = options.llama(options.draft)
     async with contextlib.AsyncExitStack() as stack:
         verifier = SingleVerifier(options.verifier, tls=options.channel_tls, insecure=options.insecure)
         await stack.enter_async_context(verifier)
         pin_to_core(options.core)
         paths = find_paths(os.environ)
-        small = None
-        if options.small_draft:
-            folder = models_folder(options.small_draft)
-            small = replace(llama, path=options.small_draft, models=folder)
+        small = options.llama(options.small_draft) if options.small_draft else None
         opened = DraftModels(paths, stack).open(
             llama, drafting=options.drafting, seats=1, keep_alive=-1.0, small=small
         )
-        if opened.model is not None:
-            await opened.model.load()
         vocabulary, greeting = opened.vocabulary, ""
         try:
             await verifier.ask(vocabulary)
@@ -490,4 +478,8 @@ async def _texts(options: PipeOptions) -> AsyncIterator[tuple[TextService, str]]
         texts = TextService(
             opened.words, vocabulary, verifier, opened.model, settings, indexes=files, earlier=earlier
         )
+        if opened.model is not None:
+            opened.model.targets.append(lambda: texts.max_positions)
+            progress(f"loading the draft model {options.draft}")
+            await opened.model.load()
         yield texts, greeting

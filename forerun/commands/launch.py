@@ -19,6 +19,7 @@ from edge_client.process.client import client_of, url_of
 from edge_client.process.paths import read_token
 from edge_client.process.run_file import DaemonRecord
 from forerun.options import PlaceOption, add_command, add_fields, argument, option, read_fields
+from forerun.terminal import note
 
 DESCRIPTION = """\
 Start a coding agent that uses the running daemon (`forerun edge`). Words after -- are the agent's own:
@@ -28,7 +29,8 @@ Start a coding agent that uses the running daemon (`forerun edge`). Words after 
   forerun launch opencode --model TARGET -- run 'Explain this folder.'
 
 Environment variables and options of the agent's command line choose the daemon, for this start alone. The
-agent's own configuration files stay unchanged and keep their other settings.
+agent's own configuration files stay unchanged and keep their other settings. An agent that could not work, as
+no text can be written or the context is too small, is not started without --anyway.
 
 --print shows them as shell commands and starts nothing. They read the daemon's token from its file."""
 
@@ -164,6 +166,7 @@ class LaunchOptions(PlaceOption):
 
     agent: str = argument("", f"one of {', '.join(AGENTS)}", choices=(*AGENTS,), metavar="AGENT")
     model: str = option("", "one of the daemon's models (default: its first)", "NAME")
+    anyway: bool = option(False, "start the agent even if it could not work")
     shown: bool = option(False, "print shell commands and start nothing", flag="--print")
 
 
@@ -187,13 +190,17 @@ def _run(options: LaunchOptions, arguments: Sequence[str]) -> int:
     if found is None and not options.shown:
         raise UserError(f"{options.agent} is not installed; install it with: {agent.install}")
     to = _connection(record, options.model)
-    _warn(record, to, options.agent)
+    if hindrances := _hindrances(record, to, options.agent):
+        if not (options.anyway or options.shown):
+            raise UnavailableError("; ".join((*hindrances, "--anyway starts the agent nonetheless")))
+        for words in hindrances:
+            note(words)
     start = agent.start(to)
-    words = [options.agent, *start.options, *arguments]
+    command = [options.agent, *start.options, *arguments]
     if found is None or options.shown:
-        print(_as_shell(start, words, record))
+        print(_as_shell(start, command, record))
         return 0
-    _become(found, words, {**os.environ, **start.environment, start.token_name: _token(record)})
+    _become(found, command, {**os.environ, **start.environment, start.token_name: _token(record)})
 
 
 def _connection(record: DaemonRecord, model: str) -> ModelAccess:
@@ -203,22 +210,19 @@ def _connection(record: DaemonRecord, model: str) -> ModelAccess:
     return ModelAccess(url, card["id"], card["meta"]["max_positions"], record.token_file)
 
 
-def _warn(record: DaemonRecord, to: ModelAccess, name: str) -> None:
-    """Tell on standard error what will keep the agent from working: it shows none of this itself."""
-    least = AGENTS[name].context
+def _hindrances(record: DaemonRecord, to: ModelAccess, name: str) -> list[str]:
+    """Return what will keep the agent from working: it shows none of this itself."""
+    found, least = list[str](), AGENTS[name].context
     if to.context is not None and to.context < least:
-        print(
-            f"… {to.model} has a context of {to.context} tokens, which {name}'s own prompt and tools fill; "
-            f"serve a target with {least} or more",
-            file=sys.stderr,
+        found.append(
+            f"{to.model} has a context of {to.context} tokens, which {name}'s own prompt and tools fill; "
+            f"serve a target of {least} tokens or more, with as many --slots of `forerun verify`"
         )
     try:
         client_of(record).get("/readyz")
     except UnavailableError:
-        print(
-            "… the daemon can write no texts now; `forerun doctor` says why and what to do",
-            file=sys.stderr,
-        )
+        found.append("the daemon can write no texts now; `forerun doctor` says why and what to do")
+    return found
 
 
 def _token(record: DaemonRecord) -> str:

@@ -116,14 +116,16 @@ def _run_gguf(options: ModelsOptions) -> int:
     llama = LlamaOptions(threads=options.threads, deterministic=options.deterministic)
     with Console(stderr=True).status("") as status:
 
-        def report(what: str, share: float) -> None:
-            status.update(f"{what} ({share:.0%})")
+        def progress(work: str, share: float | None = None) -> None:
+            status.update(work if share is None else f"{work} ({share:.0%})")
 
         engine, _, found = load_engine(
-            path, CHECKED_SLOTS, limits.max_rows, most_rows(limits), llama, report=report
+            path, CHECKED_SLOTS, limits.max_rows, most_rows(limits), llama, progress=progress
         )
         with engine.runtime as runtime:
-            counts = count_repeats(engine, options.texts, TEXT_TOKENS, report=report) if options.texts else []
+            counts = (
+                count_repeats(engine, options.texts, TEXT_TOKENS, progress=progress) if options.texts else []
+            )
             facts = {
                 "model": Path(path).stem,
                 "served": True,

@@ -20,10 +20,10 @@ from forerun.commands.edge import TlsOptions
 from forerun.options import (
     REQUIRED,
     CoreOption,
+    DraftOptions,
     JsonOption,
     add_command,
     check_free,
-    models_folder,
     option,
     pin_to_core,
 )
@@ -39,7 +39,7 @@ SERVING = "serving"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelayOptions(TlsOptions, CoreOption, JsonOption):
+class RelayOptions(TlsOptions, CoreOption, JsonOption, DraftOptions):
     """Declares the verifier behind, the middle model, and the port for edges."""
 
     verifier: str = option(REQUIRED, "address of `forerun verify`, or of another relay", "HOST:PORT")
@@ -60,9 +60,6 @@ class RelayOptions(TlsOptions, CoreOption, JsonOption):
         "least privacy of message sizes, both ways (default: %(default)s; docs/privacy.md)",
         choices=LEVELS,
     )
-    threads: int = option(0, "threads of the middle model; 0: all but one", "N")
-    gpu_layers: int = option(0, "layers of the middle model on an accelerator; -1: all", "N")
-    context: int = option(16384, "KV memory of the middle model, in tokens (default: %(default)s)", "N")
     seats: int = option(
         8,
         "texts that the middle model drafts at once; further ones pass without it (default: %(default)s)",
@@ -88,18 +85,11 @@ def _run(options: RelayOptions) -> int:
 
 async def _serve(options: RelayOptions) -> None:
     from cloud_verifier.identity.tls import ServerTls
-    from common.llama.model import LlamaSettings
     from edge_client.drafting.models import DraftModels
     from edge_client.network.channel import VerifierChannel
     from relay.service import RelayServer, RelayService, RelaySettings
 
-    llama = LlamaSettings(
-        path=options.model,
-        n_ctx=options.context,
-        threads=options.threads,
-        gpu_layers=options.gpu_layers,
-        models=models_folder(options.model),
-    )
+    llama = options.llama(options.model)
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)

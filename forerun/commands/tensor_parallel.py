@@ -82,6 +82,7 @@ def _load_and_run(config: VerifierConfig, ranks: Ranks, serve: Serve) -> str:
 
     from cloud_verifier.engine.loading import backend_of, load_engine
     from cloud_verifier.engine.parallel import Leader, LeadingBackend, LeadingEngine, follow
+    from cloud_verifier.progress import LoggedProgress, no_progress
     from cloud_verifier.server.serving import floored
 
     target, limits = config.target, config.limits
@@ -96,6 +97,7 @@ def _load_and_run(config: VerifierConfig, ranks: Ranks, serve: Serve) -> str:
         max_rows=limits.max_rows,
         prefill_chunk=config.scheduler.chunk,
         agree=ranks.least,
+        progress=LoggedProgress() if ranks.leads else no_progress,
     )
     if not ranks.leads:
         follow(engine.logits, ranks)

@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloud_verifier.settings import SCHEMA, VerifierConfig
+from cloud_verifier.model_source import EXIT, MTP, folder_of
+from cloud_verifier.progress import LoggedProgress, no_progress
+from cloud_verifier.settings import SCHEMA, TargetSection, VerifierConfig
 from common.config.merge import load_config
 from common.config.pages import add_flags, flags_from
 from common.privacy import Privacy
@@ -73,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
         if config.target.tensor_parallel:
             from forerun.commands.tensor_parallel import run_parallel
 
-            use_torch(config.target)
+            leads = os.environ.get("RANK") == "0"  # torchrun sets it; other ranks would say the same
+            use_torch(config.target, LoggedProgress() if leads else no_progress)
             return run_parallel(
                 config,
                 lambda engine, table, watch: asyncio.run(
@@ -81,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
                 ),
             )
         # Before the event loop, so that Ctrl-C works meanwhile.
-        engine, table = load(config, find_paths(os.environ).state)
+        engine, table = load(config, records=find_paths(os.environ).state)
         asyncio.run(serve(config, engine, table, announcer(config)))
     return 0
 
@@ -106,11 +109,12 @@ def _leave(*_: object) -> None:
 
 def check(config: VerifierConfig) -> None:
     """Check files, addresses and libraries before the slow loading. Raise `UserError`."""
+    check_models(config.target)
     from cloud_verifier.server.admin import check_private
     from cloud_verifier.server.serving import identity_of, tls_of
 
     server, operations = config.server, config.operations
-    _ = config.target.path, config.scheduler
+    _ = config.scheduler
     if (tls := tls_of(server)) is not None:
         tls.read()
     identity_of(config.identity)
@@ -122,6 +126,16 @@ def check(config: VerifierConfig) -> None:
         check_free("--health", operations.health)
     if operations.admin:
         check_private(operations.admin)
+
+
+def check_models(target: TargetSection) -> None:
+    """Check that the target and its drafter are there, or may be on the hub. Raise `UserError`."""
+    if not target.is_gguf:
+        folder_of(target.path)
+    drafter = target.drafter or MTP
+    is_part = drafter in (MTP, EXIT) or drafter.startswith(f"{EXIT}:")
+    if not is_part and not Path(drafter).expanduser().is_file():  # the file of `forerun heads train`
+        folder_of(drafter)
 
 
 def logged(config: VerifierConfig) -> Any:

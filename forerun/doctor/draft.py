@@ -50,7 +50,7 @@ class ChildQuestion:
     path: str = ""
     context: int = 2048
     threads: int = 0
-    gpu_layers: int = 0
+    gpu_layers: int | None = None
     address: str = ""
     tls: TlsSettings | None = None
     tokens: int = 64  # of each text
@@ -205,7 +205,7 @@ def main() -> None:
 
 
 def _run(asked: ChildQuestion) -> None:
-    from common.llama.library import library
+    from common.llama.library import library, offloaded_layers
 
     _tell("system", info=library().llama_print_system_info().decode())
     if not asked.path:
@@ -216,7 +216,10 @@ def _run(asked: ChildQuestion) -> None:
 
     began = time.monotonic()
     settings = LlamaSettings(
-        asked.path, n_ctx=asked.context, threads=asked.threads, gpu_layers=asked.gpu_layers
+        asked.path,
+        n_ctx=asked.context,
+        threads=asked.threads,
+        gpu_layers=offloaded_layers(asked.gpu_layers),
     )
     with LlamaRuntime(settings) as runtime:
         _tell("loaded", description=runtime.description, seconds=time.monotonic() - began)

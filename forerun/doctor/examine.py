@@ -36,7 +36,7 @@ SHARES = (0.05, 0.98)  # of right drafts, that the simulator is asked about; 32 
 
 Progress = Callable[[str], None]
 
-CONTEXT = 2048  # tokens, where the configuration says: as trained
+CONTEXT = 2048  # tokens, where the configuration says auto
 
 
 def examine(

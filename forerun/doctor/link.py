@@ -171,7 +171,7 @@ def _longest(address: str, described: Description) -> list[Finding]:
         f"prompt and text together have {most} tokens at most: the verifier's KV slots hold no more of the "
         f"model's {described.max_positions} positions"
     )
-    return [warn(f"{address} length", words, "start the verifier with more --slots for longer texts")]
+    return [warn(f"{address} length", words, "start `forerun verify` with more --slots for longer texts")]
 
 
 def _load(address: str, described: Description) -> Finding:

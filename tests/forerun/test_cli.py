@@ -127,6 +127,7 @@ def test_a_missing_target_model_is_a_sentence(tmp_path: Path, capsys: pytest.Cap
 def test_an_address_in_use_is_told_before_a_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "config.json").write_text("{}")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["verify", "--model", str(tmp_path), "--listen", f"127.0.0.1:{port}"]) == 2

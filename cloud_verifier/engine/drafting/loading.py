@@ -10,11 +10,9 @@ from cloud_verifier.engine.drafting.models import EarlyExit, load_small_model
 from cloud_verifier.engine.drafting.nouns import DraftModel
 from cloud_verifier.engine.model.checkpoint import read_settings
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
+from cloud_verifier.model_source import EXIT, MTP
 from common.errors import UserError
 from common.vocabulary import Vocabulary
-
-EXIT = "exit"
-MTP = "mtp"
 
 
 def load_draft(source: str, target: TargetModel, vocabulary: Vocabulary) -> DraftModel:

@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from cloud_verifier.core.nouns import Chat, TargetInfo
+from cloud_verifier.model_source import WHAT_TO_GIVE, folder_of
 from common.errors import UserError
 from common.grammar import Tokens
 from common.sampling import NO_ADVICE, SamplingDefaults, SamplingParams
@@ -43,11 +44,6 @@ UNBOUNDED_POSITIONS = 2**31 - 1
 _T = TypeVar("_T")
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 """What transformers, safetensors and the hub raise for files that are missing, foreign or broken."""
-
-_WHAT_TO_GIVE = (
-    "Give a folder that holds config.json, *.safetensors and tokenizer.json, or the id of a model on the "
-    "Hugging Face hub if this machine can reach it."
-)
 
 
 class TargetCheckpoint:
@@ -180,20 +176,10 @@ def local_folder(source: str) -> Path:
 
 
 def place_of(source: str) -> str:
-    """Return the folder or hub id to load from. Raises `UserError` for a folder that there is not."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return str(path)
-    if _meant_as_folder(source):
-        raise UserError(f"cannot load the model '{source}': there is no such folder. {_WHAT_TO_GIVE}")
-    return _on_the_hub(source)
-
-
-def _meant_as_folder(source: str) -> bool:
-    """Tell whether `source` is a path rather than a hub id, which would be looked for over the network in
-    vain."""
-    parent = Path(source).expanduser().parent
-    return source.startswith((".", "/", "~")) or (parent != Path() and parent.is_dir())
+    """Return the folder or hub id to load from. Raises `UserError` as `folder_of` does, and for a hub that
+    cannot be reached."""
+    folder = folder_of(source)
+    return _on_the_hub(source) if folder is None else str(folder)
 
 
 def _on_the_hub(source: str) -> str:
@@ -216,7 +202,7 @@ def _on_the_hub(source: str) -> str:
         except (OSError, ValueError):
             raise UserError(
                 f"cannot load the target model '{source}': there is no such folder, and the Hugging Face hub "
-                f"cannot be reached ({getattr(reason, 'strerror', None) or reason}). {_WHAT_TO_GIVE}"
+                f"cannot be reached ({getattr(reason, 'strerror', None) or reason}). {WHAT_TO_GIVE}"
             ) from error
 
 
@@ -228,4 +214,4 @@ def loading(source: str, load: Callable[[], _T]) -> _T:
         cause = str(error).strip().splitlines() or [type(error).__name__]
         told = f"cannot load the target model '{source}': {cause[0].rstrip('.')}."
         is_package = isinstance(error, ImportError)  # the message names it
-        raise UserError(told if is_package else f"{told} {_WHAT_TO_GIVE}") from error
+        raise UserError(told if is_package else f"{told} {WHAT_TO_GIVE}") from error

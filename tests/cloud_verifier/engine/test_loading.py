@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import demo_models
-from cloud_verifier.core.nouns import CPU_SLOTS, StepPlan
+from cloud_verifier.core.admission import longest_session
+from cloud_verifier.core.nouns import CPU_SLOTS, SchedulerConfig, StepPlan, slots_that_fit
 from cloud_verifier.engine import loading
 from cloud_verifier.engine.attention import triton_backend as triton_attention
 from cloud_verifier.engine.attention.reference import TorchRefBackend
@@ -44,23 +45,40 @@ TARGET = str(demo_models.TARGET_DIR)
 
 def test_auto_takes_what_a_gpu_has_with_a_margin() -> None:
     free, slot, gpu = 22 * GIB, 2 * 1024 * 1024, torch.device("cuda")
-    found = choose_slots(None, free, slot, gpu)
+    found = choose_slots(None, free, slot, gpu, 4096, 256)
     assert SHARE * free - 2 * slot < (found + 1) * slot <= SHARE * free
-    assert choose_slots(found, free, slot, gpu) == found
+    assert choose_slots(found, free, slot, gpu, 4096, 256) == found
     with wording.raises(UserError) as caught:
-        choose_slots(20000, free, slot, gpu)
+        choose_slots(20000, free, slot, gpu, 4096, 256)
     for part in ("--slots 20000", "39.1 GiB", "22 GiB", "--slots auto", f"at most {found}"):
         assert part in str(caught.value)
     with wording.raises(UserError):
-        choose_slots(None, -5, 4096, gpu)
+        choose_slots(None, -5, 4096, gpu, 4096, 256)
 
 
-def test_auto_on_a_cpu_is_bounded_and_an_unknown_memory_refuses_nothing() -> None:
-    cpu = torch.device("cpu")
-    assert choose_slots(None, 999 * GIB, 1024, cpu) == CPU_SLOTS
-    assert choose_slots(None, 10240, 1024, cpu) == 8
-    assert choose_slots(None, None, 1024, cpu) == CPU_SLOTS
-    assert choose_slots(10**9, None, 1024, cpu) == 10**9
+@pytest.mark.parametrize(
+    ("asked", "free", "positions", "slots"),
+    [
+        (None, 999 * GIB, 32_768, 32_768 + 256),  # a whole text, and a step beside it
+        (None, 999 * GIB, 2048, CPU_SLOTS),  # several short texts
+        (None, 999 * GIB, 10**6, 10**6 + 256),
+        (None, GIB, 10**6, GIB // 2 // 1024),  # half of the memory
+        (None, 10240, 32_768, 5),
+        (None, None, 32_768, CPU_SLOTS),  # unknown memory
+        (10**9, None, 32_768, 10**9),
+        (7, GIB, 32_768, 7),
+    ],
+)
+def test_auto_on_a_cpu_is_the_models_context_in_half_of_the_memory(
+    asked: int | None, free: int | None, positions: int, slots: int
+) -> None:
+    assert choose_slots(asked, free, 1024, torch.device("cpu"), positions, 256) == slots
+
+
+def test_slots_of_a_whole_context_admit_a_text_of_it() -> None:
+    """A session's nodes need slots beside its text; without them an agent would see a smaller context."""
+    slots = slots_that_fit(1024, 32_768, 999 * GIB, SchedulerConfig().max_rows)
+    assert longest_session(32_768, slots, SchedulerConfig()) == 32_768
 
 
 def test_free_memory_and_a_peak_are_the_devices_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +128,7 @@ def test_a_load_refuses_slots_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -
     with wording.raises(UserError):
         loading.load_engine(TARGET, 1000, dtype="float32")
     engine, _ = loading.load_engine(TARGET, None, dtype="float32")
-    assert engine.info.num_slots == 899
+    assert engine.info.num_slots == 500
     told: list[int] = []
 
     def agree(number: int) -> int:
@@ -118,7 +136,7 @@ def test_a_load_refuses_slots_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -
         return 500 * slot
 
     group, _ = loading.load_engine(TARGET, None, dtype="float32", agree=agree)
-    assert (group.info.num_slots, told) == (449, [1000 * slot])
+    assert (group.info.num_slots, told) == (250, [1000 * slot])
 
 
 def test_the_reserve_holds_two_peaks_where_graphs_have_memory_of_their_own(

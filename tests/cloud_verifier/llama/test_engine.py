@@ -194,9 +194,10 @@ def test_a_pass_is_remembered_until_the_file_changes(tmp_path: Path, monkeypatch
     began = list[str]()
 
     def load() -> None:
-        engine, _, found = load_engine(
-            str(file), SLOTS, 64, 256, ONE_THREAD, report=lambda what, _: began.append(what), records=tmp_path
-        )
+        def note(work: str, share: float | None = None) -> None:
+            began.append(work)
+
+        engine, _, found = load_engine(str(file), SLOTS, 64, 256, ONE_THREAD, progress=note, records=tmp_path)
         with engine.runtime:
             assert found.shapes.times
             assert engine.info.row_times

@@ -77,10 +77,11 @@ def test_every_setting_has_a_reason_a_flag_and_a_line(entry: object) -> None:
     from common.config.setting import Entry
 
     assert isinstance(entry, Entry)
-    assert from_data(entry, entry.default) == entry.default
+    given_default = entry.setting.unset if entry.default is None else entry.default
+    assert from_data(entry, given_default) == entry.default
     assert entry.setting.meaning
     assert not entry.setting.meaning.endswith(".")
-    if isinstance(entry.default, int | float) and not isinstance(entry.default, bool):
+    if entry.kind in (int, float):
         assert entry.setting.unit
         assert entry.setting.low is not None
         assert entry.setting.high is not None

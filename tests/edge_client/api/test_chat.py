@@ -167,6 +167,10 @@ async def test_without_a_number_a_text_may_fill_the_slots_where_there_are_fewer_
     assert body["usage"]["total_tokens"] == card["max_positions"] == 100 - 16
     assert body["choices"][0]["finish_reason"] == "length"
     assert (over.status_code, over.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "--slots" in over.json()["error"]["message"]
+    async with world() as found:
+        over = await found.post_chat(max_tokens=10**6)
+    assert "--slots" not in over.json()["error"]["message"], "the model itself takes no more"
 
 
 async def test_a_text_that_is_too_long_for_an_old_answer_of_the_verifier_has_it_asked_again(

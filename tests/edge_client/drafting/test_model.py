@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 from common.errors import CapacityError, UnavailableError, UserError
 from common.llama.model import LlamaSettings
 from common.sampling import SamplingParams
+from edge_client.core.nouns import NOTHING_READ
 from edge_client.drafting.model import ModelState, SharedDraftModel
 from edge_client.drafting.pool import PoolSeat
+from edge_client.llama.measure_pace import KeptPaces, PaceTables
 from edge_client.texts.alone import AloneRun
 from tests import wording
 
@@ -241,3 +244,26 @@ async def test_a_smaller_model_with_other_tokens_is_refused(path: Path, tmp_path
         await model.load()
     assert model.state is ModelState.FAILED
     await model.close()
+
+
+@pytest.mark.parametrize(("took", "is_kept"), [(1.0, True), (3.0, False)])
+async def test_a_pace_that_texts_contradict_is_measured_at_the_next_loading(
+    path: Path, tmp_path: Path, took: float, is_kept: bool
+) -> None:
+    """What was measured under load heals: only texts can tell."""
+    file = tmp_path / "pace.json"
+    model = SharedDraftModel(settings(path), 1, LONG_WAIT, paces=KeptPaces(file, lambda: 0.0))
+    await model.load()
+    before = json.loads(file.read_text())
+    for _ in range(100):
+        model.pace.sample(1, took * PaceTables(**_kept(file)).rows[1], NOTHING_READ, 0.0)
+    await model.unload()
+    assert json.loads(file.read_text()) == (before if is_kept else {})
+    await model.load()
+    assert len(json.loads(file.read_text())) == 1
+    await model.close()
+
+
+def _kept(file: Path) -> dict[str, dict[int, float]]:
+    (found,) = json.loads(file.read_text()).values()
+    return {name: {int(size): seconds for size, seconds in table.items()} for name, table in found.items()}

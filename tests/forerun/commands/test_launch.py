@@ -70,11 +70,11 @@ async def test_a_program_gets_address_token_and_model_also_by_the_printed_comman
     agent: str, state: Path, programs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with daemon(state) as served:
-        started = await launched(programs, agent, "--", "--its-own", "a 'word'", "--", "b")
+        started = await launched(programs, agent, "--anyway", "--", "--its-own", "a 'word'", "--", "b")
         assert await command("launch", agent, "--print", "--", "--its-own", "a 'word'", "--", "b") == 0
         printed = capsys.readouterr().out
         by_hand = await run(programs, "sh", "-c", printed)
-        other = await launched(programs, agent, "--model", "tiny-draft")
+        other = await launched(programs, agent, "--anyway", "--model", "tiny-draft")
     said = json.dumps([started.words, started.environment])
     assert f"http://{served.address}" in said
     assert TOKEN in started.environment.values()
@@ -119,7 +119,7 @@ async def test_codex_gets_toml(state: Path, programs: Path) -> None:
     import tomllib
 
     async with daemon(state) as served:
-        words = (await launched(programs, "codex")).words
+        words = (await launched(programs, "codex", "--anyway")).words
     assert words[::2] == ["-c"] * (len(words) // 2)
     found = tomllib.loads("\n".join(words[1::2]))
     assert found["model"] == PAIR
@@ -131,7 +131,7 @@ async def test_codex_gets_toml(state: Path, programs: Path) -> None:
 
 async def test_opencode_gets_a_limit_below_the_context(state: Path, programs: Path) -> None:
     async with daemon(state):
-        started = await launched(programs, "opencode")
+        started = await launched(programs, "opencode", "--anyway")
     content: Any = json.loads(started.environment["OPENCODE_CONFIG_CONTENT"])
     limit = content["provider"]["forerun"]["models"][PAIR]["limit"]
     assert 0 < limit["output"] < limit["context"] <= 512
@@ -139,7 +139,7 @@ async def test_opencode_gets_a_limit_below_the_context(state: Path, programs: Pa
 
 async def test_claude_gets_settings_which_go_before_the_users(state: Path, programs: Path) -> None:
     async with daemon(state) as served:
-        started = await launched(programs, "claude")
+        started = await launched(programs, "claude", "--anyway")
     assert started.words[0] == "--settings"
     settings = json.loads(started.words[1])
     assert settings["env"]["ANTHROPIC_BASE_URL"] == f"http://{served.address}"
@@ -147,20 +147,32 @@ async def test_claude_gets_settings_which_go_before_the_users(state: Path, progr
     assert (await run(programs, "sh", "-c", settings["apiKeyHelper"])).stdout.strip() == TOKEN
 
 
-async def test_what_will_keep_an_agent_from_working_is_told_before_it_starts(
-    state: Path, programs: Path
-) -> None:
-    async with daemon(state):
-        codex, aider = [(await launched(programs, name)).notes for name in ("codex", "aider")]
+async def test_an_agent_that_could_not_work_is_started_only_if_told_so(state: Path, programs: Path) -> None:
+    forerun = sys.executable, "-m", "forerun", "launch"
+    refused = list[str]()
+    async with daemon(state):  # a context of 512 tokens
+        assert (await launched(programs, "aider")).notes == ""
+        refused.append(await refusal(programs, *forerun, "codex"))
+        assert (await launched(programs, "codex", "--anyway")).notes
+        shown = await run(programs, *forerun, "codex", "--print")
+        assert (shown.returncode, bool(shown.stdout), bool(shown.stderr)) == (0, True, True)
     async with daemon(state, not_ready="no verifier answers"):
-        lost = (await launched(programs, "aider")).notes
-    assert aider == ""
-    wording.keep(codex + lost)
+        refused += [await refusal(programs, *forerun, agent) for agent in ("aider", "codex")]
+        assert (await launched(programs, "aider", "--anyway")).notes
+    assert "--slots" in refused[0]
+    assert "--slots" not in refused[1]
+    wording.keep("".join(refused))
+
+
+async def refusal(programs: Path, *words: str) -> str:
+    found = await run(programs, *words)
+    assert (found.returncode, found.stdout) == (1, "")
+    return found.stderr
 
 
 async def test_claude_is_given_no_key_of_the_real_api(state: Path, programs: Path) -> None:
     async with daemon(state):
-        started = await launched(programs, "claude", ANTHROPIC_API_KEY="a-real-key")
+        started = await launched(programs, "claude", "--anyway", ANTHROPIC_API_KEY="a-real-key")
     assert "a-real-key" not in started.environment.values()
 
 
