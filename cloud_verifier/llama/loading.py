@@ -68,9 +68,13 @@ def load_engine(
     progress(f"trying {path} in a process of its own")
     layers = offloaded_layers(options.gpu_layers)
     tried = None if records is None else records / TRIED
-    ModelTrials(tried).ensure(LlamaSettings(path, gpu_layers=layers), weights=True)
+    trials, settings = ModelTrials(tried), LlamaSettings(path, gpu_layers=layers)
+    trials.ensure(settings, weights=False)
+    with LlamaModel(LlamaSettings(path), weights=False) as model:
+        model.refuse_unsuited(with_states=False)
+        slots = num_slots or _slots_that_fit(model, max_rows, layers)
+    trials.ensure(settings, weights=True)
     progress("loading the weights")
-    slots = num_slots or _slots_that_fit(path, max_rows, layers)
     runtime = open_runtime(path, slots, max_rows, max_step, options)
     try:
         engine = LlamaEngine(runtime, slots, name=name or Path(path).stem, advice=advice_of(runtime))
@@ -93,12 +97,12 @@ def load_engine(
     return engine, tuple(runtime.token_table()), found
 
 
-def _slots_that_fit(path: str, max_rows: int, layers: int) -> int:
+def _slots_that_fit(model: LlamaModel, max_rows: int, layers: int) -> int:
     """Return the KV slots that fit into memory beside the weights, dead cells included."""
-    with LlamaModel(LlamaSettings(path), weights=False) as model:
-        kv_bytes = model.kv_bytes * (SPARE_SHARE + 1) // SPARE_SHARE
-        free = free_memory(layers) - os.stat(path).st_size
-        return slots_that_fit(kv_bytes, model.context_length, max(free, 1), max_rows)
+    kv_bytes = model.kv_bytes * (SPARE_SHARE + 1) // SPARE_SHARE
+    free = free_memory(layers)
+    left = max(free - os.stat(model.path).st_size, 1) if free else 0
+    return slots_that_fit(kv_bytes, model.context_length, left, max_rows)
 
 
 def open_runtime(

@@ -275,6 +275,10 @@ class LlamaModel(LlamaVocabulary):
         self.path = find_model(settings.path, settings.models)  # the local file
         self._model: Any = self._load(weights)
         super().__init__(self._library, self._library.llama_model_get_vocab(self._model))
+        self.is_recurrent = any(
+            question(self._model)
+            for question in (self._library.llama_model_is_recurrent, self._library.llama_model_is_hybrid)
+        )
         self.grammars = LlamaGrammars(self)
 
     def _load(self, weights: bool) -> Any:
@@ -302,6 +306,20 @@ class LlamaModel(LlamaVocabulary):
                 f"fetch or convert it again, and check that this llama.cpp knows its architecture{memory}"
             )
         return model
+
+    def refuse_unsuited(self, with_states: bool) -> None:
+        """Raise `UserError` for a model that is no decoder, and without `with_states` for a recurrent one."""
+        if self.is_recurrent and not with_states:
+            raise UserError(
+                f"{self.settings.path} has recurrent layers, and their state cannot be cut back; a target in "
+                "GGUF must be an attention-only decoder; choose another model, or use this one as a draft"
+            )
+        for question, kind in (
+            (self._library.llama_model_is_diffusion, "a diffusion model"),
+            (self._library.llama_model_has_encoder, "an encoder model"),
+        ):
+            if question(self._model):
+                raise UserError(f"{self.settings.path} is {kind}; it must be a decoder; choose another model")
 
     @property
     def description(self) -> str:

@@ -53,13 +53,9 @@ class LlamaRuntime(LlamaModel):
         super().__init__(settings)
         self._context: Any = None
         self.n_ctx_train: int = self._library.llama_model_n_ctx_train(self._model)
-        self.is_recurrent = any(
-            question(self._model)
-            for question in (self._library.llama_model_is_recurrent, self._library.llama_model_is_hybrid)
-        )
         self.n_seq_max = settings.num_sequences(self.num_vocab, self.is_recurrent)
         try:
-            self._refuse_unsuited(with_states)
+            self.refuse_unsuited(with_states)
             self._context = self._library.llama_init_from_model(self._model, self._context_params())
             if not self._context:
                 raise UserError(
@@ -137,20 +133,6 @@ class LlamaRuntime(LlamaModel):
         if context:
             self._library.llama_free(context)
         super().close()
-
-    def _refuse_unsuited(self, with_states: bool) -> None:
-        """Raise `UserError` for a model that is no decoder, and without `with_states` for a recurrent one."""
-        if self.is_recurrent and not with_states:
-            raise UserError(
-                f"{self.settings.path} has recurrent layers, and their state cannot be cut back; a target in "
-                "GGUF must be an attention-only decoder; choose another model, or use this one as a draft"
-            )
-        for question, kind in (
-            (self._library.llama_model_is_diffusion, "a diffusion model"),
-            (self._library.llama_model_has_encoder, "an encoder model"),
-        ):
-            if question(self._model):
-                raise UserError(f"{self.settings.path} is {kind}; it must be a decoder; choose another model")
 
     def _context_params(self) -> Any:
         settings, params = self.settings, self._library.llama_context_default_params()

@@ -231,3 +231,34 @@ def test_texts_and_rows_of_logits_repeat_themselves(deterministic: bool | None) 
         for each in count_repeats(engine, 10, 40):
             assert each.equal == dict.fromkeys(each.equal, 10)
             assert (each.num_doubtful, each.num_rows > 400) == (0, True)
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "jamba"])
+def test_a_file_that_cannot_be_served_is_refused_before_its_weights_are_loaded(
+    tmp_path: Path, architecture: str
+) -> None:
+    from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
+
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", TinyShape(architecture=architecture))
+    works = list[str]()
+
+    def note(work: str, share: float | None = None) -> None:
+        works.append(work)
+
+    with pytest.raises(UserError, match="recurrent"):
+        load_engine(str(path), SLOTS, 64, 256, ONE_THREAD, progress=note)
+    assert "loading the weights" not in works
+
+
+def test_texts_that_cannot_repeat_themselves_are_refused_if_they_must(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from cloud_verifier.llama import probe as module
+
+    monkeypatch.setattr(module, "_prompts_repeat", lambda runtime, tokens: False)
+    with pytest.raises(UserError, match="--deterministic"):
+        load_engine(str(DRAFT_GGUF), SLOTS, 64, 256, LlamaOptions(threads=1, deterministic=True))
+    engine, _, found = load_engine(str(DRAFT_GGUF), SLOTS, 64, 256, ONE_THREAD)
+    with engine.runtime:
+        assert not found.shapes.repeats
+        assert engine.info.near_tie > 0
