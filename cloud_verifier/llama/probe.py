@@ -92,6 +92,7 @@ def probe(engine: LlamaEngine, progress: Progress = no_progress) -> ProbeReport:
     progress("measuring steps", 0.0)
     shapes, apart = measure_shapes(runtime, _tokens(runtime, CONTEXT + SIZES[-1]))
     engine.use(shapes)
+    engine.clear()
     progress("checking packed steps", 0.4)
     script = Script(engine, _tokens(runtime, 96))
     packed = script.run()
