@@ -4,22 +4,21 @@
     taskset -c 0 python -m benchmarks.llama_step --target build/real_sizes/0.5b/draft-q8_0.gguf --threads 1
 
 `steps`: a packed step with its choices, over one llama_decode of the same rows. `rates`: tokens a second of N
-sessions in one scheduler, without a network. `invariance`: rows evaluated in company against the same alone.
-Without `--target` the bundled target is converted to Q8_0 first. All sides run in turns in one process. The
-ratio of the smallest times says more on a machine with other work.
+sessions in one scheduler, without a network. `price`: steps of an engine whose texts repeat themselves over
+those of one with --no-deterministic. Without `--target` the bundled target is converted to Q8_0 first. All
+sides run in turns in one process. The ratio of the smallest times says more on a machine with other work.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,10 +26,10 @@ import numpy as np
 
 from benchmarks.plans import SAMPLINGS, item_of, sampled
 from benchmarks.reports import carry_out, parser_of
-from cloud_verifier.core.nouns import FloatArray, IntArray, Reply, SchedulerConfig, StepItem, StepPlan
+from cloud_verifier.core.nouns import IntArray, Reply, SchedulerConfig, StepItem, StepPlan
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.llama.engine import LlamaEngine
-from cloud_verifier.llama.loading import LlamaOptions, open_runtime
+from cloud_verifier.llama.loading import LlamaOptions, load_engine, open_runtime
 from common.llama.runtime import LlamaRuntime
 from common.messages import Commit, Open
 from common.sampling import SamplingParams
@@ -40,7 +39,9 @@ SHAPES = ((1, 1), (1, 8), (8, 1), (8, 8))
 """Sessions, and rows of each: streaming, drafts, a crowd of both."""
 
 RATES = (1, 2, 4, 8)
+PRICED_CONTEXTS, PRICED_ROWS = (256, 4096), (1, 4)
 WARM_UP = 3
+CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,11 @@ class LlamaStepSettings:
     repeats: int = 30  # timed runs of each side
     threads: int = 1
     tokens: int = 96  # of each text of `rates`
+
+    @property
+    def num_slots(self) -> int:
+        most = max(sessions * (self.context + rows) for sessions, rows in SHAPES)
+        return most + self.context + 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +75,8 @@ class StepRatio:
 @contextmanager
 def opened(settings: LlamaStepSettings) -> Iterator[LlamaRuntime]:
     """Open the target, with cells for the largest shape."""
-    most = max(sessions * (settings.context + rows) for sessions, rows in SHAPES)
     options = LlamaOptions(threads=settings.threads)
-    with open_runtime(settings.target, most + settings.context + 256, 64, 1024, options) as runtime:
+    with open_runtime(settings.target, settings.num_slots, 64, 1024, options) as runtime:
         yield runtime
 
 
@@ -79,7 +84,7 @@ def measure_steps(settings: LlamaStepSettings) -> list[StepRatio]:
     """Compare steps of every shape and sampling."""
     found = []
     with opened(settings) as plain, opened(settings) as packed:
-        engine = LlamaEngine(packed, packed.n_ctx, name="packed")
+        engine = LlamaEngine(packed, settings.num_slots, name="packed")
         engine.prepare_grammars()
         for sessions, rows in SHAPES:
             random = np.random.default_rng(0)
@@ -131,12 +136,16 @@ def _items(engine: LlamaEngine, tokens: IntArray, context: int) -> Iterator[Step
     for session, row in enumerate(tokens):
         own, slots = slots[: len(row)], slots[len(row) :]
         held, free = own[:context], own[context:]
-        engine.evaluate(StepPlan((item_of(session, row[:context], slots[:0], held, range(-1, context - 1)),)))
+        prompt = item_of(session, row[:context], slots[:0], held, range(-1, context - 1))
+        for start in range(0, context, CHUNK):
+            part = _part(prompt, start, start + CHUNK)
+            part = replace(part, outputs=part.outputs[-1:], prefix_slots=held[:start], prompt_length=context)
+            engine.evaluate(StepPlan((part,)))
         yield item_of(session, row[context:], held, free, range(-1, len(free) - 1))
 
 
 def _times(
-    decode: Callable[[], None], cut: Callable[[], None], step: Callable[[], object], repeats: int
+    decode: Callable[[], object], cut: Callable[[], None], step: Callable[[], object], repeats: int
 ) -> tuple[list[float], list[float]]:
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats + WARM_UP):
@@ -154,7 +163,7 @@ def measure_rates(settings: LlamaStepSettings) -> list[dict[str, float]]:
     most = max(RATES) * (settings.context + settings.tokens) + 256
     options = LlamaOptions(threads=settings.threads)
     with open_runtime(settings.target, most, 64, 1024, options) as runtime:
-        engine = LlamaEngine(runtime, runtime.n_ctx, name="rates")
+        engine = LlamaEngine(runtime, most, name="rates")
         for count in (RATES[0], *RATES):  # the first run warms up
             rate = _rate(engine, count, settings)
             found.append({"sessions": count, "tokens_per_second": rate})
@@ -183,46 +192,58 @@ def _rate(engine: LlamaEngine, count: int, settings: LlamaStepSettings) -> float
     return (sum(written) - before) / (time.perf_counter() - began)
 
 
-def measure_invariance(settings: LlamaStepSettings, num_rows: int = 256) -> dict[str, float]:
-    """Compare rows evaluated as a tree among seven sessions with the same rows evaluated one by one."""
-    same = changed = 0
-    gap = worst = 0.0
-    with opened(settings) as runtime:
-        engine = LlamaEngine(runtime, runtime.n_ctx, name="invariance")
-        random = np.random.default_rng(5)
-        for _ in range(num_rows // 64):
-            tokens = random.integers(runtime.num_vocab, size=(8, settings.context + 8)).astype(np.int32)
-            items = list(_items(engine, tokens, settings.context))
-            company = engine.logits(StepPlan(tuple(items)))
+def measure_price(settings: LlamaStepSettings) -> list[dict[str, float]]:
+    """Compare steps of one session on an engine whose texts repeat themselves with those on one that may
+    not."""
+    engines = list[LlamaEngine]()
+    for deterministic in (None, False):
+        options = LlamaOptions(threads=settings.threads, deterministic=deterministic)
+        engines.append(load_engine(settings.target, max(PRICED_CONTEXTS) + 256, 64, 1024, options)[0])
+    found = list[dict[str, float]]()
+    info, most = engines[0].info, max(PRICED_ROWS)
+    for context in (each for each in PRICED_CONTEXTS if each + most <= info.max_positions):
+        tokens = np.random.default_rng(4).integers(info.vocab_size, size=context + most)
+        items, prompt_times = list[StepItem](), list[float]()
+        for engine in engines:
             engine.clear()
-            alone = np.concatenate([_one_by_one(runtime, row, settings.context) for row in tokens])
-            runtime.clear()
-            spread = float(alone.std())
-            for ours, theirs in zip(company, alone, strict=True):
-                same += bool((ours == theirs).all())
-                changed += int(ours.argmax() != theirs.argmax())
-                worst = max(worst, float(np.abs(ours - theirs).max()) / spread)
-                best = np.argsort(theirs)[-2:]
-                gap = max(gap, abs(float(np.diff(ours[best])[0] - np.diff(theirs[best])[0])))
-    rows = num_rows // 64 * 64
-    return {
-        "rows": rows,
-        "same_bits": same / rows,
-        "other_choices": changed / rows,
-        "worst": worst,
-        "worst_gap": gap,
-    }
+            began = time.perf_counter()
+            items += _items(engine, tokens[None].astype(np.int32), context)
+            prompt_times.append(time.perf_counter() - began)
+        for rows in PRICED_ROWS:
+            steps = [
+                partial(engine.evaluate, StepPlan((_part(item, 0, rows),)))
+                for engine, item in zip(engines, items, strict=True)
+            ]
+            times = _times(steps[0], lambda: None, steps[1], settings.repeats)
+            exact, fast = (statistics.median(each) for each in times)
+            found.append(
+                {
+                    "context": context,
+                    "rows": rows,
+                    "repeating_time": exact,
+                    "fast_time": fast,
+                    "ratio": exact / fast,
+                    "least_ratio": min(times[0]) / min(times[1]),
+                    "prompt_ratio": prompt_times[0] / prompt_times[1],
+                }
+            )
+    for engine in engines:
+        engine.close()
+    return found
 
 
-def _one_by_one(runtime: LlamaRuntime, tokens: IntArray, context: int) -> FloatArray:
-    runtime.clear()
-    found = list[FloatArray]()
-    for position, token in enumerate(tokens.tolist()):
-        runtime.batch.fill([token], [position], [0], [1])
-        assert runtime.decode() == 0
-        if position >= context:
-            found.append(runtime.logits(1)[0].copy())
-    return np.stack(found)
+def _part(item: StepItem, start: int, stop: int) -> StepItem:
+    """Return the item with these rows of its chain alone, each with an output."""
+    rows = slice(start, stop)
+    count = len(item.tokens[rows])
+    return replace(
+        item,
+        tokens=item.tokens[rows],
+        positions=item.positions[rows],
+        parents=np.arange(-1, count - 1, dtype=np.int32),
+        slots=item.slots[rows],
+        outputs=np.arange(count, dtype=np.int32),
+    )
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -239,10 +260,10 @@ def _run(options: argparse.Namespace) -> None:
         )
         steps = [asdict(each) for each in measure_steps(settings)]
         rates = measure_rates(settings)
-        invariance = measure_invariance(settings)
+        price = measure_price(settings)
     about = {**asdict(settings), "target": Path(target).name, "machine": machine.told()}
-    document = {**about, "steps": steps, "rates": rates, "invariance": invariance}
-    finish(options, document, [*table(steps), "", *table(rates), "", json.dumps(invariance)])
+    document = {**about, "steps": steps, "rates": rates, "price": price}
+    finish(options, document, [*table(steps), "", *table(rates), "", *table(price)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

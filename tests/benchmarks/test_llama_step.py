@@ -14,7 +14,7 @@ def test_every_part_is_measured() -> None:
         RATES,
         SHAPES,
         LlamaStepSettings,
-        measure_invariance,
+        measure_price,
         measure_rates,
         measure_steps,
     )
@@ -27,5 +27,6 @@ def test_every_part_is_measured() -> None:
     ]
     assert all(each.ratio == each.packed_time / each.plain_time > 0 for each in steps)
     assert [row["sessions"] for row in measure_rates(settings)] == list(RATES)
-    found = measure_invariance(settings, num_rows=64)
-    assert 0 <= found["other_choices"] <= 1 - found["same_bits"]
+    found = measure_price(settings)
+    assert [(row["context"], row["rows"]) for row in found] == [(256, 1), (256, 4)]
+    assert all(row["least_ratio"] > 0 for row in found)
