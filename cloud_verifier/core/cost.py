@@ -28,6 +28,8 @@ from common.estimators import WidthTimes
 FARTHEST = 4.0
 """Most that the table counts a step as slower or faster than the line; limits the effect of one outlier."""
 
+MOST_ROWS = 1 << 20  # of any step
+
 TRIED = 2.0  # steps, fading, from which on a width's measured time is trusted, however long
 
 
@@ -96,10 +98,15 @@ class StepCost:
             self._factors = []
 
     def measured(self, times: Sequence[tuple[int, float]]) -> None:
-        """Learn from rows and seconds that were measured before any session came."""
-        for _ in range(math.ceil(TRIED)):
-            for rows, seconds in times:
-                self.sample(rows, 0, seconds)
+        """Learn from rows and seconds, both above 0, that were measured before any session came."""
+        for rows, seconds in times:
+            self.sample(rows, 0, seconds)
+        if times:
+            factors = [(rows, seconds / (self.fixed + self.more(rows, 0))) for rows, seconds in times]
+            self._table.measured(dict([*factors, (MOST_ROWS, factors[-1][1])]))
+            for rows, factor in factors * (1 + math.ceil(TRIED)):
+                self._table.sample(rows, factor)
+            self._factors = []
 
     def predict(self, rows: int, reads: float, beside: int = 0) -> float:
         """Return the seconds that such a step will take.

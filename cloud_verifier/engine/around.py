@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloud_verifier.core.nouns import (
@@ -116,6 +116,8 @@ class FlooredEngine(EngineAround):
             raise UserError(f"the step floor is {floor_s} s; it must lie in [0, 60)")
         super().__init__(engine)
         self._floor_s = floor_s
+        floored = tuple((rows, max(seconds, floor_s)) for rows, seconds in engine.info.row_times)
+        self.info = replace(engine.info, row_times=floored)
         self._clock = clock
         self._sleep = sleep
         self._began_at = 0.0

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 PROMPT_UNIT = 4
 """A decode of prompt rows has a multiple of so many: repacked weights are multiplied by four rows at a time,
 and what is left over by the kernel for one."""
@@ -34,32 +36,31 @@ class DecodeShapes:
         return self.text_rows > 0
 
     def cut(self, num_rows: int, most: int) -> list[int]:
-        """Return the sizes of the decodes, `most` rows each at most, that take least time together."""
+        """Return the sizes of the decodes, `most` rows each at most, that take least time together.
+
+        They may have more rows than there are: four rows can be cheaper than three.
+        """
         most = min(most, self.text_rows or most)
         if not self.times:
             return [min(most, num_rows - at) for at in range(0, num_rows, most)]
         best = self._best.setdefault(most, [(0.0, 0)])
         while len(best) <= num_rows:
-            count = len(best)
-            choices = range(1, min(count, most) + 1)
-            best.append(min((best[count - size][0] + self.seconds(size), size) for size in choices))
-        sizes, left = list[int](), num_rows
-        while left:
-            sizes.append(best[left][1])
-            left -= sizes[-1]
-        return sorted(sizes, reverse=True)
+            left = len(best)
+            sizes = range(1, 1 + min(most, max(left, self.times[-1][0])))
+            best.append(min((best[max(0, left - size)][0] + self.seconds(size), size) for size in sizes))
+        chosen, left = list[int](), num_rows
+        while left > 0:
+            chosen.append(best[left][1])
+            left -= chosen[-1]
+        return chosen
 
     def seconds(self, num_rows: int) -> float:
         """Return the seconds of one decode, between and beyond measured sizes by a straight line."""
-        (low, before), *later = self.times
-        for high, after in later:
-            if num_rows <= high or (high, after) == later[-1]:
-                slope = (after - before) / (high - low)
-                return (
-                    max(after, before) if slope < 0 and num_rows > high else before + slope * (num_rows - low)
-                )
-            low, before = high, after
-        return before * num_rows / low
+        rows, times = zip(*self.times, strict=True)
+        if num_rows <= rows[-1] or len(rows) == 1:
+            return float(np.interp(num_rows, rows, times) * max(1.0, num_rows / rows[-1]))
+        slope = max(0.0, (times[-1] - times[-2]) / (rows[-1] - rows[-2]))
+        return float(times[-1] + slope * (num_rows - rows[-1]))
 
     def step_seconds(self, num_rows: int, most: int) -> float:
         """Return the seconds of a step of so many rows, cut as `cut` does."""

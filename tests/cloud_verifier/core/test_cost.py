@@ -131,3 +131,14 @@ def test_nothing_is_ever_negative_or_dearer_with_less(
 def test_what_no_step_can_be_is_refused(sample: tuple[int, int, float]) -> None:
     with wording.raises(LocalError):
         StepCost().sample(*sample)
+
+
+def test_measured_steps_are_known_before_the_first_one() -> None:
+    """Four rows are cheaper than three: the edge of a kernel's tile."""
+    cost = StepCost()
+    times = ((1, 0.052), (2, 0.100), (3, 0.152), (4, 0.138), (8, 0.251), (16, 0.421))
+    cost.measured(times)
+    for rows, seconds in times:
+        assert cost.predict(rows, 0) == pytest.approx(seconds, rel=0.02)
+    assert cost.predict(4, 0) < cost.predict(3, 0)
+    assert cost.tried(4)

@@ -53,6 +53,18 @@ def test_a_session_that_begins_like_another_reads_its_slots() -> None:
     check(memory, first, second)
 
 
+def test_what_was_written_is_shared_with_its_resumption_and_not_with_prompts() -> None:
+    memory = KvMemory(40, apart=True)
+    lease = memory.open("a", (), 10, 2)
+    memory.settle(lease, memory.take(lease, 4), ())
+    memory.close(lease, [1, 2, 3, 4])
+    resumed = memory.open("a", [1, 2, 3, 9], 10, 2)
+    assert len(resumed.slots) == 3
+    later_turn = memory.open("a", [1, 2, 3, 4, 5], 10, 5)
+    assert len(later_turn.slots) == 2
+    check(memory, resumed, later_turn)
+
+
 def test_two_that_read_the_same_at_the_same_time_keep_it_once() -> None:
     memory = KvMemory(20)
     leases = [memory.open("a", (), 10) for _ in range(2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -57,7 +58,13 @@ def test_only_the_rest_of_the_floor_is_slept(step_time: float, slept: list[float
     floored = FlooredEngine(engine, 0.5, clock=lambda: engine.now, sleep=engine.slept.append)
     assert floored.evaluate(StepPlan(())) is RESULT
     assert engine.slept == slept
-    assert floored.info is INFO
+    assert floored.info == INFO
+
+
+def test_measured_steps_are_floored_too() -> None:
+    engine = Plain(0.1)
+    engine.info = replace(INFO, row_times=((1, 0.2), (4, 0.7)))
+    assert FlooredEngine(engine, 0.5).info.row_times == ((1, 0.5), (4, 0.7))
 
 
 def test_hints_come_after_their_share_of_the_floor() -> None:
