@@ -12,7 +12,7 @@ import numpy as np
 from cloud_verifier.core.nouns import FloatArray, IntArray, StepItem
 from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.llama.sequences import Leaf, NoSequenceError, SlotMemory, SlotSequences
-from cloud_verifier.llama.shapes import DecodeShapes, prompt_cuts
+from cloud_verifier.llama.shapes import MOST_FILLED, DecodeShapes, prompt_cuts
 from common.errors import CapacityError, LocalError
 from common.llama.library import native_log
 from common.llama.runtime import NO_KV_SLOT
@@ -182,20 +182,14 @@ class LlamaForward:
         return num_before
 
     def _decode_all(self, prompts: Rows, texts: Rows) -> None:
-        self.sequences.make_room(len(prompts) + len(texts))
-        for rows, sizes in ((prompts, self._prompt_sizes(len(prompts))), (texts, self._sizes(len(texts)))):
+        self.sequences.make_room(len(prompts) + len(texts) + MOST_FILLED)
+        most = min(self._runtime.n_together, self._runtime.max_rows)
+        cuts = prompt_cuts(len(prompts), most) if len(prompts) else []
+        for rows, sizes in ((prompts, cuts), (texts, self.shapes.cut(len(texts), most))):
             start = 0
             for size in sizes:
                 self._decode(rows, start, size)
                 start += size
-
-    def _prompt_sizes(self, num_rows: int) -> list[int]:
-        return (
-            prompt_cuts(num_rows, min(self._runtime.n_together, self._runtime.max_rows)) if num_rows else []
-        )
-
-    def _sizes(self, num_rows: int) -> list[int]:
-        return self.shapes.cut(num_rows, min(self._runtime.n_together, self._runtime.max_rows))
 
     def _decode(self, rows: Rows, start: int, size: int) -> None:
         """Evaluate `size` rows from `start` on; rows that are missing there are filled up and forgotten.

@@ -65,15 +65,8 @@ def load_engine(
     (None: nothing is remembered). Returns the engine, the token table of its fingerprint and the findings.
     Raises `UserError` that says what to change.
     """
-    progress(f"trying {path} in a process of its own")
     layers = offloaded_layers(options.gpu_layers)
-    tried = None if records is None else records / TRIED
-    trials, settings = ModelTrials(tried), LlamaSettings(path, gpu_layers=layers)
-    trials.ensure(settings, weights=False)
-    with LlamaModel(LlamaSettings(path), weights=False) as model:
-        model.refuse_unsuited(with_states=False)
-        slots = num_slots or _slots_that_fit(model, max_rows, layers)
-    trials.ensure(settings, weights=True)
+    slots = _try(path, num_slots, max_rows, layers, progress, None if records is None else records / TRIED)
     progress("loading the weights")
     runtime = open_runtime(path, slots, max_rows, max_step, options)
     try:
@@ -88,13 +81,34 @@ def load_engine(
     except UserError:
         runtime.close()
         raise
-    words = (
-        "target %s (%s): %d of %d checked rows equal to the bit, %.1f s; %d KV slots; equal requests get %s"
-    )
     texts = "equal texts" if found.shapes.repeats else "equal texts but for near ties"
-    figures = found.num_equal, found.num_rows, found.seconds, slots, texts
-    logger.info(words, engine.info.name, runtime.description, *figures)
+    logger.info(
+        "target %s (%s): %d of %d checked rows equal to the bit, %.1f s; %d KV slots; equal requests get %s",
+        *(
+            engine.info.name,
+            runtime.description,
+            found.num_equal,
+            found.num_rows,
+            found.seconds,
+            slots,
+            texts,
+        ),
+    )
     return engine, tuple(runtime.token_table()), found
+
+
+def _try(
+    path: str, num_slots: int | None, max_rows: int, layers: int, progress: Progress, record: Path | None
+) -> int:
+    """Let a child try the file: its tokens, then its weights. Return the number of KV slots to serve."""
+    progress(f"trying {path} in a process of its own")
+    trials = ModelTrials(record)
+    trials.ensure(LlamaSettings(path, gpu_layers=layers), weights=False)
+    with LlamaModel(LlamaSettings(path), weights=False) as model:
+        model.refuse_unsuited(with_states=False)
+        slots = num_slots or _slots_that_fit(model, max_rows, layers)
+    trials.ensure(LlamaSettings(path, gpu_layers=layers), weights=True)
+    return slots
 
 
 def _slots_that_fit(model: LlamaModel, max_rows: int, layers: int) -> int:

@@ -20,6 +20,9 @@ and what is left over by the kernel for one."""
 PROMPT_LEAST = 8
 """Rows from which llama.cpp's tiled kernels take over (`ggml_tiled_min_batch`)."""
 
+MOST_FILLED = 16
+"""Most rows by which a decode is filled up, and forgotten afterwards."""
+
 
 @dataclass(slots=True)
 class DecodeShapes:

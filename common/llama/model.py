@@ -130,6 +130,8 @@ class LlamaSettings:
 
     def num_together(self, num_cells: int) -> int:
         """Return the tokens that llama.cpp computes together in `num_cells` cells."""
+        if self.batch_invariant:
+            return min(self.n_batch, MAX_UBATCH)  # with flash attention there are no scores to keep
         fitting = max(MIN_UBATCH, MAX_UBATCH * LARGE_CONTEXT // max(num_cells, LARGE_CONTEXT))
         return min(self.n_batch, fitting)
 
