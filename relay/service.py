@@ -68,6 +68,7 @@ class CallerStreams:
     """Opens streams to the verifier with one caller's metadata. A `StreamSource`."""
 
     elsewhere = False
+    shares_machine = False  # a relay stands between its devices and a far verifier
 
     def __init__(self, channel: VerifierChannel, entries: Metadata) -> None:
         self._channel, self._entries = channel, entries

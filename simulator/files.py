@@ -107,6 +107,7 @@ DEVICE: dict[str, Field] = {
     "draft_prompt_ms": ("prompt_time", float, MS),
     "wake_ms": ("wake_time", float, MS),
     "max_draft_steps_per_s": ("max_draft_steps_per_second", float, 1.0),
+    "draft_waits": ("draft_waits", bool, 1.0),
     "recall": ("recall", bool, 1.0),
 }
 VERIFIER: dict[str, Field] = {

@@ -180,6 +180,7 @@ class SimulatedDevice:
             FINGERPRINT,
             prior=world.draft.prior,
             recall=world.device.recall,
+            draft_waits=world.device.draft_waits,
             patience=None,
             asks_when_silent=False,  # nothing is lost here, and nobody sets timers
             num_read=0 if world.device.time_to_read(len(prompt)) else len(prompt),

@@ -57,6 +57,7 @@ class DeviceSpec:
     wake_time: float = 0.0  # that a step after a rest takes longer
     max_draft_steps_per_second: float = 0.0  # what its power budget allows; 0 = any number
     recall: bool = False  # also proposes what the text repeats of itself, which is nothing in a drawn text
+    draft_waits: bool = False  # until the first Commit, as where both ends share a machine
     prompt_time: float = 0.0  # until the draft has read the prompt; 0 = as `read_times` says
     small: SmallDraft | None = None
 

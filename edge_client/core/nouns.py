@@ -255,6 +255,7 @@ class SessionConfig:
     session_id: str = ""
     prior: Prior | None = None  # the draft's initial calibration; None: as shipped
     has_drafter: bool = True  # without one only repeats are proposed
+    draft_waits: bool = False  # until the first Commit: on shared cores it would delay the target's prefill
     recall: bool = False  # also propose repeats of the text, which take no draft step
     references: tuple[tuple[int, ...], ...] = ()  # token ids of texts that this one may repeat
     first_backoff: float = 0.1  # seconds before the first reconnect, at least; see `reconnect`

@@ -155,6 +155,7 @@ class EdgeSession:
         self.calibration = self._growth.calibration
         self._effects: list[Effect] = []
         self._outgoing = Outgoing()
+        self._first_position = len(config.begins_with)  # of the first token that this session brings
         self._reconnects = Reconnects(config, luck)
         self._silence = Silence(config.asks_when_silent)
         self._drafting = False
@@ -400,7 +401,7 @@ class EdgeSession:
         self._offline.opened(now)
         self._silence.opened(now)
         self.view.credit = message.credit
-        if message.position < len(self.config.begins_with):  # later streams find the KV of the earlier ones
+        if message.position < self._first_position:  # later streams find the KV of the earlier ones
             self.stats.cached = min(message.cached, len(self.config.prompt))
         self.view.rtt.sample(now - self._outgoing.opened_at, message.hold_us * 1e-6)
         self._pump(now)
@@ -591,7 +592,7 @@ class EdgeSession:
         self._effects.append(Send(message))
 
     def _expand(self, now: float) -> None:
-        if not self._offline.active and not self._can_read_in_time():
+        if not self._offline.active and (self._draft_waits or not self._can_read_in_time()):
             return
         nodes = (self._offline if self._offline.active else self.policy).expand(self.view)
         if not nodes:
@@ -604,6 +605,12 @@ class EdgeSession:
             words = f"the draft model reads {self._reads_now} tokens first, in about {seconds:.1f} s"
             self._hindrance = ModeStatus(Mode.SERVER_ONLY, words)
         self._effects.append(Expand(self._growth.rows(nodes)))
+
+    @property
+    def _draft_waits(self) -> bool:
+        """Whether the draft model must not run yet, because the target reads the prompt on the same cores.
+        After the first Commit the draft model reads it, too, so later streams need no wait."""
+        return self.config.draft_waits and self.tree.tip_position < self._first_position
 
     def _can_read_in_time(self) -> bool:
         """Return whether the draft reads the text long before its end; else drafting waits, with a reason.

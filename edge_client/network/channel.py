@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -20,7 +22,7 @@ from common.privacy import Privacy
 from common.vocabulary import Vocabulary, explain_mismatch
 from common.wire.codec import decode_response, encode_request, is_idle
 from common.wire.describe import Description, decode_description, encode_describe_request
-from common.wire.options import KEY_ENTRY, Options, channel_options
+from common.wire.options import KEY_ENTRY, Options, channel_options, host_and_port, is_loopback
 from common.wire.padding import down_grain, pad, pad_open, up_grain
 from common.wire.status import to_error
 from edge_client.network.tls import LiveClientTls, Metadata, TlsSettings
@@ -70,11 +72,25 @@ OWN_CONNECTION: Options = (("grpc.use_local_subchannel_pool", 1),)
 NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """Statuses that gRPC sets by itself without an answer. Every other status comes from a server."""
 
+RECENT = 8
+"""Round trips of which the shortest counts. A longer route shows after this many answers."""
+
+SAME_MACHINE = 0.005
+"""Seconds of round trip, below which a verifier at a loopback address is taken to run on this machine; above
+it a tunnel leads to another. On two busy cores the shortest of eight answers took 0.4 to 2 ms."""
+
 _CLOSING: set[asyncio.Task[None]] = set()
 """Tasks that close channels. The event loop keeps only weak references to its tasks."""
 
 OnMessage = Callable[[ServerMessage], None]
 OnLost = Callable[[ForerunError | None], None]
+
+
+def shares_machine(address: str, rtt: float | None) -> bool:
+    """Tell whether the verifier at `address` runs on this machine, by its round trip (seconds; None: not
+    measured)."""
+    found = host_and_port(address.removeprefix("dns:///"))
+    return found is not None and is_loopback(found[0]) and (rtt is None or rtt < SAME_MACHINE)
 
 
 class StreamSource(Protocol):
@@ -87,6 +103,10 @@ class StreamSource(Protocol):
     @property
     def elsewhere(self) -> bool:
         """Tell whether another verifier can take over a lost stream without a pause."""
+
+    @property
+    def shares_machine(self) -> bool:
+        """Tell whether the verifier of a stream opened now runs on this machine, and so on its cores."""
 
     def open(self, on_message: OnMessage, on_lost: OnLost) -> VerifierStream:
         """Open a stream at once. Raises `UnavailableError` if no verifier is available."""
@@ -103,6 +123,7 @@ class VerifierConnection:
         self.metadata = metadata
         self.stub = pb_grpc.VerifierServiceStub(channel)
         self.num_streams = 0
+        self.has_answered = False
         self._retired = False
 
     def retire(self) -> None:
@@ -265,6 +286,7 @@ class VerifierChannel:
         self._name = (tls.server_name or name) if tls is not None else ""
         self._connection = self._connect(more)
         self._newest: Holding | None = None
+        self._rtts = deque[float](maxlen=RECENT)
 
     async def __aenter__(self) -> VerifierChannel:
         return self
@@ -280,6 +302,16 @@ class VerifierChannel:
     def held(self) -> Held | None:
         """Return the privacy of the newest stream, open or ended; None before the first."""
         return None if self._newest is None else self._newest.held
+
+    @property
+    def rtt(self) -> float | None:
+        """Return the shortest of the latest round trips, in seconds; None before a connection's second
+        answer. The first follows a handshake."""
+        return min(self._rtts, default=None)
+
+    @property
+    def shares_machine(self) -> bool:
+        return shares_machine(self.address, self.rtt)
 
     async def describe(
         self,
@@ -298,7 +330,11 @@ class VerifierChannel:
         try:
             connection = self._fresh()
             metadata = (*connection.metadata(), *entries)
+            began = time.monotonic()
             response = await connection.stub.Describe(request, timeout=patience, metadata=metadata)
+            if connection.has_answered:
+                self._rtts.append(time.monotonic() - began)
+            connection.has_answered = True
         except grpc.aio.AioRpcError as error:
             failure = to_error(error)
             if isinstance(failure, UnavailableError):

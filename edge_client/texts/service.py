@@ -273,7 +273,7 @@ class TextService:
             earlier = None if self._earlier is None else self._earlier.index
             shared = SharedTexts(earlier, self._indexes.indexes)
             pace = self._drafts.pace if self._drafts is not None else None
-            session = EdgeSession(self._config(request, written, seat), policy, shared, pace=pace)
+            session = EdgeSession(self._config(request, written, seat, route), policy, shared, pace=pace)
             return Generation(session, route, seat)
 
         return begin
@@ -283,7 +283,9 @@ class TextService:
             return NO_DRAFT
         return DraftSkill(self._acceptance, self._drafts.pace.rows.predict(1))
 
-    def _config(self, request: TextRequest, written: Sequence[int], seat: DraftSeat | None) -> SessionConfig:
+    def _config(
+        self, request: TextRequest, written: Sequence[int], seat: DraftSeat | None, streams: StreamSource
+    ) -> SessionConfig:
         drafting, committed = seat is not None, tuple(written)
         fallback = request.fallback
         if fallback is not Fallback.FAIL:  # show guesses if the client accepts them and there is a draft
@@ -297,6 +299,7 @@ class TextService:
             fingerprint=self.vocabulary.fingerprint,
             session_id=request.id,
             has_drafter=drafting,
+            draft_waits=streams.shares_machine,
             recall=request.recall and (drafting or request.repeats),
             references=request.references,
             eos_token_ids=self._eos_ids(request.writer),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -22,9 +21,6 @@ TOLD_ONCE = ("chat_template", "bos_token", "eos_token", "response_template")
 
 PROBE_TIME = 1.8
 """Seconds for an answer, so that a wrong address is known within two."""
-
-RECENT = 8
-"""Round trips of which the shortest counts. A longer route shows after this many probes."""
 
 TABLE_AGAIN = 600.0
 """Seconds between two fetches of a mismatched verifier's token table. The table takes megabytes, so a
@@ -91,7 +87,6 @@ class VerifierMember:
         self._clock, self._on_change = clock, on_change
         self._since = clock()
         self._rtt = RttEstimator()
-        self._recent = deque[float](maxlen=RECENT)
         self._last_error = ""
         self._told = ""  # gRPC's own words for the newest failure
         self.code = Code.FAILED_PRECONDITION  # of why it is unfit
@@ -105,10 +100,11 @@ class VerifierMember:
         return self.health not in (Health.ASKED, Health.UNREACHABLE)
 
     def candidate(self) -> VerifierCandidate:
-        rtt = min(self._recent, default=None)
         load = self.description.load if self.description is not None else None
         turn = load.turn_us * 1e-6 if load is not None and load.turn_us else None
-        return VerifierCandidate(str(self.address), self.health is Health.READY, self._fits, rtt, turn)
+        return VerifierCandidate(
+            str(self.address), self.health is Health.READY, self._fits, self.channel.rtt, turn
+        )
 
     def status(self) -> VerifierStatus:
         status = VerifierStatus(
@@ -140,8 +136,7 @@ class VerifierMember:
                 await self._ask_all()
                 began = self._clock()
             description = await self.channel.describe(patience=PROBE_TIME)
-            self._rtt.sample(elapsed := self._clock() - began)
-            self._recent.append(elapsed)
+            self._rtt.sample(self._clock() - began)
             if self._told_once is not None and _small(description) != _small(self._told_once):
                 await self._ask_all()
             kept = {name: getattr(self._told_once, name) for name in TOLD_ONCE} if self._told_once else {}

@@ -253,16 +253,18 @@ class Route:
     def elsewhere(self) -> bool:
         return has_another(self._candidates(), self._demerits.passed_over(time.monotonic()))
 
+    @property
+    def shares_machine(self) -> bool:
+        member = self._best()
+        return member is not None and member.channel.shares_machine
+
     def open(self, on_message: OnMessage, on_lost: OnLost) -> VerifierStream:
         """Open a stream. Raises `UnavailableError` if no verifier fits, `LocalError` after the end."""
-        passed_over = self._demerits.passed_over(time.monotonic())
-        found = choose(self._key, self._candidates(), passed_over, self._skill)
-        members = {str(each.address): each for each in self._verifiers.members}
+        member, members = self._best(), self._verifiers.members
         if not members:
             raise LocalError("a stream was requested after the verifiers had been closed")
-        if found is None:  # a fitting one may replace them, so a session waits as for a lost verifier
-            raise UnavailableError(f"no verifier fits this device: {_reasons(members.values())}")
-        member = members[found.name]
+        if member is None:  # a fitting one may replace them, so a session waits as for a lost verifier
+            raise UnavailableError(f"no verifier fits this device: {_reasons(members)}")
         self.address = str(member.address)
 
         def heard(message: ServerMessage) -> None:
@@ -298,6 +300,13 @@ class Route:
     def _blame(self, member: VerifierMember, error: ForerunError | None) -> None:
         retry_after = error.retry_after if isinstance(error, CapacityError) else None
         self._demerits.failed(str(member.address), time.monotonic(), random.random(), retry_after)
+
+    def _best(self) -> VerifierMember | None:
+        """Return the verifier of a stream that is opened now; None if none fits."""
+        passed_over = self._demerits.passed_over(time.monotonic())
+        found = choose(self._key, self._candidates(), passed_over, self._skill)
+        members = {str(each.address): each for each in self._verifiers.members}
+        return None if found is None else members[found.name]
 
     def _candidates(self) -> list[VerifierCandidate]:
         return [member.candidate() for member in self._verifiers.members]

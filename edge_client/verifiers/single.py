@@ -34,6 +34,8 @@ class SingleVerifier:
         if found.fingerprint != vocabulary.fingerprint:
             raise UserError(await self._channel.explain_mismatch(vocabulary), Code.FAILED_PRECONDITION)
         self._description = found
+        if self._channel.shares_machine:  # or a tunnel does: a second answer shows the round trip
+            await self._channel.describe()
 
     def route(self, key: str, skill: DraftSkill) -> StreamSource:
         return self._channel

@@ -263,6 +263,7 @@ async def _with_verifier(
         vocabulary = Vocabulary(runtime.token_table())
         if not await _compare(vocabulary, channel):
             return
+        await channel.describe()  # the second answer shows the round trip, the first followed a handshake
         plain = await _write(asked, vocabulary, channel, prompt, None, pace)
         _tell("text", drafted=False, **plain)
         _tell("rank", **_draft_steps(runtime, prompt, tuple(plain["tokens"])))
@@ -305,6 +306,7 @@ async def _write(
         session_id=name,
         patience=None,
         max_attempts=1,
+        draft_waits=channel.shares_machine,
         privacy=Privacy.PADDED,  # as the daemon; a verifier may require it
     )
     session = EdgeSession(config, make_policy("adaptive" if drafts else "off"), pace=pace)

@@ -40,3 +40,13 @@ def test_the_draft_catches_up_and_then_helps() -> None:
 
 def test_a_text_that_ends_before_the_prompt_is_read_costs_the_device_nothing() -> None:
     assert run("adaptive", tokens=100).stats.draft_steps == 0
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_draft_that_waits_takes_no_step_before_the_first_token(waits: bool) -> None:
+    found = dict[int, SessionResult]()
+    for tokens in (1, 200):
+        world = World(device=DeviceSpec(draft_waits=waits), draft=BetaDraft(0.8), tokens=tokens)
+        (found[tokens],) = run_scheme("tree", world)
+    assert (found[1].stats.draft_steps == 0) is waits
+    assert found[200].stats.accepted > 50

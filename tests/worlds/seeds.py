@@ -107,6 +107,12 @@ def hinting(spec: WorldSpec, seed: int) -> WorldSpec:
     return replace(spec, hints=random.Random(f"hints {seed}").choice([0.2, 1.0]))
 
 
+def waiting(spec: WorldSpec, seed: int) -> WorldSpec:
+    """The same world with edges whose drafts wait for the first Commit, half of them."""
+    draw = random.Random(f"waits {seed}")
+    return replace(spec, edges=tuple(replace(e, draft_waits=draw.random() < 0.5) for e in spec.edges))
+
+
 def _references(edge: EdgeSpec, spec: WorldSpec, draw: random.Random) -> tuple[tuple[int, ...], ...]:
     right = target_alone(edge.prompt, edge.sampling, spec.eos, memory=spec.memory)
     other = target_alone(edge.prompt, edge.sampling, spec.eos, salt=2, memory=spec.memory)
@@ -211,6 +217,8 @@ def check_seed(seed: int) -> str | None:
             spec = guessing(spec, seed)
         if seed % 8 >= 6:
             spec = hinting(spec, seed)
+        if seed % 5 >= 3:
+            spec = waiting(spec, seed)
         world = run(spec)
         check_laws(world)
         if seed % TRACED_TWICE < 2:

@@ -101,6 +101,20 @@ def test_a_session_without_fill_resumes_after_any_loss(seed: int) -> None:
     assert edge.session.text == target_alone((0,), sampling, (0,))
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kept", [0, 7])
+def test_a_draft_that_waits_for_text_takes_part_in_the_rest(policy: str, kept: int) -> None:
+    sampling = SamplingParams(max_tokens=60, ignore_eos=True)
+    spec = EdgeSpec(
+        (1, 2, 3), sampling, POLICIES[policy], DRAFTERS["twin"], draft_waits=True,
+        committed=target_alone((1, 2, 3), sampling, (0,))[:kept],
+    )  # fmt: skip
+    for seed in range(4):
+        world = run(WorldSpec((spec,), seed=seed, losses=seed, draft_time=(0.001, 0.001)))
+        check_laws(world)
+        assert (world.edges[0].session.stats.accepted > 0) is (policy != "off")
+
+
 @pytest.mark.parametrize("policy", ["adaptive", "tree", "chain", "sync"])
 @pytest.mark.parametrize("drafter", ["twin", "fair", "liar"])
 def test_an_outage_is_written_through_and_changes_no_text(policy: str, drafter: str) -> None:

@@ -52,6 +52,7 @@ class EdgeSpec:
     draft_top: int = 32
     committed: tuple[int, ...] = ()  # text that it begins with; the target's own, or law 1 means nothing
     logprobs: int | None = None
+    draft_waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class Edge:
             acceptance=spec.acceptance,
             draft_top=spec.draft_top,
             logprobs=spec.logprobs,
+            draft_waits=spec.draft_waits,
         )
         self.session = EdgeSession(config, spec.policy(), shared, chances, pace=pace)
         self.drafter = spec.drafter()
@@ -287,6 +289,8 @@ class World:
 
     def _expand(self, edge: Edge, effect: edge_effects.Expand) -> None:
         assert not edge.drafting
+        begins = edge.emitted or edge.device_only or not edge.spec.draft_waits
+        assert begins, "the draft did not wait for text"
         edge.drafting = True
         edge.draft_steps += 1
         expansions, spec = edge.drafter.expand(effect.rows), self.spec

@@ -101,6 +101,15 @@ def alone(tokens: Sequence[int] = (5, 6, 4), **config: object) -> EdgeSession:
     return session
 
 
+def test_a_draft_that_waits_for_text_guesses_while_no_verifier_answers() -> None:
+    session = make(draft_waits=True)
+    session.start(0.0)
+    assert Expand not in kinds(session.effects())
+    assert Expand in kinds(timer(session, 1.0))
+    draft(session, 1.1)
+    assert preview(session) == [5]
+
+
 def kinds(effects: list[Effect]) -> list[type]:
     return [type(effect) for effect in unsent(effects)]
 

@@ -227,6 +227,53 @@ def test_a_commit_tells_the_drafter_every_node_that_died() -> None:
     session.check_integrity()
 
 
+# A draft that waits -----------------------------------------------------------------------------------
+
+
+def expands(effects: list[Effect]) -> list[Expand]:
+    return [effect for effect in effects if isinstance(effect, Expand)]
+
+
+@pytest.mark.parametrize("name", ["adaptive", "tree", "chain", "sync:2"])
+@pytest.mark.parametrize("committed", [(), (3, 4)])
+def test_a_draft_that_waits_begins_after_the_first_commit(name: str, committed: tuple[int, ...]) -> None:
+    session = make(make_policy(name), draft_waits=True, committed=committed)
+    session.start(0.0)
+    opening = session.effects()
+    tip = session.tree.tip_position
+    session.on_message(Opened(tip, 32), 1.0)
+    opening += session.effects()
+    assert not expands(opening)
+    assert bool(proposals(opening)) is (name == "sync:2"), "a verifier without fill is asked to go on"
+    session.on_message(Commit(tip + 1, (5,)), 1.2, plan=False)
+    assert not expands(session.effects()), "the text goes out first"
+    session.plan(1.2)
+    (expand,) = expands(session.effects())
+    assert expand.rows[0].token == 5
+
+
+def test_a_draft_that_waits_does_so_on_the_next_stream_if_the_first_brought_no_text() -> None:
+    session = opened(chain(), draft_waits=True)
+    session.on_stream_lost(GONE, 1.1)
+    session.on_timer(session.next_timer_at or 0.0)
+    session.on_message(Opened(1, 32), 2.0)
+    assert not expands(session.effects())
+    session.on_message(Commit(2, (5,)), 2.1)
+    assert expands(session.effects())
+
+
+def test_a_later_stream_finds_a_draft_that_need_not_wait() -> None:
+    session = opened(chain(), draft_waits=True)
+    session.on_message(Commit(2, (5,)), 1.1)
+    draft(session, (6,), 1.2)
+    draft(session, (), 1.3)
+    session.on_stream_lost(GONE, 1.4)
+    session.on_timer(session.next_timer_at or 0.0)
+    session.on_message(Opened(2, 32), 2.0)
+    session.on_message(Commit(3, (9,)), 2.1)
+    assert expands(session.effects())
+
+
 # States -----------------------------------------------------------------------------------------------
 
 INPUTS: dict[str, Callable[[EdgeSession], None]] = {
@@ -909,6 +956,16 @@ def test_what_the_text_repeats_is_sent_with_the_open_and_takes_no_draft() -> Non
     assert message.tokens[:3] == (1, 2, 3)
     assert message.anchor == 17
     assert session.stats.draft_steps == 0
+
+
+def test_guesses_are_sent_while_the_draft_waits() -> None:
+    config = SessionConfig(COPIED, SamplingParams(max_tokens=20), b"print", recall=True, draft_waits=True)
+    session = EdgeSession(config, TreePolicy())
+    session.start(0.0)
+    effects = session.effects()
+    (message,) = proposals(effects)
+    assert message.tokens[:3] == (1, 2, 3)
+    assert not expands(effects)
 
 
 def test_guesses_follow_each_commit_though_the_drafter_has_failed() -> None:

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from common.errors import PeerError, UnavailableError
-from edge_client.network.channel import VerifierChannel
+from edge_client.network.channel import VerifierChannel, shares_machine
 from tests import wording
+from tests.drivers.tiny import running
 from tests.edge_client.odd_verifier import odd_verifier
 
 pytestmark = pytest.mark.grpc
@@ -54,6 +55,45 @@ async def test_a_task_that_is_cancelled_while_it_asks_ends() -> None:
             task.cancel()
         await asyncio.wait(tasks)
         assert all(task.cancelled() for task in tasks)
+
+
+@pytest.mark.parametrize(
+    ("address", "rtt", "expected"),
+    [
+        ("127.0.0.1:50051", None, True),  # not measured yet
+        ("127.0.0.1:50051", 0.0005, True),
+        ("127.0.0.1:50051", 0.020, False),  # a tunnel, or an emulated link
+        ("localhost:50051", 0.001, True),
+        ("dns:///localhost:50051", 0.001, True),
+        ("[::1]:50051", 0.001, True),
+        ("10.0.0.7:50051", 0.0005, False),
+        ("gpu.example.org:50051", None, False),
+    ],
+)
+def test_a_near_verifier_at_a_loopback_address_shares_the_machine(
+    address: str, rtt: float | None, expected: bool
+) -> None:
+    assert shares_machine(address, rtt) is expected
+
+
+async def test_a_round_trip_is_measured_from_the_second_answer_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first takes a handshake, too."""
+    async with running() as system, VerifierChannel(system.address) as channel:
+        measured = list[float | None]()
+        for _ in range(2):
+            assert channel.shares_machine, "nothing is measured yet"
+            await channel.describe()
+            measured.append(channel.rtt)
+        for limit in (60.0, 0.0):
+            monkeypatch.setattr("edge_client.network.channel.SAME_MACHINE", limit)
+            assert channel.shares_machine is (limit > 0)
+        channel.renew()
+        await channel.describe()
+        measured.append(channel.rtt)
+    first, second, third = measured
+    assert first is None
+    assert second is not None
+    assert third == second, "the new connection's handshake was measured"
 
 
 async def test_bytes_that_are_no_message_are_the_verifiers_fault() -> None:

@@ -63,7 +63,7 @@ def test_the_draft_has_no_log_probabilities_of_the_target() -> None:
 
 @pytest.mark.parametrize("level", Privacy)
 def test_every_session_asks_for_the_privacy_that_is_set(level: Privacy) -> None:
-    assert texts(privacy=level)._config(REQUEST, (), None).privacy is level
+    assert texts(privacy=level)._config(REQUEST, (), None, Nowhere()).privacy is level
 
 
 class Nowhere:
@@ -71,6 +71,7 @@ class Nowhere:
 
     address = ""
     elsewhere = False
+    shares_machine = False
 
     def watch(self, on_ready: Callable[[], None] | None) -> None: ...
 
@@ -111,6 +112,14 @@ async def session_of(
         act(run.session)
         writing.cancel()
     return run.session
+
+
+@pytest.mark.parametrize("shares_machine", [False, True])
+async def test_the_draft_waits_where_the_verifier_shares_the_machine(shares_machine: bool) -> None:
+    streams = Nowhere()
+    streams.shares_machine = shares_machine
+    service = texts(OneVerifier(streams))  # type: ignore[arg-type]  # any streams will do
+    assert (await session_of(service, REQUEST)).config.draft_waits is shares_machine
 
 
 async def test_a_text_begins_with_what_the_one_before_it_taught() -> None:

@@ -401,6 +401,18 @@ async def test_a_name_is_looked_up_while_all_is_well_and_who_is_none_of_it_keeps
             assert [each.address for each in pool.snapshot()] == places[1:]
 
 
+async def test_a_route_knows_whether_its_next_verifier_shares_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as system, Verifiers([system.address]) as pool:
+        await all_ready(pool)
+        route = pool.route("key")
+        for limit in (60.0, 0.0):  # seconds
+            monkeypatch.setattr("edge_client.network.channel.SAME_MACHINE", limit)
+            assert route.shares_machine is (limit > 0)
+    assert not route.shares_machine, "no verifier is left"
+
+
 async def test_one_whose_tokens_are_others_each_time_is_asked_for_all_of_them_once() -> None:
     own = Vocabulary([b"a", b"b"])
 
