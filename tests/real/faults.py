@@ -42,7 +42,7 @@ def visible_neighbour(engine: LlamaEngine) -> None:
 def shifted_position(engine: LlamaEngine) -> None:
     """Tokens from the fifth on stand one position too low, so that two tokens share one."""
     forward = engine.forward
-    forward._runtime = forward.sequences._memory = _Shifted(engine.runtime)  # type: ignore[assignment]
+    forward._runtime = forward.sequences._memory = _Shifted(engine.runtime)
 
 
 class _Shifted:

@@ -82,4 +82,5 @@ class Alone:
         assert self.runtime.decode() == 0
         if filling:
             self.runtime.seq_remove(1, 0)
-        return self.runtime.logits(1)[0].copy()
+        logits: FloatArray = self.runtime.logits(1)[0].copy()
+        return logits

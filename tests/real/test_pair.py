@@ -1,0 +1,94 @@
+"""A larger published pair, Qwen2.5-Coder 1.5B drafted by 0.5B, as its users run it; for `make real`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REAL_MODELS
+from tests.edge_client.test_daemon import PATIENCE, ready, start
+from tests.ports import free_port
+from tests.real.test_stack import UNDRAFTED, Stack, text_of
+
+TARGET, DRAFT = REAL_MODELS / "qwen-1.5b.gguf", REAL_MODELS / "qwen-0.5b.gguf"
+
+pytestmark = [
+    *(pytest.mark.large, pytest.mark.llama, pytest.mark.api, pytest.mark.sdk),
+    *(pytest.mark.grpc, pytest.mark.grammar),
+    pytest.mark.skipif(
+        not (TARGET.is_file() and DRAFT.is_file()),
+        reason=f"needs {TARGET.name} and {DRAFT.name} in {REAL_MODELS} (FORERUN_REAL_MODELS)",
+    ),
+]
+
+TASK = "Write a Python function that returns the largest of three numbers."
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the current weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module", params=["gguf", pytest.param("torch", marks=pytest.mark.torch)])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The target as a GGUF file, or its weights in bfloat16 on torch."""
+    root, address, model, more = tmp_path_factory.mktemp("pair"), f"127.0.0.1:{free_port()}", TARGET, []
+    names = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")
+    places = {name: str(root / name.lower()) for name in names}
+    if request.param == "torch":
+        import torch
+
+        from tests.real.dequantize import dequantize
+
+        model, more = dequantize(TARGET, root, torch.bfloat16), ["--dtype", "bfloat16"]
+    verifier = start("verify", "--model", str(model), "--listen", address, "--slots", "4096", *more)
+    found = Stack(address, verifier, ready("--verifier", address, "--draft", str(DRAFT), **places))
+    yield found
+    assert found.daemon.process.end() == 0
+    assert found.verifier.end() == 0
+
+
+def test_a_text_is_the_target_s_own_drafted_and_undrafted(pair: Stack) -> None:
+    undrafted = text_of(pair.chat(TASK, max_tokens=60, **UNDRAFTED))
+    assert "def " in undrafted
+    for _ in range(5):  # the draft model may still be loading
+        drafted = pair.chat(TASK, max_tokens=60, forerun={"policy": "chain"})
+        assert text_of(drafted) == undrafted
+        if drafted["forerun"]["accepted"]:
+            return
+    pytest.fail("no draft was accepted")
+
+
+def test_the_model_calls_a_tool_by_itself(pair: Stack) -> None:
+    asked: dict[str, Any] = {"tools": [WEATHER], "max_tokens": 60}
+    found = pair.chat("What is the weather in Paris?", **asked)
+    (call,) = found["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_weather"
+    assert json.loads(call["function"]["arguments"])["city"].startswith("Paris")
+
+
+def test_the_doctor_finds_nothing_wrong(pair: Stack, tmp_path: Path) -> None:
+    where = ("--draft", str(DRAFT), "--verifier", pair.address)
+    done = subprocess.run(
+        [sys.executable, "-m", "forerun", "doctor", *where],
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
