@@ -42,19 +42,12 @@ TOOLS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["gguf", pytest.param("torch", marks=pytest.mark.torch)])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The target as a GGUF file, or its weights in bfloat16 on torch."""
-    root, address, model, more = tmp_path_factory.mktemp("pair"), f"127.0.0.1:{free_port()}", TARGET, []
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    root, address = tmp_path_factory.mktemp("pair"), f"127.0.0.1:{free_port()}"
     names = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")
     places = {name: str(root / name.lower()) for name in names}
-    if request.param == "torch":
-        import torch
-
-        from tests.real.dequantize import dequantize
-
-        model, more = dequantize(TARGET, root, torch.bfloat16), ["--dtype", "bfloat16"]
-    verifier = start("verify", "--model", str(model), "--listen", address, "--slots", "4096", *more)
+    verifier = start("verify", "--model", str(TARGET), "--listen", address, "--slots", "4096")
     found = Stack(address, verifier, ready("--verifier", address, "--draft", str(DRAFT), **places))
     yield found
     assert found.daemon.process.end() == 0
