@@ -23,6 +23,7 @@ from benchmarks.faults.stage import RealStage
 from benchmarks.reports import parser_of
 from demo_models import TARGET_DIR
 from forerun.bench.report import finish, table
+from forerun.demo_pair import DRAFT_GGUF
 from forerun.prompts import bundled
 
 
@@ -49,7 +50,8 @@ async def _run(options: argparse.Namespace, folder: Path) -> Result:
     def tell(line: str) -> None:
         print(f"{time.monotonic() - began:8.1f} s  {line}", file=sys.stderr, flush=True)
 
-    async with RealStage(folder, options.step_floor, options.deterministic, options.target) as stage:
+    models = options.target, options.draft
+    async with RealStage(folder, options.step_floor, options.deterministic, *models) as stage:
         tell("verifiers and daemon serve")
         return await run(stage, jobs, settings, tell)
 
@@ -81,8 +83,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--clients", type=int, default=6, metavar="N")
     option("--mean-gap", type=float, default=1.0, metavar="S", help="mean gap between faults (%(default)s)")
     option("--step-floor", type=float, default=15.0, metavar="MS")
-    words = "folder or GGUF file of the target, which needs --no-deterministic (%(default)s)"
-    option("--target", default=str(TARGET_DIR), metavar="PATH", help=words)
+    option("--target", default=str(TARGET_DIR), metavar="PATH", help="folder or GGUF file (%(default)s)")
+    option("--draft", default=str(DRAFT_GGUF), metavar="FILE", help="GGUF file (%(default)s)")
     option("--deterministic", action=argparse.BooleanOptionalAction, default=True)
     option("--keep", type=Path, metavar="FOLDER", help="folder that keeps the processes' logs")
     return parser.parse_args(arguments)

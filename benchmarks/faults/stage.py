@@ -14,6 +14,7 @@ from benchmarks.daemon import DaemonProcess
 from benchmarks.faults.draws import NUM_SIDES, DrawnFault, Kind
 from benchmarks.processes import LoggedProcess, attempts, free_port
 from demo_models import TARGET_DIR
+from forerun.demo_pair import DRAFT_GGUF
 from forerun.rig import Processes
 from simulator.proxy import Link, Timeout, both_ways
 
@@ -83,12 +84,14 @@ class RealStage(Processes):
         step_floor_ms: float = 15.0,
         deterministic: bool = True,
         target: str = str(TARGET_DIR),
+        draft: str = str(DRAFT_GGUF),
     ) -> None:
         super().__init__(pin=False)
         self._folder = folder
         exact = ["--deterministic"] if deterministic else []
         self._verify = ["verify", "--model", target, "--threads", "1", "--grace", str(DRAIN_TIME)]
         self._verify += ["--step-floor", str(step_floor_ms), *exact]
+        self._draft = ["--draft", draft]
         self._sides: list[Side] = []
         self._tasks = set[asyncio.Task[None]]()
         self._one_down = asyncio.Lock()
@@ -105,7 +108,7 @@ class RealStage(Processes):
             self._sides.append(Side(child, link, port))
         await asyncio.gather(*(side.until_listening() for side in self._sides))
         behind = [word for side in self._sides for word in ("--verifier", str(side.link.address))]
-        how = ["--api-resume", "durable", "--service-stop-timeout", "1", "--log-level", "info"]
+        how = ["--api-resume", "durable", "--service-stop-timeout", "1", "--log-level", "info", *self._draft]
         self._daemon = await self._stack.enter_async_context(DaemonProcess(self._folder, *behind, *how))
         self._stack.callback(lambda: [task.cancel() for task in self._tasks])
 
