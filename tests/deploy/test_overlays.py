@@ -79,7 +79,11 @@ def test_a_verifier_takes_its_arguments(overlay: str, certificates: Path, tmp_pa
         if each["metadata"]["name"] == "forerun-denied":
             for name, text in each["data"].items():
                 (tmp_path / name).write_text(text, encoding="utf-8")
+    model = tmp_path / "models" / "target"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}", encoding="utf-8")
     here = {
+        "/models/": f"{model.parent}/",
         "/etc/forerun/denied": str(tmp_path),
         "/etc/forerun/tls": str(certificates),
         "/etc/forerun/tokens/keys.json": str(certificates / "token-keys.json"),
