@@ -300,14 +300,14 @@ def summary(runs: Mapping[str, list[list[TextRun]]], prompts: Sequence[Prompt]) 
 
 
 def _server_figures(runs: Sequence[TextRun]) -> Json:
-    """Return the server's own figures per token: Forerun's steps and rows, or llama-server's pace."""
+    """Return the server's own figures per token: Forerun's steps and drafts, or llama-server's pace."""
     count = sum(run.num_tokens for run in runs)
 
     def per_token(name: str) -> float | None:
         return rounded(sum(run.figures.get(name, 0) for run in runs) / count)
 
     if "target_steps" in runs[0].figures:
-        names = ("target_steps", "evaluated", "proposed", "accepted", "drafted")
+        names = ("target_steps", "proposed", "accepted", "step_ms", "queue_ms", "draft_ms")
     else:
         names = ("predicted_ms", "draft_n", "draft_n_accepted")
     return {f"{name}_per_token": per_token(name) for name in names}

@@ -164,4 +164,11 @@ def test_all_write_every_text_over_their_links(tmp_path: Path, capsys: pytest.Ca
     for name in names:
         assert far["contestants"][name]["ttft_ms"] >= 40.0
     assert far["contestants"]["forerun"]["target_steps_per_token"] == 1.0
+    assert far["contestants"]["forerun"]["proposed_per_token"] == 0.0
+    assert far["contestants"]["forerun chain"]["proposed_per_token"] > 0.0
+    assert (
+        0.0
+        < far["contestants"]["forerun"]["step_ms_per_token"]
+        < far["contestants"]["forerun"]["ms_per_token"]
+    )
     assert near["contestants"][PLAIN]["predicted_ms_per_token"] == 2.0
