@@ -306,10 +306,9 @@ def _server_figures(runs: Sequence[TextRun]) -> Json:
     def per_token(name: str) -> float | None:
         return rounded(sum(run.figures.get(name, 0) for run in runs) / count)
 
+    names: tuple[str, ...] = ("predicted_ms", "draft_n", "draft_n_accepted")
     if "target_steps" in runs[0].figures:
         names = ("target_steps", "proposed", "accepted", "step_ms", "queue_ms", "draft_ms")
-    else:
-        names = ("predicted_ms", "draft_n", "draft_n_accepted")
     return {f"{name}_per_token": per_token(name) for name in names}
 
 
