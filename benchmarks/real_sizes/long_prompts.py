@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.daemon import DaemonProcess
 from benchmarks.real_sizes.end_to_end import ORACLE
-from benchmarks.real_sizes.pair import Pair, PairText
-from benchmarks.real_sizes.texts import Prompt, open_model, texts_of
+from benchmarks.real_sizes.pair import Pair, PairText, Prompt
+from benchmarks.real_sizes.texts import open_model, texts_of
 from demo_models.corpus import HELD_OUT, library_root, read_source
 from forerun.bench.report import table
 from forerun.rig import Processes
@@ -50,7 +50,7 @@ class LongSettings:
 
 def conversations(pair: Pair, settings: LongSettings) -> list[dict[str, tuple[PairText, PairText]]]:
     """Return both turns of each scheme's conversation, for each run."""
-    with open_model(str(pair.draft("bf16"))) as model:
+    with open_model(pair.writer) as model:
         source = "".join(read_source(library_root() / name) for name in HELD_OUT)
         words = tuple(model.tokenize(source, parse_special=False))
         numbers = [

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,20 +21,28 @@ import numpy as np
 from benchmarks.real_sizes.pair import PairText, read_text
 from cloud_verifier.core.nouns import CPU_SLOTS, StepItem, StepPlan, StepResult, TargetInfo
 from cloud_verifier.engine.model.checkpoint import describe
+from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.server.serving import serve
+from common.llama.model import LlamaSettings
+from common.llama.runtime import LlamaRuntime
+from common.llama.store import is_gguf
 from common.noise import noise_output
+from common.wire.describe import TokenTable
 from forerun.commands import verify
 from forerun.options import ms, pin_to_core
 
 BEFORE = 0
 """The state before a prompt's first token."""
 
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 16)  # rows whose times a scheduler is told
+
 LAST = 3e-4
 """Seconds at the end of a step that are waited for by looking at the clock: sleeping is less exact."""
 
 
 class OracleEngine:
-    """Implements `TargetEngine`; a step takes `step_time`, and `prompt_row_time` per row without a choice.
+    """Implements `TargetEngine`; a step takes `step_time`, `prompt_row_time` per row without a choice, and
+    `row_time` per choice beyond the first.
 
     In place of keys and values a slot holds one number that depends on all tokens up to its own.
     """
@@ -44,12 +53,15 @@ class OracleEngine:
         texts: Iterable[PairText],
         step_time: float,
         prompt_row_time: float = 0.0,
+        row_time: float = 0.0,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.info = info
-        self._step_time = step_time
+        # As the engine of GGUF targets, which measures its rows; other engines know nothing of theirs.
+        times = tuple((rows, step_time + (rows - 1) * row_time) for rows in WIDTHS) if row_time else ()
+        self.info = replace(info, row_times=times)
+        self._step_time, self._row_time = step_time, row_time
         self._prompt_row_time = prompt_row_time
         self._clock = clock
         self._sleep = sleep
@@ -61,6 +73,7 @@ class OracleEngine:
     def evaluate(self, plan: StepPlan) -> StepResult:
         num_silent = plan.num_rows - plan.num_outputs
         end_at = self._clock() + self._step_time + num_silent * self._prompt_row_time
+        end_at += max(0, plan.num_outputs - 1) * self._row_time
         choices = tuple(self._choices(item) for item in plan.items)
         while (rest := end_at - self._clock()) > 0.0:
             self._sleep(rest - LAST if rest > 2 * LAST else 0.0)
@@ -94,6 +107,14 @@ class OracleEngine:
                 self._next[state, text.temperature, text.seed] = whole[place]
 
 
+def describe_target(path: str, num_slots: int) -> tuple[TargetInfo, TokenTable]:
+    """Return what edges must know of a folder or a GGUF file, and its token table. Raises `UserError`."""
+    if not is_gguf(path):
+        return describe(path, num_slots)
+    with LlamaRuntime(LlamaSettings(path, n_ctx=512)) as runtime:
+        return LlamaEngine(runtime, num_slots, name=Path(path).stem).info, tuple(runtime.token_table())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="forerun verify with a target that knows its text")
@@ -102,14 +123,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option("--texts", type=Path, required=True, metavar="FOLDER", help="folder of the pair's texts")
     option("--step", type=ms, required=True, metavar="MS", help="time of every step")
     option("--prompt-row", type=ms, default=0.0, metavar="MS", help="time per prompt row (%(default)s)")
+    option("--row", type=ms, default=0.0, metavar="MS", help="time per further row (%(default)s)")
     parser.set_defaults(log_level="warning")
     options = parser.parse_args(arguments)
     config = verify.config_of(options)
     verify.check(config)
     pin_to_core(config.operations.core)
-    info, table = describe(config.target.path, config.target.slots or CPU_SLOTS)
+    info, table = describe_target(config.target.path, config.target.slots or CPU_SLOTS)
     texts = [read_text(path) for path in sorted(options.texts.glob("*.json"))]
-    engine = OracleEngine(info, texts, options.step, options.prompt_row)
+    engine = OracleEngine(info, texts, options.step, options.prompt_row, options.row)
     with verify.logged(config):
         asyncio.run(serve(config, engine, table, verify.announcer(config)))
     return 0

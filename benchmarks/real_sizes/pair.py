@@ -1,4 +1,4 @@
-"""Describes the pair: its shape, the places of its files, and a text of its target."""
+"""Describes a pair: the places of its files, the shape of a made one, and a text of its target."""
 
 from __future__ import annotations
 
@@ -46,13 +46,20 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Locates the pair's files."""
+    """Locates a pair's files: a made one's, or two given GGUF files with a folder for the target's texts."""
 
     folder: Path
+    given: tuple[Path, Path] | None = None  # target and draft
 
     @property
     def target(self) -> Path:
-        return self.folder / "target"
+        """Return what the verifier describes."""
+        return self.given[0] if self.given else self.folder / "target"
+
+    @property
+    def writer(self) -> Path:
+        """Return the GGUF of the target's own weights."""
+        return self.given[0] if self.given else self.draft("bf16")
 
     @property
     def recipe(self) -> Path:
@@ -64,8 +71,9 @@ class Pair:
         return self.folder / "texts"
 
     def draft(self, kind: str) -> Path:
-        """Return the draft of a key of `FORMATS`, or of bf16: the target's own weights."""
-        return self.folder / f"draft-{kind}.gguf"
+        """Return the draft of a key of `FORMATS`, or of bf16: the target's own weights. A given draft has the
+        kind of its name."""
+        return self.given[1] if self.given else self.folder / f"draft-{kind}.gguf"
 
     def is_made(self, shape: Shape) -> bool:
         return self.recipe.exists() and self.recipe.read_text() == recipe_of(shape)
@@ -73,6 +81,19 @@ class Pair:
 
 def recipe_of(shape: Shape) -> str:
     return json.dumps({"version": VERSION, **asdict(shape)}) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Holds a prompt. The word of `name` before a colon is its kind."""
+
+    name: str
+    text: str
+    tokens: tuple[int, ...]
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Provides prompts and the target's texts after them, computed once and kept beside the pair.
 
-llama.cpp computes them with the target's own bfloat16 weights, and `common.choice` chooses. A choice at a
-temperature depends on the seed and the position only, so a draft of the same weights mostly chooses alike.
+llama.cpp computes them with the target's own weights, and `common.choice` chooses. A choice at a temperature
+depends on the seed and the position only, so a draft of the same weights mostly chooses alike.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.real_sizes.pair import Pair, PairText, read_text, sampling_of
+from benchmarks.real_sizes.pair import Pair, PairText, Prompt, read_text, sampling_of
 from common.choice import choose, process_logits
 from common.errors import LocalError, UserError
 from common.llama.model import LlamaSettings
@@ -31,16 +31,9 @@ SHORT = 120
 Logits = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    name: str
-    text: str
-    tokens: tuple[int, ...]
-
-
-def open_model(path: str, *, cells: int = 4096, threads: int = 1) -> LlamaRuntime:
-    """Open a GGUF of the pair, to read and write texts with."""
-    return LlamaRuntime(LlamaSettings(path, n_ctx=cells, n_seq_max=2, threads=threads))
+def open_model(path: Path, *, cells: int = 4096, threads: int = 1) -> LlamaRuntime:
+    """Open a GGUF of the pair, to read and write texts with. It repeats its texts as a verifier does."""
+    return LlamaRuntime(LlamaSettings(str(path), cells, n_seq_max=2, threads=threads, batch_invariant=True))
 
 
 # Prompts ----------------------------------------------------------------------------------------------------
@@ -63,7 +56,7 @@ def _prompt(model: LlamaRuntime, name: str, size: int) -> Prompt:
         enough = len(model.tokenize("".join(lines[:middle]), parse_special=False)) >= size
         low, high = (low, middle) if enough else (middle + 1, high)
     text = "".join(lines[:low])
-    return Prompt(f"{name}:{size}", text, tuple(model.tokenize(text, parse_special=False)))
+    return Prompt(f"code:{name}", text, tuple(model.tokenize(text, parse_special=False)))
 
 
 # Texts ------------------------------------------------------------------------------------------------------
@@ -80,7 +73,8 @@ def texts_of(pair: Pair, prompts: Sequence[Prompt], temperature: float, count: i
     missing = [each for each in asked if not _path(pair, each).exists()]
     if missing:
         longest = max(len(each.prompt) for each in missing) + count
-        with open_model(str(pair.draft("bf16")), cells=longest + 64) as model:
+        pair.texts.mkdir(parents=True, exist_ok=True)
+        with open_model(pair.writer, cells=longest + 64) as model:
             for each in missing:
                 written = write_text(model, each.prompt, temperature, each.seed, count)
                 write_whole(_path(pair, written), json.dumps(asdict(written)) + "\n")

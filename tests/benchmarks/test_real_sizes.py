@@ -1,4 +1,5 @@
-"""The oracle writes its texts whatever is proposed, in its own time; and one tiny run of everything."""
+"""The oracle writes its texts whatever is proposed, in its own time; prompts of each kind; the simulator's
+prediction; and one tiny run of everything."""
 
 from __future__ import annotations
 
@@ -12,10 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.plans import item_of
-from benchmarks.real_sizes.end_to_end import ratio
+from benchmarks.real_sizes.end_to_end import Cell, EndToEndSettings, ratio
+from benchmarks.real_sizes.kinds import KINDS, published_prompts
 from benchmarks.real_sizes.oracle import OracleEngine
 from benchmarks.real_sizes.pair import PairText
+from benchmarks.real_sizes.predicted import DraftRecord, TargetSteps, predict
 from cloud_verifier.core.nouns import StepItem, StepPlan, TargetInfo
+from common.errors import UserError
+from common.llama.model import LlamaModel, LlamaSettings
+from demo_models import DRAFT_GGUF
+from edge_client.llama.measure_pace import PaceTables
+from simulator.figures import pace
+from simulator.link import LinkSpec
+from simulator.recordings import RecordedText
 
 SIZE, END = 50, 49
 INFO = TargetInfo("oracle", SIZE, 100, 64, (END,), b"")
@@ -34,9 +44,11 @@ class Clock:
         self.now += max(seconds, 1e-5)
 
 
-def oracle(*texts: PairText, step: float = 0.06, prompt_row: float = 0.0) -> tuple[OracleEngine, Clock]:
+def oracle(
+    *texts: PairText, step: float = 0.06, prompt_row: float = 0.0, row: float = 0.0
+) -> tuple[OracleEngine, Clock]:
     clock = Clock()
-    return OracleEngine(INFO, texts, step, prompt_row, clock=clock, sleep=clock.sleep), clock
+    return OracleEngine(INFO, texts, step, prompt_row, row, clock=clock, sleep=clock.sleep), clock
 
 
 def item(
@@ -96,6 +108,16 @@ def test_a_step_takes_its_time_and_that_of_its_prompt_rows_whatever_else_is_in_i
         assert clock.now - began == pytest.approx(took, abs=1e-4)
 
 
+def test_the_scheduler_is_told_what_further_rows_take() -> None:
+    text = PairText((1, 2, 3), 0.0, 0, (4, 5, 6))
+    engine, clock = oracle(text, row=0.02)
+    began = clock.now
+    engine.evaluate(StepPlan((item(text, [], [1, 2, 3], [-1, 0, 1], [1, 2]),)))
+    assert clock.now - began == pytest.approx(0.08, abs=1e-4)
+    assert dict(engine.info.row_times)[2] == pytest.approx(0.08)
+    assert oracle(text)[0].info.row_times == (), "an engine that measures no rows names none"
+
+
 def test_the_share_that_repeats_counts_runs_that_stood_before() -> None:
     assert PairText((1, 2, 3, 4), 0.0, 0, (1, 2, 3, 4, 9)).repeated == pytest.approx(1 / 5)
     assert PairText((1,), 0.0, 0, (2, 3, 4, 5)).repeated == 0.0
@@ -105,6 +127,109 @@ def test_adaptive_is_held_against_the_best_of_the_others() -> None:
     paces = {"off": 60.0, "chain": 40.0, "adaptive": 50.0}
     row = {"policies": {name: {"ms_per_token": pace} for name, pace in paces.items()}}
     assert ratio(row) == 1.25
+
+
+# The simulator's prediction
+
+PACE = PaceTables({1: 0.010, 2: 0.012}, {2: 0.011, 33: 0.020})
+
+
+def recorded(right: bool, count: int = 40) -> tuple[PairText, DraftRecord]:
+    """A text of different tokens, and a draft that is sure and right, or sure and wrong."""
+    prompt, tokens = tuple(range(100, 120)), tuple(range(200, 200 + count))
+    said = tuple((token if right else token + 500, token + 900) for token in tokens)
+    ranks = (1 if right else None,) * count
+    text = RecordedText(len(prompt), tokens, said, ((5.0, -5.0),) * count, ranks)
+    return PairText(prompt, 0.0, 1, tokens), DraftRecord((text,), PACE)
+
+
+@pytest.mark.parametrize("recall", [False, True])
+def test_a_predicted_stream_takes_the_target_s_steps(recall: bool) -> None:
+    text, record = recorded(right=True)
+    target = TargetSteps(0.100, 0.090, recall=recall, time_per_prompt_row=0.001)
+    run = predict(text, 0, record, "off", LinkSpec(rtt=0.060), target)
+    assert pace([run]) == pytest.approx(100.0)
+    assert run["arrivals_ms"][0] < 2 * 100.0 + 60.0 + 20.0, "prompt rows cost less than others"
+
+
+def test_a_predicted_draft_saves_steps_if_it_is_right_and_rows_are_cheap() -> None:
+    def steps(right: bool, row: float) -> float:
+        text, record = recorded(right)
+        run = predict(text, 0, record, "chain", LinkSpec(rtt=0.020), TargetSteps(0.100, row))
+        assert len(run["tokens"]) == len(text.tokens)
+        return pace([run])
+
+    assert steps(right=True, row=0.001) < 50.0
+    assert steps(right=False, row=0.001) == pytest.approx(100.0, rel=0.05)
+    assert steps(right=True, row=0.001) < steps(right=True, row=0.090)
+
+
+def test_slowed_time_is_told_as_if_it_passed_normally() -> None:
+    settings = EndToEndSettings(60.0, 0.1, 20.0, 7.0, ("off",), 1, 3)
+    run = {"arrivals_ms": [70.0, 140.0], "stats": {"draft_time": 3.5, "draft_steps": 1}}
+    assert settings.timed(run) == {
+        "arrivals_ms": [10.0, 20.0],
+        "stats": {"draft_time": 0.5, "draft_steps": 1},
+    }
+    assert settings.link().rtt == pytest.approx(0.420)
+    target = settings.steps(Cell(30.0, 0.0, "draft", recall=True))
+    assert target.time(2, 0) == pytest.approx(0.350)
+    assert target.recall
+
+
+# Published prompts
+
+ENTRIES = {
+    "HumanEval.jsonl": {
+        "prompt": "def f{n}(x):\n",
+        "canonical_solution": "    return x\n",
+        "entry_point": "f{n}",
+    },
+    "gsm8k_test.jsonl": {"question": "How many is {n}?", "answer": "{n}"},
+    "mt_bench_question.jsonl": {"question_id": 1, "turns": ["Speak of {n}.", "Again."]},
+}
+
+
+def write_entries(folder: Path, count: int) -> None:
+    for name, entry in ENTRIES.items():
+        lines = (json.dumps(entry).replace("{n}", str(number)) for number in range(count))
+        (folder / name).write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.llama
+def test_prompts_of_each_kind_are_spread_over_the_published_files(tmp_path: Path) -> None:
+    write_entries(tmp_path, 10)
+    model = LlamaModel(LlamaSettings(str(DRAFT_GGUF)), weights=False)
+    prompts = published_prompts(model, tmp_path, 2)
+    assert [prompt.kind for prompt in prompts] == [kind for kind in KINDS for _ in range(2)]
+    by_name = {prompt.name: prompt for prompt in prompts}
+    assert "How many is 5?" in by_name["math:2"].text
+    assert "Speak of 0." in by_name["chat:1"].text
+    assert "def f5(x):\n    return x\n" in by_name["edit:2"].text
+    assert "f5_v2" in by_name["edit:2"].text
+    assert "return x" not in by_name["code:2"].text
+    assert all(prompt.tokens == tuple(model.tokenize(prompt.text, True)) for prompt in prompts)
+    for count in (0, 11):
+        with pytest.raises(UserError, match=r"--texts is .*10 prompts"):
+            published_prompts(model, tmp_path, count)
+    (tmp_path / "HumanEval.jsonl").write_text('{"text": "another file"}\n')
+    with pytest.raises(UserError, match=r"not the published HumanEval\.jsonl"):
+        published_prompts(model, tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--target a.gguf", "--draft and --prompts"),
+        ("--target a.gguf --draft b.gguf --prompts c --tokens 1", "--tokens is 1"),
+        ("--slowdown 0", "--slowdown is 0"),
+    ],
+)
+def test_an_incomplete_pair_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.real_sizes.__main__ import main
+
+    assert main(["end-to-end", *words.split()]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.soak
@@ -119,11 +244,13 @@ def test_a_tiny_pair_is_made_and_every_policy_writes_its_texts(
     out = tmp_path / "report.json"
     words = ["end-to-end", "--shape", "tiny", "--folder", str(tmp_path / "pair"), "--out", str(out)]
     words += ["--target-steps", "5", "--temperatures", "0.8", "--drafts", "q8_0", "--rtt", "4"]
-    words += ["--texts", "2", "--tokens", "12"]
+    words += ["--texts", "2", "--tokens", "12", "--slowdown", "2"]
     assert main(words) == 0
     first = out.read_bytes()
     (row,) = json.loads(first)["results"]
     assert tuple(row["policies"]) == POLICIES
+    assert row["policies"]["off"]["predicted_ms_per_token"] == pytest.approx(5.0)
+    assert row["kinds"]["code"]["draft_right"] > 0.5
     for policy, found in row["policies"].items():
         assert found["identical"], policy
         assert found["first_text"]["ms_per_token"] > 0
