@@ -225,8 +225,8 @@ class WidthTimes:
         return self._all.mean
 
     def relative(self, width: float) -> float:
-        """Return the time of this width without the correction of all steps."""
-        return self._factor(width) * self._shape(width) / self._all.mean
+        """Return the correction of this width over that of all steps."""
+        return self._factor(width) / self._all.mean
 
     def weight(self, width: float) -> float:
         """Return the fading number of steps that the correction of this width rests on."""

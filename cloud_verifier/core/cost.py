@@ -28,8 +28,6 @@ from common.estimators import WidthTimes
 FARTHEST = 4.0
 """Most that the table counts a step as slower or faster than the line; limits the effect of one outlier."""
 
-MOST_ROWS = 1 << 20  # of any step
-
 TRIED = 2.0  # steps, fading, from which on a width's measured time is trusted, however long
 
 
@@ -68,8 +66,9 @@ class StepCost:
         self._table = WidthTimes({1: 1.0}, half_life, buckets)
         self._factors = list[float]()  # the table read out, by rows; empty when it has changed
 
-    def sample(self, rows: int, reads: float, duration: float) -> None:
-        """Learn from a step of `duration` seconds. Raises `LocalError` for impossible values."""
+    def sample(self, rows: int, reads: float, duration: float, num_prompt: int = 0) -> None:
+        """Learn from a step of `duration` seconds, `num_prompt` of whose rows are prompts'. Raises
+        `LocalError` for impossible values."""
         if not (rows >= 0 and reads >= 0 and 0 <= duration < math.inf):
             raise LocalError(f"a step of {rows} rows and {reads} reads cannot have taken {duration} s")
         rows = self.padded(rows)
@@ -97,17 +96,6 @@ class StepCost:
             self._table.sample(rows, min(max(duration / line, 1 / FARTHEST), FARTHEST))
             self._factors = []
 
-    def measured(self, times: Sequence[tuple[int, float]]) -> None:
-        """Learn from rows and seconds, both above 0, that were measured before any session came."""
-        for rows, seconds in times:
-            self.sample(rows, 0, seconds)
-        if times:
-            factors = [(rows, seconds / (self.fixed + self.more(rows, 0))) for rows, seconds in times]
-            self._table.measured(dict([*factors, (MOST_ROWS, factors[-1][1])]))
-            for rows, factor in factors * (1 + math.ceil(TRIED)):
-                self._table.sample(rows, factor)
-            self._factors = []
-
     def predict(self, rows: int, reads: float, beside: int = 0) -> float:
         """Return the seconds that such a step will take.
 
@@ -121,6 +109,10 @@ class StepCost:
             self._read_table(rows)
         line = self.fixed + self.per_row * self._wakened(width) + self.per_read * reads
         return line * self._factors[rows]
+
+    def predict_all(self, rows: int, num_prompt: int, reads: float) -> float:
+        """Return the seconds of a step of `rows` nodes and `num_prompt` rows of prompts."""
+        return self.predict(rows + num_prompt, reads)
 
     def padded(self, rows: int) -> int:
         """Return the rows of the bucket that holds so many: themselves if there is none."""
@@ -170,3 +162,34 @@ class StepCost:
             per_row, per_read, explained = per_row * shrink, per_read * shrink, self._time
         self.per_row, self.per_read = per_row, per_read
         self.fixed = self._time - explained
+
+
+class MeasuredStepCost(StepCost):
+    """Knows what steps of so many nodes take, from times that the engine has measured
+    (`TargetInfo.row_times`).
+
+    No line describes these times: four rows may be cheaper than three, and a prompt's rows much cheaper than
+    nodes. So nodes have a table, which is corrected by the steps without prompts, and the line is left to
+    prompts.
+    """
+
+    def __init__(self, times: Sequence[tuple[int, float]], half_life: float = 50.0) -> None:
+        """Take rows and seconds, both above 0."""
+        super().__init__(half_life=half_life)
+        self._nodes = WidthTimes(dict(times), half_life)
+        self._nodes.measured(dict(times))
+
+    def sample(self, rows: int, reads: float, duration: float, num_prompt: int = 0) -> None:
+        super().sample(rows, reads, duration)
+        if not num_prompt:
+            self._nodes.sample(rows, duration)
+
+    def predict(self, rows: int, reads: float, beside: int = 0) -> float:
+        return self._nodes.predict(rows)
+
+    def predict_all(self, rows: int, num_prompt: int, reads: float) -> float:
+        prompts = self.more(num_prompt, 0) + (0.0 if rows else self.fixed)
+        return self._nodes.predict(rows) + (prompts if num_prompt else 0.0)
+
+    def tried(self, rows: int, beside: int = 0) -> bool:
+        return True

@@ -18,7 +18,7 @@ from cloud_verifier.core.admission import (
     need_of,
 )
 from cloud_verifier.core.batching import Batcher, OomBackoff, most_rows
-from cloud_verifier.core.cost import StepCost
+from cloud_verifier.core.cost import MeasuredStepCost, StepCost
 from cloud_verifier.core.guessing import Guessing
 from cloud_verifier.core.ledger import Ledger, Running, StepDone
 from cloud_verifier.core.lookahead import NextStep, plan_ahead
@@ -123,7 +123,8 @@ class VerifyScheduler:
         self.mask_time = MaskTime()
         self.preemption = Preemption(self.config, self.memory, self.tenants)
         self.cost = StepCost(buckets=info.row_buckets, expert_share=info.expert_share)
-        self.cost.measured(info.row_times)
+        if info.row_times:
+            self.cost = MeasuredStepCost(info.row_times)
         self.speculation = SpeculationBudget(self.config.max_slowdown, self.cost, info.rows_per_read)
         self.credit = Credit(self.config)
         self.guessing = Guessing(info.guess_depth)
@@ -343,9 +344,11 @@ class VerifyScheduler:
         ]
         if planned is not None:
             self._running, self._planned = planned.began(ended_at), None
-        predicted = self.cost.predict(running.num_rows, running.num_reads)
+        num_prompt = sum(part.num_rows - part.num_outputs for part in parts)
+        num_nodes = running.num_rows - num_prompt
+        predicted = self.cost.predict_all(num_nodes, num_prompt, running.num_reads)
         done = StepDone(running, ended_at, now, predicted, parts, result.margins, result.logprobs)
-        self.cost.sample(running.num_rows, running.num_reads, done.duration)
+        self.cost.sample(running.num_rows, running.num_reads, done.duration, num_prompt)
         self.mask_time.note(running.sessions, dict(result.mask_times), now, done.duration)
         row_price = self.speculation.settle(parts, running.spared)
         time = self.speculation.note_pace(parts, done.duration + self.guessing.time_spent)

@@ -202,7 +202,7 @@ class SpeculationBudget:
         a multiple of the time that its tips and prompts alone would have taken."""
         writing = [part.session for part in parts if part.num_outputs]
         num_read = sum(part.num_rows - part.num_outputs for part in parts)
-        bare = self.cost.predict(len(writing) + num_read, self._reads(writing))
+        bare = self.cost.predict_all(len(writing), num_read, self._reads(writing))
         time = seconds / bare if bare else 0.0
         for part in parts:
             if part.tokens:

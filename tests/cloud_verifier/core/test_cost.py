@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.cost import StepCost
+from cloud_verifier.core.cost import MeasuredStepCost, StepCost
 from common.errors import LocalError
 from tests import wording
 
@@ -133,12 +133,30 @@ def test_what_no_step_can_be_is_refused(sample: tuple[int, int, float]) -> None:
         StepCost().sample(*sample)
 
 
+TIMES = ((1, 0.052), (2, 0.100), (3, 0.152), (4, 0.138), (8, 0.251), (16, 0.421))
+
+
 def test_measured_steps_are_known_before_the_first_one() -> None:
     """Four rows are cheaper than three: the edge of a kernel's tile."""
-    cost = StepCost()
-    times = ((1, 0.052), (2, 0.100), (3, 0.152), (4, 0.138), (8, 0.251), (16, 0.421))
-    cost.measured(times)
-    for rows, seconds in times:
+    cost = MeasuredStepCost(TIMES)
+    for rows, seconds in TIMES:
         assert cost.predict(rows, 0) == pytest.approx(seconds, rel=0.02)
     assert cost.predict(4, 0) < cost.predict(3, 0)
     assert cost.tried(4)
+
+
+def test_a_prompt_in_a_step_makes_no_node_cheaper() -> None:
+    cost = MeasuredStepCost(TIMES)
+    for _ in range(50):
+        cost.sample(257, 0, 0.052 + 256 * 0.006, num_prompt=256)
+        cost.sample(1, 300, 0.052)
+    assert cost.predict(4, 300) == pytest.approx(0.138, rel=0.05)
+    assert cost.predict_all(1, 256, 300) == pytest.approx(0.052 + 256 * 0.006, rel=0.2)
+
+
+def test_measured_steps_follow_what_steps_take() -> None:
+    cost = MeasuredStepCost(TIMES)
+    for _ in range(200):
+        cost.sample(1, 300, 0.104)
+    assert cost.predict(1, 300) == pytest.approx(0.104, rel=0.05)
+    assert cost.predict(2, 300) == pytest.approx(0.2, rel=0.1)
