@@ -90,6 +90,7 @@ class Cluster:
 
 
 def begun(folder: Path) -> Cluster:
+    (folder / "config.json").write_text("{}", encoding="utf-8")  # what a model's folder has
     what = ["--application", APPLICATION, "--args", json.dumps({"model": str(folder), "grace": GRACE})]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.drivers.ray_cluster", *what, "--replicas", "2"],
