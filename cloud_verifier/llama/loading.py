@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cloud_verifier.core.nouns import slots_that_fit
 from cloud_verifier.llama.engine import LlamaEngine
-from cloud_verifier.llama.probe import ProbeReport, probe_once
+from cloud_verifier.llama.probe import LlamaProbeReport, probe_once
 from cloud_verifier.progress import Progress, no_progress
 from common.errors import UserError
 from common.llama.library import free_memory, offloaded_layers
@@ -55,7 +55,7 @@ def load_engine(
     name: str = "",
     progress: Progress = no_progress,
     records: Path | None = None,
-) -> tuple[LlamaEngine, TokenTable, ProbeReport]:
+) -> tuple[LlamaEngine, TokenTable, LlamaProbeReport]:
     """Load the file `path`, check that steps of packed sessions equal texts alone, and serve `num_slots` KV
     slots.
 
@@ -84,16 +84,8 @@ def load_engine(
     texts = "equal texts" if found.shapes.repeats else "equal texts but for near ties"
     logger.info(
         "target %s (%s): %d of %d checked rows equal to the bit, %.1f s; %d KV slots; equal requests get %s",
-        *(
-            engine.info.name,
-            runtime.description,
-            found.num_equal,
-            found.num_rows,
-            found.seconds,
-            slots,
-            texts,
-        ),
-    )
+        engine.info.name, runtime.description, found.num_equal, found.num_rows, found.seconds, slots, texts,
+    )  # fmt: skip
     return engine, tuple(runtime.token_table()), found
 
 

@@ -48,6 +48,9 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 CONTEXT = 24
 """Tokens before the measured rows."""
 
+LEAST_SLOTS = 96
+"""KV slots that the check takes, at most."""
+
 BUDGET = 1.5
 """Seconds in which decodes are measured again, to have each at its best."""
 
@@ -64,7 +67,7 @@ QUIET = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeReport:
+class LlamaProbeReport:
     """Holds the findings. Differences are relative to the spread of a row's logits. A row's is that from the
     nearer of its plain evaluations."""
 
@@ -78,17 +81,16 @@ class ProbeReport:
     seconds: float
 
 
-def probe(engine: LlamaEngine, progress: Progress = no_progress) -> ProbeReport:
+def probe(engine: LlamaEngine, progress: Progress = no_progress) -> LlamaProbeReport:
     """Measure the engine's decodes, let it use the best ones, and check its packed path.
 
     All KV is empty afterwards. Raises `UserError` with the reason and the remedy if the model cannot be
     served.
     """
     began, runtime = time.perf_counter(), engine.runtime
-    least = num_slots_needed(runtime)
-    if engine.info.num_slots < least or engine.info.max_positions < least // 2:
+    if engine.info.num_slots < LEAST_SLOTS or engine.info.max_positions < LEAST_SLOTS // 2:
         raise UserError(
-            f"--slots {engine.info.num_slots} is too small for the check at load; take {least} or more"
+            f"--slots {engine.info.num_slots} is too small for the check at load; take {LEAST_SLOTS} or more"
         )
     progress("measuring steps", 0.0)
     shapes, apart = measure_shapes(runtime, _tokens(runtime, CONTEXT + SIZES[-1]))
@@ -101,13 +103,13 @@ def probe(engine: LlamaEngine, progress: Progress = no_progress) -> ProbeReport:
     progress("checking packed steps", 0.7)
     plain = _plain_rows(runtime, script.prompts)
     differences, noise = _differences(packed, plain), 0.0
-    num_equal = sum(bool((row == plain[path]).all()) for path, row in packed.items())
+    num_equal = sum(np.array_equal(row, plain[path]) for path, row in packed.items())
     if not shapes.repeats:
         singly = _plain_rows(runtime, dict.fromkeys(script.prompts, 0))
         differences = [*map(min, differences, _differences(packed, singly))]
         noise = float(np.median(_differences(singly, plain)))
     engine.clear()
-    found = ProbeReport(
+    found = LlamaProbeReport(
         len(packed), num_equal, float(np.median(differences)), float(np.max(differences)),
         noise, shapes, apart, time.perf_counter() - began,
     )  # fmt: skip
@@ -116,7 +118,7 @@ def probe(engine: LlamaEngine, progress: Progress = no_progress) -> ProbeReport:
     return found
 
 
-def probe_once(engine: LlamaEngine, progress: Progress, record: Path | None) -> ProbeReport:
+def probe_once(engine: LlamaEngine, progress: Progress, record: Path | None) -> LlamaProbeReport:
     """Do as `probe` does, unless the file has passed on this machine with the same settings. `record` is the
     file that remembers passes; None for none. What was measured on a busy machine is not remembered."""
     table, name = KeptTable(record), _name_of(engine.runtime)
@@ -142,17 +144,17 @@ def _name_of(runtime: LlamaRuntime) -> str:
     return json.dumps([RULES, *marks, *chosen])
 
 
-def _read(entry: Any) -> ProbeReport | None:
+def _read(entry: Any) -> LlamaProbeReport | None:
     """Return the findings in an entry; None without usable ones."""
     try:
         shapes = entry["shapes"]
         times = tuple((int(rows), float(seconds)) for rows, seconds in shapes["times"])
-        return ProbeReport(**(entry | {"shapes": DecodeShapes(times, int(shapes["text_rows"]))}))
+        return LlamaProbeReport(**(entry | {"shapes": DecodeShapes(times, int(shapes["text_rows"]))}))
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def _judge(name: str, found: ProbeReport) -> None:
+def _judge(name: str, found: LlamaProbeReport) -> None:
     remedy = "; update llama-cpp-python, or take another file of this model, and report this line"
     if found.shapes.repeats and found.num_equal < found.num_rows:
         raise UserError(
@@ -166,10 +168,6 @@ def _judge(name: str, found: ProbeReport) -> None:
             f"{found.median:.2g} (median) and {found.worst:.2g} (most) of the logits' spread, and rounding "
             f"by {found.noise:.2g} (median){remedy}"
         )
-
-
-def num_slots_needed(runtime: LlamaRuntime) -> int:
-    return max(96, CONTEXT + SIZES[-1])
 
 
 def measure_shapes(runtime: LlamaRuntime, tokens: Sequence[int]) -> tuple[DecodeShapes, bool]:
@@ -204,7 +202,7 @@ def measure_shapes(runtime: LlamaRuntime, tokens: Sequence[int]) -> tuple[Decode
 
 
 def _equal(found: FloatArray, single: Sequence[FloatArray]) -> bool:
-    return all(bool((row == alone).all()) for row, alone in zip(found, single, strict=False))
+    return all(np.array_equal(row, alone) for row, alone in zip(found, single, strict=False))
 
 
 def _prompts_repeat(runtime: LlamaRuntime, tokens: Sequence[int]) -> bool:
@@ -218,7 +216,7 @@ def _prompts_repeat(runtime: LlamaRuntime, tokens: Sequence[int]) -> bool:
                 _decode(runtime, prompt[start:stop], start)
         found.append(_decode(runtime, after, len(prompt)).copy())
     runtime.clear()
-    return all(bool((each == found[0]).all()) for each in found)
+    return all(np.array_equal(each, found[0]) for each in found)
 
 
 def _timed(runtime: LlamaRuntime, tokens: Sequence[int], start: int) -> tuple[float, FloatArray]:
@@ -265,7 +263,7 @@ def _tokens(runtime: LlamaRuntime, count: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class _Text:
+class ProbedText:
     """Is a session of the script."""
 
     key: int
@@ -306,19 +304,19 @@ class Script:
         self._step([(first, self._tree(first, (-1, 0, 1)))])
         return self._found
 
-    def _text(self, key: int, prompt: Sequence[int]) -> _Text:
-        return _Text(key, list(prompt), prompt_length=len(prompt))
+    def _text(self, key: int, prompt: Sequence[int]) -> ProbedText:
+        return ProbedText(key, list(prompt), prompt_length=len(prompt))
 
-    def _prompt(self, text: _Text, start: int = 0) -> StepItem:
+    def _prompt(self, text: ProbedText, start: int = 0) -> StepItem:
         tokens = text.tokens[start:]
         item = self._item(text, range(-1, len(tokens) - 1), tokens)
         text.slots = [*text.slots, *item.slots.tolist()]
         return item
 
-    def _tree(self, text: _Text, parents: Sequence[int]) -> StepItem:
+    def _tree(self, text: ProbedText, parents: Sequence[int]) -> StepItem:
         return self._item(text, parents, [next(self._source) for _ in parents])
 
-    def _item(self, text: _Text, parents: Sequence[int], tokens: Sequence[int]) -> StepItem:
+    def _item(self, text: ProbedText, parents: Sequence[int], tokens: Sequence[int]) -> StepItem:
         count = len(tokens)
         return item_of(
             parents,
@@ -330,7 +328,7 @@ class Script:
             prompt_length=text.prompt_length,
         )
 
-    def _step(self, items: Sequence[tuple[_Text, StepItem]]) -> None:
+    def _step(self, items: Sequence[tuple[ProbedText, StepItem]]) -> None:
         rows = iter(self._engine.logits(StepPlan(tuple(item for _, item in items))))
         for text, item in items:
             before = text.tokens[: len(item.prefix_slots)]
@@ -339,7 +337,7 @@ class Script:
                 self._found[path] = next(rows)
                 self.prompts[path] = text.prompt_length
 
-    def _commit(self, text: _Text, item: StepItem, row: int) -> None:
+    def _commit(self, text: ProbedText, item: StepItem, row: int) -> None:
         """Make the path down to `row` part of the session's text. The slots of other branches are free
         again."""
         path = path_rows(item.parents, row)

@@ -10,7 +10,7 @@ fault long before a text shows it.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -79,9 +79,11 @@ def count_repeats(
         ]
         with _Watched(engine) as watched:
             texts, equal = list[tuple[int, ...]](), dict[str, int]()
-            for at, (name, passed) in enumerate(_passes(engine, requests, texts)):
-                progress(f"writing texts, T {temperature:g}, {name}", (place + at / 6) / len(temperatures))
-                written = passed()
+            passes = _passes(engine, requests, texts)
+            for at, (name, write) in enumerate(passes.items()):
+                share = (place + at / len(passes)) / len(temperatures)
+                progress(f"writing texts, T {temperature:g}, {name}", share)
+                written = write()
                 if not texts:
                     texts += written
                 else:
@@ -93,14 +95,9 @@ def count_repeats(
 
 def _passes(
     engine: LlamaEngine, requests: Sequence[Open], texts: Sequence[tuple[int, ...]]
-) -> Iterator[tuple[str, Callable[[], list[tuple[int, ...]]]]]:
-    """Yield each way of writing, and what writes that way. `texts` is empty before the first."""
+) -> dict[str, Callable[[], list[tuple[int, ...]]]]:
+    """Return what writes in each way, in order. `texts` holds the first texts when the second begins."""
     first = _Desk(engine)
-    yield "alone", lambda: first.write(requests)
-    yield "again, cached", lambda: first.write(requests)
-    yield "again, not cached", lambda: _Desk(engine).write(requests)
-    yield "drafted", lambda: _Desk(engine).write(requests, texts)
-    yield f"drafted, {COMPANY} at once", lambda: _Desk(engine).write(requests, texts, COMPANY)
 
     def resumed() -> list[tuple[int, ...]]:
         halves = [text[: len(text) // 2] for text in texts]
@@ -108,7 +105,14 @@ def _passes(
         rests = _Desk(engine).write(resuming)
         return [half + rest for half, rest in zip(halves, rests, strict=True)]
 
-    yield "resumed", resumed
+    return {
+        "alone": lambda: first.write(requests),
+        "again, cached": lambda: first.write(requests),
+        "again, not cached": lambda: _Desk(engine).write(requests),
+        "drafted": lambda: _Desk(engine).write(requests, texts),
+        f"drafted, {COMPANY} at once": lambda: _Desk(engine).write(requests, texts, COMPANY),
+        "resumed": resumed,
+    }
 
 
 def _request(engine: LlamaEngine, number: int, sampling: SamplingParams) -> Open:
@@ -123,14 +127,13 @@ def _request(engine: LlamaEngine, number: int, sampling: SamplingParams) -> Open
 
 
 @dataclass(slots=True)
-class _Writer:
+class RepeatedText:
     """Writes one text, with drafts that know how it goes on."""
 
     place: int
     request: Open
     known: Sequence[int]  # the whole text; empty: no drafts
     text: list[int] = field(default_factory=list)
-    num_proposed: int = 0
 
     def draft(self, random: np.random.Generator, vocab_size: int) -> Propose | None:
         """Return nodes below the tip, each with a wrong sibling; None at the end of what is known."""
@@ -165,9 +168,10 @@ class _Desk:
     ) -> list[tuple[int, ...]]:
         texts: list[tuple[int, ...]] = [()] * len(requests)
         left = [
-            _Writer(place, request, known[place] if known else ()) for place, request in enumerate(requests)
+            RepeatedText(place, request, known[place] if known else ())
+            for place, request in enumerate(requests)
         ]
-        open_ones = dict[int, _Writer]()
+        open_ones = dict[int, RepeatedText]()
         while left or open_ones:
             while left and len(open_ones) < together:
                 self._keys += 1
@@ -191,7 +195,7 @@ class _Desk:
             self._now += 0.03
             self._scheduler.on_step_done(result, self._now)
 
-    def _deliver(self, open_ones: dict[int, _Writer]) -> None:
+    def _deliver(self, open_ones: dict[int, RepeatedText]) -> None:
         for effect in self._scheduler.effects():
             if not isinstance(effect, Reply) or (writer := open_ones.get(effect.session)) is None:
                 continue
@@ -203,7 +207,7 @@ class _Desk:
                     self._scheduler.on_propose(effect.session, nodes, self._now)
 
 
-def _is_whole(writer: _Writer) -> bool:
+def _is_whole(writer: RepeatedText) -> bool:
     return len(writer.request.committed) + len(writer.text) >= writer.request.sampling.max_tokens
 
 

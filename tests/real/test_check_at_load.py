@@ -41,7 +41,7 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     options = LlamaOptions(threads=1, deterministic=None if kind == "repeating" else False)
     with open_runtime(str(REAL_MODELS / name), SLOTS, MAX_ROWS, MAX_STEP, options) as runtime:
         shapes = KINDS[kind]
-        tokens = runtime.tokenize(check.TEXT, False)[: check.num_slots_needed(runtime)]
+        tokens = runtime.tokenize(check.TEXT, False)[: check.LEAST_SLOTS]
         measured = check.measure_shapes(runtime, tokens) if shapes is None else (shapes, False)
         yield Loaded(LlamaEngine(runtime, SLOTS, name=name), measured)
 
