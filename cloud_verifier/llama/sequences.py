@@ -35,7 +35,13 @@ LOST = -1
 
 
 class SlotMemory(SequenceMemory, Protocol):
-    """A `SequenceMemory` whose cells can be copied out and in, and emptied."""
+    """A `SequenceMemory` whose cells can be copied out and in, and emptied.
+
+    With a sliding `window` (0: none) only those cells of a sequence are copied out that its next row would
+    see, also where all are kept.
+    """
+
+    window: int
 
     def seq_state(self, sequence: int) -> ByteArray: ...
     def seq_restore(self, sequence: int, state: ByteArray) -> bool: ...
@@ -252,6 +258,8 @@ class SlotSequences:
         moved, memory = order[stay:], self._memory
         homes, positions = self._home[moved], self._positions[moved]
         ends = (np.diff(homes) != 0) | (np.diff(positions) != 1)
+        if memory.window:  # no cell of a run may lie outside the window of the run's last one
+            ends |= np.diff(positions // max(1, memory.window // 2)) != 0
         runs = list[tuple[IntArray, int, ByteArray]]()
         for slots in np.split(moved, np.flatnonzero(ends) + 1) if len(moved) else ():
             first, home = int(self._positions[slots[0]]), int(self._home[slots[0]])

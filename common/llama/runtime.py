@@ -53,6 +53,7 @@ class LlamaRuntime(LlamaModel):
         super().__init__(settings)
         self._context: Any = None
         self.n_ctx_train: int = self._library.llama_model_n_ctx_train(self._model)
+        self.window: int = self._library.llama_model_n_swa(self._model)  # positions; 0 without sliding ones
         self.n_seq_max = settings.num_sequences(self.num_vocab, self.is_recurrent)
         try:
             self.refuse_unsuited(with_states)

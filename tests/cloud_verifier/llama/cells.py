@@ -35,6 +35,7 @@ class Cells:
     n_seq_max: int = 256
     n_together: int = 512
     max_rows: int = 256
+    window: int = 0
     cells: list[Cell] = field(default_factory=list)  # occupied, by `index`
     failing: int = 0  # so many decodes fail from now on, each after half of its rows
 
@@ -122,6 +123,9 @@ class Cells:
 
     def seq_state(self, sequence: int) -> ByteArray:
         held = [(c.position, c.token) for c in self.cells if sequence in c.sequences]
+        if self.window:  # as `state_write` does
+            last = max((position for position, _ in held), default=0)
+            held = [each for each in held if last - each[0] < self.window]
         return np.array(held, np.int32).view(np.uint8)
 
     def seq_restore(self, sequence: int, state: ByteArray) -> bool:

@@ -85,6 +85,19 @@ def test_a_prefix_of_several_sessions_is_shared_and_outlives_each() -> None:
     assert (engine.num_again, len(cells.cells)) == (0, 6)
 
 
+def test_moved_cells_outside_a_sliding_window_are_still_there() -> None:
+    """A later text may begin in the middle of a longer one, whose last row did not see its first cells."""
+    engine, cells = forward()
+    cells.window = 4
+    text = ints(*range(1, 10))
+    seen(engine, chunk(1, ints(0), ints(5)))
+    seen(engine, chunk(2, text, text))
+    seen(engine, chunk(1, ints(10), ints(4)))  # the cell below the long text is dead
+    engine.sequences.compact()
+    assert engine.sequences.num_moved
+    assert seen(engine, chunk(3, ints(11), ints(6), text[:3])) == [[1, 2, 3, 6]]
+
+
 def test_slots_of_equal_tokens_may_take_each_others_place() -> None:
     """The prefix cache gives a session the slots of another one that has read the same prompt."""
     engine, _ = forward()
