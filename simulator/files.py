@@ -126,6 +126,7 @@ VERIFIER: dict[str, Field] = {
 }
 SITE: dict[str, Field] = {"spread_ms": ("spread", float, MS)}
 DEVICE_TABLES = {"draft_ms_by_rows": "draft_times", "read_ms_by_tokens": "read_times"}
+ROW_TABLE = "step_ms_by_rows"
 DRAFT_TIME, STEP_TIME = ("draft_time", "draft_time_per_node"), ("step_time", "step_time_per_node")
 SERVER_DRAFT = {key: DEVICE[key] for key in ("draft_ms", "draft_ms_per_node")}
 DRAFT: dict[str, Field] = {"mean": ("mean", float, 1.0), "k": ("k", float, 1.0)}
@@ -257,7 +258,7 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
     repeats = top.pop("repeats", 20)
     draft, draft_ms, target_ms = _draft(_table(document, "draft", extra=REPLAYS), folder)
     device = _table(document, "device", (*DEVICE_TABLES, "small"))
-    verifier = _table(document, "verifier", ("step_changes", "heads"))
+    verifier = _table(document, "verifier", ("step_changes", "heads", ROW_TABLE))
     by_number: dict[str, Any] = {
         name: _by_number(f"device.{key}", device[key]) for key, name in DEVICE_TABLES.items() if key in device
     }
@@ -358,11 +359,17 @@ def _with_recorded(
 def _verifier(table: dict[str, Any], recorded: Mapping[int, float], device: DeviceSpec) -> VerifierSpec:
     """A draft beside the target is the device's in what is not said of it."""
     found, beside = (_fields("verifier.", table, known) for known in (VERIFIER, SERVER_DRAFT))
-    found = _with_recorded(STEP_TIME, recorded, found)
+    if ROW_TABLE not in table:
+        found = _with_recorded(STEP_TIME, recorded, found)
     draft = replace(device, **beside, draft_times=(), max_draft_steps_per_second=0.0) if beside else None
     if "step_changes" in table:
         rows = _rows("verifier.step_changes", table["step_changes"], STEP_CHANGE, (10, 60))
         found["step_changes"] = tuple(StepChange(**row) for row in rows)
+    if ROW_TABLE in table:
+        if found.keys() & {*STEP_TIME}:
+            raise UserError(f"verifier.{ROW_TABLE} stands in place of step_ms and step_ms_per_node")
+        found["step_times"] = _by_number(f"verifier.{ROW_TABLE}", table[ROW_TABLE])
+        found["step_time"] = found["step_times"][0][1]
     heads = _heads(table["heads"]) if "heads" in table else None
     return VerifierSpec(**found, draft=draft, heads=heads)
 

@@ -306,6 +306,7 @@ class SimulatedVerifier:
             FINGERPRINT,
             one_read,
             guess_depth=len(heads.accuracy) if heads is not None else 0,
+            row_times=world.verifier.step_times,
         )
         config = SchedulerConfig(
             max_sessions=len(sessions),

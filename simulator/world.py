@@ -64,13 +64,7 @@ class DeviceSpec:
     def __post_init__(self) -> None:
         _not_negative("device", self, "draft_time", "draft_time_per_node", "prompt_time", "wake_time")
         _not_negative("device", self, "max_draft_steps_per_second")
-        for name in ("draft_times", "read_times"):
-            table = getattr(self, name)
-            rises = all(before[0] < after[0] for before, after in pairwise(table))
-            if not rises or any(width < 1 or not 0 < time < math.inf for width, time in table):
-                raise UserError(
-                    f"device {name} is {table}; it needs rising counts from 1, each with a time above 0"
-                )
+        _rising("device", self, "draft_times", "read_times")
 
     def draft_step_time(self, rows: int, small_steps: int = 0) -> float:
         """Return a step's seconds, 0 for no rows: then a chain held them all. Without power left, a step
@@ -119,11 +113,13 @@ class StepChange:
 @dataclass(frozen=True, slots=True)
 class VerifierSpec:
     """Describes target steps: fixed + per_node * (rows - 1) + per_context * committed slots read, and a hop
-    between each two machines that share the target's layers."""
+    between each two machines that share the target's layers. A table may stand for the first two; the
+    scheduler then knows it from the start, as that of a GGUF target does."""
 
     step_time: float = 0.030
     step_time_per_node: float = 0.00005  # for each row beyond the first, prefill included
     step_time_per_context: float = 0.0  # for each committed token that a session in the step has
+    step_times: tuple[tuple[int, float], ...] = ()  # by rows, rising from 1
     max_nodes_per_session: int = 64  # by default the product's scheduler takes 16, and 256 rows in all: for
     max_rows: int = 1024  # published schemes with wide trees or long blocks that would be too few
     max_slowdown: float = 0.02  # share of its rate that a session may lose by drafts of others
@@ -143,6 +139,9 @@ class VerifierSpec:
         )
         if not self.step_time > 0:
             raise UserError("verifier step_time is 0; a target that takes no time needs no draft")
+        _rising("verifier", self, "step_times")
+        if self.step_times and self.step_times[0] != (1, self.step_time):
+            raise UserError("verifier step_times must begin with one row, which takes step_time")
         if any(a.at > b.at for a, b in pairwise(self.step_changes)):
             raise UserError("verifier step_changes are not in order of time")
         if not self.max_slowdown > 0:
@@ -168,8 +167,11 @@ class VerifierSpec:
             if change.at > now:
                 break
             step = change.step_time
-        step += self.hop_time * (self.nodes - 1)
-        return step + self.step_time_per_node * (rows - 1) + self.step_time_per_context * context
+        if self.step_times:
+            step *= _table(self.step_times).predict(rows) / self.step_times[0][1]
+        else:
+            step += self.step_time_per_node * (rows - 1)
+        return step + self.hop_time * (self.nodes - 1) + self.step_time_per_context * context
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +319,17 @@ class World:
 def _table(points: tuple[tuple[int, float], ...]) -> WidthTimes:
     """Return the table through these points, to be read only: a world asks it at every draft step."""
     return WidthTimes(dict(points))
+
+
+def _rising(what: str, spec: object, *names: str) -> None:
+    """Raise `UserError` unless each of these tables has rising counts and times above 0."""
+    for name in names:
+        table = getattr(spec, name)
+        rises = all(before[0] < after[0] for before, after in pairwise(table))
+        if not rises or any(width < 1 or not 0 < time < math.inf for width, time in table):
+            raise UserError(
+                f"{what} {name} is {table}; it needs rising counts from 1, each with a time above 0"
+            )
 
 
 def _not_negative(what: str, value: object, *names: str) -> None:

@@ -176,6 +176,7 @@ class VerifyScheduler:
         except ForerunError as error:
             self._refuse(key, error, now)
             return
+        self._look_whether_rows_pay([session])
         credit = self.credit.of(session, len(self.sessions))
         session.tell_credit(credit)
         hold = 0.0 if came_at is None else now - came_at
@@ -284,6 +285,7 @@ class VerifyScheduler:
         )
         num_nodes = sum(map(len, nodes.values()))
         self.credit.note(num_wanted, num_nodes - len(nodes))
+        self._look_whether_rows_pay(batch.decoding)
         batch = self._batcher.keep_pace(batch, longer, num_nodes)
         for session in batch.decoding[len(nodes) :]:  # sessions whose prompts end in the longer step
             nodes[session.key] = [session.tree.tip]
@@ -576,6 +578,11 @@ class VerifyScheduler:
         self.memory.step_over()
         running, self._running = self._running, None
         return running
+
+    def _look_whether_rows_pay(self, sessions: Sequence[VerifySession]) -> None:
+        if sessions:
+            most = self.config.max_nodes_per_session - 1
+            self.credit.rows_pay = self.speculation.may_pay(sessions, most)
 
     def _commit(self, part: StepProgress, done: StepDone, logprobs: tuple[TokenLogprobs, ...]) -> Reply:
         session = part.session

@@ -122,6 +122,36 @@ class DraftAccount:
         self.balance = min(MOST_SAVED, self.balance + num_won + forgiven - lost)
 
 
+REFUSED = 0.95  # share of turns with drafts of which no row was taken, from which on a session pauses
+FADE = 1 / 32  # of that share: some 95 turns in a row lead to a pause
+TRIAL_TURNS = 16  # with drafts, after a pause, until the next one
+SHORTEST_PAUSE, LONGEST_PAUSE = 64, 1024  # turns; each is twice as long as the one before
+
+
+class Refusals:
+    """Knows how often drafts of one session came in time and were not worth a row."""
+
+    def __init__(self) -> None:
+        self._share = 0.0
+        self._until = 0  # turn
+        self._pause = SHORTEST_PAUSE
+
+    def note(self, taken: bool, turn: int) -> None:
+        """Note a step that could have taken drafts of the session's edge."""
+        if taken:
+            self._until, self._pause = 0, SHORTEST_PAUSE
+        elif self.pauses(turn):
+            return  # they had left before the pause was told
+        self._share += FADE * ((not taken) - self._share)
+        if self._share >= REFUSED:
+            self._until, self._pause = turn + self._pause, min(2 * self._pause, LONGEST_PAUSE)
+            self._share = 1.0 - (1.0 - REFUSED) / (1.0 - FADE) ** TRIAL_TURNS
+
+    def pauses(self, turn: int) -> bool:
+        """Return whether the edge's drafts are not wanted in this turn."""
+        return turn < self._until
+
+
 @dataclass(slots=True)  # not frozen: one is made a session and step, and freezing takes 1 us more
 class StepRows:
     """A session's part of the running step: `chunk` prefill rows, then the nodes (tip first, if any)."""
@@ -211,6 +241,7 @@ class VerifySession:
         self.awaited = Awaited()
         self.own: OwnGuesses | None = None  # of the engine's own drafter, if it has one
         self.account = DraftAccount()
+        self.refusals = Refusals()
         self._stop_ids = stop_ids
         self._prompt: IntArray | None = None  # made once: a step may come every few milliseconds
         if request.sampling.reads_text or request.acceptance.rule is AcceptanceRule.REFLECTIVE:
@@ -401,6 +432,8 @@ class VerifySession:
         start = len(self.lease.slots)
         slots = memory.take(self.lease, chunk + len(nodes))
         self.rows = StepRows(chunk, nodes, slots, self._bare_step_granted)
+        if nodes and self.arrivals.has_live:
+            self.refusals.note(any(node.wire_id for node in nodes[1:]), self.num_turns)
         self._bare_step_granted = self._bare_step_granted and not nodes  # a prefill chunk leaves it
         if not chunk and len(nodes) == 1:  # the most frequent case; this takes a third of the time
             row = np.array((nodes[0].token, nodes[0].position, slots[0]), dtype=np.int32)

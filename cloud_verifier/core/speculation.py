@@ -22,6 +22,9 @@ DEAREST = 0.75
 few slow steps would rule a width out for ever. After a try the measured cost of the width counts for some
 dozens of steps."""
 
+SURELY = 0.95
+"""Tokens that a sure row may cost. Above it even the best drafts save next to nothing."""
+
 LEAST_WEIGHT = 1e-9  # seconds; rows without cost by the line share the time that the table adds
 LEAST_TRUST = 1e-6  # least trust in an edge; bounds a logarithm
 
@@ -171,6 +174,19 @@ class SpeculationBudget:
             if gain - price >= best_worth or not offer.session.request.fill:
                 best, best_worth = count, gain - price
         return best
+
+    def may_pay(self, sessions: Sequence[VerifySession], most: int) -> bool:
+        """Return whether `most` draft rows or fewer would pay if they were sure to be right.
+
+        One more row of a quantized model on a processor can cost as much as a step of its own.
+        """
+        rows, reads, pace = len(sessions), self._reads(sessions), self.pace(sessions)
+        before, predict = self.cost.predict(rows, reads), self.cost.predict
+        for count in range(1, most + 1):
+            price = pace * (predict(rows + count, reads) - before)
+            if price < SURELY * count or not self.cost.tried(rows + count):
+                return True
+        return False
 
     def settle(self, parts: Sequence[StepProgress], spared: Mapping[int, float] = NOBODY_SPARED) -> float:
         """Enter a step's results into the sessions' balances. Return what a draft row cost all of them, in
@@ -342,10 +358,12 @@ class Credit:
 
     Under pressure the credit moves towards use: the rows that a session gets in a step and the tokens that
     its edge has not seen yet, for two turns. Near full pressure a session with hardly any rows gets no
-    credit, except for occasional trials, because its messages cost more than its drafts bring."""
+    credit, except for occasional trials, because its messages cost more than its drafts bring. The same
+    holds where rows are so dear that none of its drafts is worth one."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.pressure = 0.0  # share of the wanted draft rows that other sessions' rows displace
+        self.rows_pay = True  # drafts that are sure to be right would save time (`SpeculationBudget.may_pay`)
         self._config = config
 
     def note(self, num_wanted: int, num_taken: int) -> None:
@@ -357,6 +375,8 @@ class Credit:
     def of(self, session: VerifySession, num_sessions: int) -> int:
         """Return the current credit of a session, one of `num_sessions`."""
         share = min(self._config.max_live_nodes, LIVE_NODE_BUDGET // max(1, num_sessions))
+        if session.request.fill and (not self.rows_pay or session.refusals.pauses(session.num_turns)):
+            return 0
         if self.pressure < NO_PRESSURE:
             return max(MIN_CREDIT, share)
         used = AHEAD * (session.rows_taken + session.arrivals.lag)

@@ -118,6 +118,8 @@ class LlamaSession:
     def load(self, parked: ParkedText) -> bool:
         """Add the KV of the common prefix. Return False if it adds nothing or the whole finds no room."""
         stop = min(num_equal(parked.tokens, self._tokens), len(self._tokens) - 1)
+        if stop < len(parked.tokens) > self._runtime.window > 0:
+            return False  # only cells in the window of its last token were copied out
         if not self._branches.can_extend_trunk(len(parked.tokens), stop):
             return False
         try:

@@ -109,6 +109,25 @@ def test_schemes_meet_the_same_text() -> None:
     assert len(set(texts.values())) == 1
 
 
+ROWS_DEAR = tuple((rows, 0.040 * rows) for rows in (1, 2, 4, 8))
+"""A quantized model on one processor core: each row costs a step of its own."""
+
+
+@pytest.mark.parametrize("policy", ["chain", "tree", "adaptive"])
+@pytest.mark.parametrize("rtt", [0.0, 0.06])
+def test_a_verifier_whose_rows_are_dear_streams_and_the_device_rests(policy: str, rtt: float) -> None:
+    world = World(
+        link=LinkSpec(rtt),
+        device=DeviceSpec(0.008, 0.002),
+        verifier=VerifierSpec(0.040, step_times=ROWS_DEAR),
+        draft=BetaDraft(0.9),
+        tokens=200,
+    )
+    alone, drafted = (run_scheme(name, world)[0] for name in ("off", policy))
+    assert drafted.arrivals[-1] <= 1.001 * alone.arrivals[-1]
+    assert drafted.stats.draft_steps < 10
+
+
 def test_clients_share_one_verifier() -> None:
     """A step of many sessions costs its rows once: per client it is hardly slower than alone."""
     alone = simulate(SHORT, policy_maker(SERVER_STREAMING))[0]

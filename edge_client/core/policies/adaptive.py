@@ -86,6 +86,8 @@ class AdaptivePolicy:
         return [c for c in candidates[: self.settings.max_children] if c.logprob >= least]
 
     def expand(self, view: GrowthView) -> Sequence[Node]:
+        if not view.credit:
+            self.governor.refused(view)
         if view.tree.num_speculative >= self.settings.max_live or not view.credit_left:
             return ()
         possible = expandable(view)

@@ -40,14 +40,15 @@ def wait_for(view: GrowthView) -> Wait:
     """Return when the verifier has the next nodes after a commit that leaves it none, and the longest rest
     until then that pays.
 
-    A step that waits for nodes brings the tokens that they save, too. A bare step begins at once and brings
+    The draft first reads what it did not foresee. A step that waits for nodes brings the tokens that they
+    save, too. A bare step begins at once and brings
     its own tokens; the nodes that come meanwhile are of use to the next step if those tokens were foreseen.
     """
     if view.rtt.num_samples < KNOWN_LINK:
         return NO_WAIT
     turn, step = max(view.turn.smoothed, 1e-6), view.pace.rows.predict(1)
     survival = min(max(view.survival.mean, 1e-3), 0.99)
-    first = view.rtt.smoothed_rtt + 0.5 * view.rtt.rtt_variance
+    first = view.rtt.smoothed_rtt + 0.5 * view.rtt.rtt_variance + view.pace.reads.predict(1)
     saved, chance, bare = 0.0, 1.0, view.server.tokens
     best = NO_WAIT
     for count in range(1, MOST_AWAITED + 1):

@@ -47,6 +47,12 @@ class Governor:
             self._look_steps = 0
         return passes
 
+    def refused(self, view: GrowthView) -> None:
+        """Note that the verifier takes no drafts now."""
+        if self._wins:
+            self._wins, self._since = False, view.now
+            self.standing = ModeStatus(Mode.SERVER_ONLY, "the verifier takes no drafts now")
+
     def should_look(self, view: GrowthView) -> bool:
         """Return whether to draft a single node now. A look lasts up to `LOOK_STEPS` steps, until one
         measures the pace."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.cost import StepCost
+from cloud_verifier.core.cost import MeasuredStepCost, StepCost
 from cloud_verifier.core.nouns import SchedulerConfig
-from cloud_verifier.core.session import MOST_SAVED, StepProgress, VerifySession
+from cloud_verifier.core.session import MOST_SAVED, Refusals, StepProgress, VerifySession
 from cloud_verifier.core.speculation import MIN_CREDIT, TRIAL, Credit, SpeculationBudget
 from common.messages import Propose, pack_logprob
 from tests.cloud_verifier.core.bench import VOCAB, ask
@@ -298,6 +299,53 @@ def test_who_sends_in_vain_has_no_credit_but_for_a_trial_now_and_then() -> None:
         told.append(credit.of(found, 4))
     assert sorted(set(told)) == [0, MIN_CREDIT]
     assert told.count(MIN_CREDIT) == 3
+
+
+@pytest.mark.parametrize(
+    ("times", "pays"),
+    [
+        ({1: 41.0, 2: 82.0, 8: 328.0}, False),  # each row is a step of its own
+        ({1: 41.0, 2: 100.0, 8: 240.0}, True),  # eight rows together are cheaper than six steps
+        ({1: 41.0, 2: 43.0}, True),
+    ],
+)
+def test_where_even_sure_rows_do_not_pay_there_is_no_credit_for_an_edge_that_can_do_without(
+    times: dict[int, float], pays: bool
+) -> None:
+    cost = MeasuredStepCost([(rows, 1e-3 * ms) for rows, ms in times.items()])
+    crowd = [lagging(), lagging()]
+    credit = Credit(CONFIG)
+    credit.rows_pay = SpeculationBudget(0.02, cost).may_pay(crowd, CONFIG.max_nodes_per_session - 1)
+    assert credit.of(crowd[0], 2) == (128 if pays else 0)
+    assert credit.of(lagging(fill=False), 2) == 128
+
+
+def test_what_is_not_measured_may_pay() -> None:
+    cost = StepCost(fixed=0.040, per_row=0.1)
+    assert SpeculationBudget(0.02, cost).may_pay([lagging()], 15)
+
+
+def test_an_edge_whose_drafts_are_never_worth_a_row_pauses_and_tries_again_less_and_less_often() -> None:
+    refusals = Refusals()
+    begins, pauses = list[int](), False
+    for turn in range(2000):
+        refusals.note(False, turn)
+        if refusals.pauses(turn) is not pauses:
+            pauses = not pauses
+            begins += [turn] * pauses
+    gaps = [after - before for before, after in pairwise(begins)]
+    assert 50 <= begins[0] <= 100
+    assert len(gaps) > 2
+    assert all(1.5 * before < after for before, after in pairwise(gaps))
+    refusals.note(True, 2000)
+    assert not refusals.pauses(2000)
+
+
+def test_one_row_in_ten_turns_is_no_reason_to_pause() -> None:
+    refusals = Refusals()
+    for turn in range(1000):
+        refusals.note(turn % 10 == 0, turn)
+        assert not refusals.pauses(turn)
 
 
 @pytest.mark.parametrize(

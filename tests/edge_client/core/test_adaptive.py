@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.calibration import Survival
 from common.estimators import RttEstimator
-from common.messages import INITIAL_CREDIT, Commit, Wait
+from common.messages import INITIAL_CREDIT, NO_WAIT, Commit, Wait
 from common.tree import Node, SpeculationTree
 from edge_client.core.nouns import Mode
 from edge_client.core.policies import (
@@ -55,6 +55,16 @@ def grow_chain(view: GrowthView, length: int, chance: float = 0.9) -> list[Node]
         node = view.tree.grow(node, 1, math.log(chance))
         chain.append(node)
     return chain
+
+
+def test_without_credit_the_device_rests_and_says_so_and_credit_wakes_it() -> None:
+    view, policy = make_view(credit=0), AdaptivePolicy()
+    assert not policy.expand(view)
+    assert mode(policy) is Mode.SERVER_ONLY
+    assert policy.wait(view) == NO_WAIT
+    view.credit = 128
+    assert run(policy, view, 1.0, (0.9, 0.05))
+    assert mode(policy) is Mode.AHEAD
 
 
 def test_a_policy_that_holds_nothing_back_sends_all_whatever_they_promise() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from common.errors import CapacityError, ForerunError, LocalError, UserError
-from common.llama.runtime import LlamaRuntime
+from common.llama.runtime import ByteArray, LlamaRuntime
 from common.mask_time import SHARE
 from edge_client.core.nouns import DraftRow, Expansion, Reroot
 from edge_client.llama.group import (
@@ -516,6 +516,28 @@ def test_a_parked_text_without_room_is_read_again(model: Path, oracle: MemberDra
         (found,) = first.expand([first.tip])
         assert_same(found, from_scratch(oracle, first.text, GREEDY))
         assert len(group.parked[0].tokens) == 150
+
+
+@pytest.mark.parametrize("window", [0, 100, 200])
+def test_the_beginning_of_a_parked_text_longer_than_a_sliding_window_is_read_again(
+    model: Path, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LlamaRuntime(exact_settings(model, 512, 16)) as runtime:
+        runtime.window = window
+        group = group_on(runtime, 2)
+        first, second = worlds_on(group)
+        first.begin([1] * 150)
+        group.release(0)
+        second.begin([2] * 90)
+        restored = list[int]()
+
+        def restore(sequence: int, state: ByteArray) -> bool:
+            restored.append(sequence)
+            return LlamaRuntime.seq_restore(runtime, sequence, state)
+
+        monkeypatch.setattr(runtime, "seq_restore", restore)
+        first.begin([1] * 140)
+        assert bool(restored) is (window != 100)
 
 
 def test_a_session_that_does_not_fit_fails_alone(model: Path, oracle: MemberDrafter) -> None:
