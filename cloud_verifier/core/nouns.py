@@ -142,6 +142,7 @@ class TargetInfo:
     recurrent: bool = False  # layers keep states: a cached prefix is continued where a session ended, only
     apart: bool = False  # the KV of a written token differs from that of the same token in a prompt
     row_times: tuple[tuple[int, float], ...] = ()  # rows and measured seconds of a step; empty: unknown
+    repeats: bool = False  # a text's bits depend on its request alone
 
 
 class TargetEngine(Protocol):

@@ -72,7 +72,7 @@ class LlamaEngine:
         most = min(self.runtime.n_together, self.runtime.max_rows)
         times = tuple((rows, shapes.step_seconds(rows, most)) for rows, _ in shapes.times)
         near_tie = 0.0 if shapes.repeats else NEAR_TIE
-        self.info = replace(self.info, near_tie=near_tie, row_times=times)
+        self.info = replace(self.info, near_tie=near_tie, row_times=times, repeats=shapes.repeats)
 
     def keep_apart(self, apart: bool) -> None:
         """Say whether prompts may use the KV of written tokens (`TargetInfo.apart`)."""

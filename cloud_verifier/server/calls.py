@@ -162,6 +162,8 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                 max_session_positions=longest or None,
                 sampling_defaults=info.sampling_defaults,
                 max_text_tokens=scheduler.rate_limiter.longest_text(tenant),
+                repeats=info.repeats,
+                step_times=tuple((rows, max(1, round(1e6 * time))) for rows, time in info.row_times),
             )
         )
 

@@ -66,6 +66,9 @@ MAX_TEMPLATE_BYTES = 2**18
 MAX_RESPONSE_TEMPLATE_BYTES = 2**16
 """UTF-8 bytes of a response template; the longest known have some 2 kB."""
 
+MAX_STEP_TIMES = 256
+"""Sizes of a step with a time of their own; few are measured."""
+
 MAX_ACCEPTANCE_RULES = 64
 """There are eight, and later versions may have more."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from common.acceptance import AcceptanceRule
 from common.errors import PeerError, UserError
@@ -51,6 +52,8 @@ class Description:
     max_text_tokens: int | None = None  # longest text that the caller's quota allows; None: no limit
     sampling_defaults: SamplingDefaults = NO_ADVICE  # advised for requests that name no value
     response_template: str = ""  # JSON, of the target's makers; empty as `chat_template`
+    repeats: bool | None = None  # whether equal requests get equal texts, bit for bit; None: not told
+    step_times: tuple[tuple[int, int], ...] = ()  # rows, rising, and us of such a step; empty: not measured
 
 
 def encode_describe_request(
@@ -84,6 +87,10 @@ def encode_description(description: Description) -> pb.DescribeResponse:
         max_text_tokens=longest_text if longest_text is None else min(longest_text, bounds.MAX_POSITION),
         sampling_defaults=pb.SamplingDefaults(**description.sampling_defaults.advised),
         response_template=description.response_template,
+        repeats=description.repeats,
+        step_times=[
+            pb.StepTime(rows=rows, time_us=min(time, MAX_US)) for rows, time in description.step_times
+        ],
     )
 
 
@@ -122,7 +129,19 @@ def decode_description(response: pb.DescribeResponse) -> Description:
         response_template=bounds.page(
             "describe.response_template", response.response_template, bounds.MAX_RESPONSE_TEMPLATE_BYTES
         ),
+        repeats=response.repeats if response.HasField("repeats") else None,
+        step_times=_decode_step_times(response.step_times),
     )
+
+
+def _decode_step_times(messages: Sequence[pb.StepTime]) -> tuple[tuple[int, int], ...]:
+    bounds.in_range("describe.step_times", len(messages), 0, bounds.MAX_STEP_TIMES)
+    found = tuple((each.rows, each.time_us) for each in messages)
+    if any(before[0] >= after[0] for before, after in pairwise(((0, 0), *found))):
+        raise PeerError("describe.step_times do not rise by rows, from 1 on")
+    if not all(time for _, time in found):
+        raise PeerError("describe.step_times has a step that took no time")
+    return found
 
 
 def _optional_count(response: pb.DescribeResponse, name: str) -> int | None:

@@ -154,17 +154,12 @@ def _announce_json(
     told = {
         "listening": address,
         "model": info.name,
-        "deterministic": _repeats(config, info),
+        "deterministic": info.repeats,
         "privacy": config.server.privacy,
         "pid": os.getpid(),
         **besides,
     }
     print(json.dumps(told), flush=True)
-
-
-def _repeats(config: VerifierConfig, info: TargetInfo) -> bool:
-    """Return whether equal requests get equal texts, bit for bit."""
-    return config.target.deterministic or (config.target.is_gguf and not info.near_tie)
 
 
 def _announce(config: VerifierConfig, info: TargetInfo, address: str, besides: Mapping[str, str]) -> None:
@@ -177,7 +172,7 @@ def _announce(config: VerifierConfig, info: TargetInfo, address: str, besides: M
         lines.append(f"Metrics at http://{besides['metrics']}/metrics.")
     if "admin" in besides:
         lines.append(f"Live sessions: forerun top --admin {besides['admin']}")
-    if _repeats(config, info):
+    if info.repeats:
         lines.append("Texts are bit-for-bit the same under any other load (docs/determinism.md).")
     elif config.target.is_gguf:
         lines.append("Equal requests may get different texts at near ties (docs/determinism.md).")

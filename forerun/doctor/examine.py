@@ -105,6 +105,7 @@ class MeasuredPair:
     acceptance: float | None = None  # how often the draft's best token is the target's
     rows: Mapping[int, float] = field(default_factory=dict)  # seconds of a draft step by its rows, measured
     reads: Mapping[int, float] = field(default_factory=dict)  # that reading so many tokens adds
+    step_times: Mapping[int, float] = field(default_factory=dict)  # seconds of a target step by rows, if told
     seen: float | None = None  # speed-up of doctor's own text with drafts over the one without
 
     @property
@@ -130,6 +131,7 @@ def measured(told: DraftReport, nearest: LinkFound | None, given: MeasuredPair) 
         acceptance=right / of if right is not None and of else None,
         rows=told.table("pace", "rows"),
         reads=told.table("pace", "reads"),
+        step_times=nearest.step_times if nearest is not None else {},
         seen=_speedup(told),
     )
     names = ("rtt", "step_time", "draft_time", "acceptance")
@@ -178,7 +180,7 @@ def world_of(measured: MeasuredPair) -> World:
     return World(
         link=LinkSpec(rtt=min(measured.rtt, LONGEST_RTT)),
         device=_device(measured, measured.draft_time),
-        verifier=VerifierSpec(step_time=measured.step_time),
+        verifier=_verifier(measured, measured.step_time),
         draft=BetaDraft(mean=min(max(measured.acceptance, SHARES[0]), SHARES[1])),
         tokens=TOKENS,
     )
@@ -192,6 +194,15 @@ def _device(measured: MeasuredPair, draft_time: float) -> DeviceSpec:
     rows = tuple((size, scale * took) for size, took in sorted(measured.rows.items()))
     reads = tuple((size, scale * took) for size, took in sorted(measured.reads.items()))
     return DeviceSpec(draft_time, draft_times=rows, read_times=reads)
+
+
+def _verifier(measured: MeasuredPair, step_time: float) -> VerifierSpec:
+    """Build the verifier from the times that it tells, scaled to the given step time."""
+    if 1 not in measured.step_times:
+        return VerifierSpec(step_time)
+    scale = step_time / measured.step_times[1]
+    further = {rows: scale * took for rows, took in measured.step_times.items() if rows > 1}
+    return VerifierSpec(step_time, step_times=((1, step_time), *sorted(further.items())))
 
 
 def look_ahead(world: World) -> SpeedOutlook:
@@ -217,5 +228,8 @@ def _where_it_pays(outlook: SpeedOutlook) -> str:
     if outlook.pays_everywhere:
         return f"drafting pays even at an RTT of {LONGEST_RTT:g} s"
     if outlook.break_even is None:
-        return "drafting does not pay here at any RTT: a faster draft, or one that is right more often, might"
+        return (
+            "drafting does not pay here at any RTT: a faster draft, one that is right more often, or a "
+            "target whose steps hold several rows at less cost, might"
+        )
     return f"drafting pays up to an RTT of about {outlook.break_even * 1e3:.0f} ms"

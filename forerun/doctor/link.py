@@ -6,8 +6,8 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -35,6 +35,7 @@ class LinkFound:
     address: str
     findings: tuple[Finding, ...]
     rtt: float | None = None  # seconds, the median; None: it does not answer
+    step_times: Mapping[int, float] = field(default_factory=dict)  # seconds of a target step by rows, if told
 
 
 def tls_for(verifier: VerifierSection, address: str) -> TlsSettings | None:
@@ -57,8 +58,8 @@ def check_link(address: str, tls: TlsSettings | None, probes: int = PROBES) -> L
         findings.append(check(address, host, port))
         if findings[-1].level is Level.FAIL:
             return LinkFound(address, tuple(findings))
-    more, rtt = asyncio.run(_ask(address, tls, probes))
-    return LinkFound(address, (*findings, *more), rtt)
+    asked = asyncio.run(_ask(address, tls, probes))
+    return replace(asked, findings=(*findings, *asked.findings))
 
 
 def _name(address: str, host: str, port: int) -> Finding:
@@ -115,22 +116,24 @@ def _end_of_certificate(host: str, port: int, tls: TlsSettings) -> float:
     return ssl.cert_time_to_seconds(str(certificate["notAfter"]))
 
 
-async def _ask(address: str, tls: TlsSettings | None, probes: int) -> tuple[list[Finding], float | None]:
+async def _ask(address: str, tls: TlsSettings | None, probes: int) -> LinkFound:
     """Ask the verifier by gRPC for its description, and time the smallest request."""
     try:
         async with VerifierChannel(address, tls=tls) as channel:
             described = await channel.describe(patience=CONNECT_TIMEOUT)
             times, lost = await _probe(channel, probes)
     except ForerunError as error:
-        return [fail(f"{address} gRPC", str(error))], None
+        return LinkFound(address, (fail(f"{address} gRPC", str(error)),))
     said = (described.model, f"{described.max_positions} positions", described.version)
-    findings = [
+    findings = (
         ok(f"{address} gRPC", ", ".join(filter(None, said))),
         *_longest(address, described),
+        *_repeats(address, described),
         _load(address, described),
         round_trips(address, times, lost),
-    ]
-    return findings, float(np.median(times)) if times else None
+    )
+    steps = {rows: 1e-6 * time for rows, time in described.step_times}
+    return LinkFound(address, findings, float(np.median(times)) if times else None, steps)
 
 
 async def _probe(channel: VerifierChannel, probes: int) -> tuple[list[float], int]:
@@ -172,6 +175,15 @@ def _longest(address: str, described: Description) -> list[Finding]:
         f"model's {described.max_positions} positions"
     )
     return [warn(f"{address} length", words, "start `forerun verify` with more --slots for longer texts")]
+
+
+def _repeats(address: str, described: Description) -> list[Finding]:
+    """Say whether equal requests get equal texts."""
+    if described.repeats is None:
+        return []
+    same = "the same seed gives the same text, bit for bit, whatever other sessions do"
+    ties = "the same seed may give another text where two tokens are equal up to rounding"
+    return [ok(f"{address} repeats", same if described.repeats else f"{ties} (docs/determinism.md)")]
 
 
 def _load(address: str, described: Description) -> Finding:

@@ -17,6 +17,7 @@ than the rest (measured: SiLU, tanh-GELU and sigmoid differ in the last bit).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,6 +69,7 @@ class ExactEngine(TorchEngine):
         super().__init__(
             model, num_slots, backend=backend or ExactBackend(), fingerprint=fingerprint, draft=draft
         )
+        self.info = replace(self.info, repeats=True)
         self.tile_rows = tile_rows
         self.num_threads = torch.get_num_threads()
         self._trash = self.kv.num_slots - 1  # which no plan names

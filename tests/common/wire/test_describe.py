@@ -52,6 +52,10 @@ def descriptions(draw: st.DrawFn) -> Description:
                 repetition_penalty=st.none() | st.floats(0.01, 100),
             )
         ),
+        repeats=draw(st.none() | st.booleans()),
+        step_times=tuple(
+            sorted(draw(st.dictionaries(st.integers(1, 99), st.integers(1, 2**32 - 1), max_size=9)).items())
+        ),
         max_text_tokens=draw(st.none() | st.integers(1, bounds.MAX_POSITION)),
         load=draw(
             st.none()
@@ -105,6 +109,10 @@ def advice(**values: float) -> dict[str, object]:
     return {"sampling_defaults": pb.SamplingDefaults(**values)}  # type: ignore[arg-type]
 
 
+def steps(*rows: int) -> dict[str, object]:
+    return {"step_times": [pb.StepTime(rows=each, time_us=9) for each in rows]}
+
+
 LONG = bytes(bounds.MAX_PIECE_BYTES)
 CASES: list[tuple[str, dict[str, object], dict[str, object]]] = [
     ("protocol_version", {}, {"protocol_version": PROTOCOL_VERSION + 1}),
@@ -124,6 +132,10 @@ CASES: list[tuple[str, dict[str, object], dict[str, object]]] = [
     ),
     ("chat_template", {"chat_template": "é" * 2**17}, {"chat_template": "é" * 2**17 + "x"}),
     ("response_template", {"response_template": "x" * 2**16}, {"response_template": "x" * (2**16 + 1)}),
+    ("step_times", steps(*range(1, 257)), steps(*range(1, 258))),
+    ("step_times", steps(1, 2), steps(1, 1)),
+    ("step_times", steps(1), steps(0)),
+    ("step_times", steps(1), {"step_times": [pb.StepTime(rows=1)]}),
     ("bos_token", {"bos_token": "x" * 4096}, {"bos_token": "x" * 4097}),
     ("eos_token", {"eos_token": "x" * 4096}, {"eos_token": "x" * 4097}),
     ("fingerprint", {"fingerprint": bytes(64)}, {"fingerprint": bytes(65)}),

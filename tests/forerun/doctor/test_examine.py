@@ -57,6 +57,13 @@ def test_a_draft_as_slow_as_the_target_pays_nowhere() -> None:
     assert outlook.speedup < 1.05
 
 
+def test_a_verifier_whose_rows_are_dear_is_told_of_before_it_is_tried() -> None:
+    dear = replace(LINK, step_times={1: 0.041, 2: 0.082, 8: 0.328})
+    found = measured(TOLD, dear, replace(GOOD, rtt=None, step_time=0.020))
+    assert world_of(found).verifier.step_times == ((1, 0.020), (2, 0.040), (8, 0.160))
+    assert look_ahead(world_of(found)).speedup < 1.01
+
+
 def test_where_drafting_pays_is_told() -> None:
     for outlook in (SpeedOutlook(1.74, 0.31), SpeedOutlook(3.0, None, True), SpeedOutlook(1.0, None)):
         wording.keep(in_words(GOOD, outlook))

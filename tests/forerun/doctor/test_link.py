@@ -43,6 +43,7 @@ async def test_a_verifier_is_measured() -> None:
     assert level(found, "RTT") is Level.OK
     assert level(found, "load") is Level.OK
     assert level(found, "TLS") is Level.SKIP
+    assert level(found, "repeats") is Level.OK
     assert (found.rtt or 0.0) > 0
 
 
