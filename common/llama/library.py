@@ -108,13 +108,3 @@ def extra_bufts_are_safe(system_info: str) -> bool:
     compiler cannot be queried, so AMX counts as unsafe. The buffers only gain speed.
     """
     return "AMX_INT8 = 1" not in system_info
-
-
-def reads_prompts_faster_plain(system_info: str) -> bool:
-    """Tell whether this build reads prompts faster from plain weights than from repacked ones.
-
-    With AVX512-VNNI llama.cpp has tiled kernels for plain K-quants, and repacked buffers keep them out: a
-    1.5B Q4_K_M target read 158 tokens a second from plain weights and 88 from repacked ones (one core, Zen
-    5).
-    """
-    return "AVX512_VNNI = 1" in system_info

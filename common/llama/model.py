@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from common.errors import UserError
 from common.grammar import Grammars, Matcher, Tokens
-from common.llama.library import extra_bufts_are_safe, library, native_log, reads_prompts_faster_plain
+from common.llama.library import extra_bufts_are_safe, library, native_log
 from common.llama.store import HUB_PREFIX, ModelStore, check_magic, hash_of, is_remote, split_hub_path
 
 # A model's file is a local path, or is in the store of `forerun pull` or in the hub's own cache.
@@ -287,8 +287,7 @@ class LlamaModel(LlamaVocabulary):
         params = self._library.llama_model_default_params()
         params.n_gpu_layers = self.settings.gpu_layers
         self.system_info: str = self._library.llama_print_system_info().decode()  # instruction sets
-        plain = self.settings.batch_invariant and reads_prompts_faster_plain(self.system_info)
-        params.use_extra_bufts = extra_bufts_are_safe(self.system_info) and not plain
+        params.use_extra_bufts = extra_bufts_are_safe(self.system_info)
         params.vocab_only = not weights
         split = self.settings.tensor_split
         if split:
