@@ -118,8 +118,7 @@ class AdaptivePolicy:
             ends_at = begins_at + step
             found = view.tree.worth(node)
             found += outlook.through_missing_levels(node, ends_at, step, log_survival)
-            found += log_news[min(outlook.usual.lead(node, ends_at), len(log_news) - 1)]
-            return found + _left_open(view.tree, node) if node.children else found
+            return found + log_news[min(outlook.usual.lead(node, ends_at), len(log_news) - 1)]
 
         single = view.pace.rows.predict(1)
         return as_wide_as_it_pays(
@@ -218,9 +217,3 @@ class AdaptivePolicy:
     def _row_cost(self, view: GrowthView) -> float:
         """Return the verifier's cost of one more node, in turns."""
         return min(0.5, view.step_time.per_row / max(view.turn.smoothed, 1e-6))
-
-
-def _left_open(tree: SpeculationTree, node: Node) -> float:
-    """Return the log chance that none of the children of `node` follows it."""
-    taken = sum(math.exp(tree.live[child].logprob) for child in node.children.values())
-    return math.log(max(1.0 - taken, 1e-3))

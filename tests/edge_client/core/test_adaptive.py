@@ -739,15 +739,6 @@ def test_a_power_budget_says_when_the_next_step_may_begin() -> None:
 # Guesses --------------------------------------------------------------------------------------------------
 
 
-def test_the_draft_goes_where_a_guess_leaves_room() -> None:
-    """Of a sure guess only the end is worth drafting; of a doubtful one what else may follow the tip."""
-    for chance, drafted in ((0.98, 4), (0.3, 0)):
-        view = make_view()
-        path = [view.tree.tip, *grow_chain(view, 4, chance)]
-        first = AdaptivePolicy(AdaptiveSettings(max_width=1)).expand(view)
-        assert [path.index(node) for node in first] == [drafted]
-
-
 def test_a_guess_far_down_costs_all_that_the_draft_must_read() -> None:
     """Where further nodes are dear a step takes the end of the chain alone, and the tip next time."""
     view = make_view(per_node=0.004)
