@@ -9,8 +9,9 @@ lookups and with them (`+lookup`). Texts are greedy, and one HTTP client reads a
 take turns, text by text, so all of them see the same machine. Text caches are off, and the n-gram drafter,
 which remembers texts, is started anew for each round.
 
---threads are those of a target step. With 1, servers share the last core, and the daemon, the links and the
-client share the first one. With more, nothing is pinned. The draft model always has one thread.
+With --out each finished row is kept, and not measured again. --threads are those of a target step. With 1,
+servers share the last core, and the daemon, the links and the client share the first one. With more, nothing
+is pinned. The draft model always has one thread.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from benchmarks.http_stream import BrokenError, HttpClient
 from benchmarks.processes import LoggedProcess, attempts, free_port
 from benchmarks.real_sizes.kinds import KINDS, published_prompts
 from benchmarks.real_sizes.pair import Prompt
-from benchmarks.reports import carry_out, parser_of
+from benchmarks.reports import Report, carry_out, parser_of
 from common.errors import LocalError, UserError
 from common.llama.model import LlamaModel, LlamaSettings
 from edge_client.core.policies import make_policy
@@ -230,19 +231,30 @@ class Stage:
 # The comparison ---------------------------------------------------------------------------------------------
 
 
-async def measure(options: argparse.Namespace, prompts: Sequence[Prompt]) -> list[Json]:
-    """Return a row for each number of threads and round trip."""
-    rows = list[Json]()
+class ServerReport(Report[tuple[int, float]]):
+    """Holds a row for each number of threads and round trip."""
+
+    @staticmethod
+    def key_of(row: Mapping[str, Any]) -> tuple[int, float]:
+        return row["threads"], row["rtt_ms"]
+
+
+async def measure(options: argparse.Namespace, prompts: Sequence[Prompt], report: ServerReport) -> None:
+    """Add the rows that are missing, and write the report after each."""
     for threads in options.threads:
+        left = [rtt_ms for rtt_ms in options.rtt if (threads, rtt_ms) not in report.rows]
+        if not left:
+            continue
         with tempfile.TemporaryDirectory(prefix="forerun-servers-") as folder:
             stage = Stage.of(options, threads, Path(folder))
             async with stage.plain_servers() as plain, stage.forerun() as ours:
                 with on_cores(stage.front):
-                    for rtt_ms in options.rtt:
+                    for rtt_ms in left:
                         runs, load = await _setting(options, stage, [*plain, *ours], prompts, rtt_ms)
                         row = {"threads": threads, "rtt_ms": rtt_ms, "load": load}
-                        rows.append({**row, "contestants": summary(runs, prompts)})
-    return rows
+                        report.rows[threads, rtt_ms] = {**row, "contestants": summary(runs, prompts)}
+                        if options.out is not None:
+                            report.write(options.out)
 
 
 async def _setting(
@@ -369,13 +381,15 @@ def check(options: argparse.Namespace) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     check(options)
-    machine = Machine()
+    machine, settings = Machine(), settings_of(options)
+    report = ServerReport.resumed(options.out, settings, machine.told())
     model = LlamaModel(LlamaSettings(str(options.target)), weights=False)
     prompts = published_prompts(model, options.prompts, options.texts, options.kinds)
     model.close()
-    rows = asyncio.run(measure(options, prompts))
-    report = {"settings": settings_of(options), "machine": machine.told(), "results": rows}
-    finish(options, report, list(lines_of(rows)))
+    asyncio.run(measure(options, prompts, report))
+    rows = list(report.rows.values())
+    told = {"settings": report.settings, "machine": report.machine, "results": rows}
+    finish(options, told, list(lines_of(rows)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
