@@ -159,7 +159,8 @@ class _Desk:
 
     def __init__(self, engine: LlamaEngine) -> None:
         engine.clear()
-        self._engine, self._scheduler = engine, VerifyScheduler(engine.info, SchedulerConfig())
+        info = replace(engine.info, row_times=())  # drafts are evaluated, however dear their rows are
+        self._engine, self._scheduler = engine, VerifyScheduler(info, SchedulerConfig())
         self._random = np.random.default_rng(1)
         self._keys, self._now = 0, 0.0
 
