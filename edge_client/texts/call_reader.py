@@ -31,6 +31,7 @@ class JsonShape:
     name: str | None  # known before the text; None: under `name_key`
     name_key: str
     arguments_key: str | None  # None: the call is its arguments
+    is_marked: bool = True  # else a call has arguments and a known tool's name: other objects have names, too
 
     @classmethod
     def of(cls, region: Region, captures: Mapping[str, str]) -> JsonShape | None:
@@ -39,7 +40,7 @@ class JsonShape:
         if region.content != "json" or region.args:
             return None
         if shape == "{content}" and not region.transform_each:
-            return cls(False, None, "name", "arguments")
+            return cls(False, None, "name", "arguments", is_marked="unmarked" not in captures)
         if not isinstance(shape, dict):
             return None
         name, arguments = (_path(shape.get(key), region, captures) for key in ("name", "arguments"))
@@ -187,7 +188,8 @@ class JsonCalls:
             coerced = coerce(value, self._properties.get(self._scanner.key(ended)))
             self._add(text if coerced is value else json_text(coerced))
         elif isinstance(value, str) and key == self._shape.name_key and not self._name:
-            self._name = None if has_half(value) else value
+            is_name = not has_half(value) if self._shape.is_marked else value in self._tools
+            self._name = value if is_name else None
         else:
             self._arguments = text
         if self._name and self._arguments is not None and not self.is_begun:
@@ -196,7 +198,7 @@ class JsonCalls:
 
     def _end_call(self) -> bool:
         """End a call without arguments. It must be of a known tool, as other objects have names, too."""
-        if not self._name or self._name not in self._tools:
+        if not self._shape.is_marked or not self._name or self._name not in self._tools:
             return False
         self._begin_call(self._name)
         self._add("{}")

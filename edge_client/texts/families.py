@@ -23,8 +23,9 @@ NAMED_CALLS: Json = {"repeats": True, "content": "json", "transform": WITH_NAME}
 """The fields of calls whose name stands before their arguments. A family adds its marks."""
 
 HERMES_CALLS: Json = {
-    "open_pattern": r"\s*<tool_call>",  # white space before a call is no content, also for transformers
-    "close": "</tool_call>",
+    # White space before a call is no content, also for transformers. Qwen 2.5 Coder leaves its marks out.
+    "open_pattern": r'\s*<tool_call>|\A\s*(?P<unmarked>```(?:json)?\s*|)(?=\{\s*"name"\s*:)',
+    "close": ["</tool_call>", "```"],
     "repeats": True,
     "content": "json",
     "transform": AS_FUNCTION,

@@ -174,7 +174,7 @@ class MessageReader:
             key = (match.start(), match.start() - match.end(), not is_open, region.name)
             if best is None or key < best[0]:
                 best = key, region, match
-        if best is None and end == len(self._text) == self._place + 1:
+        if best is None and end == len(self._text) == self._place + 1 > 1:  # from there on no \A matches
             watch.learn(self._text[self._place])
         if best is None or best[2].start() >= end:
             return None, end

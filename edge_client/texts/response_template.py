@@ -47,7 +47,7 @@ MAX_PLACEHOLDERS = 16
 
 PLACEHOLDER = regex.compile(r"\{(\w+(?:\.\w+)*)\}")
 
-LOOKS_AROUND = regex.compile(r"\\[ABGKXbmM]|\^|\(\?<[=!]|\(\?\(")
+LOOKS_AROUND = regex.compile(r"\\[BGKXbmM]|\^|\(\?<[=!]|\(\?\(")
 
 PREFIX_TIME = 0.5
 """Seconds for the search of a prompt's last anchor."""
@@ -95,7 +95,8 @@ class Anchor:
 
     @property
     def looks_around(self) -> bool:
-        """Tell whether the text before a place may decide whether the pattern begins there."""
+        """Tell whether the text before a place other than its beginning may decide whether the pattern begins
+        there."""
         return bool(LOOKS_AROUND.search(self.pattern.pattern.replace("[^", "")))
 
 

@@ -41,7 +41,10 @@ OUTPUT_SHARE = 4
 """Share of the context, as a divisor, that one answer may take. Agents keep the rest for the prompt."""
 
 ROOMY = 32_768
-"""Tokens of a context in which agents can work. Their own prompts and tools take 7,000 to 20,000."""
+"""Tokens of a context in which agents can work. Their own prompts and tools take 5,000 to 20,000."""
+
+SPARE = 768
+"""Tokens of `ROOMY` that may lack. A verifier keeps some of as many --slots for nodes (`--max-nodes`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +216,7 @@ def _connection(record: DaemonRecord, model: str) -> ModelAccess:
 def _hindrances(record: DaemonRecord, to: ModelAccess, name: str) -> list[str]:
     """Return what will keep the agent from working: it shows none of this itself."""
     found, least = list[str](), AGENTS[name].context
-    if to.context is not None and to.context < least:
+    if to.context is not None and to.context < least - SPARE:
         found.append(
             f"{to.model} has a context of {to.context} tokens, which {name}'s own prompt and tools fill; "
             f"serve a target of {least} tokens or more, with as many --slots of `forerun verify`"

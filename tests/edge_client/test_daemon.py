@@ -90,7 +90,7 @@ def verifier() -> Iterator[str]:
     """The address of a verifier with the demo target."""
     address = f"127.0.0.1:{free_port()}"
     process = start("verify", "--model", str(demo_models.TARGET_DIR), "--listen", address)
-    wait_until(lambda: _accepts(address), process)
+    wait_until(lambda: accepts(address), process)
     yield address
     assert process.end() == 0
 
@@ -151,16 +151,16 @@ def ready(*words: str, **places: str) -> Daemon:
     return found
 
 
-def wait_until(condition: Any, process: Process) -> None:
-    """Poll, for at most `PATIENCE` seconds, while the process lives."""
-    deadline = time.monotonic() + PATIENCE
+def wait_until(condition: Any, process: Process, patience: float = PATIENCE) -> None:
+    """Poll, for at most `patience` seconds, while the process lives."""
+    deadline = time.monotonic() + patience
     while not condition():
         assert process.process.poll() is None, "".join(process.lines)
         assert time.monotonic() < deadline, "".join(process.lines)
         time.sleep(0.05)
 
 
-def _accepts(address: str) -> bool:
+def accepts(address: str) -> bool:
     host, port = address.split(":")
     try:
         socket.create_connection((host, int(port)), 1).close()

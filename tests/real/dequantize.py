@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
 import gguf
 import torch
+from gguf import TokenType
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -28,4 +30,14 @@ def dequantize(file: Path, folder: Path, dtype: torch.dtype = torch.float32) -> 
     del model.config.quantization_config
     model.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    _leave_out_padding(file, folder / "tokenizer.json")
     return folder
+
+
+def _leave_out_padding(file: Path, saved: Path) -> None:
+    """Remove entries that only fill the file's table. A published tokenizer ends before them."""
+    kinds = gguf.GGUFReader(file).fields["tokenizer.ggml.token_type"].contents()
+    tokenizer = json.loads(saved.read_text("utf-8"))
+    words = tokenizer["model"]["vocab"].items()
+    tokenizer["model"]["vocab"] = {word: token for word, token in words if kinds[token] != TokenType.UNUSED}
+    saved.write_text(json.dumps(tokenizer), "utf-8")

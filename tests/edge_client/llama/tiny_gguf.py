@@ -88,7 +88,7 @@ def write_copy(path: Path, source: Path, more: Fields | None = None, *, weights:
     for key, value in (more or {}).items():
         writer.add_key_value(key, value, KINDS[type(value)])
     for tensor in reader.tensors if weights else ():
-        writer.add_tensor(tensor.name, tensor.data)
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -71,6 +71,14 @@ SAMPLES = {
     "hermes, begun thought": Sample(HERMES, "So.\n</think>\n\nHi.", "Hi.", "So.", prefix="<think>\n"),
     "hermes, no thought": Sample(HERMES, "Hi.", "Hi.", prefix="<think>\n\n</think>\n\n"),
     "hermes, plain": Sample(HERMES, "a < b, <b>c</b>", "a < b, <b>c</b>"),
+    "qwen 2.5 coder, fenced": Sample(
+        HERMES,
+        '```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}\n```',
+        calls=[PARIS],
+    ),
+    "qwen 2.5 coder, bare": Sample(
+        HERMES, '{"name": "get_weather", "arguments": {"city": "Rome", "days": 3}}', calls=[ROME]
+    ),
     "qwen 3.5": Sample(
         CODER,
         "Hm.\n</think>\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
