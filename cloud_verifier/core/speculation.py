@@ -22,8 +22,8 @@ DEAREST = 0.75
 few slow steps would rule a width out for ever. After a try the measured cost of the width counts for some
 dozens of steps."""
 
-SURELY = 0.95
-"""Tokens that a sure row may cost. Above it even the best drafts save next to nothing."""
+SURELY = 0.75
+"""Tokens that a sure row may cost. Above it drafts as good as those of real pairs save nothing."""
 
 LEAST_WEIGHT = 1e-9  # seconds; rows without cost by the line share the time that the table adds
 LEAST_TRUST = 1e-6  # least trust in an edge; bounds a logarithm

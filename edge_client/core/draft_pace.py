@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from common.estimators import WidthTimes
+from common.estimators import IntervalEstimator, WidthTimes
 from edge_client.core.nouns import ReadingTime
 
 ROWS: Mapping[int, float] = {1: 0.0053, 2: 0.0056}
@@ -20,6 +20,41 @@ AFTER_REST = 0.25
 """Seconds of rest after which the next draft step finds cold caches and a slow clock."""
 
 
+ENOUGH = 4  # target steps with a draft, and without, that tell what they cost each other
+IDLE, BUSY = 0.1, 0.6  # shares of a target step
+
+
+class SharedCores:
+    """Estimates how much longer a target step takes while the draft computes, where both share a machine."""
+
+    def __init__(self) -> None:
+        self._alone, self._beside = IntervalEstimator(0.0), IntervalEstimator(0.0)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether target steps without the draft were seen."""
+        return self._alone.num_samples >= ENOUGH
+
+    def sample(self, busy: float, seconds: float) -> None:
+        """Book a target step of one row, during which the draft was busy for the share `busy`."""
+        if busy <= IDLE:
+            self._alone.sample(seconds)
+        elif busy >= BUSY:
+            self._beside.sample(seconds)
+
+    def cost(self, step: float) -> float:
+        """Return the seconds by which `step` seconds of drafting delay the verifier."""
+        return step * max(0.0, 1.0 - self._alone.smoothed / self._beside.smoothed) if self._are_known else 0.0
+
+    def turn(self, seconds: float) -> float:
+        """Return the turn without the draft, if it is `seconds` now."""
+        return min(seconds, self._alone.smoothed) if self._are_known else seconds
+
+    @property
+    def _are_known(self) -> bool:
+        return min(self._alone.num_samples, self._beside.num_samples) >= ENOUGH
+
+
 class DraftPace:
     """Estimates the seconds of a draft step by rows, and the seconds that reading committed tokens adds. One
     object per draft model."""
@@ -27,6 +62,7 @@ class DraftPace:
     def __init__(self) -> None:
         self.rows = WidthTimes(ROWS)
         self.reads = WidthTimes(READS)
+        self.cores = SharedCores()
 
     @property
     def has_drifted(self) -> bool:

@@ -29,7 +29,7 @@ from common.messages import (
 )
 from common.prompt_lookup import NO_TEXTS, SharedTexts
 from common.tree import Node
-from edge_client.core.draft_pace import DraftPace
+from edge_client.core.draft_pace import ENOUGH, DraftPace
 from edge_client.core.growth import Growth
 from edge_client.core.nouns import (
     GOES_AHEAD,
@@ -161,7 +161,7 @@ class EdgeSession:
         self._drafting = False
         self._owes_guess = False  # tokens were committed since the last guess
         self._told: tuple[Commit, float] | None = None  # a Commit whose text is out, but not booked yet
-        self._draft_began_at = 0.0
+        self._draft_began_at = self._draft_took = 0.0
         self._draft_ended_at: float | None = None  # of the latest draft step
         self._reads_now = 0  # committed tokens that the draft step under way has to read
         self._hindrance: ModeStatus | None = None  # why nothing is drafted now, whatever the policy wants
@@ -435,7 +435,7 @@ class EdgeSession:
         sent_at = self._outgoing.left_at(message.echo)  # of the newest Propose that the verifier had
         if sent_at is not None:
             self.view.rtt.sample(came_at - sent_at, message.hold_us * 1e-6)
-        self._count(message)
+        self._count(message, came_at)
         self.view.news_at = came_at
         if message.credit is not None:
             self.view.credit = message.credit
@@ -443,7 +443,7 @@ class EdgeSession:
         self._effects.append(MoveTip(self._growth.advance(message.tokens)))
         self._owes_guess = True
 
-    def _count(self, message: Commit) -> None:
+    def _count(self, message: Commit, came_at: float) -> None:
         stats, steps = self.stats, message.steps
         stats.target_steps += steps
         stats.committed += len(message.tokens)
@@ -454,11 +454,22 @@ class EdgeSession:
         if self.view.news_at is not None:  # the stream's first step read the prompt, too
             self.view.step_time.sample(evaluated, compute_time)
             self.view.turn.sample(queue_time + compute_time)
+            if self.config.draft_waits and message.evaluated == steps == 1:
+                self._note_contention(compute_time, came_at)
             if steps == 1:
                 self.view.server.learn(message)
                 self.target_times.add(message.evaluated, compute_time)
         stats.queue_time += queue_time * steps
         stats.compute_time += compute_time * steps
+
+    def _note_contention(self, seconds: float, came_at: float) -> None:
+        """Note a target step of `seconds` on this machine, which has just ended."""
+        began_at, busy = came_at - seconds, 0.0
+        if self._drafting:
+            busy = came_at - max(began_at, self._draft_began_at)
+        if self._draft_ended_at is not None and self._draft_ended_at > began_at:
+            busy += self._draft_ended_at - max(began_at, self._draft_ended_at - self._draft_took)
+        self.view.pace.cores.sample(busy / max(seconds, 1e-6), seconds)
 
     def _on_hint(self, message: Hint, now: float) -> None:
         size = self.config.vocab_size
@@ -608,9 +619,10 @@ class EdgeSession:
 
     @property
     def _draft_waits(self) -> bool:
-        """Whether the draft model must not run yet, because the target reads the prompt on the same cores.
-        After the first Commit the draft model reads it, too, so later streams need no wait."""
-        return self.config.draft_waits and self.tree.tip_position < self._first_position
+        """Whether the draft model must not run yet, because the target reads the prompt on the same cores, or
+        its own steps there are not known yet."""
+        waits = 0 if self._governed is None or self.view.pace.cores.is_known else ENOUGH
+        return self.config.draft_waits and self.tree.tip_position < self._first_position + waits
 
     def _can_read_in_time(self) -> bool:
         """Return whether the draft reads the text long before its end; else drafting waits, with a reason.
@@ -640,7 +652,7 @@ class EdgeSession:
         self._draft_ended_at = now
         self.stats.draft_steps += 1
         self.stats.drafted += drafted
-        took = now - self._draft_began_at
+        self._draft_took = took = now - self._draft_began_at
         self.stats.draft_time += took
         return took
 

@@ -14,6 +14,9 @@ LOOK_AGAIN = 1.0  # seconds of rest, then one drafted and sent node measures dra
 LOOK_STEPS = 3  # draft steps of one look: the first reads the verifier's text, and measures no pace
 LOOK_READS = 0.5  # seconds of reading, at most, that a look is worth
 CHANGED = 0.25  # share of a round trip; if the newest differs by more, looks come ten times as often
+COSTLY = (
+    0.1  # seconds by which a second of drafting delays the verifier, above which looks are ten times rarer
+)
 SETTLED = 0.5  # seconds that a rest, or drafting, lasts before it becomes the mode
 DRAFTS_WELL = 1.5  # tokens a turn by the verifier's own guesses from which on they are the reason to rest
 STEPS_SAVED = 4.0  # draft steps that a power budget allows at once after a rest
@@ -36,7 +39,9 @@ class Governor:
     def allows(self, view: GrowthView, promise: float, step: float) -> bool:
         """Return whether a draft step of `step` seconds that may save `promise` tokens may begin."""
         now = view.now
-        wins = promise * view.token_time >= (STOP if self._wins else GO_ON) * step
+        cores = view.pace.cores
+        saved = promise * cores.turn(view.turn.smoothed) / view.server.tokens
+        wins = saved >= (STOP if self._wins else GO_ON) * step + cores.cost(step)
         if self._since is None or wins is not self._wins:
             self._wins, self._since = wins, now
         mode = Mode.AHEAD if wins else Mode.SERVER_ONLY
@@ -68,6 +73,8 @@ class Governor:
     def _is_time(view: GrowthView, looked_at: float) -> bool:
         rtt = view.rtt
         changing = abs(rtt.latest_rtt - rtt.smoothed_rtt) > CHANGED * rtt.smoothed_rtt
+        if view.pace.cores.cost(1.0) > COSTLY:
+            return view.now - looked_at >= 10 * LOOK_AGAIN
         return view.now - looked_at >= (LOOK_AGAIN / 10 if changing else LOOK_AGAIN)
 
     def began(self, view: GrowthView) -> None:
@@ -94,6 +101,8 @@ def why(view: GrowthView) -> str:
 def why_not(view: GrowthView, step: float) -> str:
     """Describe why drafting saves no time."""
     turn, rtt, alone = view.turn.smoothed, view.rtt.smoothed_rtt, view.server.tokens
+    if view.pace.cores.cost(step) >= STOP * step and step < turn:
+        return "the draft takes the processors of the target more time than it saves"
     if step >= turn:
         return f"a draft step takes {_ms(step)}, the verifier writes a token in {_ms(view.token_time)}"
     if alone >= DRAFTS_WELL:

@@ -12,6 +12,7 @@ from common.calibration import Survival
 from common.estimators import RttEstimator
 from common.messages import INITIAL_CREDIT, NO_WAIT, Commit, Wait
 from common.tree import Node, SpeculationTree
+from edge_client.core.draft_pace import ENOUGH
 from edge_client.core.nouns import Mode
 from edge_client.core.policies import (
     AdaptivePolicy,
@@ -616,6 +617,18 @@ def test_beside_a_verifier_that_drafts_well_it_rests_and_says_why(step: float, w
     run(policy, view, 2.0, (0.5, 0.1))
     assert policy.standing.mode is Mode.SERVER_ONLY
     assert policy.standing.why.startswith(why)
+
+
+@pytest.mark.parametrize(("beside", "rests"), [(0.09, True), (0.03, False)])
+def test_a_draft_on_the_targets_own_cores_rests_if_it_delays_more_than_it_saves(
+    beside: float, rests: bool
+) -> None:
+    view, policy = make_view(rtt=0.0, step=0.020), AdaptivePolicy()
+    for _ in range(ENOUGH):
+        view.pace.cores.sample(0.0, 0.03)
+        view.pace.cores.sample(1.0, beside)
+    run(policy, view, 2.0, (0.4, 0.1))
+    assert (mode(policy) is Mode.SERVER_ONLY) is rests
 
 
 def test_it_comes_back_when_that_changes() -> None:

@@ -37,7 +37,7 @@ from common.prompt_lookup import SharedTexts
 from common.sampling import SamplingParams
 from common.suffix_index import GrowingIndex
 from common.tree import Node
-from edge_client.core.draft_pace import DraftPace
+from edge_client.core.draft_pace import ENOUGH, DraftPace
 from edge_client.core.drawing import FIRST
 from edge_client.core.nouns import (
     DEAR_MASKS,
@@ -238,6 +238,8 @@ def expands(effects: list[Effect]) -> list[Expand]:
 @pytest.mark.parametrize("committed", [(), (3, 4)])
 def test_a_draft_that_waits_begins_after_the_first_commit(name: str, committed: tuple[int, ...]) -> None:
     session = make(make_policy(name), draft_waits=True, committed=committed)
+    for _ in range(ENOUGH):
+        session.view.pace.cores.sample(0.0, 0.03)  # an earlier text has shown the target's own steps
     session.start(0.0)
     opening = session.effects()
     tip = session.tree.tip_position
@@ -250,6 +252,33 @@ def test_a_draft_that_waits_begins_after_the_first_commit(name: str, committed: 
     session.plan(1.2)
     (expand,) = expands(session.effects())
     assert expand.rows[0].token == 5
+
+
+def test_the_first_text_shows_the_targets_own_steps_before_the_draft_shares_its_cores() -> None:
+    session = make(make_policy("adaptive"), draft_waits=True)
+    session.start(0.0)
+    session.on_message(Opened(1, 32), 1.0)
+    at = 1.0
+    for place in range(1 + ENOUGH):
+        at += 0.03
+        session.on_message(Commit(2 + place, (5,), compute_us=30_000, evaluated=1), at)
+        assert bool(expands(session.effects())) is (place >= ENOUGH)
+    assert session.view.pace.cores.is_known
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_target_steps_beside_a_draft_step_are_told_from_those_alone(shares: bool) -> None:
+    session = opened(chain(), draft_waits=shares)
+    cores = session.view.pace.cores
+    for _ in range(ENOUGH):
+        cores.sample(0.0, 0.03)
+    at = 1.1
+    session.on_message(Commit(2, (5,)), at)
+    assert bool(expands(session.effects())) is shares, "else the draft has begun; in both cases it goes on"
+    for place in range(ENOUGH):
+        at += 0.08
+        session.on_message(Commit(3 + place, (5,), compute_us=80_000, evaluated=1), at)
+    assert cores.cost(1.0) == pytest.approx(1.0 - 3 / 8 if shares else 0.0)
 
 
 def test_a_draft_that_waits_does_so_on_the_next_stream_if_the_first_brought_no_text() -> None:
