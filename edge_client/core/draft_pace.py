@@ -36,7 +36,12 @@ class SharedCores:
         return self._alone.num_samples >= ENOUGH
 
     def sample(self, busy: float, seconds: float) -> None:
-        """Book a target step of one row, during which the draft was busy for the share `busy`."""
+        """Book a target step of one row, during which the draft was busy for the share `busy`.
+
+        A step that took no time tells nothing.
+        """
+        if seconds <= 0.0:
+            return
         if busy <= IDLE:
             self._alone.sample(seconds)
         elif busy >= BUSY:

@@ -12,7 +12,7 @@ from common.calibration import Survival
 from common.estimators import RttEstimator
 from common.messages import INITIAL_CREDIT, NO_WAIT, Commit, Wait
 from common.tree import Node, SpeculationTree
-from edge_client.core.draft_pace import ENOUGH
+from edge_client.core.draft_pace import ENOUGH, SharedCores
 from edge_client.core.nouns import Mode
 from edge_client.core.policies import (
     AdaptivePolicy,
@@ -629,6 +629,14 @@ def test_a_draft_on_the_targets_own_cores_rests_if_it_delays_more_than_it_saves(
         view.pace.cores.sample(1.0, beside)
     run(policy, view, 2.0, (0.4, 0.1))
     assert (mode(policy) is Mode.SERVER_ONLY) is rests
+
+
+def test_steps_that_take_no_time_tell_nothing_of_shared_cores() -> None:
+    cores = SharedCores()
+    for busy in (0.0, 1.0) * 10:
+        cores.sample(busy, 0.0)
+    assert not cores.is_known
+    assert (cores.cost(1.0), cores.turn(0.03)) == (0.0, 0.03)
 
 
 def test_it_comes_back_when_that_changes() -> None:
