@@ -359,17 +359,17 @@ def _with_recorded(
 def _verifier(table: dict[str, Any], recorded: Mapping[int, float], device: DeviceSpec) -> VerifierSpec:
     """A draft beside the target is the device's in what is not said of it."""
     found, beside = (_fields("verifier.", table, known) for known in (VERIFIER, SERVER_DRAFT))
-    if ROW_TABLE not in table:
+    if ROW_TABLE in table:
+        if found.keys() & {*STEP_TIME}:
+            raise UserError(f"verifier.{ROW_TABLE} stands in place of step_ms and step_ms_per_node")
+        times = _by_number(f"verifier.{ROW_TABLE}", table[ROW_TABLE])
+        found |= {"step_times": times, "step_time": times[0][1]}
+    else:
         found = _with_recorded(STEP_TIME, recorded, found)
     draft = replace(device, **beside, draft_times=(), max_draft_steps_per_second=0.0) if beside else None
     if "step_changes" in table:
         rows = _rows("verifier.step_changes", table["step_changes"], STEP_CHANGE, (10, 60))
         found["step_changes"] = tuple(StepChange(**row) for row in rows)
-    if ROW_TABLE in table:
-        if found.keys() & {*STEP_TIME}:
-            raise UserError(f"verifier.{ROW_TABLE} stands in place of step_ms and step_ms_per_node")
-        found["step_times"] = _by_number(f"verifier.{ROW_TABLE}", table[ROW_TABLE])
-        found["step_time"] = found["step_times"][0][1]
     heads = _heads(table["heads"]) if "heads" in table else None
     return VerifierSpec(**found, draft=draft, heads=heads)
 

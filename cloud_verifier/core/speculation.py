@@ -180,11 +180,10 @@ class SpeculationBudget:
 
         One more row of a quantized model on a processor can cost as much as a step of its own.
         """
-        rows, reads, pace = len(sessions), self._reads(sessions), self.pace(sessions)
-        before, predict = self.cost.predict(rows, reads), self.cost.predict
+        pace = self.pace(sessions)
         for count in range(1, most + 1):
-            price = pace * (predict(rows + count, reads) - before)
-            if price < SURELY * count or not self.cost.tried(rows + count):
+            price = pace * self._longer(sessions, count, 0.0, 0)
+            if price < SURELY * count or not self.cost.tried(len(sessions) + count):
                 return True
         return False
 
