@@ -31,9 +31,14 @@ class SharedCores:
         self._alone, self._beside = IntervalEstimator(0.0), IntervalEstimator(0.0)
 
     @property
-    def is_known(self) -> bool:
+    def knows_alone(self) -> bool:
         """Whether target steps without the draft were seen."""
         return self._alone.num_samples >= ENOUGH
+
+    @property
+    def knows_both(self) -> bool:
+        """Whether target steps without the draft and beside it were seen."""
+        return self.knows_alone and self._beside.num_samples >= ENOUGH
 
     def sample(self, busy: float, seconds: float) -> None:
         """Book a target step of one row, during which the draft was busy for the share `busy`.
@@ -49,15 +54,11 @@ class SharedCores:
 
     def cost(self, step: float) -> float:
         """Return the seconds by which `step` seconds of drafting delay the verifier."""
-        return step * max(0.0, 1.0 - self._alone.smoothed / self._beside.smoothed) if self._are_known else 0.0
+        return step * max(0.0, 1.0 - self._alone.smoothed / self._beside.smoothed) if self.knows_both else 0.0
 
     def turn(self, seconds: float) -> float:
         """Return the turn without the draft, if it is `seconds` now."""
-        return min(seconds, self._alone.smoothed) if self._are_known else seconds
-
-    @property
-    def _are_known(self) -> bool:
-        return min(self._alone.num_samples, self._beside.num_samples) >= ENOUGH
+        return min(seconds, self._alone.smoothed) if self.knows_both else seconds
 
 
 class DraftPace:

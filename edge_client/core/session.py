@@ -161,7 +161,8 @@ class EdgeSession:
         self._drafting = False
         self._owes_guess = False  # tokens were committed since the last guess
         self._told: tuple[Commit, float] | None = None  # a Commit whose text is out, but not booked yet
-        self._draft_began_at = self._draft_took = 0.0
+        self._draft_began_at = 0.0
+        self._draft_busy = 0.0  # seconds of ended draft steps since the newest Commit
         self._draft_ended_at: float | None = None  # of the latest draft step
         self._reads_now = 0  # committed tokens that the draft step under way has to read
         self._hindrance: ModeStatus | None = None  # why nothing is drafted now, whatever the policy wants
@@ -436,7 +437,7 @@ class EdgeSession:
         if sent_at is not None:
             self.view.rtt.sample(came_at - sent_at, message.hold_us * 1e-6)
         self._count(message, came_at)
-        self.view.news_at = came_at
+        self.view.news_at, self._draft_busy = came_at, 0.0
         if message.credit is not None:
             self.view.credit = message.credit
         self._outgoing.committed(len(message.tokens))
@@ -464,12 +465,13 @@ class EdgeSession:
 
     def _note_contention(self, seconds: float, came_at: float) -> None:
         """Note a target step of `seconds` on this machine, which has just ended."""
-        began_at, busy = came_at - seconds, 0.0
-        if self._drafting:
-            busy = came_at - max(began_at, self._draft_began_at)
-        if self._draft_ended_at is not None and self._draft_ended_at > began_at:
-            busy += self._draft_ended_at - max(began_at, self._draft_ended_at - self._draft_took)
-        self.view.pace.cores.sample(busy / max(seconds, 1e-6), seconds)
+        busy = self._draft_busy + (self._drafted_until(came_at) if self._drafting else 0.0)
+        since = came_at - (self.view.news_at or 0.0)
+        self.view.pace.cores.sample(busy / max(since, 1e-6), seconds)
+
+    def _drafted_until(self, now: float) -> float:
+        """Return the seconds, since the newest Commit, of the draft step that began last."""
+        return now - max(self._draft_began_at, self.view.news_at or 0.0)
 
     def _on_hint(self, message: Hint, now: float) -> None:
         size = self.config.vocab_size
@@ -581,7 +583,7 @@ class EdgeSession:
         return self._governed.can_wait(self.view, began_at + takes)
 
     def _send(self, now: float) -> None:
-        if not self.view.stream_up or self.tree.num_speculative <= self.view.num_sent:
+        if not self.view.stream_up or self.tree.num_speculative <= self.view.num_sent or self._sends_wait:
             return  # the verifier knows all nodes, as mostly after a Commit
         nodes = self._growth.draws(self.policy.send(self.view))
         for first in range(0, len(nodes), MAX_NODES):
@@ -621,8 +623,16 @@ class EdgeSession:
     def _draft_waits(self) -> bool:
         """Whether the draft model must not run yet, because the target reads the prompt on the same cores, or
         its own steps there are not known yet."""
-        waits = 0 if self._governed is None or self.view.pace.cores.is_known else ENOUGH
+        waits = 0 if self._governed is None or self.view.pace.cores.knows_alone else ENOUGH
         return self.config.draft_waits and self.tree.tip_position < self._first_position + waits
+
+    @property
+    def _sends_wait(self) -> bool:
+        """Whether drafts must not leave yet, because target steps of one row show first what the draft costs
+        them on the same cores. A draft that is seldom busy shows nothing, and is sent after a few tokens."""
+        if self._governed is None or not self.config.draft_waits or self.view.pace.cores.knows_both:
+            return False
+        return self.tree.tip_position < self._first_position + 2 * ENOUGH
 
     def _can_read_in_time(self) -> bool:
         """Return whether the draft reads the text long before its end; else drafting waits, with a reason.
@@ -652,7 +662,8 @@ class EdgeSession:
         self._draft_ended_at = now
         self.stats.draft_steps += 1
         self.stats.drafted += drafted
-        self._draft_took = took = now - self._draft_began_at
+        took = now - self._draft_began_at
+        self._draft_busy += self._drafted_until(now)
         self.stats.draft_time += took
         return took
 

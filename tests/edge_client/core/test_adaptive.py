@@ -635,7 +635,7 @@ def test_steps_that_take_no_time_tell_nothing_of_shared_cores() -> None:
     cores = SharedCores()
     for busy in (0.0, 1.0) * 10:
         cores.sample(busy, 0.0)
-    assert not cores.is_known
+    assert not cores.knows_alone
     assert (cores.cost(1.0), cores.turn(0.03)) == (0.0, 0.03)
 
 

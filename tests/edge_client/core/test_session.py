@@ -263,7 +263,25 @@ def test_the_first_text_shows_the_targets_own_steps_before_the_draft_shares_its_
         at += 0.03
         session.on_message(Commit(2 + place, (5,), compute_us=30_000, evaluated=1), at)
         assert bool(expands(session.effects())) is (place >= ENOUGH)
-    assert session.view.pace.cores.is_known
+    assert session.view.pace.cores.knows_alone
+
+
+@pytest.mark.parametrize("step", [0.009, 0.002])
+def test_drafts_of_the_first_text_leave_when_the_target_shows_what_they_cost_or_soon(step: float) -> None:
+    session = make(make_policy("adaptive"), draft_waits=True)
+    session.start(0.0)
+    session.on_message(Opened(1, 32), 0.001)
+    place, drafts, sent = 0, bool(expands(session.effects())), []
+    while not any(message.tokens for message in sent) and place < 4 * ENOUGH:
+        at = 0.03 * place
+        while drafts and at + step < 0.03 * (place + 1):
+            effects = draft(session, (5, 8), at := at + step)
+            drafts, sent = bool(expands(effects)), sent + proposals(effects)
+        at, place = 0.03 * (place + 1), place + 1
+        session.on_message(Commit(1 + place, (5,), compute_us=30_000, evaluated=1), at)
+        effects = session.effects()
+        drafts, sent = drafts or bool(expands(effects)), sent + proposals(effects)
+    assert place == 1 + 2 * ENOUGH, "after as many steps alone, and as many beside the draft"
 
 
 @pytest.mark.parametrize("shares", [True, False])
