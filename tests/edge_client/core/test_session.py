@@ -271,7 +271,8 @@ def test_drafts_of_the_first_text_leave_when_the_target_shows_what_they_cost_or_
     session = make(make_policy("adaptive"), draft_waits=True)
     session.start(0.0)
     session.on_message(Opened(1, 32), 0.001)
-    place, drafts, sent = 0, bool(expands(session.effects())), []
+    place, drafts = 0, bool(expands(session.effects()))
+    sent: list[Propose] = []
     while not any(message.tokens for message in sent) and place < 4 * ENOUGH:
         at = 0.03 * place
         while drafts and at + step < 0.03 * (place + 1):
