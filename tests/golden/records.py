@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +29,7 @@ from forerun.cli import build_parser
 from forerun.prompts import bundled
 from simulator.files import read_experiment
 from simulator.schemes import SEARCHED, run_scheme
+from tests.golden.streams import responses
 from tests.worlds.seeds import spec_of
 from tests.worlds.world import World, WorldSpec
 from tools.generate import known_metrics
@@ -74,7 +76,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain(value)).encode()).hexdigest()[:16]
 
 
-NUM_WORLDS = 2000
+NUM_WORLDS, NUM_WIRES = 2000, 200
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "simulator" / "worlds"
 NUM_SLOTS = 4096
@@ -102,6 +104,24 @@ def world_of(seed: int) -> str:
     world = Noted(spec_of(seed))
     world.run()
     return digest(world.noted)
+
+
+def wire_of(seed: int) -> str:
+    """Of the bytes alone that both machines send in the world of a seed, in order."""
+    world = Noted(spec_of(seed))
+    world.run()
+    return digest(
+        [
+            (who, effect.message)
+            for _, who, effect, *_ in world.noted
+            if isinstance(effect, edge_effects.Send | Reply)
+        ]
+    )
+
+
+def wire(seeds: Iterable[int] = range(NUM_WIRES)) -> list[str]:
+    with ProcessPoolExecutor() as pool:
+        return list(pool.map(wire_of, seeds, chunksize=20))
 
 
 def worlds(seeds: Iterable[int] = range(NUM_WORLDS)) -> list[str]:
@@ -181,8 +201,15 @@ def texts() -> dict[str, str]:
     }
 
 
+def streams() -> dict[str, str]:
+    """Of what each endpoint answers to each scripted question, without drawn names and times."""
+    return {name: digest(lines) for name, lines in asyncio.run(responses()).items()}
+
+
 RECORDS: dict[str, Callable[[], Any]] = {
     "worlds": worlds,
+    "wire": wire,
+    "streams": streams,
     "simulated": simulated,
     "commands": commands,
     "metrics": metrics,

@@ -25,6 +25,11 @@ def test_names_that_users_know_are_as_recorded(name: str) -> None:
     assert not differences(recorded, json.loads(json.dumps(RECORDS[name]())), name), AGAIN
 
 
+def test_endpoints_stream_what_was_recorded() -> None:
+    recorded = json.loads((FOLDER / "streams.json").read_text(encoding="utf-8"))
+    assert not differences(recorded, RECORDS["streams"](), "streams"), AGAIN
+
+
 @pytest.mark.skipif(not LIKE_RECORDED, reason="recorded on Linux with AVX2, whose last digits are others")
 @pytest.mark.parametrize("seed", range(0, 2000, 50))
 def test_both_machines_do_what_was_recorded(seed: int) -> None:
