@@ -225,7 +225,7 @@ class EdgeDaemon:
     @contextlib.asynccontextmanager
     async def _in_fleet(self, pairs: Sequence[Pair], page: StatusPage) -> AsyncIterator[None]:
         """Join the fleet inside the block. Failures there are logged and end nothing here."""
-        from edge_client.fleet.device import Fleet, FleetSettings  # a daemon without a fleet starts sooner
+        from edge_client.fleet.device import GOODBYE_TIME, Fleet  # a daemon without a fleet starts sooner
         from edge_client.fleet.follower import FleetFollower
 
         link = FleetFollower(
@@ -235,7 +235,7 @@ class EdgeDaemon:
             version=self._around.version,
             began_at=self._began_at,
         )
-        self._fleet = Fleet(FleetSettings.of(self._config.fleet, self._paths.state), link)
+        self._fleet = Fleet(self._config.fleet, self._paths.state, link)
         stop_listening = [pair.verifiers.listen(self._fleet.wake) for pair in pairs]
         task = asyncio.create_task(self._fleet.run())
         task.add_done_callback(_tell_failure)
@@ -245,7 +245,7 @@ class EdgeDaemon:
             for stop in stop_listening:
                 stop()
             task.cancel()
-            await asyncio.wait({task})
+            await asyncio.wait({task}, timeout=2 * GOODBYE_TIME)
 
     async def _until_told(self, stop: asyncio.Event, listening: Listening) -> None:
         told, broken = asyncio.create_task(stop.wait()), asyncio.create_task(listening.wait())

@@ -457,9 +457,25 @@ class FleetSection:
         check_section(self)
         if self.broker and not (self.tenant and self.device):
             raise UserError("fleet.broker is given; its topics also need fleet.tenant and fleet.device")
+        if self.device == "fleet":
+            raise UserError(
+                "fleet.device is 'fleet', the level of the whole fleet's topics; choose another name"
+            )
+        if self.broker and not self.tls:
+            if self.ca or self.cert:
+                raise UserError(
+                    "fleet.ca and fleet.cert have no effect without TLS; use mqtts:// or remove them"
+                )
+            if self.password_file and not is_loopback(urlsplit(self.broker).hostname or ""):
+                raise UserError("the password of fleet.password_file would travel in the clear; use mqtts://")
         _belong_together("fleet.cert", self.cert, "fleet.key", self.key)
         if self.password_file and not self.username:
             raise UserError("fleet.password_file is given without fleet.username; give both")
+
+    @property
+    def tls(self) -> bool:
+        """Tell whether the connection to the broker is encrypted."""
+        return urlsplit(self.broker).scheme == "mqtts"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,8 @@
 
 document   topics, payloads, and the signed document of desired settings
 keys       Ed25519 keys and their files
-machine    a device's side, sans-IO: presence, and which document holds
-broker     how a broker is reached, and its errors in words
-mqtt       one connection to it
-device     the machine's driver: state file, reconnects, telemetry
+desired    which document holds on a device, sans-IO
+mqtt       one connection to the broker, by aiomqtt
+device     the device's task: state file, reconnects, presence, telemetry
 follower   what the fleet reads and changes in the daemon
 """

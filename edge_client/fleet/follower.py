@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +9,7 @@ from typing import Any
 
 from common.errors import UserError
 from edge_client.core.nouns import Fallback
-from edge_client.drafting.model import ModelState
-from edge_client.fleet.document import DraftFigures, Kill, LinkFigures, Telemetry
+from edge_client.fleet.document import Kill
 from edge_client.pair import Pair
 from edge_client.settings import EdgeConfig
 from edge_client.texts.service import Orders
@@ -35,56 +32,40 @@ class FleetFollower:
 
     def about(self) -> dict[str, str]:
         """Return the facts that a birth reports."""
-        ready = [each.address for each in self._verifiers() if each.health is Health.READY]
+        ready = self._ready()
         drafts = [pair.service.defaults.draft_name for pair in self.pairs]
         return {
             "version": self.version,
             "draft": ", ".join(dict.fromkeys(filter(None, drafts))),
-            "verifier": ready[0] if ready else "",
+            "verifier": ready[0].address if ready else "",
             "mode": self.mode(),
         }
 
-    def telemetry(self) -> Telemetry:
-        """Return numbers and states of all pairs; the schema has no field for a text."""
-        every, found = [pair.texts for pair in self.pairs], self._verifiers()
+    def telemetry(self) -> dict[str, float | None]:
+        """Return figures of all pairs. Counts run since the daemon started."""
+        every = [pair.texts for pair in self.pairs]
         sums = {name: sum(texts.totals.sums[name] for texts in every) for name in every[0].totals.sums}
         recent = [figures for _, figures in max(every, key=lambda texts: texts.ended_at).recent]
-        proposed = int(sums["proposed"])
-        ready = [each for each in found if each.health is Health.READY]
-        rtts = [each.smoothed_rtt for each in ready if each.smoothed_rtt is not None]
-        usage, uptime = resource.getrusage(resource.RUSAGE_SELF), time.monotonic() - self.began_at
-        per_mebibyte = 2**20 if sys.platform == "darwin" else 2**10  # what ru_maxrss counts in
-        return Telemetry(
-            generations=sum(sum(texts.totals.ended.values()) for texts in every),
-            active=every[0].admission.num_active,
-            tokens=int(sums["tokens"]),
-            drafted=proposed,
-            accepted=int(sums["accepted"]),
-            resumes=int(sums["resumes"]),
-            errors=sum(texts.totals.ended.get("broken off", 0) for texts in every),
-            acceptance=min(1.0, sums["accepted"] / proposed) if proposed else None,
-            ttft_ms=recent[-1].first_token_ms if recent else None,
-            speedup=min(1000.0, recent[-1].estimated_speedup) if recent else None,
-            link=LinkFigures.UP if ready else LinkFigures.DOWN if found else LinkFigures.UNKNOWN,
-            rtt_ms=min(rtts) * 1e3 if rtts else None,
-            bytes_up=int(sums["bytes_up"]),
-            bytes_down=int(sums["bytes_down"]),
-            uptime_s=uptime,
-            rss_mb=usage.ru_maxrss / per_mebibyte,
-            cpu=(usage.ru_utime + usage.ru_stime) / uptime if uptime > 0 else None,
-            draft=self._draft(),
-        )
+        rtts = [each.smoothed_rtt for each in self._ready() if each.smoothed_rtt is not None]
+        return {
+            "generations": sum(sum(texts.totals.ended.values()) for texts in every),
+            "active": every[0].admission.num_active,
+            "tokens": int(sums["tokens"]),
+            "drafted": int(sums["proposed"]),
+            "accepted": int(sums["accepted"]),
+            "resumes": int(sums["resumes"]),
+            "errors": sum(texts.totals.ended.get("broken off", 0) for texts in every),
+            "ttft_ms": recent[-1].first_token_ms if recent else None,  # of the last text
+            "speedup": recent[-1].estimated_speedup if recent else None,  # against server streaming
+            "rtt_ms": min(rtts) * 1e3 if rtts else None,
+            "bytes_up": int(sums["bytes_up"]),
+            "bytes_down": int(sums["bytes_down"]),
+            "uptime_s": time.monotonic() - self.began_at,
+        }
 
-    def _draft(self) -> DraftFigures:
-        """Return the state of the draft model in use, or of the only one."""
-        states = {pair.drafts.state for pair in self.pairs if pair.drafts is not None}
-        for state in (ModelState.LOADED, ModelState.FAILED):
-            if state in states:
-                return DraftFigures(state.value)
-        return DraftFigures.UNLOADED
-
-    def _verifiers(self) -> list[VerifierStatus]:
-        return [each for pair in self.pairs for each in pair.verifiers.snapshot()]
+    def _ready(self) -> list[VerifierStatus]:
+        every = [each for pair in self.pairs for each in pair.verifiers.snapshot()]
+        return [each for each in every if each.health is Health.READY]
 
     def obey(self, kill: Kill) -> None:
         """Apply the kill switch to every text that begins from now on."""

@@ -6,6 +6,7 @@ A file has one line, `forerun-fleet-private-key HEX` or `forerun-fleet-public-ke
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from nacl.exceptions import BadSignatureError
@@ -16,11 +17,11 @@ from edge_client.fleet.document import Sign, Verify
 
 PRIVATE, PUBLIC = "forerun-fleet-private-key", "forerun-fleet-public-key"
 
-HEX_DIGITS = 64
+KEY = re.compile(r"[0-9a-f]{64}")
 
 
-def verifier(key: bytes | None) -> Verify:
-    """Return a function that verifies this public key's signatures; without a key it rejects all."""
+def verifier(key: bytes) -> Verify:
+    """Return a function that verifies this public key's signatures; an empty key rejects all."""
     known = VerifyKey(key) if key else None
 
     def verify(message: bytes, signature: bytes) -> bool:
@@ -39,11 +40,18 @@ def signer(private_key: bytes) -> Sign:
 
 
 def generate(path: Path) -> bytes:
-    """Write a new pair to `path` (mode 0600) and `path`.pub. Return the public key. Raise `UserError`."""
-    key = bytes(SigningKey.generate())
-    _write(path, f"{PRIVATE} {key.hex()}\n", 0o600)
-    public = bytes(SigningKey(key).verify_key)
-    _write(public_path(path), f"{PUBLIC} {public.hex()}\n", 0o644)
+    """Write a new pair to `path` (mode 0600) and `path`.pub. Return the public key. Raise `UserError` rather
+    than replace a file: a lost key cannot be replaced remotely."""
+    key = SigningKey.generate()
+    public = bytes(key.verify_key)
+    pair = ((path, PRIVATE, bytes(key), 0o600), (public_path(path), PUBLIC, public, 0o644))
+    for file, kind, content, mode in pair:
+        try:
+            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        except OSError as error:
+            raise UserError(f"{file} cannot be written: {error.strerror}; choose another name") from error
+        with os.fdopen(handle, "w") as out:
+            out.write(f"{kind} {content.hex()}\n")
     return public
 
 
@@ -62,7 +70,7 @@ def read_private(path: Path) -> bytes:
 
 def read_public(text: str) -> bytes:
     """Return the key of a public key's file, or of its 64 hex digits. Raise `UserError`."""
-    return bytes.fromhex(text) if _is_key(text) else _read(Path(text), PUBLIC)
+    return bytes.fromhex(text) if KEY.fullmatch(text) else _read(Path(text), PUBLIC)
 
 
 def _read(path: Path, kind: str) -> bytes:
@@ -71,22 +79,6 @@ def _read(path: Path, kind: str) -> bytes:
             found = file.read(1024).decode("ascii", "replace").split()
     except OSError as error:
         raise UserError(f"the key {path} cannot be read: {error.strerror}") from error
-    if len(found) != 2 or found[0] != kind or not _is_key(found[1]):
+    if len(found) != 2 or found[0] != kind or not KEY.fullmatch(found[1]):
         raise UserError(f"{path} is not a {kind} file; make one with `forerun fleet keys`")
     return bytes.fromhex(found[1])
-
-
-def _is_key(text: str) -> bool:
-    return len(text) == HEX_DIGITS and set(text) <= set("0123456789abcdef")
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    """Write a new file, never over an existing one: a lost key cannot be replaced remotely."""
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    except FileExistsError:
-        raise UserError(f"{path} exists already; choose another name, or move the file away") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
-    with os.fdopen(handle, "w") as file:
-        file.write(text)

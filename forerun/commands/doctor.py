@@ -24,8 +24,8 @@ from forerun.terminal import GREEN, RESET, Painter, ProgressBar, note
 
 DESCRIPTION = """\
 Check everything that the daemon needs: this machine, the draft model (loaded in a process of its own), every
-verifier, the link and the fleet's broker; then predict the speed-up. A running daemon is neither needed nor
-disturbed. Without options, check the settings of the running daemon, else those of the configuration.
+verifier and the link; then predict the speed-up. A running daemon is neither needed nor disturbed. Without
+options, check the settings of the running daemon, else those of the configuration.
 
   forerun doctor
   forerun doctor --verifier verifier.example:50051 --draft draft.gguf

@@ -3,6 +3,5 @@
 device    findings; Python, packages, processor, disk, token file, the API's address, the daemon
 draft     the draft's file, and a child process that loads it, times it, and writes texts with it
 link      each verifier: name, connection, certificate, answer, round trips
-broker    the rights that the fleet's broker grants
 examine   all checks in order, and the speed-up that the simulator predicts
 """

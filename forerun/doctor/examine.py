@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from common.errors import UserError
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import EdgeConfig
-from forerun.doctor.broker import check_fleet
 from forerun.doctor.device import (
     Finding,
     check_daemon,
@@ -50,8 +49,6 @@ def examine(
     pairs = dict[str, MeasuredPair]()
     for name, pair in config.each_pair.items():
         pairs[name] = yield from _examine_pair(name, pair, paths, given, progress)
-    progress("asking the broker")
-    yield from check_fleet(config.fleet, paths.state)
     progress("looking ahead")
     for name, found in pairs.items():
         yield _of(name, check_outlook(found))

@@ -145,6 +145,9 @@ def test_what_a_variable_cannot_say_is_told(env: dict[str, str], words: str) -> 
     assert words in refusal(env=env)
 
 
+BROKER = {"fleet.broker": "mqtt://b", "fleet.tenant": "acme", "fleet.device": "pi-1"}
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -156,12 +159,21 @@ def test_what_a_variable_cannot_say_is_told(env: dict[str, str], words: str) -> 
         ({"fleet.broker": "mqtts://b"}, "its topics also need fleet.tenant and fleet.device"),
         ({"fleet.cert": "c"}, "fleet.cert and fleet.key belong together"),
         ({"fleet.password_file": "p"}, "fleet.password_file is given without fleet.username"),
+        ({"fleet.device": "fleet"}, "fleet.device"),
+        ({**BROKER, "fleet.ca": "c"}, "no effect without TLS"),
+        ({**BROKER, "fleet.username": "u", "fleet.password_file": "p"}, "in the clear"),
         ({"draft.seats": "65"}, "--draft-seats: draft.seats is 65"),
         ({"verifier.addresses": ["nowhere"]}, "--verifier: verifier.addresses is"),
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_is_refused(flags: dict[str, object], words: str) -> None:
     assert words in refusal(flags=flags)
+
+
+@pytest.mark.parametrize("broker", ["mqtts://b", "MQTTS://b", "mqtt://127.0.0.1", "mqtt://[::1]:1883"])
+def test_a_brokers_password_travels_under_tls_or_on_this_machine(broker: str) -> None:
+    flags = {**BROKER, "fleet.broker": broker, "fleet.username": "u", "fleet.password_file": "p"}
+    assert load_config(flags, {}, []).config.fleet.password_file == "p"
 
 
 def test_no_refusal_shows_a_password(tmp_path: Path) -> None:

@@ -9,25 +9,18 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_client.fleet.document import Kill, Telemetry
+from edge_client.fleet.document import Kill
 from tests.conftest import WHERE_PROGRAMS_ARE
 from tests.ports import free_port
 
 TENANT, DEVICE = "acme", "pi-1"
 PATIENCE = 30.0
 """Seconds until a test gives up; nothing depends on how long something takes below it."""
-
-RULES = """\
-topic readwrite forerun/v1/acme/{device}/probe
-topic readwrite forerun/v1/acme/{device}/status
-topic write forerun/v1/acme/{device}/telemetry
-topic read forerun/v1/acme/fleet/+
-"""
 
 
 @dataclass
@@ -36,12 +29,11 @@ class Broker:
 
     folder: Path
     port: int
-    tls: bool
     process: subprocess.Popen[str] | None = None
     log: list[str] = field(default_factory=list)
 
     def start(self) -> None:
-        """Returns when it listens."""
+        """Return when it listens."""
         program = shutil.which("mosquitto", path=WHERE_PROGRAMS_ARE)
         assert program is not None
         self.process = subprocess.Popen(
@@ -62,7 +54,7 @@ class Broker:
         running.set()  # or it has ended
 
     def kill(self) -> None:
-        """Without a goodbye."""
+        """End it without a goodbye."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -71,31 +63,23 @@ class Broker:
 
 @contextlib.contextmanager
 def broker(
-    folder: Path,
-    rules: str = "",
-    certificates: Path | None = None,
-    by_password: bool = False,
-    more: str = "",
+    folder: Path, rules: str = "", certificates: Path | None = None, more: tuple[str, ...] = ()
 ) -> Iterator[Broker]:
-    """`rules` is an ACL file; `certificates` a folder with ca.pem, server.pem and server.key."""
+    """Run a broker. `rules` is an ACL file; `certificates` a folder with ca.pem and the server's pair."""
     folder.mkdir(exist_ok=True)
     port = free_port()
-    lines = [f"listener {port} 127.0.0.1", "persistence false", f"user {getpass.getuser()}", more]
-    if certificates is not None:
-        lines += [
-            f"cafile {certificates / 'ca.pem'}",
-            f"certfile {certificates / 'server.pem'}",
-            f"keyfile {certificates / 'server.key'}",
-            *([] if by_password else ["require_certificate true", "use_identity_as_username true"]),
-        ]
-    else:
+    lines = [f"listener {port} 127.0.0.1", "persistence false", f"user {getpass.getuser()}", *more]
+    if certificates is None:
         lines.append("allow_anonymous true")
+    else:
+        pems = {"cafile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}
+        lines += [f"{name} {certificates / pem}" for name, pem in pems.items()]
     if rules:
         (folder / "rules").write_text(rules)
         os.chmod(folder / "rules", 0o600)
         lines.append(f"acl_file {folder / 'rules'}")
     (folder / "mosquitto.conf").write_text("\n".join(lines) + "\n")
-    found = Broker(folder, port, certificates is not None)
+    found = Broker(folder, port)
     found.start()
     try:
         yield found
@@ -103,49 +87,15 @@ def broker(
         found.kill()
 
 
-class Listener:
-    """A client that keeps what it hears, in order."""
-
-    def __init__(self) -> None:
-        self.heard = list[tuple[str, bytes]]()
-        self._changed = asyncio.Event()
-
-    def on_message(self, topic: str, payload: bytes) -> None:
-        self.heard.append((topic, payload))
-        self._changed.set()
-
-    def of(self, topic: str) -> list[bytes]:
-        """The payloads of one topic."""
-        return [payload for found, payload in self.heard if found == topic]
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Waits until something holds of what was heard."""
-        async with asyncio.timeout(PATIENCE):
-            while not holds():
-                self._changed.clear()
-                await self._changed.wait()
-
-
-@contextlib.asynccontextmanager
-async def running(work: asyncio.Task[None]) -> AsyncIterator[asyncio.Task[None]]:
-    """A task that is cancelled at the end; its error, if it had one, is the test's."""
-    try:
-        yield work
-    finally:
-        work.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await work
-
-
 class Daemon:
-    """What a daemon does with its fleet, written down."""
+    """A daemon's side of its fleet, which keeps what it is ordered."""
 
     def __init__(self) -> None:
         self.kills = list[Kill]()
         self.settings: Mapping[str, Any] = {}
-        self.figures: Any = Telemetry(tokens=7)
+        self.figures: Any = {"tokens": 7}
         self.state = {"version": "0.1", "draft": "demo", "verifier": "gpu-1", "mode": "ahead"}
-        self.error = ""  # what `apply` complains of
+        self.error = ""  # the fault that `apply` finds
 
     def about(self) -> Mapping[str, str]:
         return self.state
@@ -162,7 +112,7 @@ class Daemon:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Turns the event loop until something holds."""
+    """Turn the event loop until something holds."""
     async with asyncio.timeout(PATIENCE):
         while not holds():  # noqa: ASYNC110  # states are read, they announce nothing
             await asyncio.sleep(0.005)

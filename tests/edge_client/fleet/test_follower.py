@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
@@ -15,11 +14,11 @@ import pytest
 
 from edge_client.api.service import TextEndpoints
 from edge_client.core.nouns import Fallback
-from edge_client.fleet.document import MAX_TELEMETRY, Kill, encode
+from edge_client.fleet.document import Kill, report
 from edge_client.settings import FLEET_MAY_SET, load_config
 from simulator.proxy import Link, Timeout
 from tests.edge_client.api.world import World, alone, world
-from tests.edge_client.fleet.broker import broker, running, until
+from tests.edge_client.fleet.broker import broker, until
 
 if TYPE_CHECKING:
     from edge_client.fleet.follower import FleetFollower
@@ -144,51 +143,55 @@ async def test_telemetry_has_what_the_device_counted_and_no_text() -> None:
     async with linked() as (found, link):
         bodies = [await found.chat(CANARY, max_tokens=12, user=CANARY) for _ in range(3)]
         telemetry, about = link.telemetry(), link.about()
-    assert CANARY.encode() not in encode(telemetry, MAX_TELEMETRY)
-    assert telemetry.generations == 3
-    assert telemetry.tokens == sum(body["forerun"]["tokens"] for body in bodies)
-    assert telemetry.accepted == sum(body["forerun"]["accepted"] for body in bodies)
-    assert telemetry.rtt_ms is not None
-    assert telemetry.rss_mb is not None
+    payload = report({}, telemetry)
+    assert len(payload) < 1024
+    assert CANARY.encode() not in payload
+    assert telemetry["generations"] == 3
+    assert telemetry["tokens"] == sum(body["forerun"]["tokens"] for body in bodies)
+    assert telemetry["accepted"] == sum(body["forerun"]["accepted"] for body in bodies)
+    assert telemetry["rtt_ms"] is not None
     assert (about["version"], about["draft"], about["mode"]) == ("1.2.3", "tiny-draft", "ahead")
 
 
 async def test_a_document_over_a_real_broker_stops_new_texts(tmp_path: Path) -> None:
     from edge_client.fleet.device import Fleet
     from tests.edge_client.fleet.world import World as FleetWorld
+    from tests.edge_client.fleet.world import running
 
-    with broker(tmp_path / "broker") as running_broker:
-        fleets = FleetWorld(tmp_path, running_broker)
-        async with linked() as (found, link), fleets.ear(fleets.topics.status) as (_, mouth):
-            fleet = Fleet(fleets.settings, link)
-            async with running(asyncio.create_task(fleet.run())):
-                assert (await found.post_chat()).status_code == 200
-                await mouth.publish(fleets.topics.desired, fleets.document(kill=Kill.HALT), retain=True)
-                await until(lambda: found.texts.orders.value == "halt")
-                refused = await found.post_chat()
-                assert (refused.status_code, "ordered halt" in refused.text) == (503, True)
-                await mouth.publish(fleets.topics.desired, fleets.document(), retain=True)
-                await until(lambda: found.texts.orders.value == "none")
-                assert (await found.post_chat()).status_code == 200
+    with broker(tmp_path / "broker") as found_broker:
+        fleets = FleetWorld(tmp_path, found_broker)
+        async with (
+            linked() as (found, link),
+            fleets.operator("nothing") as operator,
+            running(Fleet(fleets.settings, tmp_path, link)),
+        ):
+            assert (await found.post_chat()).status_code == 200
+            await operator.publish(fleets.document(kill=Kill.HALT))
+            await until(lambda: found.texts.orders.value == "halt")
+            assert (await found.post_chat()).status_code == 503
+            await operator.publish(fleets.document())
+            await until(lambda: found.texts.orders.value == "none")
+            assert (await found.post_chat()).status_code == 200
 
 
 @pytest.mark.parametrize("trouble", ["dies", "swallows everything", "was never there"])
 async def test_whatever_the_broker_does_texts_are_written(tmp_path: Path, trouble: str) -> None:
     from edge_client.fleet.device import Fleet
     from tests.edge_client.fleet.world import World as FleetWorld
+    from tests.edge_client.fleet.world import running
 
-    with broker(tmp_path / "broker") as running_broker:
-        fleets = FleetWorld(tmp_path, running_broker)
-        async with linked() as (found, link), Link.to(f"127.0.0.1:{running_broker.port}") as way:
+    with broker(tmp_path / "broker") as found_broker:
+        fleets = FleetWorld(tmp_path, found_broker)
+        async with linked() as (found, link), Link.to(f"127.0.0.1:{found_broker.port}") as way:
             if trouble == "was never there":
                 await way.disable()
-            address = replace(fleets.address, port=way.address.port)
-            fleet = Fleet(replace(fleets.settings, broker=address), link)
-            async with running(asyncio.create_task(fleet.run())):
+            settings = replace(fleets.settings, broker=f"mqtt://127.0.0.1:{way.address.port}")
+            fleet = Fleet(settings, tmp_path, link)
+            async with running(fleet):
                 if trouble != "was never there":
                     await until(lambda: fleet.status()["connected"])
                 if trouble == "dies":
-                    running_broker.kill()
+                    found_broker.kill()
                 elif trouble == "swallows everything":
                     way.add_toxic(Timeout(0, name="black hole"))
                 for seed in range(4):

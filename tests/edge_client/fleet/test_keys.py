@@ -23,7 +23,7 @@ def test_a_pair_that_was_written_signs_and_is_believed(tmp_path: Path) -> None:
     assert verify(b"words", signature)
     assert not verify(b"other words", signature)
     assert not verify(b"words", signature[:-1])
-    assert not keys.verifier(None)(b"words", signature)
+    assert not keys.verifier(b"")(b"words", signature)
 
 
 def test_a_known_answer(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A connection says in words why it fails or ends, and holds whatever a broker sends."""
+"""A connection carries messages over TLS, fails with an error, and bounds what a hostile broker sends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -14,108 +14,96 @@ from typing import Any
 
 import pytest
 
-from common.errors import UserError
-from edge_client.fleet.broker import Broker, BrokerError, DeniedError
-from tests.edge_client.fleet.broker import Listener, broker
+from common.errors import UnavailableError, UserError
+from edge_client.settings import FleetSection
+from tests.edge_client.fleet.broker import broker, until
 from tests.edge_client.fleet.flood import packet, read, text
 from tests.ports import refusing
 
 pytestmark = pytest.mark.broker
 
-CONNACK = packet(0x20, b"\0\0\0")
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
-def settings(port: int, **more: Any) -> Broker:
-    return Broker("127.0.0.1", port, **({"tls": False, "timeout": 5.0} | more))
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edge_client.fleet import mqtt
+
+    monkeypatch.setattr(mqtt, "TIMEOUT", 2.0)
 
 
-async def failure(address: Broker) -> str:
-    """Why no connection can be made."""
-    from edge_client.fleet.mqtt import Connection
+def at(port: int, scheme: str = "mqtt", **more: Any) -> FleetSection:
+    return FleetSection(broker=f"{scheme}://127.0.0.1:{port}", tenant="acme", device="pi-1", **more)
 
-    with pytest.raises(BrokerError) as found:
-        async with Connection(address, "pi-1", lambda *_: None, address.context()):
+
+async def connect(fleet: FleetSection) -> None:
+    """Make a connection and wait for its end."""
+    from edge_client.fleet.mqtt import connected, subscribe
+
+    async with asyncio.timeout(30), connected(fleet, "pi-1") as client:
+        await subscribe(client, "mine")
+        async for _ in client.messages:
             pass
-    return str(found.value)
 
 
 @contextlib.asynccontextmanager
-async def hostile(serve: Serve) -> AsyncIterator[int]:
-    """A server that says what it likes once somebody has said hello; its port."""
-
-    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read(reader)
-        writer.write(CONNACK)
-        await serve(reader, writer)
-
-    async with serving(greet) as port:
-        yield port
-
-
-@contextlib.asynccontextmanager
-async def serving(serve: Serve) -> AsyncIterator[int]:
-    """A server; its port. All its connections are over at the end."""
+async def hostile(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """Run a server that grants a subscription and then does as it likes; yield its port."""
     ended = list[asyncio.Event]()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ended.append(asyncio.Event())
         over = ended[-1]
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await read(reader)
+            writer.write(packet(0x20, b"\0\0\0"))
+            _, body = await read(reader)
+            writer.write(packet(0x90, body[:2] + b"\0\1"))
             await serve(reader, writer)
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
         over.set()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls)
     async with server:
         yield server.sockets[0].getsockname()[1]
     for over in ended:
         await over.wait()
 
 
-async def test_a_denied_publish_is_an_error_and_the_connection_goes_on(tmp_path: Path) -> None:
-    from edge_client.fleet.mqtt import Connection
-
-    with broker(tmp_path, rules="topic readwrite mine\n") as found:
-        ear = Listener()
-        async with Connection(settings(found.port), "pi-1", ear.on_message, None) as connection:
-            with pytest.raises(
-                DeniedError, match=r"does not let this client publish to yours .*Not authorized"
-            ):
-                await connection.publish("yours", b"x")
-            assert await connection.subscribe("mine")
-            await connection.publish("mine", b"x")
-            await ear.until(lambda: ear.heard == [("mine", b"x")])
-
-
-async def test_certificates_are_asked_for_and_given(tmp_path: Path) -> None:
-    from edge_client.fleet.mqtt import Connection
+@pytest.mark.filterwarnings(
+    "ignore:unclosed <ssl.SSLSocket:ResourceWarning"
+)  # paho's, after a failed handshake
+async def test_certificates_are_checked_at_both_ends(tmp_path: Path) -> None:
+    from edge_client.fleet.mqtt import connected, subscribe
     from tests.edge_client.fleet.world import certificates
 
     pems = tmp_path / "pems"
     certificates(pems, "pi-1")
     certificates(tmp_path / "others")
-    with broker(tmp_path / "broker", certificates=pems) as found:
-        bare = settings(found.port, tls=True, ca=pems / "ca.pem")
-        assert "certificate required" in await failure(bare)
-        assert "its certificate is not trusted" in await failure(
-            replace(bare, ca=tmp_path / "others" / "ca.pem")
-        )
-        full = replace(bare, certificate=pems / "pi-1.pem", key=pems / "pi-1.key")
-        ear = Listener()
-        async with Connection(full, "pi-1", ear.on_message, full.context()) as connection:
-            assert await connection.subscribe("mine")
+    more = ("require_certificate true", "use_identity_as_username true")
+    with broker(tmp_path / "broker", certificates=pems, more=more) as found:
+        bare = at(found.port, "mqtts", ca=str(pems / "ca.pem"))
+        for wrong in (bare, replace(bare, ca=str(tmp_path / "others" / "ca.pem")), at(found.port, "mqtts")):
+            with pytest.raises(UnavailableError):
+                await connect(wrong)
+        full = replace(bare, cert=str(pems / "pi-1.pem"), key=str(pems / "pi-1.key"))
+        async with connected(full, "pi-1") as client:
+            await subscribe(client, "mine")
             for number in range(50):  # more than one TLS record holds
-                await connection.publish("mine", bytes([number]) * 2000)
-            await ear.until(lambda: len(ear.heard) == 50)
-        with pytest.raises(UserError, match="cannot be used"):
-            replace(full, key=pems / "server.key").context()
+                await client.publish("mine", bytes([number]) * 2000, qos=1)
+            await until(lambda: len(client.messages) == 50)
+        for wrong in (
+            replace(full, key=str(pems / "server.key")),
+            replace(bare, ca=str(tmp_path / "none.pem")),
+        ):
+            with pytest.raises(UserError):
+                await connect(wrong)
 
 
 async def test_a_password_lets_in_over_tls(tmp_path: Path) -> None:
-    from edge_client.fleet.mqtt import Connection
+    from edge_client.fleet.mqtt import connected
     from tests.edge_client.fleet.world import certificates
 
     certificates(tmp_path / "pems")
@@ -124,94 +112,96 @@ async def test_a_password_lets_in_over_tls(tmp_path: Path) -> None:
     words = "$".join(base64.b64encode(each).decode() for each in (salt, key))
     (tmp_path / "passwords").write_text(f"pi-1:$7$101${words}\n")  # as mosquitto_passwd writes them
     (tmp_path / "passwords").chmod(0o600)
-    more = f"password_file {tmp_path / 'passwords'}"
-    with broker(tmp_path / "broker", certificates=tmp_path / "pems", by_password=True, more=more) as found:
-        address = settings(found.port, tls=True, ca=tmp_path / "pems" / "ca.pem", username="pi-1")
-        assert "0x87" in await failure(replace(address, password="wrong"))
-        right = replace(address, password="secret")
-        async with Connection(right, "pi-1", lambda *_: None, right.context()) as connection:
-            assert await connection.subscribe("mine")
+    (tmp_path / "right").write_text("secret\n")
+    (tmp_path / "wrong").write_text("wrong\n")
+    more = (f"password_file {tmp_path / 'passwords'}",)
+    with broker(tmp_path / "broker", certificates=tmp_path / "pems", more=more) as found:
+        ca = str(tmp_path / "pems" / "ca.pem")
+        by = {name: str(tmp_path / name) for name in ("right", "wrong", "none")}
+        fleets = {
+            name: at(found.port, "mqtts", ca=ca, username="pi-1", password_file=file)
+            for name, file in by.items()
+        }
+        async with connected(fleets["right"], "pi-1") as client:
+            await client.publish("mine", b"x", qos=1)
+        for name, error in (("wrong", UnavailableError), ("none", UserError)):
+            with pytest.raises(error):
+                await connect(fleets[name])
 
 
-async def test_why_no_connection_can_be_made_is_told(tmp_path: Path) -> None:
-    with broker(tmp_path) as found:
-        assert "is TLS on at both ends" in await failure(settings(found.port, tls=True))
+async def test_what_cannot_be_reached_is_unavailable(tmp_path: Path) -> None:
     with refusing() as address:
-        assert "nothing listens there" in await failure(settings(int(address.rpartition(":")[2])))
-    assert "there is no host" in await failure(Broker("host.invalid", 1, tls=False))
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        assert "no answer within 0.2 s" in await failure(settings(mute.getsockname()[1], timeout=0.2))
-
-
-async def lost(port: int, **more: Any) -> BrokerError:
-    """Why a connection that was made has ended."""
-    from edge_client.fleet.mqtt import Connection
-
-    async with (
-        asyncio.timeout(30),
-        Connection(settings(port, **more), "pi-1", lambda *_: None, None) as connection,
+        port = int(address.rpartition(":")[2])
+    for fleet in (
+        at(port),
+        replace(at(port), broker="mqtt://host.invalid"),
+        replace(at(port), broker="mqtt://a..b"),
     ):
-        return await connection.lost()
+        with pytest.raises(UnavailableError):
+            await connect(fleet)
 
 
-async def test_a_packet_without_end_is_cut_and_not_kept() -> None:
-    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"\x30\xff\xff\xff\x7f")  # 256 MB follow
-        while True:
-            writer.write(bytes(65536))
-            await writer.drain()
-
-    async with hostile(endless) as port:
-        assert "larger than this client allows" in str(await lost(port))
+async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"\x30\xff\xff\xff\x7f")  # 256 MB follow
+    while True:
+        writer.write(bytes(65536))
+        await writer.drain()
 
 
-async def test_messages_that_are_begun_and_never_finished_do_not_pile_up() -> None:
-    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for number in range(1, 65535):
-            writer.write(packet(0x34, text("mine") + number.to_bytes(2, "big") + b"\0" + bytes(1000)))
-            await writer.drain()
-
-    async with hostile(half) as port:
-        assert "does not finish them" in str(await lost(port))
+async def unfinished(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Begin messages of QoS 2."""
+    for number in range(1, 65535):
+        writer.write(packet(0x34, text("mine") + number.to_bytes(2, "big") + b"\0" + bytes(1000)))
+        await writer.drain()
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [b"\xff" * 100, b"\x00" * 100, packet(0x32, b"\xff\xff"), packet(0x90, b""),
-     packet(0x40, b"\0\1\xff\xff"),
-     packet(0x32, b"\0\4\xff\xfe\xfd\xfc\0\1\0x"), packet(0xE0, b"\x8b\0")],
-)  # fmt: skip
-async def test_garbage_ends_the_connection_or_is_passed_over_and_raises_nothing(garbage: bytes) -> None:
+def saying(garbage: bytes) -> Serve:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(garbage)
         await writer.drain()
 
+    return serve
+
+
+GARBAGE = (
+    *(b"\xff" * 100, b"\x00" * 100, packet(0x32, b"\xff\xff"), packet(0x90, b""), packet(0xE0, b"\x8e\0")),
+    *(packet(0x40, b"\0\1\xff\xff"), packet(0x32, b"\0\4\xff\xfe\xfd\xfc\0\1\0x")),
+)
+
+
+@pytest.mark.parametrize("serve", [endless, unfinished, *map(saying, GARBAGE)], ids=range(9))
+async def test_a_hostile_broker_loses_the_connection(serve: Serve) -> None:
     async with hostile(serve) as port:
-        assert isinstance(await lost(port), BrokerError)
+        with pytest.raises(UnavailableError):
+            await connect(at(port))
 
 
-async def test_a_disconnect_with_a_reason_is_told_in_words() -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(packet(0xE0, b"\x8e\0"))
-        await writer.drain()
+async def test_a_flood_that_never_lets_the_event_loop_turn_is_cut(tmp_path: Path) -> None:
+    """aiomqtt reads on while TLS has decoded bytes: until packets and TLS records end together."""
+    from tests.edge_client.fleet.world import certificates
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(packet(0x30, text("mine") + bytes(20)) * 100_000)
         await reader.read()
 
-    async with hostile(serve) as port:
-        error = await lost(port)
-    assert error.taken_over
-    assert "another process connected with this device's name" in str(error)
+    pems = tmp_path / "pems"
+    certificates(pems)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pems / "server.pem", pems / "server.key")
+    async with hostile(flood, context) as port:
+        with pytest.raises(UnavailableError):
+            await connect(at(port, "mqtts", ca=str(pems / "ca.pem")))
 
 
 async def test_an_acknowledgement_that_never_comes_ends_the_connection() -> None:
-    from edge_client.fleet.mqtt import Connection
+    import aiomqtt
+
+    from edge_client.fleet.mqtt import connected, subscribe
 
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    async with hostile(mute) as port:
-        address = settings(port, timeout=1.0)  # it must do for the greeting, on a busy machine, too
-        async with Connection(address, "pi-1", lambda *_: None, None) as connection:
-            with pytest.raises(BrokerError, match="did not answer in time"):
-                await connection.publish("mine", b"x")
-            with pytest.raises(BrokerError):
-                await connection.publish("mine", b"x")
+    async with hostile(mute) as port, connected(at(port), "pi-1") as client:
+        await subscribe(client, "mine")
+        with pytest.raises(aiomqtt.MqttError):
+            await client.publish("mine", b"x", qos=1)
