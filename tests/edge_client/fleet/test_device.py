@@ -193,10 +193,34 @@ async def test_a_broker_in_a_black_hole_holds_nothing_up(
         await until(lambda: fleet.status()["connected"])
 
 
-async def test_two_processes_with_one_name_give_each_other_way(world: World) -> None:
-    async with world.device() as one, world.device(state="other") as two:
-        await until(lambda: all(fleet.status()["error"] for fleet in (one, two)))
-        await until(lambda: one.status()["connected"] or two.status()["connected"])
+async def test_a_device_that_comes_back_is_online_after_its_old_will(
+    world: World,
+) -> None:
+    """A broker ends the older connection of a name, and publishes its will, before it greets the newer."""
+    import aiomqtt
+
+    from edge_client.fleet.mqtt import connected
+    from tests.edge_client.fleet.world import STATUS
+
+    will = aiomqtt.Will(STATUS, b'{"state":"offline"}', qos=1, retain=True)
+    async with (
+        world.operator(STATUS) as operator,
+        connected(world.settings, world.settings.device, will),
+        world.device() as fleet,
+    ):
+        await operator.until(2)
+        assert [each["state"] for each in operator.presences] == ["offline", "online"]
+        assert fleet.status()["connected"]
+
+
+async def test_a_device_whose_name_is_taken_notices_and_comes_back(world: World) -> None:
+    from edge_client.fleet.mqtt import connected
+
+    async with world.device() as fleet:
+        await until(lambda: fleet.status()["connected"])
+        async with connected(world.settings, world.settings.device):
+            await until(lambda: fleet.status()["error"])
+            await until(lambda: fleet.status()["connected"])
 
 
 async def test_a_flood_of_hostile_messages_is_bounded_and_the_device_still_obeys(world: World) -> None:
