@@ -14,10 +14,10 @@ GUIDE = ROOT / "docs" / "edge.md"
 PAGES = (
     ROOT / "README.md",
     ROOT / "deploy" / "README.md",
-    ROOT / "demo_models" / "README.md",
+    ROOT / "lab" / "demo_models" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "clients").glob("*.md")),
-    *sorted((ROOT / "integrations").glob("*/README.md")),
+    *sorted((ROOT / "lab" / "integrations").glob("*/README.md")),
 )
 FOR_NEWCOMERS = (
     ROOT / "README.md",

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tools import model_manifest
-from tools.chart import ROOT
+from lab.tools import model_manifest
+from lab.tools.chart import ROOT
 
-TARGET = ROOT / "demo_models" / "target"
+TARGET = ROOT / "lab" / "demo_models" / "target"
 BASE = "https://models.internal/demo"
 
 

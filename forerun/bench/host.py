@@ -1,6 +1,6 @@
 """Runs a measured verifier: `forerun verify` with a meter around its engine and its scheduler.
 
-    python -m forerun.bench.host --model demo_models/target --json
+    python -m forerun.bench.host --model lab/demo_models/target --json
 
 The process takes the options of `forerun verify`; `--model formula` is a target without a model. It answers
 each line on standard input with a line of JSON about the time since the last one, and stops at its end.

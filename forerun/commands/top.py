@@ -29,7 +29,7 @@ Show the live texts of this device's daemon, updated every second until Ctrl-C. 
 sessions of a verifier that was started with --admin. Of the texts themselves only lengths are shown.
 
   forerun top
-  forerun verify --model demo_models/target --admin 127.0.0.1:50061
+  forerun verify --model lab/demo_models/target --admin 127.0.0.1:50061
   forerun top --admin 127.0.0.1:50061"""
 
 CALL_TIMEOUT = 5.0

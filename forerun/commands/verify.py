@@ -32,7 +32,7 @@ Load a causal language model, check that Forerun's packed evaluation of it is ri
 over gRPC. The model is a local folder in Hugging Face format, a hub id, or a GGUF file. On SIGTERM the
 verifier asks every session to move elsewhere, waits at most --grace seconds and ends.
 
-  forerun verify --model demo_models/target --listen 127.0.0.1:50051
+  forerun verify --model lab/demo_models/target --listen 127.0.0.1:50051
 
 A TOML file (--config FILE) or the environment (FORERUN_VERIFY_MODEL) can also set every option. An option
 given here overrides the environment, and the environment overrides the file."""

@@ -79,7 +79,7 @@ async def test_what_an_attack_breaks_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_process_beyond_its_memory_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks.processes import LoggedProcess
+    from lab.benchmarks.processes import LoggedProcess
     from tests.attacks import stages
     from tests.fuzz.laws import Broken
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from cloud_verifier.server.lifecycle import FLUSH_TIME
-from tools.chart import OVERLAYS, Object, rendered
+from lab.tools.chart import OVERLAYS, Object, rendered
 
 TORCHRUN_PATIENCE = 30.0  # seconds after SIGTERM, after which torchrun kills
 LOOK_TIME = 1.0  # seconds between the looks of a group's first pod at the others; a test compares

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from common.wire import bounds
+from lab.tools.chart import ROOT
+from lab.tools.model_manifest import manifest_of
 from tests.ports import refusing
-from tools.chart import ROOT
-from tools.model_manifest import manifest_of
 
 SCRIPT = ROOT / "deploy" / "kubernetes" / "components" / "model" / "fetch_model.py"
-TARGET = ROOT / "demo_models" / "target"
+TARGET = ROOT / "lab" / "demo_models" / "target"
 
 
 def loaded() -> ModuleType:

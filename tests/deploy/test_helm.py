@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from lab.tools.chart import CHART, PLACE, Object, overlays, text_of, write
 from tests.conftest import HELM_PACKAGES, program
 from tests.deploy.rules import RULES, View, checked, title
-from tools.chart import CHART, PLACE, Object, overlays, text_of, write
 
 HELM_SHA256 = "8c375d1016b2c9754bad8da3ed07ce33c0f9af3bad8890e61737f5137be7396d"
 OLDEST = "1.29.0"

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from forerun.cli import build_parser
+from lab.tools.chart import CHART, ROOT, overlays, rendered
 from tests.deploy.rules import View
-from tools.chart import CHART, ROOT, overlays, rendered
 
 PAGE = ROOT / "deploy" / "README.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -46,8 +46,8 @@ def test_values_of_helm_are_values_of_the_chart() -> None:
 
 
 def test_a_manifest_is_made_as_it_says(tmp_path: Path) -> None:
-    (command,) = [line for line in commands() if "tools.model_manifest" in line]
-    words = command.partition(">")[0].replace("MODEL ", f"{ROOT / 'demo_models' / 'target'} ").split()
+    (command,) = [line for line in commands() if "lab.tools.model_manifest" in line]
+    words = command.partition(">")[0].replace("MODEL ", f"{ROOT / 'lab' / 'demo_models' / 'target'} ").split()
     made = subprocess.check_output([sys.executable, *words[1:]], cwd=ROOT, text=True)
     assert {each["path"] for each in json.loads(made)["files"]} >= {"config.json", "model.safetensors"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import demo_models
+from lab import demo_models
 
 REVISION = "0" * 40
 REPOSITORY = "forerun-test/pair"

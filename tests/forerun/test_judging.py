@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import demo_models
 from cloud_verifier.core.judge import FloatArray, Judge, features
 from common.errors import UserError
 from forerun.cli import main
@@ -25,6 +24,7 @@ from forerun.judging import (
     logistic,
     mine,
 )
+from lab import demo_models
 
 # A pair with planted important tokens: the text is fillers and digits in turn, then the sum of the digits.
 # The draft always prefers the other filler, and at places 3 and 9 another digit.

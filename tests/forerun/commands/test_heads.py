@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import demo_models
 from forerun.cli import main
+from lab import demo_models
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

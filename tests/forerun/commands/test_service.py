@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-import demo_models
 from common.errors import UserError
 from edge_client.process.paths import SYSTEM, EdgePaths
 from edge_client.settings import ServiceSection
 from forerun.cli import main
 from forerun.commands import service as service_command
 from forerun.commands.service import DEVICES, MARK, UNIT, ServicePlan, launchd_plist, systemd_unit
+from lab import demo_models
 from tests import wording
 
 pytestmark = pytest.mark.api  # platformdirs, of the `edge` extra

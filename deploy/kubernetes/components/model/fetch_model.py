@@ -3,7 +3,7 @@
     python fetch_model.py fetch --manifest FILE --into FOLDER         fetch what is missing, check every file
     python fetch_model.py check --manifest FILE --into FOLDER         whether `fetch` has finished (--wait S)
 
-A manifest names each file with its address, size and SHA-256 (`python -m tools.model_manifest` makes one).
+A manifest names each file with its address, size and SHA-256 (`lab.tools.model_manifest` makes one).
 Only safetensors, JSON, text and chat templates, which edges render in a sandbox, are taken: other formats can
 run code when they are loaded. A file stands under its name only after its hash was compared, and a last file
 says that all are there.
@@ -115,7 +115,7 @@ def check_names(path: Path, names: list[str]) -> None:
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         raise ModelError(
             f"{path} names no model: config.json and at least one .safetensors file belong to one. "
-            "Make it with: python -m tools.model_manifest FOLDER --from https://HOST/PATH"
+            "Make it with: python -m lab.tools.model_manifest FOLDER --from https://HOST/PATH"
         )
 
 
