@@ -67,6 +67,9 @@ ROUTED_SHARE = 0.1
 """Of the rows of a mixture of experts, which may differ by more where bits are not equal: rounding decides
 between two experts that are all but equally good. A mistake would move more rows than these."""
 
+OTHER_ROW = 0.5
+"""Mean difference of two tokens' logits, a share of their spread. It is about 1 for unrelated tokens."""
+
 RULES = 3
 """Version of the checks. A file that has passed an older version is checked again."""
 
@@ -218,15 +221,13 @@ def measure_shapes(runtime: LlamaRuntime, tokens: Sequence[int]) -> tuple[Decode
     equal = {size: _equal(found[size], single) for size in sizes[1:]}
     measured = tuple(sorted(times.items()))
     runtime.clear()
+    prompt_outputs = _prompt_outputs(runtime, tokens)
     if not runtime.settings.batch_invariant or _experts_are_tiled(runtime):
         return DecodeShapes(measured), False
-    if not _prompts_repeat(runtime, tokens):
+    if not prompt_outputs or not _prompts_repeat(runtime, tokens):
         return DecodeShapes(measured), False
     if not FLOATS.isdisjoint(runtime.types.values()):
         return DecodeShapes(measured, 1, PROMPT_LEAST), True
-    prompt_outputs = _prompt_outputs(runtime, tokens)
-    if not prompt_outputs:
-        return DecodeShapes(measured), False
     text_rows = 1
     while equal.get(text_rows + 1) and text_rows + 1 < PROMPT_LEAST:
         text_rows += 1
@@ -258,13 +259,18 @@ def _prompts_repeat(runtime: LlamaRuntime, tokens: Sequence[int]) -> bool:
 
 def _prompt_outputs(runtime: LlamaRuntime, tokens: Sequence[int]) -> int:
     """Return the fewest rows with logits at which a row of a prompt's decode has its bits; 0 if no number
-    settles them."""
+    settles them. Raises `UserError` if the logits are not that row's."""
     prompt = tokens[: PROMPT_LEAST + 3 * PROMPT_UNIT]
     found = list[FloatArray]()
     for count in (1, PROMPT_LEAST, len(prompt)):
         runtime.clear()
         found.append(_decode(runtime, prompt, 0, num_outputs=count)[-1].copy())
     runtime.clear()
+    if any(np.abs(row - found[2]).mean() > OTHER_ROW * found[2].std() for row in found):
+        raise UserError(
+            f"{runtime.path} cannot be served: llama.cpp returns the logits of other tokens than asked for "
+            f"({runtime.description}); update llama-cpp-python, or choose another model"
+        )
     if not np.array_equal(found[1], found[2]):
         return 0
     return 1 if np.array_equal(found[0], found[1]) else PROMPT_LEAST

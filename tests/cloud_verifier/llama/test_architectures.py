@@ -37,11 +37,14 @@ REFUSED: dict[str, tuple[str, dict[str, int]]] = {
 
 
 @contextmanager
-def engine_of(path: Path, architecture: str, **more: Any) -> Iterator[LlamaEngine]:
+def engine_of(
+    path: Path, architecture: str, *, deterministic: bool | None = None, **more: Any
+) -> Iterator[LlamaEngine]:
     from tests.edge_client.llama.tiny_architectures import write_architecture
 
     write_architecture(path, architecture, **more)
-    with open_runtime(str(path), SLOTS, 64, 256, ONE_THREAD) as runtime:
+    options = LlamaOptions(threads=1, deterministic=deterministic)
+    with open_runtime(str(path), SLOTS, 64, 256, options) as runtime:
         yield LlamaEngine(runtime, SLOTS, name=architecture)
 
 
@@ -75,6 +78,15 @@ def test_a_target_whose_kernels_depend_on_others_does_not_claim_to_repeat_itself
     with engine_of(tmp_path / "tiny.gguf", architecture, **more) as engine:
         assert not probe(engine).shapes.repeats
         assert engine.info.near_tie > 0
+
+
+@pytest.mark.parametrize("deterministic", [None, False])
+def test_logits_of_other_tokens_than_asked_for_are_refused(
+    tmp_path: Path, deterministic: bool | None
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    with engine_of(path, "cogvlm", deterministic=deterministic) as engine, pytest.raises(UserError):
+        probe(engine)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -63,6 +63,7 @@ ARCHITECTURES: dict[str, Values] = {
         "rope.dimension_count": 16,
         "feed_forward_length": [96, 64],
     },
+    "cogvlm": {},  # llama.cpp returns the first rows' logits in place of those asked for
     "grok": EXPERTS,  # llama.cpp has no flash attention for it
     "minimax-m3": EXPERTS  # keys chosen by an index
     | {
