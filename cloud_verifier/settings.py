@@ -24,6 +24,7 @@ from common.config.setting import LOG_FORMATS, LOG_LEVELS, Schema, check_section
 from common.errors import UserError
 from common.llama.store import is_gguf
 from common.privacy import LEVELS, Privacy
+from common.wire.bounds import model_name
 from common.wire.options import host_and_port
 
 MAX_LIFETIME = 900.0
@@ -232,8 +233,10 @@ class TargetSection:
         """The model's name for edges: `name`, a folder's or file's own name, or the hub id; never a path."""
         folder = Path(self.path).expanduser()
         if self.is_gguf:
-            return self.name or folder.name.partition("@")[0][: -len(".gguf")]
-        return self.name or (folder.resolve().name if folder.is_dir() else self.path)
+            own = folder.name.partition("@")[0][: -len(".gguf")]
+        else:
+            own = folder.resolve().name if folder.is_dir() else self.path
+        return model_name(self.name or own)
 
     @property
     def step_floor_time(self) -> float:
