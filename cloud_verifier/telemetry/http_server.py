@@ -34,8 +34,6 @@ MAX_HEAD_BYTES = 16 * 1024
 
 TEXT, JSON = "text/plain; charset=utf-8", "application/json"
 
-PATHS = "/metrics, /livez, /readyz and /sessions"
-
 Page = tuple[HTTPStatus, str, bytes]
 """Status, content type and body of an answer."""
 
@@ -137,13 +135,10 @@ class HttpServer:
                 return _plain(HTTPStatus.SERVICE_UNAVAILABLE if why_not else HTTPStatus.OK, why_not or "ok")
             case "/sessions":
                 if not _is_local(peer, headers.get("host", "")):
-                    words = (
-                        "live sessions are shown to this machine alone; use ssh -L or kubectl port-forward"
-                    )
-                    return _plain(HTTPStatus.FORBIDDEN, words)
+                    return _plain(HTTPStatus.FORBIDDEN, "only for this machine; use ssh -L or port-forward")
                 return HTTPStatus.OK, JSON, json.dumps(overview(self._take())).encode()
             case _:
-                return _plain(HTTPStatus.NOT_FOUND, f"only {PATHS} are here")
+                return _plain(HTTPStatus.NOT_FOUND, "only /metrics, /livez, /readyz and /sessions are here")
 
     def _ask_ready(self) -> str:
         """Return why no session would be admitted; empty if one would. Log each change."""

@@ -82,9 +82,11 @@ def _ps(options: DaemonOptions) -> int:
 async def _verifier(options: TopOptions, address: str) -> None:
     client = LocalClient(address, timeout=VERIFIER_TIMEOUT, name="verifier")
 
-    async def look() -> verifier_table.Overview:
+    async def look() -> daemon_table.Json:
         try:
-            return verifier_table.checked(client.get(verifier_table.PATH))
+            told: daemon_table.Json = client.get(verifier_table.PATH)
+            verifier_table.table(told)  # fails if it has another form
+            return told
         except UnavailableError as error:
             raise UnavailableError(f"{error}; was `forerun verify` started with --http {address}?") from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -10,20 +10,10 @@ from forerun import terminal
 from forerun.commands.daemon_table import WIDEST, Json, duration
 
 PATH = "/sessions"
-
-Overview = Json
-"""The answer, as `cloud_verifier.telemetry.snapshot.overview` returns it."""
+"""Path of the answer, which `cloud_verifier.telemetry.snapshot.overview` makes."""
 
 
-def checked(told: Any) -> Overview:
-    """Return an answer that can be shown. Raise KeyError, TypeError, ValueError or AttributeError if it has
-    another form."""
-    table(told)
-    overview: Overview = told
-    return overview
-
-
-def figures(now: Overview, before: Overview | None = None) -> dict[str, Any]:
+def figures(now: Json, before: Json | None = None) -> dict[str, Any]:
     """Return figures of the time between two answers of one verifier; None where nothing happened.
 
     The time begins with the verifier's start if `before` is None or the verifier restarted since.
@@ -51,7 +41,7 @@ def figures(now: Overview, before: Overview | None = None) -> dict[str, Any]:
     }
 
 
-def paces(now: Overview, before: Overview | None = None) -> dict[int, float]:
+def paces(now: Json, before: Json | None = None) -> dict[int, float]:
     """Return tokens per second by stream: between two answers, or since the session's Open."""
     old = {session["stream"]: session for session in before["sessions"]} if before else {}
     pace = dict[int, float]()
@@ -64,7 +54,7 @@ def paces(now: Overview, before: Overview | None = None) -> dict[int, float]:
     return pace
 
 
-def as_json(now: Overview, before: Overview | None = None) -> dict[str, Any]:
+def as_json(now: Json, before: Json | None = None) -> dict[str, Any]:
     """Return the whole answer, `figures`, and each session's tokens per second."""
     pace = paces(now, before)
     sessions = [{**session, "tokens_per_s": pace[session["stream"]]} for session in now["sessions"]]
@@ -103,7 +93,7 @@ NAMES = ("SESSION", "TENANT", "MODE")
 """Titles of the columns that are aligned to the left."""
 
 
-def table(now: Overview, before: Overview | None = None, *, sort: str = "pace") -> list[str]:
+def table(now: Json, before: Json | None = None, *, sort: str = "pace") -> list[str]:
     """Return a summary of the verifier, then a line a session."""
     pace = paces(now, before)
     rows = [(each, pace[each["stream"]]) for each in now["sessions"]]
@@ -112,7 +102,7 @@ def table(now: Overview, before: Overview | None = None, *, sort: str = "pace") 
     return [*_summary(now, figures(now, before)), "", *terminal.table(COLUMNS, cells, NAMES, WIDEST)]
 
 
-def _summary(now: Overview, found: dict[str, Any]) -> list[str]:
+def _summary(now: Json, found: dict[str, Any]) -> list[str]:
     modes = Counter(session["mode"] for session in now["sessions"])
     doing = ", ".join(f"{number} {mode}" for mode, number in sorted(modes.items())) or "none"
     most = f"/{now['max_sessions']}" if now["max_sessions"] else ""

@@ -9,10 +9,8 @@ import pytest
 from cloud_verifier.server.serving import watched
 from cloud_verifier.server.worker import Worker
 from cloud_verifier.settings import OperationsSection
-from common.errors import UserError
 from forerun.cli import build_parser
 from forerun.commands.verify import check, config_of
-from tests import wording
 from tests.cloud_verifier.configured import configured
 from tests.cloud_verifier.telemetry.desk import make
 from tests.cloud_verifier.telemetry.test_http_server import get
@@ -36,12 +34,6 @@ async def test_what_was_asked_for_answers_on_one_port() -> None:
         port = int(found["http"].rpartition(":")[2])
         answers = [await get(port, path) for path in ("/metrics", "/livez", "/readyz", "/sessions")]
     assert [answer.status for answer in answers] == [200] * 4
-
-
-async def test_an_address_in_use_is_refused() -> None:
-    async with watched(operations("--http", "127.0.0.1:0"), make()) as found:
-        with wording.raises(UserError):
-            await listening(make(), "--http", found["http"])
 
 
 @pytest.mark.parametrize(
