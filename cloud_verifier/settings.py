@@ -375,22 +375,16 @@ class IdentitySection:
 
 @dataclass(frozen=True, slots=True)
 class OperationsSection:
-    """The operations section sets the operator's listeners, the log and the process."""
+    """The operations section sets the operator's port, the log and the process."""
 
-    metrics: str = setting(
-        "", "address of http://HOST:PORT/metrics; empty: off", form="HOST:PORT", check=_check_address
-    )
-    metrics_tenants: int = setting(
-        0, "number of tenants, the first, with series of their own; others share one", unit="tenants", low=0
-    )
-    health: str = setting(
+    http: str = setting(
         "",
-        "address of gRPC probes (startup, readiness, liveness) for a supervisor, in plain text; empty: off",
+        "address of /metrics, /livez, /readyz and /sessions over plain HTTP; empty: off",
         form="HOST:PORT",
         check=_check_address,
     )
-    admin: str = setting(
-        "", "address for `forerun top`, on this machine only; empty: off", form="unix:PATH or HOST:PORT"
+    metrics_tenants: int = setting(
+        0, "number of tenants, the first, with series of their own; others share one", unit="tenants", low=0
     )
     log_level: str | None = setting(
         None,

@@ -30,8 +30,7 @@ PARSER = build_parser("verify")
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "ray" / "serve.yaml"
 TEXTS = {
     "listen": "127.0.0.1:0",
-    "metrics": "[::1]:9464",
-    "health": "localhost:1",
+    "http": "[::1]:9464",
     "tenant_certificate": "example.org",
     "tensor_split": "3,1",
 }
