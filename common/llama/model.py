@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from common.errors import UserError
 from common.grammar import Grammars, Matcher, Tokens
+from common.llama.gguf import GgufFile
 from common.llama.library import extra_bufts_are_safe, library, native_log
 from common.llama.store import HUB_PREFIX, ModelStore, check_magic, hash_of, is_remote, split_hub_path
 
@@ -309,17 +310,21 @@ class LlamaModel(LlamaVocabulary):
         return model
 
     def refuse_unsuited(self, with_states: bool) -> None:
-        """Raise `UserError` for a model that is no decoder, and without `with_states` for a recurrent one."""
+        """Raise `UserError` for a model that is no decoder, and without `with_states` for a recurrent one.
+        Needs no weights."""
         if self.is_recurrent and not with_states:
             raise UserError(
                 f"{self.settings.path} has recurrent layers, and their state cannot be cut back; a target in "
                 "GGUF must be an attention-only decoder; choose another model, or use this one as a draft"
             )
-        for question, kind in (
-            (self._library.llama_model_is_diffusion, "a diffusion model"),
-            (self._library.llama_model_has_encoder, "an encoder model"),
-        ):
-            if question(self._model):
+        kinds = {
+            "a diffusion model": self._library.llama_model_is_diffusion(self._model),
+            "an encoder model": self._library.llama_model_has_encoder(self._model),
+            "an embedding model or a ranker": self._own("pooling_type") not in ("", "0"),
+            "a model whose tokens see later ones": self._own("attention.causal") == "false",
+        }
+        for kind, applies in kinds.items():
+            if applies:
                 raise UserError(f"{self.settings.path} is {kind}; it must be a decoder; choose another model")
 
     @property
@@ -341,22 +346,49 @@ class LlamaModel(LlamaVocabulary):
         return self._number("context_length")
 
     @property
+    def keeps_latents(self) -> bool:
+        """Tell whether attention is latent and its KV one latent a token, whose first part is the value too.
+        Needs no weights."""
+        return self._number("attention.key_length_mla") > 0
+
+    @property
     def kv_bytes(self) -> int:
         """Return the bytes of one token's keys and values over all layers; 0 for a model without attention.
 
-        Needs no weights. llama.cpp does not report numbers that a file gives for each layer. Such a model,
-        mostly a hybrid, counts as if each layer had keys and values for all heads, which is too many.
+        Needs no weights. Where layers have heads of several sizes, all count as the largest.
         """
-        heads = self._number("attention.head_count")
-        width = self._number("embedding_length") // max(1, heads)
-        own = sum(self._number(f"attention.{part}_length") or width for part in ("key", "value"))
-        num_values = self._number("block_count") * (self._number("attention.head_count_kv") or heads) * own
+        heads = self._by_layer("attention.head_count")
+        width = self._number("embedding_length") // max(1, *heads)
+        parts = ("key",) if self.keeps_latents else ("key", "value")
+        own = sum(self._number(f"attention.{part}_length") or width for part in parts)
+        kept = self._by_layer("attention.head_count_kv")
+        kept = kept if any(kept) else heads
+        shared = self._number("attention.shared_kv_layers")  # the last layers, which keep nothing
+        num_values = own * sum(kept[: len(kept) - shared])
+        num_values += len(kept) * self._number("attention.indexer.key_length")
         return num_values * (4 if self.settings.exact else 2)
+
+    def _own(self, key: str) -> str:
+        """Return a value of the architecture's metadata; empty if the file has none."""
+        return self.metadata(f"{self.metadata('general.architecture')}.{key}")
 
     def _number(self, key: str) -> int:
         """Return a whole number of the architecture's metadata; 0 if llama.cpp reports none."""
-        found = self.metadata(f"{self.metadata('general.architecture')}.{key}")
+        found = self._own(key)
         return int(found) if found.isdecimal() else 0
+
+    def _by_layer(self, key: str) -> list[int]:
+        """Return a whole number of the architecture's metadata for each layer."""
+        count = self._number("block_count")
+        with GgufFile(self.path) as file:
+            found = file.numbers(f"{self.metadata('general.architecture')}.{key}")
+        return found[:count] if len(found) >= count else [self._number(key)] * count
+
+    @cached_property
+    def types(self) -> dict[str, int]:
+        """Return the ggml_type of each matrix of the layers by its name. Needs no weights."""
+        with GgufFile(self.path) as file:
+            return {name: kind for name, kind in file.matrices() if name.startswith("blk.")}
 
     @property
     def chat_template(self) -> str:

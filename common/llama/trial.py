@@ -89,6 +89,7 @@ class TrialRequest:
     path: str
     weights: bool  # load the weights too, else the tokens alone
     gpu_layers: int
+    batch_invariant: bool  # as in `LlamaSettings`
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
@@ -107,6 +108,7 @@ class ModelTrials:
         with self._lock:
             wanted = mark_of(path) | {
                 "accelerated": bool(settings.gpu_layers),  # layers on an accelerator, which runs other code
+                "batch_invariant": settings.batch_invariant,  # other kernels, too
                 "weights": weights,  # it was loaded whole
             }
             # A file loaded with its weights has had its tokens read, too.
@@ -115,7 +117,7 @@ class ModelTrials:
             began = time.monotonic()
             logger.info("> trying %s in a process of its own", path)
             _try(
-                TrialRequest(str(path), weights, settings.gpu_layers),
+                TrialRequest(str(path), weights, settings.gpu_layers, settings.batch_invariant),
                 PATIENCE + (wanted["size"] / SLOWEST if weights else 0.0),
             )
             logger.info("%s has passed its trial in %.1f s", path, time.monotonic() - began)

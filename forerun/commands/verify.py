@@ -110,7 +110,6 @@ def _leave(*_: object) -> None:
 def check(config: VerifierConfig) -> None:
     """Check files, addresses and libraries before the slow loading. Raise `UserError`."""
     check_models(config.target)
-    from cloud_verifier.server.admin import check_private
     from cloud_verifier.server.serving import identity_of, tls_of
 
     server, operations = config.server, config.operations
@@ -119,13 +118,9 @@ def check(config: VerifierConfig) -> None:
         tls.read()
     identity_of(config.identity)
     check_free("--listen", server.listen)
-    if operations.metrics:
-        check_free("--metrics", operations.metrics)
+    if operations.http:
+        check_free("--http", operations.http)
         import prometheus_client  # noqa: F401 - only to see whether it is there
-    if operations.health:
-        check_free("--health", operations.health)
-    if operations.admin:
-        check_private(operations.admin)
 
 
 def check_models(target: TargetSection) -> None:
@@ -168,10 +163,9 @@ def _announce(config: VerifierConfig, info: TargetInfo, address: str, besides: M
         lines.append("Privacy off: message sizes reveal content, unless an edge asks for padding.")
     else:
         lines.append("Privacy padded: all messages of a direction have one size; timing still leaks.")
-    if "metrics" in besides:
-        lines.append(f"Metrics at http://{besides['metrics']}/metrics.")
-    if "admin" in besides:
-        lines.append(f"Live sessions: forerun top --admin {besides['admin']}")
+    if "http" in besides:
+        lines.append(f"Metrics at http://{besides['http']}/metrics.")
+        lines.append(f"Live sessions: forerun top --http {besides['http']}")
     if info.repeats:
         lines.append("Texts are bit-for-bit the same under any other load (docs/determinism.md).")
     elif config.target.is_gguf:

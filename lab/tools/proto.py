@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_DIR = ROOT / "proto" / "forerun" / "v1"
 PACKAGE = "common/pb"
-SOURCES = ("admin", "verifier")
+SOURCES = ("verifier",)
 STUBS = tuple(f"{name}_pb2{ending}" for name in SOURCES for ending in (".py", ".pyi", "_grpc.py"))
 
 

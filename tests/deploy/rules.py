@@ -16,8 +16,8 @@ LOOK_TIME = 1.0  # seconds between the looks of a group's first pod at the other
 ENDING_TIME = 3.0  # seconds that a process with a GPU may take to end
 METADATA = "169.254.0.0/16"  # where clouds give a node its credentials
 IN_PLAIN_TEXT = {"cpu-demo"}  # for trying out; only the cluster's own edges reach its pods
-PORTS = {"grpc": "--listen", "health": "--health", "metrics": "--metrics"}
-PROBES = {"startupProbe": "startup", "readinessProbe": "readiness", "livenessProbe": "liveness"}
+PORTS = {"grpc": "--listen", "http": "--http"}
+PROBES = {"startupProbe": "/livez", "readinessProbe": "/readyz", "livenessProbe": "/livez"}
 
 
 @cache
@@ -97,8 +97,8 @@ def ports_are_those_listened_on(view: View) -> None:
     for pod in view.verifiers:
         listened = {name: int(pod.options[option].rpartition(":")[2]) for name, option in PORTS.items()}
         assert {each["name"]: each["containerPort"] for each in pod.main["ports"]} == listened
-        for probe, service in PROBES.items():
-            assert pod.main[probe]["grpc"] == {"port": listened["health"], "service": service}
+        for probe, path in PROBES.items():
+            assert pod.main[probe]["httpGet"] == {"path": path, "port": "http"}
     services = {each["metadata"]["name"]: each for each in view.of("Service")}
     for each in services.values():
         selected = view.matching(each["spec"]["selector"])
@@ -187,7 +187,7 @@ def only_what_must_is_reached(view: View) -> None:
         leaves = {53} | between_ranks if pod.is_verifier else {53, 443}
         assert view.reached(pod, "egress") == leaves, pod.owner
         if pod.serves:
-            assert view.reached(pod, "ingress") - between_ranks == {50051, 9464}, "not the health port"
+            assert view.reached(pod, "ingress") - between_ranks == {50051, 9464}
     for policy in view.of("NetworkPolicy"):
         for rule in policy["spec"].get("ingress", []):
             assert all(peer["podSelector"]["matchLabels"] for peer in rule["from"])

@@ -30,12 +30,9 @@ REFUSED = f"""
 {VERIFY} --deterministic
 {VERIFY} --listen 50051
 {VERIFY} --listen localhost:none
-{VERIFY} --metrics 9464
-{VERIFY} --metrics localhost:x
-{VERIFY} --metrics localhost:²
-{VERIFY} --health 50052
-{VERIFY} --admin 50061
-{VERIFY} --admin 0.0.0.0:50061
+{VERIFY} --http 9464
+{VERIFY} --http localhost:x
+{VERIFY} --http localhost:²
 {VERIFY} --metrics-tenants -1
 {VERIFY} --tls-cert c
 {VERIFY} --tls-key k

@@ -121,7 +121,7 @@ def _gguf(folder: Path) -> Play:
         if not _read(tally, f"gguf {seed} ({name})", lambda: find_model(str(path))):
             verdict = "refused by our reader"
         else:
-            asked = TrialRequest(str(path), weights=True, gpu_layers=0)
+            asked = TrialRequest(str(path), weights=True, gpu_layers=0, batch_invariant=True)
             verdict = _verdict(_forked(lambda: trial_child.try_file(asked)))
         tally.outcomes[f"gguf: {verdict}"] += 1
         if verdict == "loads" and (end := _verdict(_forked(lambda: _as_the_daemon(path)))) not in FINE:
