@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from cloud_verifier.core.batching import StepBatch
+from cloud_verifier.core.batching import StepDraft
 from cloud_verifier.core.nouns import StepPlan
 from cloud_verifier.core.session import VerifySession
 from cloud_verifier.core.tenants import Tenant
@@ -309,12 +309,13 @@ class RateLimiter:
         waits = [self.meters.wait(name, count, now) for name, count in held.items()]
         return let, now + min(waits) if waits else None
 
-    def trim(self, batch: StepBatch, nodes: dict[int, list[Node]], now: float) -> StepBatch:
-        """Return the batch cut down to each tenant's quota; `nodes`, by session key, are cut in place. Each
-        session keeps one position of its prompt, or its tip. Drafts are cut first."""
+    def trim(self, batch: StepDraft, now: float) -> StepDraft:
+        """Return the batch cut down to each tenant's quota. Each session keeps one position of its prompt, or
+        its tip. Drafts are cut first."""
         if not self._has_rates:
             return batch
-        chunks, by_tenant = dict(batch.chunks), dict[str, list[VerifySession]]()
+        chunks, nodes = dict(batch.chunks), dict(batch.nodes)
+        by_tenant = dict[str, list[VerifySession]]()
         for session in batch.members:
             by_tenant.setdefault(session.tenant, []).append(session)
         for name, members in by_tenant.items():
@@ -322,7 +323,7 @@ class RateLimiter:
             num_rows = sum(chunks.get(each.key, 0) + len(nodes.get(each.key, ())) for each in members)
             if room is not None and num_rows > room:
                 _cut(members, room, chunks, nodes)
-        return replace(batch, chunks=chunks)
+        return replace(batch, chunks=chunks, nodes=nodes)
 
     def charge(self, members: Sequence[VerifySession], plan: StepPlan) -> None:
         if self._has_rates:
@@ -343,7 +344,7 @@ class RateLimiter:
 
 
 def _cut(
-    members: Sequence[VerifySession], room: int, chunks: dict[int, int], nodes: dict[int, list[Node]]
+    members: Sequence[VerifySession], room: int, chunks: dict[int, int], nodes: dict[int, Sequence[Node]]
 ) -> None:
     """Cut chunks and nodes to `room` positions, at least one for each member."""
     spare = room - len(members)
@@ -360,5 +361,5 @@ def _cut(
         if len(taken := nodes.get(session.key, ())) > 1:
             kept = min(len(taken) - 1, spare)
             spare -= kept
-            del nodes[session.key][1 + kept :]
-            session.account.promise(session.tree, taken[1:])
+            nodes[session.key] = taken[: 1 + kept]
+            session.account.promise(session.tree, taken[1 : 1 + kept])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from cloud_verifier.core.admission import (
     ANYBODY,
@@ -17,7 +17,7 @@ from cloud_verifier.core.admission import (
     check_room,
     need_of,
 )
-from cloud_verifier.core.batching import Batcher, OomBackoff, most_rows
+from cloud_verifier.core.batching import Batcher, OomBackoff, StepDraft, most_rows
 from cloud_verifier.core.cost import MeasuredStepCost, StepCost
 from cloud_verifier.core.guessing import Guessing
 from cloud_verifier.core.ledger import Ledger, Running, StepDone
@@ -36,6 +36,7 @@ from cloud_verifier.core.nouns import (
     StepResult,
     TargetInfo,
 )
+from cloud_verifier.core.planning import StepPlanner
 from cloud_verifier.core.preemption import Preemption
 from cloud_verifier.core.rate_limits import Quotas, RateLimiter, RetryTimes
 from cloud_verifier.core.session import StepProgress, VerifySession
@@ -135,6 +136,9 @@ class VerifyScheduler:
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
         self.backoff = OomBackoff(most_rows(self.config))
         self._batcher = Batcher(self.config, self.backoff, self.cost, info.rows_per_read, self.tenants)
+        self._planner = StepPlanner(
+            self.config, self._batcher, self.speculation, self.credit, self.rate_limiter
+        )
         self._effects: list[Effect | StepDone] = []  # of a step: its commits
         self.waits_until: float | None = None  # seconds; the next step waits for nodes of edges
         self._running: Running | None = None
@@ -176,7 +180,7 @@ class VerifyScheduler:
         except ForerunError as error:
             self._refuse(key, error, now)
             return
-        self._look_whether_rows_pay([session])
+        self._planner.look_whether_rows_pay([session])
         credit = self.credit.of(session, len(self.sessions))
         session.tell_credit(credit)
         hold = 0.0 if came_at is None else now - came_at
@@ -251,7 +255,7 @@ class VerifyScheduler:
             return None
         self._may_guess = False
         decoding = [session for session in ready if not session.num_prefill]
-        self._recall(decoding)
+        self._planner.recall(decoding)
         return self.guessing.plan(ready, self.speculation.bare(decoding), now)
 
     def on_guessed(self, result: GuessResult, now: float, ended_at: float | None = None) -> None:
@@ -274,31 +278,19 @@ class VerifyScheduler:
         self._alarms.set(WAIT_KEY, self.waits_until)
         if self.waits_until is not None:
             return None
-        batch = self._batcher.batch(ready, alone=len(self.sessions) == 1)
-        if not batch.members:
-            return None
-        self._recall(batch.decoding)
-        num_read = sum(batch.chunks.values())
-        max_rows = self.backoff.left(self.config.max_rows, num_read)
-        nodes, num_wanted, longer = self.speculation.pick(
-            batch.decoding, batch.bearing, max_rows, self.config.max_nodes_per_session, num_read
-        )
-        num_nodes = sum(map(len, nodes.values()))
-        self.credit.note(num_wanted, num_nodes - len(nodes))
-        self._look_whether_rows_pay(batch.decoding)
-        batch = self._batcher.keep_pace(batch, longer, num_nodes)
-        for session in batch.decoding[len(nodes) :]:  # sessions whose prompts end in the longer step
-            nodes[session.key] = [session.tree.tip]
-        batch = self.rate_limiter.trim(batch, nodes, now)
-        items = [s.plan(batch.chunks.get(s.key, 0), nodes.get(s.key, ()), self.memory) for s in batch.members]
-        if len(batch.members) < len(self.sessions):  # if all are, they stay in their order
-            for session in batch.members:
+        draft = self._planner.draft(ready, now, alone=len(self.sessions) == 1)
+        return self._begin(draft, now) if draft.members else None
+
+    def _begin(self, draft: StepDraft, now: float) -> StepPlan:
+        """Give the draft's rows their slots, charge them, and let the step run."""
+        plan, members = self._planner.rows(draft, self.memory), draft.members
+        if len(members) < len(self.sessions):  # if all are, they stay in their order
+            for session in members:
                 self.sessions.move_to_end(session.key)
-        plan = StepPlan(tuple(items))
-        self.rate_limiter.charge(batch.members, plan)
-        members, num_prefilled = {each.key: each for each in batch.members}, sum(batch.chunks.values())
-        num_reads = self._batcher.reads(plan)
-        self._running = Running(members, now, plan.num_rows, num_reads, num_prefilled, batch.spared)
+        self.rate_limiter.charge(members, plan)
+        num_prefilled, num_reads = sum(draft.chunks.values()), self._batcher.reads(plan)
+        by_key = {session.key: session for session in members}
+        self._running = Running(by_key, now, plan.num_rows, num_reads, num_prefilled, draft.spared)
         return plan
 
     def look_ahead(self) -> NextStep | None:
@@ -545,12 +537,6 @@ class VerifyScheduler:
             session.ready_at = min(times)
         return min(times, default=None)
 
-    def _recall(self, decoding: Iterable[VerifySession]) -> None:
-        """Add the guesses that are copied from earlier in the same text."""
-        if self.config.recall:
-            for session in decoding:
-                session.guess(self.config.max_nodes_per_session - 1)
-
     def _answers_running(self, result: StepResult) -> bool:
         sessions = self._running.sessions.values() if self._running else ()
         sizes = [len(session.rows.nodes) if session.rows else 0 for session in sessions]
@@ -578,11 +564,6 @@ class VerifyScheduler:
         self.memory.step_over()
         running, self._running = self._running, None
         return running
-
-    def _look_whether_rows_pay(self, sessions: Sequence[VerifySession]) -> None:
-        if sessions:
-            most = self.config.max_nodes_per_session - 1
-            self.credit.rows_pay = self.speculation.may_pay(sessions, most)
 
     def _commit(self, part: StepProgress, done: StepDone, logprobs: tuple[TokenLogprobs, ...]) -> Reply:
         session = part.session
