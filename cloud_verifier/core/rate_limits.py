@@ -21,6 +21,7 @@ from cloud_verifier.core.session import VerifySession
 from cloud_verifier.core.tenants import Tenant
 from common.config.setting import check_section, setting
 from common.errors import CapacityError, Code, UserError
+from common.estimators import IntervalEstimator
 from common.messages import Open
 from common.tree import Node
 
@@ -141,6 +142,28 @@ class RetryTimes:
         after = self.last_at + min(interval, MOST_SPACING)
         self.last_at = after if first <= after <= first + MOST_AHEAD else first
         return self.last_at - now
+
+
+RETRY_AFTER = 1.0  # seconds, until the rate of ending sessions is known
+
+
+class Vacancies:
+    """Tells callers that found no room when to come again, by how often sessions end."""
+
+    def __init__(self) -> None:
+        self._between_ends = IntervalEstimator(RETRY_AFTER)
+        self._times = RetryTimes()
+        self._last_end_at: float | None = None
+
+    def session_ended(self, now: float) -> None:
+        if self._last_end_at is not None:
+            self._between_ends.sample(now - self._last_end_at)
+        self._last_end_at = now
+
+    def advise(self, error: CapacityError, now: float) -> None:
+        """Give the error a retry time, unless it has one."""
+        if error.retry_after is None:
+            error.retry_after = self._times.next(now, self._between_ends.smoothed)
 
 
 class Meters:
