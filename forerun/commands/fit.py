@@ -10,14 +10,14 @@ from typing import Any
 
 from common.calibration import Prior
 from common.wire.options import version
-from edge_client.core.policies.published.pacer import StopScorer
 from edge_client.models.prior_file import FORMAT, VERSION, point_as_json
 from forerun.options import REQUIRED, add_command, argument, option, write_out
 from forerun.terminal import note
+from schemes.policies.pacer import StopScorer
 from simulator.canvas import check_drawing
-from simulator.fitting import HELD_OUT_EVERY, LogLoss, TextSplit, fit, fit_scorer, held_against, scored, split
 from simulator.recordings import Recording, read_recording
-from simulator.reliability import Reliability, plot_reliability
+from training.fitting import HELD_OUT_EVERY, LogLoss, TextSplit, fit, fit_scorer, held_against, scored, split
+from training.reliability import Reliability, plot_reliability
 
 DESCRIPTION = f"""\
 Fit the prior, an edge's initial trust in a draft's scores, to recordings of that draft. Report how well it

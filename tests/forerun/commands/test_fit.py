@@ -10,9 +10,9 @@ import pytest
 
 from common.calibration import SHIPPED
 from edge_client.core.policies import make_policy
-from edge_client.core.policies.published.pacer import PacerPolicy
 from edge_client.models.prior_file import read_priors
 from forerun.cli import main
+from schemes.policies.pacer import PacerPolicy
 from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording
 from tests import wording
 
