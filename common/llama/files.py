@@ -124,7 +124,8 @@ def _from_hub(name: str) -> Path:
     logging.getLogger("huggingface_hub").handlers.clear()  # our log shows its warnings, too
     try:
         return Path(hf_hub_download(uri.id, uri.path_in_repo, revision=uri.revision))
-    except (OSError, ValueError, RuntimeError, errors.HTTPError) as error:  # RuntimeError: of hf_xet
+    # HTTPError: of httpx, whose name changes. RuntimeError: of hf_xet
+    except (OSError, ValueError, RuntimeError, errors.HTTPError) as error:  # type: ignore[attr-defined]
         cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None
         raise _failure(name, cause or error) from error
 
@@ -135,7 +136,7 @@ def _from_web(url: str, sha256: str) -> Path:
     The file gets its name when it is whole and has the required hash.
     """
     from huggingface_hub import cached_assets_path
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
     name = PurePosixPath(urlsplit(url).path).name
     if not name:

@@ -197,7 +197,8 @@ def _check_ours(file: Path) -> None:
 
 def _file(system: bool) -> Path:
     """Return the service's file. Raise `UserError` for a kind of service that this system lacks."""
-    if sys.platform != "darwin":
+    is_mac = sys.platform == "darwin"
+    if not is_mac:
         config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
         return (SYSTEM_UNITS if system else config / "systemd" / "user") / UNIT
     if system:
