@@ -99,7 +99,7 @@ def _install(options: InstallOptions) -> int:
     _check_ours(file)
     for folder in (file.parent, *folders):
         make_private(folder)
-    write_out("the service's file", file, text)
+    write_out("the machine's service, which needs root," if system else "the service", file, text)
     file.chmod(0o644)
     start, _ = _commands(file, system)
     for step in start if options.now else ():

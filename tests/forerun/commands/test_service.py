@@ -273,6 +273,12 @@ def test_the_machines_unit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["edge", "uninstall-service", "--system"]) == 0
 
 
+def test_a_folder_that_cannot_be_written_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home.path / "system").write_text("no folder")
+    monkeypatch.setattr(service_command, "SYSTEM_UNITS", home.path / "system")
+    home.refused("install-service --system")
+
+
 def test_on_macos_it_is_an_agent(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("HOME", str(home.path))
