@@ -74,6 +74,8 @@ def add_actions(actions: Any) -> None:
 def _install(options: InstallOptions) -> int:
     paths, system, file = options.paths, options.system, _file(options.system)
     config = load_config({}, os.environ, files_read(options.config, paths)).config
+    if system and not options.run_as:
+        _check_homes(config)
     hub = paths.cache / "huggingface" if system else hub_home()
     folders = [] if system else [paths.state, paths.cache, hub]
     has_walls = system or _has_namespaces()
@@ -91,7 +93,6 @@ def _install(options: InstallOptions) -> int:
         folders=folders,
         written=_written(config),
         has_walls=has_walls,
-        hides_home=system and not _in_home(config, options),
     )
     if options.only_print:
         sys.stdout.write(text)
@@ -160,21 +161,19 @@ def _written(config: EdgeConfig) -> list[Path]:
     return [Path(each).parent for each in (config.log.file, config.api.token_file, socket) if each]
 
 
-def _in_home(config: EdgeConfig, options: InstallOptions) -> bool:
-    """Return whether the program or its configuration is in a home folder. Raise `UserError` if the service's
-    user cannot read it."""
+def _check_homes(config: EdgeConfig) -> None:
+    """Raise `UserError` if the program or its configuration is in a home folder."""
     program = (Path(sys.executable).resolve(), Path(sys.prefix), Path(forerun.__file__).resolve())
     paths = [entry for entry in SCHEMA.entries if entry.setting.is_path]
     configs = (config, *config.pairs.values())
     named = [getattr(getattr(each, entry.section), entry.field) for each in configs for entry in paths]
     files = [*program, *(Path(each) for each in named if each and not is_remote(each))]
-    in_home = [file for file in files if any(home in file.parents for home in HOMES)]
-    if in_home and options.system and not options.run_as:
-        raise UserError(
-            f"{in_home[0]} is in somebody's home, which the service's own user cannot read; "
-            "move it, for example below /opt, or name a user with --run-as"
-        )
-    return bool(in_home)
+    for file in files:
+        if any(home in file.parents for home in HOMES):
+            raise UserError(
+                f"{file} is in somebody's home, which the service's own user cannot read; "
+                "move it, for example below /opt, or name a user with --run-as"
+            )
 
 
 def _has_namespaces() -> bool:
