@@ -167,7 +167,7 @@ $(STAMP): pyproject.toml constraints/dev.txt
 		|| echo "forerun: building llama.cpp, about 5 minutes, once (pip keeps the result for the next time)"
 	@CMAKE_ARGS="$$CMAKE_ARGS $(LLAMA_CMAKE)" \
 		$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints/dev.txt \
-		-e '.[edge,hub,verifier,quantized,parallel,simulation,dev]'
+		-e '.[edge,verifier,quantized,parallel,simulation,dev]'
 	@touch $@
 	@echo "forerun: $(VENV) is ready"
 

@@ -30,7 +30,6 @@ COMMANDS = {
     "ps": "forerun.commands.top:add_ps",
     "doctor": "forerun.commands.doctor",
     "fleet": "forerun.commands.fleet",
-    "pull": "forerun.commands.pull",
     "models": "forerun.commands.models",
     "heads": "forerun.commands.heads",
     "judge": "forerun.commands.judge",

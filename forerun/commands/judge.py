@@ -29,7 +29,6 @@ from forerun.options import (
     JsonOption,
     add_command,
     check_out,
-    models_folder,
     open_draft,
     option,
     write_out,
@@ -190,9 +189,7 @@ def _train(options: JudgeTrainOptions) -> int:
 
     tasks = read_prompts(options.tasks)
     note("loading the draft model and the target model")
-    settings = LlamaSettings(
-        options.draft, n_ctx=options.context, threads=options.threads, models=models_folder(options.draft)
-    )
+    settings = LlamaSettings(options.draft, n_ctx=options.context, threads=options.threads)
     with open_draft(settings) as runtime:
         if options.threads:
             import torch

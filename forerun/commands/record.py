@@ -24,7 +24,6 @@ from forerun.options import (
     SamplingOptions,
     add_command,
     check_out,
-    models_folder,
     open_draft,
     option,
 )
@@ -107,8 +106,7 @@ def record(options: RecordOptions, prompts: Sequence[str]) -> Recording:
 
     note("loading the draft model and the target model")
     sampling, context = options.sampling, options.context
-    models = models_folder(options.draft)
-    settings = LlamaSettings(options.draft, n_ctx=context, threads=options.threads, models=models)
+    settings = LlamaSettings(options.draft, n_ctx=context, threads=options.threads)
     with open_draft(settings) as runtime:
         ids = _tokenized(runtime, prompts, context, sampling.max_tokens)
         dtype = "float32" if options.device == "cpu" else "auto"  # as `forerun verify`

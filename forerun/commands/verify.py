@@ -21,7 +21,7 @@ from common.config.pages import add_flags, flags_from
 from common.privacy import Privacy
 from edge_client.process.paths import find_paths
 from forerun.log_format import writing
-from forerun.options import check_free, models_folder, pin_to_core
+from forerun.options import check_free, pin_to_core
 
 if TYPE_CHECKING:
     from cloud_verifier.core.nouns import TargetInfo
@@ -90,14 +90,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def with_local_file(config: VerifierConfig) -> VerifierConfig:
-    """Return the configuration with the local file of a GGUF target, which `forerun pull` may have fetched.
-    Raise `UserError`."""
+    """Return the configuration with the local file of a GGUF target. Raise as `find_model`."""
     target = config.target
     if not target.is_gguf:
         return config
-    from common.llama.model import find_model
+    from common.llama.files import find_model
 
-    file = find_model(target.path, models_folder(target.path))
+    file = find_model(target.path)
     return replace(config, target=replace(target, model=file, name=target.served_name))
 
 

@@ -24,15 +24,14 @@ CALLS = {"json.load", "tomllib.load", "request.body", "request.form", "request.j
 ALLOWED = {
     "this program wrote the file": """
         edge_client.texts.journal._read edge_client.process.run_file.read_any
-        edge_client.models.fetch._Part._known_identity
-        common.llama.store.read_manifest forerun.doctor.draft.main
+        forerun.doctor.draft.main
         forerun.doctest_child.main forerun.prompts.bundled edge_client.api.page.page_routes
         simulator.sweep._has_finished_cells simulator.sweep.run_sweep simulator.tables.Table.keep
         simulator.tables.Table.load""",
     "the user or the configuration names the file": """
         edge_client.fleet.broker.read_password edge_client.models.prior_file.read_priors
         forerun.chat.talk._plain_line forerun.options.read_prompt
-        forerun.commands.service._check_ours simulator.proxy.cli._read_script
+        simulator.proxy.cli._read_script
         simulator.documents.read_text simulator.tables.read_rows""",
     "this program started the process; asyncio limits a line to 64 KiB": """
         forerun.rig.json_lines forerun.doctest_child.main

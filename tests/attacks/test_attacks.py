@@ -47,7 +47,7 @@ async def test_known_attacks_on_a_verifier_break_nothing(tmp_path: Path) -> None
 
 
 async def test_known_attacks_on_files_break_nothing(tmp_path: Path) -> None:
-    found = await played(tmp_path, *named("redirects", "reader behind"))
+    found = await played(tmp_path, *named("reader behind"))
     assert not [verdict for verdict in found.values() if verdict.why]
 
 

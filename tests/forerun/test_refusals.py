@@ -13,7 +13,6 @@ from tests import wording
 COMPLETE = "edge complete --draft none.gguf --prompt x --verifier"
 VERIFY, RECORD, DEV = "verify --model none", "record --out a.jsonl", "certs dev --out out --name localhost"
 CAPACITY = "bench capacity --target formula --drafts off"
-PULL, NAME, SHA256 = "pull --models m", "hf://o/r/f.gguf", "0" * 64
 
 REFUSED = f"""
 {COMPLETE} 127.0.0.1:1 --temperature -1
@@ -72,13 +71,6 @@ top --once --sort tenant
 {CAPACITY} recorded
 {CAPACITY} --policy x
 bench daemon --clients 0
-{PULL}
-{PULL} --remove
-{PULL} {NAME} --sha256 x
-{PULL} {NAME} --list
-{PULL} {NAME} --verify --sha256 {SHA256}
-{PULL} --verify {NAME}
-{PULL} hf://o/r
 {DEV} --days 400
 {DEV} --days 0
 {DEV} --tenant a/b

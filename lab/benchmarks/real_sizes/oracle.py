@@ -22,9 +22,9 @@ from cloud_verifier.core.nouns import CPU_SLOTS, StepItem, StepPlan, StepResult,
 from cloud_verifier.engine.model.checkpoint import describe
 from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.server.serving import serve
+from common.llama.files import is_gguf
 from common.llama.model import LlamaSettings
 from common.llama.runtime import LlamaRuntime
-from common.llama.store import is_gguf
 from common.noise import noise_output
 from common.wire.describe import TokenTable
 from forerun.commands import verify
