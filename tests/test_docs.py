@@ -25,7 +25,7 @@ FOR_NEWCOMERS = (
     ROOT / "docs" / "jetson.md",
     ROOT / "docs" / "edge_config.md",
 )
-WITH_ACTIONS = ("edge", "bench", "fleet", "simulate")
+WITH_ACTIONS = ("edge", "fleet", "simulate")
 PROGRAM = r"^(?:sudo |\.venv/bin/)?forerun"
 """As a line of a shell begins."""
 

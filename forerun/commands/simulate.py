@@ -12,7 +12,6 @@ from typing import Any
 
 from common.errors import UserError
 from edge_client.core.policies import offered
-from forerun.commands import validate
 from forerun.options import REQUIRED, JsonOption, WorkersOption, add_command, argument, option, write_out
 from forerun.terminal import Painter, ProgressBar, note, table
 from schemes.claims import CLAIMS
@@ -148,7 +147,6 @@ def add_parser(commands: Any) -> None:
     words = "draw all published schemes over the round trip"
     add_command(actions, "compare", words, _compare, CompareOptions, COMPARE)
     add_command(actions, "plot", "draw the results of a sweep", _plot, PlotOptions, PLOT)
-    validate.add_parser(actions)
 
 
 def add_link(commands: Any) -> None:

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.report import finish
 from forerun.prompts import bundled
 from forerun.rig import START_TIMEOUT, Processes, RigProcess
+from lab.bench.report import finish
 from lab.benchmarks.daemon import DaemonProcess
 from lab.benchmarks.reports import parser_of
 from simulator.figures import percentile, rounded

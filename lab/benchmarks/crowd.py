@@ -34,8 +34,8 @@ from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate, 
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
-from forerun.bench.report import add_report, finish, settings_of, table
 from forerun.rig import Processes
+from lab.bench.report import add_report, finish, settings_of, table
 from lab.benchmarks.reports import carry_out, plain_parser_of
 from lab.demo_models import TARGET_DIR
 from simulator.drafts import BetaDraft

@@ -25,7 +25,7 @@ from common.llama.model import LlamaSettings
 from common.llama.runtime import ALL_SEQUENCES, LlamaRuntime
 from edge_client.core.nouns import DraftRow, Reroot
 from edge_client.llama.group import DraftGroup, MemberDrafter
-from forerun.bench.report import finish, table
+from lab.bench.report import finish, table
 from lab.benchmarks.plans import SAMPLINGS
 from lab.benchmarks.reports import carry_out, parser_of
 from lab.demo_models import DRAFT_GGUF

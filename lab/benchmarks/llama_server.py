@@ -34,9 +34,9 @@ from typing import Any
 from common.errors import LocalError, UserError
 from common.llama.model import LlamaModel, LlamaSettings
 from edge_client.core.policies import make_policy
-from forerun.bench.report import Machine, finish, settings_of, table
 from forerun.rig import START_TIMEOUT, Processes
 from forerun.terminal import note
+from lab.bench.report import Machine, finish, settings_of, table
 from lab.benchmarks.daemon import DaemonProcess, num_tokens
 from lab.benchmarks.http_stream import BrokenError, HttpClient
 from lab.benchmarks.processes import LoggedProcess, attempts, free_port

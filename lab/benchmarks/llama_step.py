@@ -32,7 +32,7 @@ from cloud_verifier.llama.loading import LlamaOptions, load_engine, open_runtime
 from common.llama.runtime import LlamaRuntime
 from common.messages import Commit, Open
 from common.sampling import SamplingParams
-from forerun.bench.report import Machine, finish, table
+from lab.bench.report import Machine, finish, table
 from lab.benchmarks.plans import SAMPLINGS, item_of, sampled
 from lab.benchmarks.reports import carry_out, parser_of
 

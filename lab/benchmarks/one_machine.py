@@ -26,9 +26,9 @@ from typing import Any
 from common.errors import UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
-from forerun.bench.report import Machine, finish, settings_of, table
 from forerun.rig import Rig, RigSettings, check_models
 from forerun.terminal import note
+from lab.bench.report import Machine, finish, settings_of, table
 from lab.benchmarks.reports import add_prompts, carry_out, parser_of, prompts_from
 from lab.benchmarks.rivals import (
     Generate,

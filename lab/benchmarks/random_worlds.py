@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from common.errors import UserError
-from forerun.bench.report import finish, progress_bar, table
+from lab.bench.report import finish, progress_bar, table
 from lab.benchmarks.reports import carry_out, parser_of
 from simulator.drafts import BetaDraft
 from simulator.experiment import Pool

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from common.errors import ForerunError, UserError
-from forerun.bench.report import add_report
 from forerun.prompts import bundled, read_prompts, some_of
+from lab.bench.report import add_report
 from simulator.documents import read_text, write_error, write_whole
 
 Row = dict[str, Any]

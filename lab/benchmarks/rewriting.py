@@ -28,8 +28,8 @@ from common.prompt_lookup import SharedTexts
 from common.suffix_index import GrowingIndex
 from edge_client.core.nouns import SessionConfig
 from edge_client.core.policies import make_policy
-from forerun.bench.report import finish
 from forerun.rig import START_TIMEOUT, Processes
+from lab.bench.report import finish
 from lab.benchmarks.daemon import DaemonProcess
 from lab.benchmarks.reports import parser_of
 from simulator.drafts import BetaDraft, ReplayedDraft, ReplayedTexts

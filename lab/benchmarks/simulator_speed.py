@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from forerun.bench.report import finish, table
 from forerun.terminal import note
+from lab.bench.report import finish, table
 from lab.benchmarks.reports import carry_out, parser_of
 from simulator.arrivals import MAX_SESSIONS, Poisson
 from simulator.drafts import BetaDraft

@@ -31,7 +31,7 @@ from cloud_verifier.engine.deterministic.engine import ExactEngine
 from cloud_verifier.engine.deterministic.tiles import TILE_ROWS
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
-from forerun.bench.report import finish, table
+from lab.bench.report import finish, table
 from lab.benchmarks.plans import SAMPLINGS, item_of, sampled
 from lab.benchmarks.reports import carry_out, parser_of
 from lab.demo_models import TARGET_DIR

@@ -35,13 +35,13 @@ from common.errors import UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from forerun import demo_pair
-from forerun.bench.report import Machine
-from forerun.bench.report import settings_of as settings_given
-from forerun.bench.report import table as table_of
 from forerun.commands.comparison import HEADS_ALONE, MeasuredScheme, Progress, Search, measure
 from forerun.commands.edge import DEVICE
 from forerun.rig import Rig, RigSettings, check_models
 from forerun.terminal import ProgressBar
+from lab.bench.report import Machine
+from lab.bench.report import settings_of as settings_given
+from lab.bench.report import table as table_of
 from lab.benchmarks import reports
 from lab.benchmarks.reports import Row, add_prompts, carry_out, plain_parser_of, prompts_from
 from simulator.canvas import AXIS_WORDS, Sheet, drawing, handles, plain_numbers, styles

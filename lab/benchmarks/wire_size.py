@@ -28,7 +28,7 @@ from common.messages import (
 )
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request, encode_response
-from forerun.bench.report import finish
+from lab.bench.report import finish
 from lab.benchmarks.reports import parser_of
 
 TOKEN = 128_255

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from cloud_verifier.engine.drafting.training import orthogonal
 from lab.demo_models.architecture import END_OF_TEXT_ID, TARGET_LAYERS, grow, new_model
 from lab.demo_models.corpus import Text
+from training.head_training import orthogonal
 
 logger = logging.getLogger(__name__)
 

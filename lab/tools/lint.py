@@ -34,12 +34,10 @@ ALLOWED = {
         simulator.proxy.cli._read_script
         simulator.documents.read_text simulator.tables.read_rows""",
     "this program started the process; asyncio limits a line to 64 KiB": """
-        forerun.rig.json_lines forerun.doctest_child.main
-        forerun.bench.stage.Stage.run forerun.bench.stage.Stage._took forerun.rig.RigProcess.read
+        forerun.rig.json_lines forerun.doctest_child.main forerun.rig.RigProcess.read
         forerun.rig.Rig.events""",
     "the kernel writes the file": """
-        edge_client.process.run_file._start_on_linux
-        forerun.bench.report._processor""",
+        edge_client.process.run_file._start_on_linux""",
     "`Guarded` ends a request's body at api.max_body_bytes": """
         edge_client.api.app._body forerun.commands.demo_page.demo_routes.post""",
     "the size is checked first": """

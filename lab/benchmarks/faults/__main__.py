@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from forerun.bench.report import finish, table
 from forerun.demo_pair import DRAFT_GGUF
 from forerun.prompts import bundled
+from lab.bench.report import finish, table
 from lab.benchmarks.faults.draws import draw_job
 from lab.benchmarks.faults.run import Result, RunSettings, run
 from lab.benchmarks.faults.stage import RealStage

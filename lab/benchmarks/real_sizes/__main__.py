@@ -28,8 +28,8 @@ from pathlib import Path
 
 from common.errors import UserError
 from edge_client.core.policies import make_policy
-from forerun.bench.report import Machine, add_report, finish
 from forerun.terminal import ProgressBar
+from lab.bench.report import Machine, add_report, finish
 from lab.benchmarks.real_sizes.end_to_end import Cell, EndToEndReport, EndToEndSettings, lines_of, measure
 from lab.benchmarks.real_sizes.kinds import KINDS, published_prompts
 from lab.benchmarks.real_sizes.long_prompts import DRAFT, LongSettings, lines_of_long, measure_long, summary

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from forerun.bench.report import table
 from forerun.rig import Rig, RigProcess, RigSettings
+from lab.bench.report import table
 from lab.benchmarks import reports
 from lab.benchmarks.real_sizes.pair import Pair, PairText, Prompt
 from lab.benchmarks.real_sizes.predicted import DraftRecord, TargetSteps, predict

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from forerun.bench.report import table
 from forerun.rig import Processes
+from lab.bench.report import table
 from lab.benchmarks.daemon import DaemonProcess
 from lab.benchmarks.real_sizes.end_to_end import ORACLE
 from lab.benchmarks.real_sizes.pair import Pair, PairText, Prompt

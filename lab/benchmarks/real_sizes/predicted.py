@@ -13,13 +13,13 @@ from edge_client.core.nouns import SessionConfig
 from edge_client.core.policies import make_policy
 from edge_client.llama.group import DraftGroup, MemberDrafter
 from edge_client.llama.measure_pace import PaceTables, measure_pace
-from forerun.commands.record import recorded_text, said_before
 from lab.benchmarks.real_sizes.pair import PairText
 from simulator.drafts import recorded_draft
 from simulator.link import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader
 from simulator.system import SimulatedDevice, simulate
 from simulator.world import DeviceSpec, VerifierSpec, World
+from training.record import recorded_text, said_before
 
 
 @dataclass(frozen=True, slots=True)

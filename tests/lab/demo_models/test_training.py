@@ -143,7 +143,7 @@ def test_the_draft_begins_as_the_first_block_of_the_target() -> None:
 def test_orthogonalised_matrices_have_singular_values_near_one(shape: tuple[int, int, int]) -> None:
     import torch
 
-    from cloud_verifier.engine.drafting.training import orthogonal
+    from training.head_training import orthogonal
 
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     values = torch.linalg.svdvals(orthogonal(matrices))

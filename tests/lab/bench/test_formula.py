@@ -11,7 +11,7 @@ from cloud_verifier.core.nouns import Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.messages import Commit, Open, Propose
 from common.sampling import SamplingParams
-from forerun.bench.formula import FINGERPRINT, VOCAB_SIZE, FormulaEngine, formula_text
+from lab.bench.formula import FINGERPRINT, VOCAB_SIZE, FormulaEngine, formula_text
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
 

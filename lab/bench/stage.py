@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forerun.bench.load import LoadJob, LoadText, TextRun, shares
 from forerun.rig import START_TIMEOUT, Processes, RigProcess
+from lab.bench.load import LoadJob, LoadText, TextRun, shares
 from simulator.knowledge import Candidates
 
 
@@ -33,11 +33,11 @@ class Stage(Processes):
         self.address = ""  # of the verifier
 
     async def _begin(self) -> None:
-        self._verifier, self.address = await self.start_verifier(*self._options, module="forerun.bench.host")
+        self._verifier, self.address = await self.start_verifier(*self._options, module="lab.bench.host")
         places = [0, *range(2, len(self._cores))]  # the verifier has the second core
         for number in range(self._num_clients):
             pinned = self.core(places[number % len(places)])
-            self._clients.append(await self.start("clients", *pinned, module="forerun.bench.clients"))
+            self._clients.append(await self.start("clients", *pinned, module="lab.bench.clients"))
 
     async def learn(self, texts: Sequence[LoadText], said: dict[int, list[Candidates]] | None = None) -> None:
         """Send the clients the texts, and the recorded drafts of them."""

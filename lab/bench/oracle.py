@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from common.sampling import SamplingParams
 from edge_client.core.nouns import DraftRow, Expansion, Reroot
-from forerun.bench.load import LoadText
+from lab.bench.load import LoadText
 from simulator.events import Draws
 from simulator.knowledge import NUM_CANDIDATES, BetaKnowledge, Candidates, Knowledge, ReplayedKnowledge
 

@@ -1,6 +1,6 @@
 """Runs a measured verifier: `forerun verify` with a meter around its engine and its scheduler.
 
-    python -m forerun.bench.host --model lab/demo_models/target --json
+    python -m lab.bench.host --model lab/demo_models/target --json
 
 The process takes the options of `forerun verify`; `--model formula` is a target without a model. It answers
 each line on standard input with a line of JSON about the time since the last one, and stops at its end.
@@ -26,11 +26,11 @@ from cloud_verifier.server.worker import Worker
 from cloud_verifier.settings import VerifierConfig
 from common.errors import ForerunError, UserError
 from common.wire.describe import TokenTable
-from forerun.bench.formula import FORMULA, TABLE, FormulaEngine
 from forerun.commands import verify
 from forerun.log_format import hush_libraries
 from forerun.options import pin_to_core
 from forerun.rig import json_lines
+from lab.bench.formula import FORMULA, TABLE, FormulaEngine
 
 Clock = Callable[[], float]
 
@@ -165,7 +165,7 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m forerun.bench.host", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.bench.host", description=__doc__)
     verify.add_options(parser)
     options = parser.parse_args(arguments)
     try:

@@ -1,4 +1,4 @@
-"""Implements `forerun bench capacity`: measures tokens per second and latencies over the number of sessions.
+"""Measures tokens per second and latencies over the number of sessions: `python -m lab bench capacity`.
 
 The schemes take turns, repeat by repeat.
 """
@@ -18,10 +18,14 @@ from common.errors import LocalError, UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from forerun import demo_pair, terminal
-from forerun.bench import daemon
-from forerun.bench.figures import Figures, load_figures, medians, ratio
-from forerun.bench.formula import FORMULA, formula_text
-from forerun.bench.load import (
+from forerun.options import add_command, ms, open_draft, option
+from forerun.prompts import bundled, read_prompts
+from forerun.rig import check_models
+from forerun.terminal import note
+from lab.bench import daemon
+from lab.bench.figures import Figures, load_figures, medians, ratio
+from lab.bench.formula import FORMULA, formula_text
+from lab.bench.load import (
     OFF,
     RECORDED,
     SEQUENTIAL,
@@ -32,12 +36,8 @@ from forerun.bench.load import (
     prompt_tokens,
     prompts_of,
 )
-from forerun.bench.report import SCHEMA, Machine, ReportOptions, finish, progress_bar, settings_of
-from forerun.bench.stage import Stage
-from forerun.options import add_command, ms, open_draft, option
-from forerun.prompts import bundled, read_prompts
-from forerun.rig import check_models
-from forerun.terminal import note
+from lab.bench.report import SCHEMA, Machine, ReportOptions, finish, progress_bar, settings_of
+from lab.bench.stage import Stage
 from simulator.arrivals import Poisson, Window, read_arrivals
 from simulator.canvas import check_drawing
 from simulator.knowledge import Candidates
@@ -225,7 +225,7 @@ def _recorded(plan: Plan, texts: Sequence[LoadText]) -> dict[int, list[Candidate
     """Return the draft model's candidates before every token of each text."""
     from common.llama.model import LlamaSettings
     from edge_client.llama.group import DraftGroup, MemberDrafter
-    from forerun.commands.record import said_before
+    from training.record import said_before
 
     note("the draft model reads the texts")
     said: dict[int, list[Candidates]] = {}
@@ -331,7 +331,7 @@ Forerun with drafts of an oracle or of the real draft model, and one session aft
 turns. Every text is compared with the target's own. With `--target formula` and --step-floor the engine costs
 nothing: the time beyond the floor (`outside`) is the verifier's own scheduler, codec and gRPC.
 
-  forerun bench capacity --sessions 1 8 32 --drafts off oracle=0.6 oracle=0.8 recorded --plot capacity.png
+  python -m lab bench capacity --sessions 1 8 32 --drafts off oracle=0.6 recorded --plot capacity.png
 
 Exit code 1 if more than --tolerance of Forerun's texts differ. Rounding in float32 depends on the other
 sessions in a step, so two tokens whose scores agree to six digits may swap."""
@@ -371,7 +371,7 @@ def run(plan: Plan) -> int:
     }
     finish(plan, report, table(report))
     if plan.plot is not None:
-        from forerun.bench.plots import plot_capacity
+        from lab.bench.plots import plot_capacity
 
         plot_capacity(report, plan.plot)
     return 0 if counts["different_share"] <= plan.tolerance and not counts["failed"] else 1

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from forerun.bench.load import TextRun
-from forerun.bench.stage import StageOutcome
+from lab.bench.load import TextRun
+from lab.bench.stage import StageOutcome
 from simulator.figures import pace, rounded, window_paces
 
 Figures = dict[str, Any]

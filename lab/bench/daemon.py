@@ -1,4 +1,4 @@
-"""Implements `forerun bench daemon`: measures many clients of a daemon, with speculation and without."""
+"""Measures many clients of a daemon, with speculation and without: `python -m lab bench daemon`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from common.errors import ForerunError, UserError
 from edge_client.process.client import LocalClient, connect
 from edge_client.texts.events import TextAdded, TextEnded
 from forerun import terminal
-from forerun.bench.figures import Figures, latencies
-from forerun.bench.load import TextRun
-from forerun.bench.report import SCHEMA, Machine, ReportOptions, finish, progress_bar, settings_of
 from forerun.chat.asking import CHAT_PATH, TEXT_PATH, Json
 from forerun.chat.following import DONE, read_events
 from forerun.options import PlaceOption, add_command, option
+from lab.bench.figures import Figures, latencies
+from lab.bench.load import TextRun
+from lab.bench.report import SCHEMA, Machine, ReportOptions, finish, progress_bar, settings_of
 from simulator.figures import jain, rounded
 
 DRAFTED, PLAIN = "speculation", "streaming"
@@ -185,7 +185,7 @@ Request texts from the running daemon, with N concurrent clients and each text w
 turn. Report tokens per second and time to first token at the clients, the local API's overhead per token, and
 fairness among the clients (Jain's index; 1 is fair).
 
-  forerun bench daemon --clients 4 --texts 3 --tokens 64"""
+  python -m lab bench daemon --clients 4 --texts 3 --tokens 64"""
 
 ROWS = (
     ("ms per token", "ms_per_token"),

@@ -22,8 +22,6 @@ from edge_client.core.nouns import DraftRow, Reroot, SessionDrafter
 from edge_client.core.policies import make_policy
 from edge_client.texts.detokenizer import spelled
 from forerun import demo_pair
-from forerun.commands.record import BATCH, write_texts
-from forerun.judging import ANSWERS, AnswerOf, Fit, Tokens, answers_by, fit, mine
 from forerun.options import (
     REQUIRED,
     JsonOption,
@@ -36,6 +34,8 @@ from forerun.options import (
 from forerun.prompts import read_prompts
 from forerun.rig import Rig, RigSettings
 from forerun.terminal import note, table
+from training.judging import ANSWERS, AnswerOf, Fit, Tokens, answers_by, fit, mine
+from training.record import BATCH, write_texts
 
 if TYPE_CHECKING:
     from cloud_verifier.engine.engine import TorchEngine

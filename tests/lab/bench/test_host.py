@@ -10,8 +10,8 @@ from cloud_verifier.core.nouns import StepPlan, StepResult, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.messages import Close, Open
 from common.sampling import SamplingParams
-from forerun.bench.formula import FINGERPRINT, FormulaEngine
-from forerun.bench.host import Meter
+from lab.bench.formula import FINGERPRINT, FormulaEngine
+from lab.bench.host import Meter
 
 
 class Clock:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from common.sampling import SamplingParams
 from edge_client.core.nouns import DraftRow, Reroot
-from forerun.bench.formula import VOCAB_SIZE, formula_text
-from forerun.bench.load import LoadText
-from forerun.bench.oracle import KnowingDrafter, Oracle
+from lab.bench.formula import VOCAB_SIZE, formula_text
+from lab.bench.load import LoadText
+from lab.bench.oracle import KnowingDrafter, Oracle
 
 PROMPT = (1, 2, 3)
 LENGTH = 1500

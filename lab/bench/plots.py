@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from forerun.bench.load import ORACLE, SEQUENTIAL, STREAMING
+from lab.bench.load import ORACLE, SEQUENTIAL, STREAMING
 from simulator.canvas import COLOURS, MARKERS, Sheet, Style, drawing, handles, numbers, plain_numbers, styles
 from simulator.schemes import FORERUN, SERVER_STREAMING
 

@@ -18,11 +18,11 @@ from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
 from common.sampling import SamplingParams
 from edge_client.network.channel import OWN_CONNECTION, VerifierChannel
-from forerun.bench.clients import ClientCrowd, Library
-from forerun.bench.formula import FORMULA, TABLE, FormulaEngine, formula_text
-from forerun.bench.load import DraftOption, LoadJob, LoadText
-from forerun.bench.stage import Stage
 from forerun.rig import START_TIMEOUT
+from lab.bench.clients import ClientCrowd, Library
+from lab.bench.formula import FORMULA, TABLE, FormulaEngine, formula_text
+from lab.bench.load import DraftOption, LoadJob, LoadText
+from lab.bench.stage import Stage
 
 pytestmark = pytest.mark.grpc
 
@@ -160,7 +160,7 @@ async def test_two_processes_share_a_load_and_a_third_goes_without() -> None:
 @pytest.mark.slow
 async def test_without_anybody_who_listens_a_load_ends_at_once() -> None:
     async with stage() as on_stage:
-        child = await on_stage.start("clients", module="forerun.bench.clients")
+        child = await on_stage.start("clients", module="lab.bench.clients")
         await child.write({"do": "learn", "texts": list(map(asdict, TEXTS)), "said": {}})
         await child.read(START_TIMEOUT)
         endless = job(on_stage.address, clients=2, numbers=(0,) * 50_000)

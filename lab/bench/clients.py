@@ -1,8 +1,8 @@
 """Runs many edges in one event loop, each on its own connection, as clients of a load.
 
-    python -m forerun.bench.clients --core 0
+    python -m lab.bench.clients --core 0
 
-Sessions, policies and the wire are the product's; only the drafts come from `forerun.bench.oracle`. The
+Sessions, policies and the wire are the product's; only the drafts come from `lab.bench.oracle`. The
 process reads lines of JSON from standard input: `{"do": "learn", ...}` brings the texts, `{"do": "run",
 "job": ...}` a load. It answers `{"event": "ready"}` when every client is connected, waits for `{"do": "go"}`,
 and ends the load with `{"event": "done", ...}`.
@@ -29,10 +29,10 @@ from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import OWN_CONNECTION, VerifierChannel
 from edge_client.network.generation import Generation
-from forerun.bench.load import OFF, ORACLE, RECORDED, LoadJob, LoadText, TextRun, first_difference, frozen
-from forerun.bench.oracle import KnowingDrafter, Oracle, recording
 from forerun.options import CoreOption, add_fields, pin_to_core
 from forerun.rig import json_lines
+from lab.bench.load import OFF, ORACLE, RECORDED, LoadJob, LoadText, TextRun, first_difference, frozen
+from lab.bench.oracle import KnowingDrafter, Oracle, recording
 from simulator.drafts import HONEST
 from simulator.knowledge import Candidates, Knowledge
 
@@ -220,7 +220,7 @@ def _tell(event: str, **more: Any) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m forerun.bench.clients", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.bench.clients", description=__doc__)
     add_fields(parser, CoreOption)
     options = parser.parse_args(arguments)
     pin_to_core(options.core)

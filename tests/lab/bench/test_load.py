@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from common.sampling import SamplingParams
-from forerun.bench.formula import FORMULA
-from forerun.bench.load import (
+from lab.bench.formula import FORMULA
+from lab.bench.load import (
     DraftOption,
     LoadJob,
     first_difference,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_client.process.client import LocalClient
-from forerun.bench.daemon import (
+from lab.bench.daemon import (
     DRAFTED,
     PLAIN,
     DaemonPlan,
@@ -20,7 +20,12 @@ from forerun.bench.daemon import (
     one_text,
     report,
 )
-from tests.forerun.beside import command, daemon
+from tests.forerun.beside import command, daemon, state_folder
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return state_folder(tmp_path, monkeypatch)
 
 
 def sample(client: int, kind: str = DRAFTED, took: float = 0.5, text: str = "t", number: int = 0) -> Sample:

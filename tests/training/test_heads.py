@@ -64,8 +64,8 @@ def test_an_interrupted_training_goes_on(
     import torch
     from safetensors.torch import load_file
 
-    from cloud_verifier.engine.drafting.training import Trainer
-    from forerun.commands import heads
+    from training import heads
+    from training.head_training import Trainer
 
     assert main([*train, "--steps", "4"]) == 0
     whole = load_file(tmp_path / "heads")
@@ -92,7 +92,7 @@ def test_an_interrupted_training_goes_on(
 def test_texts_are_kept_while_the_target_writes_and_only_for_the_same_prompts(
     train: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forerun.commands import heads, record
+    from training import heads, record
 
     monkeypatch.setattr(heads, "KEEP_EVERY", 0.0)
     write = record.write_texts

@@ -12,7 +12,8 @@ import pytest
 from cloud_verifier.core.judge import FloatArray, Judge, features
 from common.errors import UserError
 from forerun.cli import main
-from forerun.judging import (
+from lab import demo_models
+from training.judging import (
     Mismatch,
     Tokens,
     answers_by,
@@ -24,7 +25,6 @@ from forerun.judging import (
     logistic,
     mine,
 )
-from lab import demo_models
 
 # A pair with planted important tokens: the text is fillers and digits in turn, then the sum of the digits.
 # The draft always prefers the other filler, and at places 3 and 9 another digit.

@@ -1,4 +1,4 @@
-"""Implements `forerun simulate validate`: compares the real stack and the simulator in the same settings."""
+"""Implements `python -m lab validate`: compares the real stack and the simulator in the same settings."""
 
 from __future__ import annotations
 

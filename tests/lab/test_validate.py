@@ -1,4 +1,4 @@
-"""`forerun simulate validate`: its arithmetic on made-up runs, and one short run of all of it."""
+"""`python -m lab validate`: its arithmetic on made-up runs, and one short run of all of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from forerun.cli import main
-from forerun.commands import validate
-from forerun.commands.validate import RecordedSetting, ValidationSetting, compare
+from lab import validate
+from lab.__main__ import main
+from lab.validate import RecordedSetting, ValidationSetting, compare
 from simulator.drafts import BetaDraft, recorded_draft
 from simulator.events import Draws
 from simulator.link import LinkSpec
@@ -124,7 +124,7 @@ def test_another_text_than_the_recorded_one_is_marked_and_fails(
     tmp_path: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="the plot needs the extra `simulation`")
-    command = ["simulate", "validate", "--out", str(tmp_path)]
+    command = ["validate", "--out", str(tmp_path)]
     rows.append(made_up_row(identical=True))
     assert main(command) == 0
     assert "*" not in capsys.readouterr().out
@@ -142,7 +142,7 @@ def test_what_cannot_be_written_is_printed_all_the_same(
     pytest.importorskip("matplotlib", reason="the plot needs the extra `simulation`")
     rows.append(made_up_row(identical=True))
     (tmp_path / name).mkdir()
-    assert main(["simulate", "validate", "--out", str(tmp_path)]) == 2
+    assert main(["validate", "--out", str(tmp_path)]) == 2
     printed = capsys.readouterr()
     assert str(TREE) in printed.out
     assert "cannot be written" in printed.err
@@ -152,7 +152,7 @@ def test_matplotlib_is_missed_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["simulate", "validate", "--out", str(tmp_path / "v")]) == 2
+    assert main(["validate", "--out", str(tmp_path / "v")]) == 2
     wording.keep(capsys.readouterr().err)
     assert not (tmp_path / "v").exists()
 
@@ -165,9 +165,7 @@ def test_all_of_it(
     monkeypatch.setattr(validate, "FLOORS", (5.0,))
     settings = tuple(ValidationSetting(20.0, 4.0, 5.0, policy, 0.0) for policy in ("tree", "sync:4"))
     monkeypatch.setattr(validate, "SETTINGS", settings)
-    code = main(
-        ["simulate", "validate", "--out", str(tmp_path), "--num-prompts", "1", "--max-tokens", "24", "--json"]
-    )
+    code = main(["validate", "--out", str(tmp_path), "--num-prompts", "1", "--max-tokens", "24", "--json"])
     assert code in (0, 1)  # how near it comes depends on what else this machine does
     report = json.loads(capsys.readouterr().out)
     assert json.loads((tmp_path / validate.REPORT).read_text()) == report

@@ -13,7 +13,11 @@ from common.errors import ForerunError
 from common.sampling import SamplingParams
 from edge_client.core.nouns import DraftRow, Expansion
 from forerun.cli import main
-from forerun.commands.record import (
+from simulator.files import experiment_from
+from simulator.recordings import Recording, RecordingHeader, read_recording, write_recording
+from tests import wording
+from tests.worlds.models import FINGERPRINT, VOCAB, TinyDrafter, TinyTarget, target_alone
+from training.record import (
     BATCH,
     TIMED_STEPS,
     WIDTHS,
@@ -23,10 +27,6 @@ from forerun.commands.record import (
     target_step_ms,
     write_texts,
 )
-from simulator.files import experiment_from
-from simulator.recordings import Recording, RecordingHeader, read_recording, write_recording
-from tests import wording
-from tests.worlds.models import FINGERPRINT, VOCAB, TinyDrafter, TinyTarget, target_alone
 
 SAMPLING = SamplingParams(temperature=0.7, seed=5, max_tokens=20)
 EOS = 3

@@ -15,15 +15,15 @@ from cloud_verifier.core.nouns import IntArray
 from common.errors import UserError
 from common.sampling import SamplingParams
 from forerun import demo_pair
-from forerun.commands.record import BATCH, write_texts
 from forerun.options import REQUIRED, JsonOption, add_command, check_out, ms, option
 from forerun.prompts import bundled, read_prompts
 from forerun.terminal import note, table
+from training.record import BATCH, write_texts
 
 if TYPE_CHECKING:
-    from cloud_verifier.engine.drafting.training import Checkpoint, Trainer
     from cloud_verifier.engine.drafting.trial import TrialReport
     from cloud_verifier.engine.engine import TorchEngine
+    from training.head_training import Checkpoint, Trainer
 
 DESCRIPTION = """\
 Heads are small layers on a target model that guess its next tokens, for `forerun verify --drafter FILE`."""
@@ -116,7 +116,7 @@ def _train(options: TrainOptions) -> int:
     import torch
 
     from cloud_verifier.engine.drafting.heads import KINDS, HeadsLabel, save_heads
-    from cloud_verifier.engine.drafting.training import Checkpoint, Trainer, accuracy, digest, read_texts
+    from training.head_training import Checkpoint, Trainer, accuracy, digest, read_texts
 
     target, prompts = engine.model, _tokenized(options, engine)
     label = HeadsLabel.of(options.kind, options.depth, target, engine.info.fingerprint)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from forerun.bench.load import SEQUENTIAL, STREAMING
-from forerun.bench.plots import plot_capacity, rows_of, styles_of
+from lab.bench.load import SEQUENTIAL, STREAMING
+from lab.bench.plots import plot_capacity, rows_of, styles_of
 
 pytest.importorskip("matplotlib")
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from common.errors import UserError
 from common.sampling import SamplingParams
-from forerun.bench.formula import FORMULA, VOCAB_SIZE
+from lab.bench.formula import FORMULA, VOCAB_SIZE
 
 OFF, ORACLE, RECORDED = "off", "oracle", "recorded"
 

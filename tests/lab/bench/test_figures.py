@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from forerun.bench.figures import costs, ends, latencies, medians, rates, ratio, verifier_figures
-from forerun.bench.formula import FormulaEngine
-from forerun.bench.host import Meter
-from forerun.bench.load import TextRun
+from lab.bench.figures import costs, ends, latencies, medians, rates, ratio, verifier_figures
+from lab.bench.formula import FormulaEngine
+from lab.bench.host import Meter
+from lab.bench.load import TextRun
 
 STATS = {"target_steps": 2, "evaluated": 6, "proposed": 8, "proposes": 3, "drafted": 10}
 

@@ -13,9 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from cloud_verifier.engine.drafting import training
 from cloud_verifier.engine.drafting.heads import Heads, MedusaHeads, RecurrentHead
-from cloud_verifier.engine.drafting.training import (
+from cloud_verifier.engine.model.transformers_adapter import TargetModel
+from common.errors import UserError
+from tests import wording
+from tests.cloud_verifier.engine.drafting.rig import DEPTH, draft_of
+from tests.cloud_verifier.engine.drafting.test_heads import features_of
+from tests.cloud_verifier.engine.tiny import ints, target
+from training import head_training as training
+from training.head_training import (
     Batch,
     Checkpoint,
     LevelAccuracy,
@@ -28,12 +34,6 @@ from cloud_verifier.engine.drafting.training import (
     orthogonal,
     read_texts,
 )
-from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from common.errors import UserError
-from tests import wording
-from tests.cloud_verifier.engine.drafting.rig import DEPTH, draft_of
-from tests.cloud_verifier.engine.drafting.test_heads import features_of
-from tests.cloud_verifier.engine.tiny import ints, target
 
 pytestmark = pytest.mark.torch
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from forerun.bench.capacity import Plan, compared, loads, text_counts
-from forerun.bench.formula import FORMULA
-from forerun.bench.load import SEQUENTIAL, STREAMING, DraftOption, LoadText
-from forerun.cli import main
+from lab.__main__ import main
+from lab.bench.capacity import Plan, compared, loads, text_counts
+from lab.bench.formula import FORMULA
+from lab.bench.load import SEQUENTIAL, STREAMING, DraftOption, LoadText
 
 TEXTS = [LoadText(number, (number, 1)) for number in range(6)]
 
