@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_client.process.client import LocalClient
+from lab.__main__ import main
 from lab.bench.daemon import (
     DRAFTED,
     PLAIN,
@@ -20,7 +21,7 @@ from lab.bench.daemon import (
     one_text,
     report,
 )
-from tests.forerun.beside import command, daemon, state_folder
+from tests.forerun.beside import daemon, state_folder
 
 
 @pytest.fixture
@@ -99,9 +100,14 @@ SMALL = ("bench", "daemon", "--clients", "2", "--texts", "1", "--tokens", "8")
 @pytest.mark.grpc
 async def test_a_table_and_a_report(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with daemon(state):
-        assert await command(*SMALL) == 0
+        assert await asyncio.to_thread(main, [*SMALL]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert await command(*SMALL, "--text", "--prompt", "abc", "--json", "--out", str(state / "r")) == 0
+        assert (
+            await asyncio.to_thread(
+                main, [*SMALL, "--text", "--prompt", "abc", "--json", "--out", str(state / "r")]
+            )
+            == 0
+        )
     assert lines[0] == "2 clients, 1 texts of 8 tokens each"
     assert lines[1].split() == ["speculation", "streaming"]
     assert lines[-1].endswith("all 2 texts are the same")
@@ -114,6 +120,6 @@ async def test_a_table_and_a_report(state: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.api
 @pytest.mark.grpc
 async def test_without_a_daemon(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await command(*SMALL) == 1
+    assert await asyncio.to_thread(main, [*SMALL]) == 1
     assert "start one with: forerun edge" in capsys.readouterr().err
-    assert await command(*SMALL, "--tokens", "0") == 2
+    assert await asyncio.to_thread(main, [*SMALL, "--tokens", "0"]) == 2
