@@ -22,8 +22,9 @@ from common.config.live_files import read_bytes
 from common.config.merge import load_config, meant
 from common.config.setting import LOG_FORMATS, LOG_LEVELS, Schema, check_section, setting
 from common.errors import UserError
-from common.llama.store import is_gguf
+from common.llama.files import is_gguf
 from common.privacy import LEVELS, Privacy
+from common.wire.bounds import model_name
 from common.wire.options import host_and_port
 
 MAX_LIFETIME = 900.0
@@ -232,8 +233,10 @@ class TargetSection:
         """The model's name for edges: `name`, a folder's or file's own name, or the hub id; never a path."""
         folder = Path(self.path).expanduser()
         if self.is_gguf:
-            return self.name or folder.name.partition("@")[0][: -len(".gguf")]
-        return self.name or (folder.resolve().name if folder.is_dir() else self.path)
+            own = folder.name.partition("@")[0][: -len(".gguf")]
+        else:
+            own = folder.resolve().name if folder.is_dir() else self.path
+        return model_name(self.name or own)
 
     @property
     def step_floor_time(self) -> float:
@@ -372,22 +375,16 @@ class IdentitySection:
 
 @dataclass(frozen=True, slots=True)
 class OperationsSection:
-    """The operations section sets the operator's listeners, the log and the process."""
+    """The operations section sets the operator's port, the log and the process."""
 
-    metrics: str = setting(
-        "", "address of http://HOST:PORT/metrics; empty: off", form="HOST:PORT", check=_check_address
-    )
-    metrics_tenants: int = setting(
-        0, "number of tenants, the first, with series of their own; others share one", unit="tenants", low=0
-    )
-    health: str = setting(
+    http: str = setting(
         "",
-        "address of gRPC probes (startup, readiness, liveness) for a supervisor, in plain text; empty: off",
+        "address of /metrics, /livez, /readyz and /sessions over plain HTTP; empty: off",
         form="HOST:PORT",
         check=_check_address,
     )
-    admin: str = setting(
-        "", "address for `forerun top`, on this machine only; empty: off", form="unix:PATH or HOST:PORT"
+    metrics_tenants: int = setting(
+        0, "number of tenants, the first, with series of their own; others share one", unit="tenants", low=0
     )
     log_level: str | None = setting(
         None,

@@ -13,6 +13,7 @@ from common.errors import UserError
 from common.llama.library import offloaded_layers
 from common.llama.model import FEWEST_SEQUENCES, MOST_SEQUENCES, LlamaSettings
 from common.privacy import Privacy
+from common.wire.bounds import model_name
 from edge_client.api.service import Defaults, TextEndpoints
 from edge_client.api.status import PairStatus, verifier_status
 from edge_client.core.nouns import Fallback
@@ -135,7 +136,7 @@ def _text_settings(config: EdgeConfig, priors: PriorTable | None) -> TextSetting
 
 def _defaults(config: EdgeConfig, files: DraftFiles, template: str) -> Defaults:
     return Defaults(
-        draft_name=Path(files.model).stem if config.draft.is_loaded else "",
+        draft_name=model_name(Path(files.model).stem) if config.draft.is_loaded else "",
         policy=config.draft.growth_policy(),
         recall=config.draft.recall,
         fallback=Fallback(config.verifier.fallback),

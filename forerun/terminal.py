@@ -72,7 +72,7 @@ async def watch(
         while True:
             try:
                 now = await look()
-                lines, before = frame(now, before), now
+                lines, before = [harmless(line) for line in frame(now, before)], now
             except UnavailableError as error:
                 if not live:
                     raise

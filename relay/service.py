@@ -15,8 +15,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from cloud_verifier.core.nouns import End
 from cloud_verifier.identity.identity import IncomingCall
 from cloud_verifier.identity.tls import LiveServerTls, ServerTls
-from cloud_verifier.server.admin import listen
 from cloud_verifier.server.calls import DESCRIBE, SERVICE_NAME, SESSION, Framing
+from cloud_verifier.server.grpc_server import listen
 from cloud_verifier.server.interceptor import Guard, Method
 from cloud_verifier.server.outbox import Outbox, Pace
 from common.calibration import Beliefs
@@ -280,7 +280,7 @@ class RelayServer:
         pb_grpc.add_VerifierServiceServicer_to_server(self._service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         credentials = None if self._tls is None else self._tls.credentials()
-        self.port = listen(server, self._address, "HOST:PORT", credentials)
+        self.port = listen(server, self._address, credentials)
         await server.start()
         for name in ("", SERVICE_NAME):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -188,30 +188,36 @@ class LlamaForward:
         for rows, sizes in ((prompts, cuts), (texts, self.shapes.cut(len(texts), most))):
             start = 0
             for size in sizes:
-                self._decode(rows, start, size)
+                self._decode(rows, start, size, is_prompt=rows is prompts)
                 start += size
 
-    def _decode(self, rows: Rows, start: int, size: int) -> None:
-        """Evaluate `size` rows from `start` on; rows that are missing there are filled up and forgotten.
+    def _decode(self, rows: Rows, start: int, size: int, *, is_prompt: bool) -> None:
+        """Evaluate `size` rows from `start` on; rows that are missing there are filled up and forgotten, as
+        are logits beyond the wanted ones.
 
         After a failure all KV is lost, and later steps evaluate it again.
         """
         stop = min(start + size, len(rows))
         filling = range(start + size - stop)
         carrier = self.sequences.carrier
-        sequences, outputs = rows.sequences[start:stop], rows.outputs[start:stop]
+        sequences = rows.sequences[start:stop]
+        places = rows.outputs[start:stop] + [-1] * len(filling)
+        outputs = [int(place >= 0) for place in places]
+        unread = self.shapes.num_outputs(sum(outputs)) - sum(outputs) if is_prompt else 0
+        for row in [row for row, place in enumerate(places) if place < 0][:unread]:
+            outputs[row] = 1
         self._runtime.batch.fill(
             rows.tokens[start:stop] + [0] * len(filling),
             rows.positions[start:stop] + list(filling),
             [own[0] for own in sequences] + [carrier] * len(filling),
-            [int(place >= 0) for place in outputs] + [0] * len(filling),
+            outputs,
         )
         for row, own in enumerate(sequences):
             if len(own) > 1:
                 self._runtime.batch.share(row, own)
         if self._parts:  # the logits of the decode before are overwritten
-            places, logits = self._parts.pop()
-            self._parts.append((places, logits.copy() if logits.base is not None else logits))
+            before, logits = self._parts.pop()
+            self._parts.append((before, logits.copy() if logits.base is not None else logits))
         code = self._runtime.decode()
         if code:
             self.sequences.clear()
@@ -225,5 +231,9 @@ class LlamaForward:
         self.sequences.placed(np.array(rows.slots[start:stop], np.int32))
         if filling:
             self._runtime.seq_remove(carrier, 0, len(filling))
-        if places := [place for place in outputs if place >= 0]:
-            self._parts.append((places, self._runtime.logits(len(places))))
+        if any(outputs):
+            logits = self._runtime.logits(sum(outputs))
+            read = [place for place, output in zip(places, outputs, strict=True) if output]
+            if unread:
+                logits = logits[np.array(read) >= 0]
+            self._parts.append(([place for place in read if place >= 0], logits))

@@ -6,6 +6,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cloud_verifier.core.nouns import slots_that_fit
 from cloud_verifier.llama.engine import LlamaEngine
@@ -65,17 +66,18 @@ def load_engine(
     (None: nothing is remembered). Returns the engine, the token table of its fingerprint and the findings.
     Raises `UserError` that says what to change.
     """
-    layers = offloaded_layers(options.gpu_layers)
-    slots = _try(path, num_slots, max_rows, layers, progress, None if records is None else records / TRIED)
+    tried = LlamaSettings(path, **_computed(options))
+    slots = _try(tried, num_slots, max_rows, progress, None if records is None else records / TRIED)
     progress("loading the weights")
     runtime = open_runtime(path, slots, max_rows, max_step, options)
     try:
         engine = LlamaEngine(runtime, slots, name=name or Path(path).stem, advice=advice_of(runtime))
         found = probe_once(engine, progress, None if records is None else records / PROBED)
         if options.deterministic and not found.shapes.repeats:
+            remedy = ", or serve with --gpu-layers 0" if runtime.settings.gpu_layers else ""
             raise UserError(
                 f"--deterministic: here llama.cpp rounds '{engine.info.name}' otherwise in each decode, so "
-                "that no text repeats itself; leave --deterministic out, or serve with --gpu-layers 0"
+                f"that no text repeats itself; leave --deterministic out{remedy}"
             )
         engine.keep_apart(found.apart and options.deterministic is True)
     except UserError:
@@ -90,17 +92,28 @@ def load_engine(
 
 
 def _try(
-    path: str, num_slots: int | None, max_rows: int, layers: int, progress: Progress, record: Path | None
+    settings: LlamaSettings,
+    num_slots: int | None,
+    max_rows: int,
+    progress: Progress,
+    record: Path | None,
 ) -> int:
     """Let a child try the file: its tokens, then its weights. Return the number of KV slots to serve."""
-    progress(f"trying {path} in a process of its own")
+    progress(f"trying {settings.path} in a process of its own")
     trials = ModelTrials(record)
-    trials.ensure(LlamaSettings(path, gpu_layers=layers), weights=False)
-    with LlamaModel(LlamaSettings(path), weights=False) as model:
+    trials.ensure(settings, weights=False)
+    with LlamaModel(settings, weights=False) as model:
         model.refuse_unsuited(with_states=False)
-        slots = num_slots or _slots_that_fit(model, max_rows, layers)
-    trials.ensure(LlamaSettings(path, gpu_layers=layers), weights=True)
+        slots = num_slots or _slots_that_fit(model, max_rows, settings.gpu_layers)
+    trials.ensure(settings, weights=True)
     return slots
+
+
+def _computed(options: LlamaOptions) -> dict[str, Any]:
+    """Return the fields of `LlamaSettings` that choose llama.cpp's kernels."""
+    layers = offloaded_layers(options.gpu_layers)
+    invariant = not layers if options.deterministic is None else options.deterministic
+    return {"gpu_layers": layers, "batch_invariant": invariant}
 
 
 def _slots_that_fit(model: LlamaModel, max_rows: int, layers: int) -> int:
@@ -115,7 +128,6 @@ def open_runtime(
     path: str, num_slots: int, max_rows: int, max_step: int, options: LlamaOptions
 ) -> LlamaRuntime:
     """Load the weights and allocate cells for `num_slots`; arguments as in `load_engine`."""
-    layers = offloaded_layers(options.gpu_layers)
     num_outputs = max(max_rows, MAX_SEQUENCES)  # llama.cpp reserves a row for every sequence anyway
     settings = LlamaSettings(
         path,
@@ -124,9 +136,8 @@ def open_runtime(
         n_batch=max(max_step, 2 * num_outputs),
         max_rows=num_outputs,
         threads=options.threads,
-        gpu_layers=layers,
         tensor_split=options.tensor_split,
-        batch_invariant=not layers if options.deterministic is None else options.deterministic,
+        **_computed(options),
     )
     return LlamaRuntime(settings, with_states=False)
 

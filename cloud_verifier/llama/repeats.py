@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cloud_verifier.core.nouns import FloatArray, Reply, SchedulerConfig
+from cloud_verifier.core.nouns import End, FloatArray, Reply, SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.llama.engine import LlamaEngine
@@ -66,7 +66,8 @@ def count_repeats(
     temperatures: Sequence[float] = (0.0, 0.8),
     progress: Progress = no_progress,
 ) -> list[Repeats]:
-    """Write `num_texts` texts of `num_tokens` tokens in each way. All KV is empty afterwards."""
+    """Write `num_texts` texts of `num_tokens` tokens in each way. All KV is empty afterwards. Raises
+    `UserError` or `CapacityError` if the engine has too few slots for them."""
     found = list[Repeats]()
     for place, temperature in enumerate(temperatures):
         requests = [
@@ -198,6 +199,8 @@ class _Desk:
 
     def _deliver(self, open_ones: dict[int, RepeatedText]) -> None:
         for effect in self._scheduler.effects():
+            if isinstance(effect, End) and effect.error is not None:
+                raise effect.error
             if not isinstance(effect, Reply) or (writer := open_ones.get(effect.session)) is None:
                 continue
             if isinstance(effect.message, Commit):

@@ -30,6 +30,7 @@ class DecodeShapes:
 
     times: Sequence[tuple[int, float]] = ()  # rows, rising from 1, and measured seconds of one decode
     text_rows: int = 0  # most rows of written tokens in a decode; 0: any number, and prompts among them
+    prompt_outputs: int = 1  # fewest rows with logits in a prompt's decode that has any
     _best: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
     """By the most rows of a decode, and by rows: seconds, and the size of the last decode."""
 
@@ -56,6 +57,15 @@ class DecodeShapes:
             chosen.append(best[left][1])
             left -= chosen[-1]
         return chosen
+
+    def num_outputs(self, num_wanted: int) -> int:
+        """Return the rows with logits of a prompt's decode from which `num_wanted` are read.
+
+        llama.cpp computes its last layers for these rows only, so their number chooses kernels, too.
+        """
+        if not num_wanted or self.prompt_outputs == 1:
+            return num_wanted
+        return max(self.prompt_outputs, -(-num_wanted // PROMPT_UNIT) * PROMPT_UNIT)
 
     def seconds(self, num_rows: int) -> float:
         """Return the seconds of one decode, between and beyond measured sizes by a straight line."""

@@ -13,7 +13,6 @@ from grpc_reflection.v1alpha import reflection
 from cloud_verifier.core.nouns import TargetInfo
 from cloud_verifier.identity.identity import EVERYBODY, Identity
 from cloud_verifier.identity.tls import LiveServerTls, ServerTls
-from cloud_verifier.server.admin import listen
 from cloud_verifier.server.calls import DESCRIBE, SERVICE_NAME, SESSION, VerifierService
 from cloud_verifier.server.connections import ConnectionTable
 from cloud_verifier.server.interceptor import Guard, Method, Questions
@@ -21,11 +20,23 @@ from cloud_verifier.server.lifecycle import FLUSH_TIME, NO_FILES, Lifecycle
 from cloud_verifier.server.worker import Worker
 from cloud_verifier.telemetry.monitor import DENIED
 from common.config.live_files import LiveFiles
+from common.errors import UserError
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.privacy import Privacy
 from common.wire.describe import TokenTable
 from common.wire.options import server_options, session_bytes
 from common.wire.wire_fields import check_request
+
+
+def listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    """Bind the server, over TLS with `credentials`, and return its port. Raises `UserError`."""
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        words = "it is in use, or not an address of this machine; choose another HOST:PORT"
+        raise UserError(f"cannot listen on {address}: {words}") from error
 
 
 class Server:
@@ -75,7 +86,7 @@ class Server:
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         credentials = None if self._tls is None else self._tls.credentials()
-        self.port = self._connections.port = listen(server, self._address, "HOST:PORT", credentials)
+        self.port = self._connections.port = listen(server, self._address, credentials)
         await server.start()
         await self.lifecycle.__aenter__()
         self._watch = asyncio.create_task(self._connections.run())

@@ -26,7 +26,6 @@ from cloud_verifier.identity.caller_files import live_denied, live_limits
 from cloud_verifier.identity.identity import EVERYBODY, CertificateIdentity, HeaderIdentity, Identity
 from cloud_verifier.identity.tls import ServerTls
 from cloud_verifier.progress import LoggedProgress, Progress, no_progress
-from cloud_verifier.server.admin import admin_server, probe_server
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
 from cloud_verifier.settings import (
@@ -52,11 +51,11 @@ SWITCH_INTERVAL = 0.0002
 long for a busy event loop, at each kernel launch and when its device is done."""
 
 Announce = Callable[[TargetInfo, str, Mapping[str, str]], None]
-"""Takes the target, the address for edges, and the other listeners' addresses by name."""
+"""Takes the target, the address for edges, and the operator's address by name."""
 
 
 class SchedulerWatch(Protocol):
-    """Measures a verifier from inside its process, as `forerun bench` does."""
+    """Measures a verifier from inside its process, as `python -m lab bench` does."""
 
     def watched(self, scheduler: VerifyScheduler) -> VerifyScheduler:
         """Return the scheduler that the worker uses in place of `scheduler`."""
@@ -267,20 +266,11 @@ def identity_of(section: IdentitySection) -> tuple[Identity, Mapping[str, LiveFi
 
 @contextlib.asynccontextmanager
 async def watched(section: OperationsSection, worker: Worker) -> AsyncIterator[Mapping[str, str]]:
-    """Run the operator's listeners and yield their addresses by name. Raises `UserError`."""
-    from cloud_verifier.telemetry.server import MetricsServer  # prometheus_client may be missing
+    """Serve the operator's port, if there is one, and yield its address by name. Raises `UserError`."""
+    if (address := host_and_port(section.http)) is None:
+        yield {}
+        return
+    from cloud_verifier.telemetry.http_server import HttpServer  # prometheus_client may be missing
 
-    found = dict[str, str]()
-    async with contextlib.AsyncExitStack() as stack:
-        if (address := host_and_port(section.metrics)) is not None:
-            metrics = await stack.enter_async_context(MetricsServer(worker.snapshot, *address))
-            found["metrics"] = f"{address[0]}:{metrics.port}"
-        if section.health:
-            health = await stack.enter_async_context(
-                probe_server(worker.scheduler.why_not_ready, section.health)
-            )
-            found["health"] = health.address
-        if section.admin:
-            admin = await stack.enter_async_context(admin_server(worker.snapshot, section.admin))
-            found["admin"] = admin.address
-        yield found
+    async with HttpServer(worker.snapshot, worker.scheduler.why_not_ready, *address) as http:
+        yield {"http": f"{address[0]}:{http.port}"}

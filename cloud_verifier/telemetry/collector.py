@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -25,17 +25,17 @@ ENGINE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class _Collector(Collector):
-    def __init__(self, collect: Callable[[], Iterable[Family]]) -> None:
-        self._collect = collect
+    def __init__(self, collected: Iterable[Family]) -> None:
+        self._collected = collected
 
     def collect(self) -> Iterable[Family]:
-        return self._collect()
+        return self._collected
 
 
-def registry(collect: Callable[[], Iterable[Family]]) -> CollectorRegistry:
-    """Return a registry of the families of `collect`, and on Linux of the process' memory, time and files."""
+def registry(snapshot: Snapshot) -> CollectorRegistry:
+    """Return a registry of a snapshot's metrics, and on Linux of the process' memory, time and files."""
     found = CollectorRegistry(auto_describe=False)
-    found.register(_Collector(collect))
+    found.register(_Collector([*families(snapshot)]))
     ProcessCollector(registry=found)
     return found
 

@@ -17,9 +17,8 @@ from cloud_verifier.core.ledger import BOUNDS
 from cloud_verifier.core.rate_limits import LIMITS
 from cloud_verifier.telemetry.instruments import Histogram
 from cloud_verifier.telemetry.monitor import FILES
-from cloud_verifier.telemetry.snapshot import Snapshot
+from cloud_verifier.telemetry.snapshot import LiveSession, SessionMode, Snapshot
 from common.errors import Code
-from common.wire.admin import AdminMode, LiveSession
 from common.wire.describe import PROTOCOL_VERSION
 
 Kind = Literal["gauge", "counter", "histogram", "info"]
@@ -65,7 +64,7 @@ def _info(snapshot: Snapshot) -> Mapping[str, str]:
 
 def _modes(snapshot: Snapshot) -> Mapping[str, float]:
     found = Counter(each.mode for each in snapshot.sessions)
-    return {mode.label: found[mode] for mode in AdminMode}
+    return {mode.value: found[mode] for mode in SessionMode}
 
 
 def _all_of(names: tuple[str, ...], counts: Mapping[str, float]) -> Mapping[str, float]:
@@ -111,11 +110,11 @@ def _used(snapshot: Snapshot) -> float:
 
 
 def _running(snapshot: Snapshot) -> float:
-    return sum(each.mode is not AdminMode.PREEMPTED for each in snapshot.sessions)
+    return sum(each.mode is not SessionMode.PREEMPTED for each in snapshot.sessions)
 
 
 def _waiting(snapshot: Snapshot) -> float:
-    return sum(each.mode is AdminMode.PREEMPTED for each in snapshot.sessions)
+    return sum(each.mode is SessionMode.PREEMPTED for each in snapshot.sessions)
 
 
 def _success(snapshot: Snapshot) -> Mapping[str, float]:

@@ -18,13 +18,15 @@ from cloud_verifier.telemetry.instruments import Instruments, Wire
 from common.acceptance import AcceptanceRule
 from common.errors import NOT_LET_IN, CapacityError, ForerunError, LocalError, UnavailableError
 from common.messages import FinishReason, Open
-from common.wire.admin import MAX_NAME_CHARS
 from common.wire.status import fault_word
 
 logger = logging.getLogger(__name__)
 
 OTHERS, NOBODY = "(others)", "(none)"
 """Series names for tenants without a series of their own, and for callers without a tenant."""
+
+MAX_NAME_CHARS = 64
+"""Characters to which names that clients choose are cut."""
 
 LOST = "LOST"
 """Reason of a session whose stream broke, as in `VerifierCounters.num_finished`."""

@@ -8,69 +8,13 @@ import re
 import threading
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 from common.errors import UserError
 from common.grammar import Grammars, Matcher, Tokens
+from common.llama.files import find_model
+from common.llama.gguf import GgufFile
 from common.llama.library import extra_bufts_are_safe, library, native_log
-from common.llama.store import HUB_PREFIX, ModelStore, check_magic, hash_of, is_remote, split_hub_path
-
-# A model's file is a local path, or is in the store of `forerun pull` or in the hub's own cache.
-
-SMALLEST = 24
-"""Bytes of a GGUF file without metadata and tensors: magic, version and two counts."""
-
-
-def find_model(path: str, models: str = "", sha256: str = "") -> str:
-    """Return the local file of `path`. A remote name must have been fetched before.
-
-    Args: models, the store's folder, empty for none; sha256, the required hash, empty for any. Raises
-    `UserError` for a file that is missing, is no GGUF, or has another hash.
-    """
-    local = _fetched(path, models) if is_remote(path) else Path(path).expanduser()
-    if not local.is_file():
-        raise UserError(
-            f"there is no model at {local}; check the path, or use {HUB_PREFIX}org/repo/file.gguf"
-        )
-    try:
-        with local.open("rb") as file:
-            head = file.read(SMALLEST)
-    except OSError as error:
-        raise UserError(f"the model {local} cannot be read ({error}); check its permissions") from error
-    check_magic(str(local), head)
-    if len(head) < SMALLEST:
-        raise UserError(f"the model {local} is cut off after {len(head)} bytes; fetch it again")
-    if sha256 and (found := hash_of(local, lambda done, total: None)) != sha256.lower():
-        raise UserError(f"the model {local} has the SHA-256 {found}, not {sha256}; it is not loaded")
-    return str(local)
-
-
-def _fetched(name: str, models: str) -> Path:
-    """Return a fetched file. Raises `UserError` with the command to fetch it."""
-    stored = ModelStore(Path(models)).find(name) if models else None
-    found = stored or _in_hub_cache(name)
-    if found is None:
-        raise UserError(f"{name} is not on this machine; fetch it with: forerun pull {name}")
-    return found
-
-
-def _in_hub_cache(name: str) -> Path | None:
-    """Return the file from huggingface_hub's cache, if any. Raises `UserError` for a bad name."""
-    if not name.startswith(HUB_PREFIX):
-        return None
-    repository, file, revision = split_hub_path(name)
-    try:
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-    except ImportError:
-        return None
-    try:
-        found = try_to_load_from_cache(repository, file, revision=revision)
-    except HFValidationError as error:
-        raise UserError(f"{name} is not a valid name of the hub: {error}") from error
-    return Path(found) if isinstance(found, str) else None
-
 
 FEWEST_SEQUENCES, MOST_SEQUENCES = 64, 192
 OUTPUT_LOGITS = 10_000_000
@@ -101,7 +45,6 @@ class LlamaSettings:
     threads: int = 0  # 0 = one less than the processors of this process
     gpu_layers: int = 0  # layers on accelerators; -1 = all
     tensor_split: tuple[float, ...] = ()  # shares of the accelerators; empty = by their free memory
-    models: str = ""  # folder of `forerun pull` for hf:// and https:// names; empty: none
     exact: bool = False  # f32 KV, no flash attention: a logit hardly depends on the batch
     batch_invariant: bool = False  # flash attention over bf16 keys: see `LlamaRuntime`
 
@@ -274,7 +217,7 @@ class LlamaModel(LlamaVocabulary):
         self.settings = settings
         self._library = library()
         native_log().errors.clear()
-        self.path = find_model(settings.path, settings.models)  # the local file
+        self.path = find_model(settings.path)  # the local file
         self._model: Any = self._load(weights)
         super().__init__(self._library, self._library.llama_model_get_vocab(self._model))
         self.is_recurrent = any(
@@ -309,17 +252,21 @@ class LlamaModel(LlamaVocabulary):
         return model
 
     def refuse_unsuited(self, with_states: bool) -> None:
-        """Raise `UserError` for a model that is no decoder, and without `with_states` for a recurrent one."""
+        """Raise `UserError` for a model that is no decoder, and without `with_states` for a recurrent one.
+        Needs no weights."""
         if self.is_recurrent and not with_states:
             raise UserError(
                 f"{self.settings.path} has recurrent layers, and their state cannot be cut back; a target in "
                 "GGUF must be an attention-only decoder; choose another model, or use this one as a draft"
             )
-        for question, kind in (
-            (self._library.llama_model_is_diffusion, "a diffusion model"),
-            (self._library.llama_model_has_encoder, "an encoder model"),
-        ):
-            if question(self._model):
+        kinds = {
+            "a diffusion model": self._library.llama_model_is_diffusion(self._model),
+            "an encoder model": self._library.llama_model_has_encoder(self._model),
+            "an embedding model or a ranker": self._own("pooling_type") not in ("", "0"),
+            "a model whose tokens see later ones": self._own("attention.causal") == "false",
+        }
+        for kind, applies in kinds.items():
+            if applies:
                 raise UserError(f"{self.settings.path} is {kind}; it must be a decoder; choose another model")
 
     @property
@@ -341,22 +288,49 @@ class LlamaModel(LlamaVocabulary):
         return self._number("context_length")
 
     @property
+    def keeps_latents(self) -> bool:
+        """Tell whether attention is latent and its KV one latent a token, whose first part is the value too.
+        Needs no weights."""
+        return self._number("attention.key_length_mla") > 0
+
+    @property
     def kv_bytes(self) -> int:
         """Return the bytes of one token's keys and values over all layers; 0 for a model without attention.
 
-        Needs no weights. llama.cpp does not report numbers that a file gives for each layer. Such a model,
-        mostly a hybrid, counts as if each layer had keys and values for all heads, which is too many.
+        Needs no weights. Where layers have heads of several sizes, all count as the largest.
         """
-        heads = self._number("attention.head_count")
-        width = self._number("embedding_length") // max(1, heads)
-        own = sum(self._number(f"attention.{part}_length") or width for part in ("key", "value"))
-        num_values = self._number("block_count") * (self._number("attention.head_count_kv") or heads) * own
+        heads = self._by_layer("attention.head_count")
+        width = self._number("embedding_length") // max(1, *heads)
+        parts = ("key",) if self.keeps_latents else ("key", "value")
+        own = sum(self._number(f"attention.{part}_length") or width for part in parts)
+        kept = self._by_layer("attention.head_count_kv")
+        kept = kept if any(kept) else heads
+        shared = self._number("attention.shared_kv_layers")  # the last layers, which keep nothing
+        num_values = own * sum(kept[: len(kept) - shared])
+        num_values += len(kept) * self._number("attention.indexer.key_length")
         return num_values * (4 if self.settings.exact else 2)
+
+    def _own(self, key: str) -> str:
+        """Return a value of the architecture's metadata; empty if the file has none."""
+        return self.metadata(f"{self.metadata('general.architecture')}.{key}")
 
     def _number(self, key: str) -> int:
         """Return a whole number of the architecture's metadata; 0 if llama.cpp reports none."""
-        found = self.metadata(f"{self.metadata('general.architecture')}.{key}")
+        found = self._own(key)
         return int(found) if found.isdecimal() else 0
+
+    def _by_layer(self, key: str) -> list[int]:
+        """Return a whole number of the architecture's metadata for each layer."""
+        count = self._number("block_count")
+        with GgufFile(self.path) as file:
+            found = file.numbers(f"{self.metadata('general.architecture')}.{key}")
+        return found[:count] if len(found) >= count else [self._number(key)] * count
+
+    @cached_property
+    def types(self) -> dict[str, int]:
+        """Return the ggml_type of each matrix of the layers by its name. Needs no weights."""
+        with GgufFile(self.path) as file:
+            return {name: kind for name, kind in file.matrices() if name.startswith("blk.")}
 
     @property
     def chat_template(self) -> str:

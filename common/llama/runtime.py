@@ -63,10 +63,15 @@ class LlamaRuntime(LlamaModel):
                     f"llama.cpp cannot make a context for {settings.path}{native_log().reason()}; "
                     f"if memory is short, take fewer KV cells than {settings.n_ctx} (--context, --slots)"
                 )
+            self._memory = self._library.llama_get_memory(self._context)
+            if not self._memory:
+                raise UserError(
+                    f"{settings.path} keeps neither KV nor states in llama.cpp, so it is no decoder; choose "
+                    "another model"
+                )
         except UserError:
             self.close()
             raise
-        self._memory = self._library.llama_get_memory(self._context)
         self.n_ctx: int = self._library.llama_n_ctx(self._context)
         self.n_batch: int = self._library.llama_n_batch(self._context)
         self.n_together: int = self._library.llama_n_ubatch(self._context)  # rows of a batch in one pass
@@ -151,6 +156,8 @@ class LlamaRuntime(LlamaModel):
         params.type_k = params.type_v = F32 if settings.exact else F16
         if settings.batch_invariant:
             params.type_k = BF16
+            if self.keeps_latents:  # values are a part of the keys
+                params.type_v = BF16
         params.kv_unified = True  # a cell in several sequences; separate KV would be copied, and cut n_ctx up
         params.swa_full = True  # a sliding window's pruned cells could be needed again after a dead branch
         params.no_perf = True

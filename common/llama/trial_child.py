@@ -67,8 +67,15 @@ def _with_weights(asked: TrialRequest) -> None:
 
 def _settings(asked: TrialRequest) -> LlamaSettings:
     """Return settings with a small context, which suffices to find a broken file."""
-    path, layers = asked.path, asked.gpu_layers
-    return LlamaSettings(path, n_ctx=CELLS, n_seq_max=2, n_batch=CELLS, max_rows=4, gpu_layers=layers)
+    return LlamaSettings(
+        asked.path,
+        n_ctx=CELLS,
+        n_seq_max=2,
+        n_batch=CELLS,
+        max_rows=4,
+        gpu_layers=asked.gpu_layers,
+        batch_invariant=asked.batch_invariant,
+    )
 
 
 def _use_tokens(model: LlamaModel) -> list[int]:

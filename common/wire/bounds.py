@@ -112,6 +112,12 @@ def text(field: str, value: str, high: int) -> str:
     return value
 
 
+def model_name(given: str) -> str:
+    """Return a file's or folder's name as a model's name that `text` accepts. A name of a file may hold bytes
+    that are no text, and line ends."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in given[:MAX_MODEL_CHARS])
+
+
 def page(field: str, value: str, high: int) -> str:
     """Return a string of at most `high` bytes of UTF-8, which is never logged. Raises `PeerError`."""
     count(field, len(value.encode()), 0, high, "bytes")

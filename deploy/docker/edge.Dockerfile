@@ -33,6 +33,6 @@ WORKDIR /tmp
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-m", "forerun.probe", "http://127.0.0.1:8080/healthz"]
+    CMD ["python", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 8080, timeout=3); c.request('GET', '/healthz'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["forerun", "edge"]
 CMD ["--draft", "/models/draft.gguf", "--listen", "0.0.0.0:8080"]

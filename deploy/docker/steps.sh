@@ -104,6 +104,12 @@ one_of_each() {
 	done
 }
 
+# Exits with 0 if the page of a port answers 200.
+ask="import http.client as h, sys
+c = h.HTTPConnection('127.0.0.1', int(sys.argv[1]), timeout=3)
+c.request('GET', sys.argv[2])
+raise SystemExit(c.getresponse().status != 200)"
+
 # Becomes somebody who is nobody, with no writable folder but one below /tmp (TMPDIR, which all must be able to
 # read). In a subshell, whose process it is.
 as_user() {
@@ -126,7 +132,7 @@ check() {
 	trap "rm -rf '$home'" EXIT
 	models=$home/models
 	mkdir "$models" "$home/run"
-	cp -R "$root/demo_models/target" "$root/demo_models/draft" "$models"
+	cp -R "$root/lab/demo_models/target" "$root/lab/demo_models/draft" "$models"
 	chmod -R a+rX "$home"
 	if ((EUID == 0)); then chown "$user:$user" "$home/run"; fi
 	(cd / && serve "$kind" "$prefix" "$models" "$home")
@@ -135,15 +141,15 @@ check() {
 }
 
 serve() {
-	local kind=$1 prefix=$2 models=$3 home=$4 port health
+	local kind=$1 prefix=$2 models=$3 home=$4 port
 	[[ -z $(as_user "$home/run" find "$prefix" -writable ! -type l -print -quit) ]] || ((EUID)) \
 		|| stop "user $user can write below $prefix"
 	port=$((20000 + RANDOM % 10000))
-	health=127.0.0.1:$port
-	local python=("$prefix/bin/python")
-	local words=("${python[@]}" -m forerun verify --model "$models/target" --listen "$health" --threads 1)
+	local python=("$prefix/bin/python") page=/livez
+	local words=("${python[@]}" -m forerun verify --model "$models/target" --listen 127.0.0.1:0
+		--http "127.0.0.1:$port" --threads 1)
 	if [[ $kind == edge* ]]; then
-		health=http://127.0.0.1:$port/healthz
+		page=/healthz
 		words=("${python[@]}" -m forerun edge --draft "$models/draft/draft-q8_0.gguf" --verifier 127.0.0.1:1
 			--listen "127.0.0.1:$port")
 	fi
@@ -152,14 +158,14 @@ serve() {
 	local server=$! left=240
 	# shellcheck disable=SC2064  # it is known now; whatever ends this script ends it, too
 	trap "kill -TERM $server 2>/dev/null || true" EXIT
-	until (as_user "$home/run" "${python[@]}" -m forerun.probe "$health" 2>/dev/null); do
+	until (as_user "$home/run" "${python[@]}" -c "$ask" "$port" "$page" 2>/dev/null); do
 		((left--)) || stop "it is not well after some minutes"
 		kill -0 "$server" 2>/dev/null || stop "it ended by itself"
 		sleep 0.5
 	done
 	kill -TERM "$server"
 	wait "$server" || stop "it ended with code $?"
-	! (as_user "$home/run" "${python[@]}" -m forerun.probe "$health" 2>/dev/null) || stop "its health outlives it"
+	! (as_user "$home/run" "${python[@]}" -c "$ask" "$port" "$page" 2>/dev/null) || stop "its health outlives it"
 }
 
 [[ ${BASH_SOURCE[0]} == "$0" ]] || return 0 # a test calls its functions

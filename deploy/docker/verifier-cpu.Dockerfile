@@ -21,7 +21,7 @@ LABEL org.opencontainers.image.title="forerun-verifier-cpu" \
       org.opencontainers.image.version="${VERSION}"
 COPY --from=build /opt/forerun /opt/forerun
 COPY deploy/sbom/verifier-cpu.cdx.json /usr/share/forerun/sbom.cdx.json
-COPY demo_models/target /models/target
+COPY lab/demo_models/target /models/target
 ENV PATH=/opt/forerun/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp \
@@ -29,9 +29,9 @@ ENV PATH=/opt/forerun/bin:$PATH \
     HF_HUB_OFFLINE=1
 USER 10001:10001
 WORKDIR /tmp
-EXPOSE 50051 50052 9464
+EXPOSE 50051 9464
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
-    CMD ["python", "-m", "forerun.probe", "127.0.0.1:50052", "--service", "liveness"]
+    CMD ["python", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 9464, timeout=3); c.request('GET', '/livez'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["forerun", "verify"]
-CMD ["--model", "/models/target", "--listen", "0.0.0.0:50051", "--health", "0.0.0.0:50052", "--metrics", "0.0.0.0:9464"]
+CMD ["--model", "/models/target", "--listen", "0.0.0.0:50051", "--http", "0.0.0.0:9464"]

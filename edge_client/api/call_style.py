@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from common.errors import PeerError, UserError
@@ -20,7 +20,7 @@ from edge_client.texts.json_text import json_text
 from edge_client.texts.message import Json, Message, MessageForm
 from edge_client.texts.reader import MessageReader
 from edge_client.texts.response_template import load_template
-from edge_client.texts.templates import ChatTemplate
+from edge_client.texts.templates import ChatTemplate, CostlyTemplateError
 
 LISTED = "You can call functions. Each line describes one in JSON.\n<tools>\n{tools}\n</tools>\n"
 OWN_WAY = "To call a function, write the call as you always write calls."
@@ -106,36 +106,37 @@ class CallStyle:
 
 @lru_cache(maxsize=8)
 def call_style(template: ChatTemplate, controls: Controls, own_reading: str = "") -> CallStyle:
-    """Return how a target is shown messages and tools. Renders its template some twenty times.
+    """Return how a target is shown messages and tools. Renders its template some twenty times, but not again
+    after one that took all its time.
 
     `own_reading` is the response template of the target's makers, if there is one.
     """
-    render = partial(_probed, template)
-    syntax = find_syntax(render, controls)
+    probes = _Probes(template)
+    syntax = find_syntax(probes.render, controls)
     user: Json = {"role": "user", "content": "hello"}
-    lists_tools = PROBES[0]["function"]["name"] in _text(template, [user], {"tools": PROBES})
+    lists_tools = PROBES[0]["function"]["name"] in probes.text([user], {"tools": PROBES})
     arguments: Any = "{}" if syntax is not None and syntax.arguments_as_text else {}
     function = {"name": PROBES[0]["function"]["name"], "arguments": arguments}
     call = {"id": IDS[0], "type": "function", "function": function}
     called: Json = {"role": "assistant", "content": "", "tool_calls": [call]}
     how = reading(template.source, own_reading)
-    if syntax is not None and not _is_read(template, controls, [user, called], how):
+    if syntax is not None and not _is_read(probes, controls, [user, called], how):
         syntax = None
-    style = CallStyle(syntax or HERMES, syntax is not None, lists_tools, find_order(render, called))
+    style = CallStyle(syntax or HERMES, syntax is not None, lists_tools, find_order(probes.render, called))
     chat = [user, {**called, "content": CONTENT}, {"role": "tool", "content": RESULT, "tool_call_id": IDS[0]}]
-    if not _keeps_content(template, style.shown(chat, [])):
+    if not _keeps_content(probes, style.shown(chat, [])):
         apart = replace(style, keeps_content=False)
         longer = [*chat, {"role": "assistant", "content": "done"}, user]
-        style = apart if _keeps_content(template, apart.shown(longer, [])) else style
+        style = apart if _keeps_content(probes, apart.shown(longer, [])) else style
     begun = [{"role": "system", "content": SYSTEM}, user]
     chats = (style.shown(each, []) for each in (begun, [*begun, *chat[1:]]))
-    return replace(style, has_system=all(SYSTEM in _text(template, each) for each in chats))
+    return replace(style, has_system=all(SYSTEM in probes.text(each) for each in chats))
 
 
-def _is_read(template: ChatTemplate, controls: Controls, chat: Sequence[Json], how: Json) -> bool:
+def _is_read(probes: _Probes, controls: Controls, chat: Sequence[Json], how: Json) -> bool:
     """Tell whether the call at a chat's end, as the template writes it, is read as that call."""
-    begun = _text(template, chat[:-1], {"tools": PROBES})
-    whole = _text(template, chat, {"tools": PROBES, "add_generation_prompt": False})
+    begun = probes.text(chat[:-1], {"tools": PROBES})
+    whole = probes.text(chat, {"tools": PROBES, "add_generation_prompt": False})
     begun = controls.common_prefix(begun, whole)
     reader = MessageReader(MessageForm(how, load_template(how).prefix(begun), PROBES))
     message = Message()
@@ -144,24 +145,34 @@ def _is_read(template: ChatTemplate, controls: Controls, chat: Sequence[Json], h
     return [each.name for each in message.calls] == [chat[-1]["tool_calls"][0]["function"]["name"]]
 
 
-def _keeps_content(template: ChatTemplate, messages: Sequence[Json]) -> bool:
-    text = _text(template, messages)
+def _keeps_content(probes: _Probes, messages: Sequence[Json]) -> bool:
+    text = probes.text(messages)
     return -1 < text.find(CONTENT) < text.find(RESULT)
 
 
-def _probed(
-    template: ChatTemplate, messages: Sequence[Json], settings: Mapping[str, Any] | None = None
-) -> str:
-    """Render a probe. Raises `PeerError` if its text is too long to be examined."""
-    text = template.render(messages, settings)
-    if len(text) > MAX_PROBED:
-        raise PeerError(f"the target's chat template writes {len(text)} characters for a short chat")
-    return text
+class _Probes:
+    """Renders short chats by a template that may be hostile."""
 
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._costly: CostlyTemplateError | None = None  # why no further chat is rendered
 
-def _text(template: ChatTemplate, messages: Sequence[Json], settings: Mapping[str, Any] | None = None) -> str:
-    """Return a chat as the template writes it; empty if it refuses or fails."""
-    try:
-        return _probed(template, messages, settings)
-    except (PeerError, UserError):
-        return ""
+    def render(self, messages: Sequence[Json], settings: Mapping[str, Any] | None = None) -> str:
+        """Render a chat. Raises `PeerError`, also if its text is too long to be examined, or `UserError`."""
+        if self._costly is not None:
+            raise self._costly
+        try:
+            text = self._template.render(messages, settings)
+        except CostlyTemplateError as error:
+            self._costly = error
+            raise
+        if len(text) > MAX_PROBED:
+            raise PeerError(f"the target's chat template writes {len(text)} characters for a short chat")
+        return text
+
+    def text(self, messages: Sequence[Json], settings: Mapping[str, Any] | None = None) -> str:
+        """Return a chat as the template writes it; empty if it refuses or fails."""
+        try:
+            return self.render(messages, settings)
+        except (PeerError, UserError):
+            return ""

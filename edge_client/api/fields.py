@@ -6,6 +6,7 @@ import difflib
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, TypeVar
 
 from edge_client.api.errors import ApiError, unsupported, wrong
@@ -48,6 +49,9 @@ MAX_TEXT = 2**23
 
 MAX_DEPTH = 128
 """Lists and objects within each other. Deeper values would exhaust the stack of what reads them."""
+
+MAX_LOGGED = 16
+"""Unknown fields of one object that are logged."""
 
 
 class Fields:
@@ -149,7 +153,9 @@ class Fields:
 
     def finish(self) -> None:
         """Log the fields that have not been read. They are ignored."""
-        for name, near in self._unread():
+        if not logger.isEnabledFor(logging.DEBUG):
+            return  # to look for a similar name takes 50 µs, and a body can have a million
+        for name, near in islice(self._unread(), MAX_LOGGED):
             self._log(name, f"it is not a known field{f'; did you mean {near}?' if near else ''}")
 
     def refuse_rest(self) -> None:

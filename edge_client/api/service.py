@@ -95,13 +95,18 @@ class TextEndpoints:
         self.defaults = defaults
         self._wall = wall
         self._contents = Contents(texts.words)
+        self._target = UNTOLD  # the target's newest name
 
     # Models -----------------------------------------------------------------------------------------------
 
     def models(self) -> dict[str, Writer]:
-        """Return the models by name, draft model and target together first. All names differ."""
-        found = self.texts.verifiers.best()
-        return self._models_of(target_name(found.model) if found is not None else UNTOLD)
+        """Return the models by name, draft model and target together first. All names differ.
+
+        A target keeps its name while no verifier fits, so that no draft of this name writes in its place.
+        """
+        if (found := self.texts.verifiers.best()) is not None:
+            self._target = target_name(found.model)
+        return self._models_of(self._target)
 
     @property
     def proposes(self) -> bool:

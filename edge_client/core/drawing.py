@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from common.acceptance import TOTAL, Draft, draw, quantised
+from common.calibration import Calibration
 from common.chances import Chances
 from common.errors import LocalError
 from common.estimators import RatioEstimator
+from common.messages import MAX_NODES
 from common.tree import Node, SpeculationTree
+from edge_client.core.coupled import CoupledRule
 from edge_client.core.nouns import Expansion
+from edge_client.core.policies import GrowthView
 
 MOST_DRAWN = 4
 """The most children of a node: the default of the widest policy."""
@@ -35,7 +40,7 @@ LEAST, MOST = 0.01, 0.99
 
 
 class Drawing:
-    """Holds one session's draws and their results. Driven by `EdgeSession`."""
+    """Holds one session's draws and their results. Driven by `DrawnRule`."""
 
     def __init__(self, chances: Chances, replaces: bool = False) -> None:
         """Draw by `chances`, with replacement if the rule `replaces`."""
@@ -75,6 +80,74 @@ class Drawing:
 
     def _kinds(self, draft: Draft) -> list[RatioEstimator]:
         return self._came_true[bisect(PEAKS, max(draft.counts) / TOTAL)]
+
+
+class DrawnRule(CoupledRule):
+    """Says how the rules that draw use a draft step's results."""
+
+    takes_guesses = False  # they would bias the draws
+
+    def __init__(
+        self,
+        view: GrowthView,
+        expansions: Mapping[int, Expansion],
+        calibration: Calibration,
+        drawing: Drawing,
+    ) -> None:
+        super().__init__(view, expansions, calibration)
+        self._drawing = drawing
+
+    def choose(self, expansion: Expansion) -> Expansion:
+        return self._drawing.draw(expansion)
+
+    def _chances(self, expansion: Expansion) -> Sequence[float]:
+        return expansion.scores
+
+    def grown(self, expansion: Expansion, count: int) -> Expansion:
+        if not self._drawing.replaces:
+            return expansion
+        return replace(expansion, tokens=expansion.tokens[:count], scores=expansion.scores[:count])
+
+    def learn(self, expansion: Expansion, token: int) -> None:
+        self._drawing.observe(expansion, token)
+
+    def learn_late(self, expansion: Expansion, token: int) -> None:
+        """Learn nothing: it was not drawn from."""
+
+    def outgoing(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Return the draws to send in place of `nodes`; a repeated draw is its node again. Without
+        replacement they are the nodes.
+
+        Whether a draw is considered must not depend on its token. Repeats would make some room, so all
+        draws below a node are sent at once or not at all, and each takes room. The policy's choice of the
+        eldest decides, whose promise ignores the tokens.
+        """
+        if not self._drawing.replaces:
+            return nodes
+        tree = self._view.tree
+        live, tip = tree.live, tree.tip
+        room = min(self._view.credit_left - self._num_repeats, MAX_NODES)
+        sent = dict[int, list[Node]]()  # by the parent's id
+        known = {tip.id, *(node.id for node in live.values() if node.wire_id)}
+        for parent in dict.fromkeys(node.parent for node in nodes):
+            assert parent is not None, "the tip is never sent"
+            drawn = [live[live[parent].children[token]] for token in self._expansions[parent].tokens]
+            if parent in known and len(drawn) <= room:
+                room -= len(drawn)
+                sent[parent] = drawn
+                known |= {node.id for node in drawn}
+        return [node for drawn in sent.values() for node in drawn]
+
+    @property
+    def _num_repeats(self) -> int:
+        """The number of sent draws that gave a token again, below live nodes."""
+        live = self._view.tree.live
+        drawn = ((live[parent].children, said.tokens) for parent, said in self._expansions.items())
+        sent = (each for each in drawn if any(live[child].wire_id for child in each[0].values()))
+        return sum(len(tokens) - len(children) for children, tokens in sent)
+
+    def untold(self, node: Node) -> Draft | None:
+        return untold(self._view.tree, self._expansions, node)
 
 
 def untold(tree: SpeculationTree, drawn: Mapping[int, Expansion], node: Node) -> Draft | None:

@@ -4,28 +4,24 @@ choices."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
 from itertools import starmap
 
+from common.acceptance import Draft
 from common.calibration import LEAST_MISS, SHIPPED, Calibration, promised
 from common.chances import Chances, SeededChances
 from common.errors import LocalError
-from common.messages import INITIAL_CREDIT, MAX_NODES
-from common.prompt_lookup import LEAST, NO_TEXTS, PromptLookup, SharedTexts, grow_guesses
+from common.messages import INITIAL_CREDIT
+from common.prompt_lookup import LEAST, NO_TEXTS, SharedTexts
 from common.tree import Node, SpeculationTree
+from edge_client.core.coupled import CoupledRule
 from edge_client.core.draft_pace import DraftPace
-from edge_client.core.drawing import Drawing, untold
+from edge_client.core.drawing import Drawing, DrawnRule
 from edge_client.core.hints import Hints
 from edge_client.core.nouns import DraftRow, Expansion, Reroot, SessionConfig
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate
 from edge_client.core.policies.base import missing_above
-from edge_client.core.reference import Reference
-from edge_client.core.sent_nodes import Untold
-
-MOST_GUESSED = 32
-"""New guesses after a commit: what a verifier evaluates in the two steps of a usual round trip."""
+from edge_client.core.sources import EarlierText, GivenText, ProposalSource
 
 MOST_LIVE = 400
 """Live nodes up to which hints grow more, as of `AdaptiveSettings`: bounds memory, and a decision's time."""
@@ -59,34 +55,24 @@ class Growth:
         self._overtaken: dict[int, int] = {}  # the token that followed each node still in draft
         self._policy = policy
         self._judges = config.judges_guesses
-        drafts = policy.fill and policy.name != "off"  # sync and off stay as published
-        self._drawing: Drawing | None = None
-        if config.draws:
-            self._drawing = Drawing(
-                chances or SeededChances(config.sampling.seed), config.acceptance.rule.replaces
-            )
-            drafts = False  # guesses would bias the draws
-        self._hints = Hints() if drafts else None
-        self._lookup = PromptLookup(config.begins_with, shared) if config.recall and drafts else None
-        self._reference = Reference(config.references) if config.references and drafts else None
-        if self._reference is not None:
-            for token in config.committed:
-                self._reference.append(token)
+        self._rule = _rule_of(config, self.view, self.expansions, self.calibration, chances)
+        guesses = self._rule.takes_guesses and policy.fill and policy.name != "off"  # sync, off: as published
+        self._sources = _sources_of(config, shared) if guesses else []
 
     @property
-    def untold(self) -> Untold | None:
+    def untold(self) -> Callable[[Node], Draft | None] | None:
         """Return the function that gives the distributions to send with nodes; None if none are needed."""
-        return None if self._drawing is None else partial(untold, self.tree, self.expansions)
+        return self._rule.untold
 
     @property
     def has_texts(self) -> bool:
         """Whether there are texts from which guesses are copied."""
-        return self._lookup is not None or self._reference is not None
+        return any(source.copies for source in self._sources)
 
     @property
     def takes_hints(self) -> bool:
         """Whether the verifier may send hints."""
-        return self._hints is not None
+        return any(source.listens for source in self._sources)
 
     def check_integrity(self) -> None:
         """Raise `LocalError` unless the tree is whole and the counts of sent nodes agree."""
@@ -95,36 +81,9 @@ class Growth:
         if sent != self.view.num_sent:
             raise LocalError(f"{sent} live nodes carry a wire id, but the count is {self.view.num_sent}")
 
-    def draws(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Return the draws to send in place of `nodes`, which the policy chose; a repeated draw is its node
-        again. Without replacement they are the nodes.
-
-        Whether a draw is considered must not depend on its token. Repeats would make some room, so all
-        draws below a node are sent at once or not at all, and each takes room. The policy's choice of the
-        eldest decides, whose promise ignores the tokens.
-        """
-        if self._drawing is None or not self._drawing.replaces:
-            return nodes
-        live, tip = self.tree.live, self.tree.tip
-        room = min(self.view.credit_left - self._num_repeats, MAX_NODES)
-        found = dict[int, list[Node]]()  # by the parent's id
-        known = {tip.id, *(node.id for node in live.values() if node.wire_id)}
-        for parent in dict.fromkeys(node.parent for node in nodes):
-            assert parent is not None, "the tip is never sent"
-            drawn = [live[live[parent].children[token]] for token in self.expansions[parent].tokens]
-            if parent in known and len(drawn) <= room:
-                room -= len(drawn)
-                found[parent] = drawn
-                known |= {node.id for node in drawn}
-        return [node for drawn in found.values() for node in drawn]
-
-    @property
-    def _num_repeats(self) -> int:
-        """The number of sent draws that gave a token again, below live nodes."""
-        live = self.tree.live
-        drawn = ((live[parent].children, said.tokens) for parent, said in self.expansions.items())
-        sent = (each for each in drawn if any(live[child].wire_id for child in each[0].values()))
-        return sum(len(tokens) - len(children) for children, tokens in sent)
+    def outgoing(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Return the nodes to send in place of `nodes`, which the policy chose."""
+        return self._rule.outgoing(nodes)
 
     # The draft --------------------------------------------------------------------------------------------
 
@@ -155,20 +114,17 @@ class Growth:
             if node is not None:
                 self._branch(node, expansion)
             elif followed_by is not None:
-                self._learn(expansion, followed_by)
+                self._rule.learn_late(expansion, followed_by)
         self._overtaken.clear()
 
     def _branch(self, node: Node, expansion: Expansion) -> None:
-        if self._drawing is not None:
-            expansion = self._drawing.draw(expansion)
-        candidates = list(map(TokenCandidate, expansion.tokens, self._promised(expansion)))
-        if self._hints is not None:
-            candidates = self._hints.weigh(node.id, candidates)
+        expansion = self._rule.choose(expansion)
+        candidates: Sequence[TokenCandidate]
+        candidates = list(map(TokenCandidate, expansion.tokens, self._rule.promised(expansion)))
+        for source in self._sources:
+            candidates = source.weigh(node.id, candidates)
         children = self._policy.branch(self.view, node, candidates)
-        if self._drawing is not None and self._drawing.replaces:
-            count = len(children)
-            expansion = replace(expansion, tokens=expansion.tokens[:count], scores=expansion.scores[:count])
-        self.expansions[node.id] = expansion
+        self.expansions[node.id] = self._rule.grown(expansion, len(children))
         for child in children:
             self.tree.grow(node, child.token, child.logprob)
         if self._judges:
@@ -187,20 +143,6 @@ class Growth:
             return found[said.tokens.index(token)]
         return min(logprob, math.log(max(1.0 - sum(map(math.exp, found)), LEAST_MISS)))
 
-    def _promised(self, expansion: Expansion) -> Sequence[float]:
-        """Return the chance (nats) of each candidate."""
-        drawn = self._drawing is not None
-        found = expansion.scores if drawn else promised(self.calibration.confidence, expansion.scores)
-        if len(found):
-            self.view.survival.add(math.exp(found[0]))
-        return found
-
-    def _learn(self, expansion: Expansion, followed_by: int) -> None:
-        """Learn from a node that came too late: the text went on with `followed_by`."""
-        if self._drawing is None:
-            self._promised(expansion)
-            self._calibrate(expansion, followed_by)
-
     def guess(self, *, beside_draft: bool, from_tip: bool = True) -> None:
         """Grow the continuation of given and of repeated text; beside a draft model, only its likely part.
 
@@ -210,29 +152,29 @@ class Growth:
         """
         surely = SURELY_GUESSED if beside_draft else LEAST
         last, room = self.view.last_position, self.view.credit_left  # unsent drafts take no credit
-        if self._reference is not None:
-            grow_guesses(self.tree, self._reference, last, room, from_tip=from_tip)
-        if self._lookup is not None:
-            most = min(MOST_GUESSED, room)
-            grow_guesses(self.tree, self._lookup, last, most, surely, from_tip=from_tip)
+        for source in self._sources:
+            source.grow(self.tree, last, room, surely, from_tip=from_tip)
 
     def hint(self, node: Node, tokens: Sequence[int]) -> None:
         """Grow the tokens of a hint below a live node, likeliest first, and doubt its other children."""
-        tree, hints = self.tree, self._hints
-        if hints is None or node.position >= self.view.last_position or tree.num_speculative >= MOST_LIVE:
+        tree = self.tree
+        if node.position >= self.view.last_position or tree.num_speculative >= MOST_LIVE:
             return
-        hinted = dict(hints.take(node.id, tokens))
-        for child in self._policy.branch(self.view, node, list(starmap(TokenCandidate, hinted.items()))):
-            tree.grow(node, child.token, child.logprob)
-        left = hints.left(node.id)
-        for each in node.children.values():
-            below = tree.live[each]
-            tree.revise(below, hinted.get(below.token, min(below.logprob, left)))
+        for source in self._sources:
+            hinted = source.hear(node.id, tokens)
+            if not hinted:
+                continue
+            for child in self._policy.branch(self.view, node, list(starmap(TokenCandidate, hinted.items()))):
+                tree.grow(node, child.token, child.logprob)
+            left = source.left(node.id)
+            for each in node.children.values():
+                below = tree.live[each]
+                tree.revise(below, hinted.get(below.token, min(below.logprob, left)))
 
     def close(self) -> None:
         """Let other sessions look up in this text, which has ended."""
-        if self._lookup is not None:
-            self._lookup.close()
+        for source in self._sources:
+            source.close()
 
     # The target -------------------------------------------------------------------------------------------
 
@@ -247,16 +189,14 @@ class Growth:
         tree, view = self.tree, self.view
         committed, dead = list[tuple[int, int]](), list[int]()
         for token in tokens:
-            self._observe(token)
-            for source in (self._lookup, self._reference):
-                if source is not None:
-                    source.append(token)
+            if (said := self.expansions.pop(tree.tip.id, None)) is not None:
+                self._rule.learn(said, token)
+            for source in self._sources:
+                source.learn(tree.tip.id, token)
             offered = any(tree.live[child].wire_id for child in tree.tip.children.values())
             view.num_unread += not (tree.tip.evaluated or tree.tip.busy)
             if tree.tip.busy:
                 self._overtaken[tree.tip.id] = token
-            if self._hints is not None:
-                self._hints.observe(tree.tip.id, token)
             died = tree.advance(token)
             accepted = tree.tip.wire_id > 0
             view.num_sent -= accepted
@@ -268,19 +208,29 @@ class Growth:
                 view.num_sent -= node.wire_id > 0
                 if node.evaluated:
                     self.expansions.pop(node.id, None)
-                if self._hints is not None:
-                    self._hints.forget(node.id)
+                for source in self._sources:
+                    source.forget(node.id)
         return Reroot(tuple(committed), tuple(dead))
 
-    def _observe(self, token: int) -> None:
-        """Compare the draft's candidates after the tip with the target's choice."""
-        said = self.expansions.pop(self.tree.tip.id, None)
-        if said is not None and self._drawing is not None:
-            self._drawing.observe(said, token)
-        elif said is not None:
-            self._calibrate(said, token)
 
-    def _calibrate(self, said: Expansion, token: int) -> None:
-        """Calibrate by a node: the draft `said` this, and the target chose `token`."""
-        chosen = said.tokens.index(token) if token in said.tokens else None
-        self.calibration.observe(said.scores, chosen)
+def _rule_of(
+    config: SessionConfig,
+    view: GrowthView,
+    expansions: dict[int, Expansion],
+    calibration: Calibration,
+    chances: Chances | None,
+) -> CoupledRule:
+    if not config.draws:
+        return CoupledRule(view, expansions, calibration)
+    drawing = Drawing(chances or SeededChances(config.sampling.seed), config.acceptance.rule.replaces)
+    return DrawnRule(view, expansions, calibration, drawing)
+
+
+def _sources_of(config: SessionConfig, shared: SharedTexts) -> list[ProposalSource]:
+    """Return a session's sources in the order in which they grow."""
+    sources: list[ProposalSource] = [Hints()]
+    if config.references:
+        sources.append(GivenText(config.references, config.committed))
+    if config.recall:
+        sources.append(EarlierText(config.begins_with, shared))
+    return sources

@@ -14,35 +14,38 @@ from common.estimators import RatioEstimator
 from common.messages import MAX_HINTED
 from common.prompt_lookup import HALF_LIFE, PRIOR_WEIGHT, log_chance
 from edge_client.core.policies import TokenCandidate
+from edge_client.core.sources import ProposalSource
 
 FIRST = 0.7
 """Prior chance of a hint's first token, as of a draft's best (`GrowthView.acceptance`); each further token
 has half of what is left."""
 
 
-class Hints:
+class Hints(ProposalSource):
     """Keeps the hints at live nodes, and learns how often each place of a hint held.
 
-    Driven by `take` for each hint, `observe` when the text goes on at a node and `forget` when a node dies.
+    Driven by `hear` for each hint, `learn` when the text goes on at a node and `forget` when a node dies.
     """
+
+    listens = True
 
     def __init__(self) -> None:
         left = [FIRST, *((1.0 - FIRST) * 0.5**place for place in range(1, MAX_HINTED))]
         self._trust = [RatioEstimator(chance, PRIOR_WEIGHT, HALF_LIFE) for chance in left]
         self._said: dict[int, tuple[int, ...]] = {}  # by node id
 
-    def take(self, node: int, tokens: Sequence[int]) -> list[TokenCandidate]:
-        """Note a hint at a live node, in place of an earlier one. Return its tokens with their chances."""
+    def hear(self, node: int, tokens: Sequence[int]) -> dict[int, float]:
+        """Note a hint at a live node, in place of an earlier one. Return its tokens with log chances."""
         self._said[node] = said = tuple(dict.fromkeys(tokens))
         return self._promised(said)
 
-    def weigh(self, node: int, candidates: Sequence[TokenCandidate]) -> list[TokenCandidate]:
+    def weigh(self, node: int, candidates: Sequence[TokenCandidate]) -> Sequence[TokenCandidate]:
         """Return a draft's candidates after a node, best first: those in the hint have its promise, and the
         others share at most what it leaves."""
         said = self._said.get(node)
         if said is None:
-            return list(candidates)
-        hinted = dict(self._promised(said))
+            return candidates
+        hinted = self._promised(said)
         left = self.left(node)
         found = [
             TokenCandidate(token, hinted[token] if token in hinted else min(logprob, left))
@@ -52,10 +55,10 @@ class Hints:
 
     def left(self, node: int) -> float:
         """Return the log chance that a node with a hint goes on with another token."""
-        taken = sum(math.exp(logprob) for _, logprob in self._promised(self._said[node]))
+        taken = sum(map(math.exp, self._promised(self._said[node]).values()))
         return math.log(max(1.0 - taken, LEAST_MISS))
 
-    def observe(self, node: int, token: int) -> None:
+    def learn(self, node: int, token: int) -> None:
         """Learn from the token that the target wrote after a node."""
         for trust, said in zip(self._trust, self._said.pop(node, ()), strict=False):
             trust.add(float(said == token), 1.0)
@@ -64,6 +67,5 @@ class Hints:
         """Drop the hint at a node that died."""
         self._said.pop(node, None)
 
-    def _promised(self, said: Sequence[int]) -> list[TokenCandidate]:
-        pairs = zip(said, self._trust, strict=False)
-        return [TokenCandidate(token, log_chance(trust.ratio)) for token, trust in pairs]
+    def _promised(self, said: Sequence[int]) -> dict[int, float]:
+        return {token: log_chance(trust.ratio) for token, trust in zip(said, self._trust, strict=False)}

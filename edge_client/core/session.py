@@ -585,7 +585,7 @@ class EdgeSession:
     def _send(self, now: float) -> None:
         if not self.view.stream_up or self.tree.num_speculative <= self.view.num_sent or self._sends_wait:
             return  # the verifier knows all nodes, as mostly after a Commit
-        nodes = self._growth.draws(self.policy.send(self.view))
+        nodes = self._growth.outgoing(self.policy.send(self.view))
         for first in range(0, len(nodes), MAX_NODES):
             self._propose(nodes[first : first + MAX_NODES], now)
 

@@ -81,13 +81,21 @@ def url_of(record: DaemonRecord) -> str:
 
 
 class LocalClient:
-    """Calls one daemon, with a connection per request. Every failure is a `ForerunError` in a sentence."""
+    """Calls one daemon, or another server that messages call `name`, with a connection per request. Every
+    failure is a `ForerunError` in a sentence."""
 
     def __init__(
-        self, address: str, token: str = "", *, tls_cert: str = "", timeout: float = ANSWER_TIMEOUT
+        self,
+        address: str,
+        token: str = "",
+        *,
+        tls_cert: str = "",
+        timeout: float = ANSWER_TIMEOUT,
+        name: str = "daemon",
     ) -> None:
         """`address`: HOST:PORT or unix:PATH. `tls_cert`: the daemon's own certificate, if it uses TLS."""
         self.address = address
+        self._name = name
         self._token = token
         self._timeout = timeout
         self._tls = _pinned(tls_cert) if tls_cert else None
@@ -137,16 +145,16 @@ class LocalClient:
             connection.request(method, path, data, headers)
             answer = connection.getresponse()
             if answer.status >= 400:
-                raise _refusal(answer, _text(answer))
+                raise _refusal(self._name, answer, _text(answer))
             yield answer
         except TimeoutError as error:
             raise UnavailableError(
-                f"the daemon at {self.address} did not answer in time; check its log",
+                f"the {self._name} at {self.address} did not answer in time; check its log",
                 Code.DEADLINE_EXCEEDED,
             ) from error
         except (OSError, http.client.HTTPException) as error:
             raise UnavailableError(
-                f"the daemon at {self.address} cannot be reached: {_words(error)}"
+                f"the {self._name} at {self.address} cannot be reached: {_words(error)}"
             ) from error
         finally:
             connection.close()
@@ -156,7 +164,9 @@ class LocalClient:
             return _UnixConnection(self.address.removeprefix(UNIX), timeout)
         found = host_and_port(self.address)
         if found is None:
-            raise UserError(f"{self.address!r} is no daemon's address; it must be HOST:PORT or unix:PATH")
+            raise UserError(
+                f"{self.address!r} is no {self._name}'s address; it must be HOST:PORT or unix:PATH"
+            )
         host, port = found[0].strip("[]"), found[1]
         host = ANYWHERE.get(host, host)
         if self._tls is not None:
@@ -230,11 +240,11 @@ def _decoded(text: str) -> Any:
         raise PeerError(f"the answer is not JSON: {text[:80]!r}") from error
 
 
-def _refusal(answer: http.client.HTTPResponse, text: str) -> ForerunError:
+def _refusal(name: str, answer: http.client.HTTPResponse, text: str) -> ForerunError:
     """Return the error of a status and its body."""
     words = _told(text) or f"{answer.status} {answer.reason}"
     if answer.status in (401, 403):
-        return UserError(f"the daemon does not let this command in: {words}", Code.FAILED_PRECONDITION)
+        return UserError(f"the {name} does not let this command in: {words}", Code.FAILED_PRECONDITION)
     if answer.status == 404:
         return UserError(words, Code.NOT_FOUND)
     if answer.status == 429:
@@ -261,4 +271,6 @@ def _seconds(text: str | None) -> float | None:
 def _words(error: Exception) -> str:
     if isinstance(error, http.client.IncompleteRead):
         return "the answer broke off"
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    if not isinstance(error, OSError):
+        return "the answer is not HTTP"  # the error's own words quote it
+    return error.strerror or str(error) or type(error).__name__

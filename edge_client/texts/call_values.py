@@ -6,6 +6,7 @@ The parsers and the coercion have the results of transformers 5.23 (`utils/chat_
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -36,20 +37,26 @@ TYPES = {
 }
 """JSON's types by those of Python."""
 
+NAMES = tuple(TYPES.values())
+
 Properties = Mapping[str, Any]
 
 
 def properties_of(tools: Sequence[Json]) -> dict[str, Properties]:
-    """Return the types of the parameters of each tool as schemas, by its name."""
+    """Return the types of the parameters of each tool as schemas, by its name. Takes time in proportion to
+    the tools' size."""
     found = dict[str, Properties]()
     for tool in tools:
         function = tool.get("function", tool)
+        found[function["name"]] = {}
         parameters = function.get("parameters")
         properties = parameters.get("properties") if isinstance(parameters, dict) else None
-        found[function["name"]] = {
-            name: {"type": types_of(each, parameters)}
-            for name, each in (properties if isinstance(properties, dict) else {}).items()
-        }
+        known = dict[str, list[str]]()
+        with contextlib.suppress(RecursionError):  # of references: no value gets another type
+            found[function["name"]] = {
+                name: {"type": types_of(each, parameters, known)}
+                for name, each in (properties if isinstance(properties, dict) else {}).items()
+            }
     return found
 
 
@@ -118,27 +125,26 @@ def coerce(value: Any, schema: Any) -> Any:
     return value
 
 
-def types_of(schema: Any, root: Any = None, seen: set[str] | None = None) -> list[str]:
-    """Return the JSON types that a schema names, in its order. `root` has what it refers to."""
+def types_of(schema: Any, root: Any = None, known: dict[str, list[str]] | None = None) -> list[str]:
+    """Return the JSON types that a schema names, in its order. `root` has what it refers to, and `known` the
+    types of references, each of which is followed once."""
     if not isinstance(schema, dict):
         return []
-    seen = set() if seen is None else seen  # references, each of which is followed once
+    known = {} if known is None else known
     if isinstance(reference := schema.get("$ref"), str):
-        if reference in seen:
-            return []
-        seen.add(reference)
-        return types_of(_referred(reference, root), root, seen)
+        if reference not in known:
+            known[reference] = []  # as far as it refers to itself
+            known[reference] = types_of(_referred(reference, root), root, known)
+        return known[reference]
     declared, listed = schema.get("type"), schema.get("enum", [schema["const"]] if "const" in schema else [])
-    found = [
-        each for each in (declared if isinstance(declared, list) else [declared]) if isinstance(each, str)
-    ]
+    found = [each for each in (declared if isinstance(declared, list) else [declared]) if each in NAMES]
     if not found and isinstance(listed, list):
-        found = list(dict.fromkeys(TYPES[type(each)] for each in listed))
+        found = [TYPES[type(each)] for each in listed]
     for union in ("anyOf", "oneOf", "allOf"):
         choices = schema.get(union)
         for choice in choices if isinstance(choices, list) else []:
-            found += types_of(choice, root, seen)
-    return [*found, "null"] if schema.get("nullable") and "null" not in found else found
+            found += types_of(choice, root, known)
+    return list(dict.fromkeys([*found, "null"] if schema.get("nullable") else found))
 
 
 def _referred(reference: str, root: Any) -> Any:

@@ -50,6 +50,10 @@ ADDRESSES = 768 * 2**20
 Message = Mapping[str, Any]
 
 
+class CostlyTemplateError(PeerError):
+    """Raised where a template broke a bound of its process, or ended it."""
+
+
 class ChatTemplate:
     """Holds a template and its words. Any thread may render, one text at a time."""
 
@@ -64,8 +68,9 @@ class ChatTemplate:
 
         Takes up to `PROCESSOR_TIME` and some tenths of a second more for a new process, on a busy machine up
         to `PATIENCE`, so call it outside the event loop. Raises `UserError` if the template refuses the
-        messages, and `PeerError` if it is unreadable, fails, writes too much or does not end. Raises
-        `CapacityError` if this machine is too busy, and `LocalError` if no process starts.
+        messages, and `PeerError` if it is unreadable, fails or writes too much, which is a
+        `CostlyTemplateError` if it does not end or fills its memory. Raises `CapacityError` if this machine
+        is too busy, and `LocalError` if no process starts.
         """
         values = {
             "add_generation_prompt": True,
@@ -96,7 +101,7 @@ class ChatTemplate:
         found = child.ask(message, PATIENCE, seconds=PROCESSOR_TIME, memory=MEMORY)
         if found is None:
             why = child.why or "has ended the process that renders it"
-            raise PeerError(f"the target's chat template {why}")
+            raise CostlyTemplateError(f"the target's chat template {why}")
         return found
 
 

@@ -11,36 +11,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import grpc.aio
-
-from common.errors import ForerunError, UnavailableError, UserError
-from common.pb import admin_pb2 as pb
-from common.pb import admin_pb2_grpc as pb_grpc
-from common.wire.admin import Overview, decode_overview
-from common.wire.options import channel_options
-from common.wire.status import to_error
-from edge_client.process.client import connect
+from common.errors import PeerError, UnavailableError, UserError
+from edge_client.process.client import LocalClient, connect
 from forerun.commands import daemon_table, verifier_table
 from forerun.options import DaemonOptions, PlaceOption, add_command, option
 from forerun.terminal import Look, watch
 
 DESCRIPTION = """\
-Show the live texts of this device's daemon, updated every second until Ctrl-C. With --admin, show the live
-sessions of a verifier that was started with --admin. Of the texts themselves only lengths are shown.
+Show the live texts of this device's daemon, updated every second until Ctrl-C. With --http, show the live
+sessions of a verifier on this machine that was started with --http. Of the texts themselves only lengths are
+shown.
 
   forerun top
-  forerun verify --model demo_models/target --admin 127.0.0.1:50061
-  forerun top --admin 127.0.0.1:50061"""
+  forerun verify --model lab/demo_models/target --http 127.0.0.1:9464
+  forerun top --http 127.0.0.1:9464"""
 
-CALL_TIMEOUT = 5.0
-"""Seconds to wait for one answer."""
+VERIFIER_TIMEOUT = 5.0
+"""Seconds to wait for one answer of a verifier."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopOptions(PlaceOption):
     """Declares what is shown, how often and in which order. Raises `UserError`."""
 
-    admin: str | None = option(None, "admin address of a verifier, as given to its --admin", "ADDRESS")
+    http: str | None = option(None, "address of a verifier, as given to its --http", "HOST:PORT")
     once: bool = option(False, "show one table; rates are then means since each text began")
     json: bool = option(False, "print an object a line, with all known fields")
     interval: float = option(1.0, "seconds between updates", "S")
@@ -49,9 +43,9 @@ class TopOptions(PlaceOption):
     def __post_init__(self) -> None:
         if not 0.1 <= self.interval < float("inf"):
             raise UserError(f"--interval is {self.interval}; it must be 0.1 or more")
-        if self.admin is None and self.sort not in daemon_table.SORTS:
+        if self.http is None and self.sort not in daemon_table.SORTS:
             allowed = ", ".join(daemon_table.SORTS)
-            raise UserError(f"--sort {self.sort} belongs to --admin; without it, choose one of {allowed}")
+            raise UserError(f"--sort {self.sort} belongs to --http; without it, choose one of {allowed}")
 
 
 def add_parser(commands: Any) -> None:
@@ -70,7 +64,7 @@ def add_ps(commands: Any) -> None:
 
 
 def _top(options: TopOptions) -> int:
-    asyncio.run(_daemon(options) if options.admin is None else _verifier(options, options.admin))
+    asyncio.run(_daemon(options) if options.http is None else _verifier(options, options.http))
     return 0
 
 
@@ -85,41 +79,20 @@ def _ps(options: DaemonOptions) -> int:
     return 0
 
 
-class AdminChannel:
-    """Holds a channel to a verifier's admin listener at `address`. An async context manager."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options())
-        self._stub = pb_grpc.AdminServiceStub(self._channel)
-
-    async def __aenter__(self) -> AdminChannel:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._channel.close()
-
-    async def overview(self) -> Overview:
-        """Return the verifier's live sessions. Raise `UnavailableError` if it cannot be reached."""
-        try:
-            response = await self._stub.ListSessions(pb.ListSessionsRequest(), timeout=CALL_TIMEOUT)
-        except grpc.aio.AioRpcError as error:
-            raise self._failure(error) from error
-        return decode_overview(response)
-
-    def _failure(self, error: grpc.aio.AioRpcError) -> ForerunError:
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return UserError(f"{self.address} is no admin listener; give that of `forerun verify --admin`")
-        failure = to_error(error)
-        if isinstance(failure, UnavailableError):
-            words = f"no verifier's admin listener can be reached at {self.address} ({failure})"
-            return UnavailableError(f"{words}; was `forerun verify` started with --admin?")
-        return failure
-
-
 async def _verifier(options: TopOptions, address: str) -> None:
-    async with AdminChannel(address) as channel:
-        await _show(options, channel.overview, verifier_table.as_json, verifier_table.table)
+    client = LocalClient(address, timeout=VERIFIER_TIMEOUT, name="verifier")
+
+    async def look() -> daemon_table.Json:
+        try:
+            told: daemon_table.Json = client.get(verifier_table.PATH)
+            verifier_table.table(told)  # fails if it has another form
+            return told
+        except UnavailableError as error:
+            raise UnavailableError(f"{error}; was `forerun verify` started with --http {address}?") from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise PeerError(f"{address} is no verifier's --http address, or of another version") from error
+
+    await _show(options, look, verifier_table.as_json, verifier_table.table)
 
 
 async def _daemon(options: TopOptions) -> None:

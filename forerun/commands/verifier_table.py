@@ -1,94 +1,91 @@
-"""Formats a verifier's live sessions as a table, from one answer or two."""
+"""Formats a verifier's live sessions as a table, from one answer of its `/sessions` or two."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
 from typing import Any
 
-from common.wire.admin import AdminTotals, LiveSession, Overview
 from forerun import terminal
-from forerun.commands.daemon_table import WIDEST, duration
+from forerun.commands.daemon_table import WIDEST, Json, duration
+
+PATH = "/sessions"
+"""Path of the answer, which `cloud_verifier.telemetry.snapshot.overview` makes."""
 
 
-def figures(now: Overview, before: Overview | None = None) -> dict[str, Any]:
+def figures(now: Json, before: Json | None = None) -> dict[str, Any]:
     """Return figures of the time between two answers of one verifier; None where nothing happened.
 
     The time begins with the verifier's start if `before` is None or the verifier restarted since.
     """
-    if before is None or before.uptime_us >= now.uptime_us:
-        before = replace(now, uptime_us=0, totals=AdminTotals())
-    seconds = (now.uptime_us - before.uptime_us) / 1e6
-    new = _difference(now.totals, before.totals)
-    slots = now.slots
-    num_slots = max(1, slots.free + slots.cached + slots.shared + slots.owned)
+    if before is None or before["uptime_us"] >= now["uptime_us"]:
+        before = {"uptime_us": 0, "totals": dict.fromkeys(now["totals"], 0)}
+    seconds = (now["uptime_us"] - before["uptime_us"]) / 1e6
+    totals, slots = now["totals"], now["slots"]
+    new = {name: total - before["totals"][name] for name, total in totals.items()}
+    num_slots = max(1, slots["free"] + slots["cached"] + slots["shared"] + slots["owned"])
     return {
         "seconds": seconds,
-        "tokens_per_s": new.committed / max(seconds, 1e-6),
-        "step_ms": _ratio(new.step_time_us / 1e3, new.steps),
-        "queue_ms": _ratio(new.queue_time_us / 1e3, new.queued),  # of a session, before a step
-        "rows_per_step": _ratio(new.rows, new.steps),
-        "tips_per_step": _ratio(new.tips, new.steps),
-        "accepted_share": _ratio(new.accepted, new.committed),  # of committed tokens, proposed by edges
-        "won_share": _ratio(new.won, new.drafts),  # of draft rows, those that were right
-        "cache_hit_share": _ratio(now.totals.cached_tokens, now.totals.prompt_tokens),
-        "kv_used_share": (slots.shared + slots.owned) / num_slots,
-        "kv_cached_share": slots.cached / num_slots,  # read by no session
-        "bytes_in_per_s": new.bytes_received / max(seconds, 1e-6),
-        "bytes_out_per_s": new.bytes_sent / max(seconds, 1e-6),
+        "tokens_per_s": new["committed"] / max(seconds, 1e-6),
+        "step_ms": _ratio(new["step_time_us"] / 1e3, new["steps"]),
+        "queue_ms": _ratio(new["queue_time_us"] / 1e3, new["queued"]),  # of a session, before a step
+        "rows_per_step": _ratio(new["rows"], new["steps"]),
+        "tips_per_step": _ratio(new["tips"], new["steps"]),
+        "accepted_share": _ratio(new["accepted"], new["committed"]),  # of committed tokens, proposed by edges
+        "won_share": _ratio(new["won"], new["drafts"]),  # of draft rows, those that were right
+        "cache_hit_share": _ratio(totals["cached_tokens"], totals["prompt_tokens"]),
+        "kv_used_share": (slots["shared"] + slots["owned"]) / num_slots,
+        "kv_cached_share": slots["cached"] / num_slots,  # read by no session
+        "bytes_in_per_s": new["bytes_received"] / max(seconds, 1e-6),
+        "bytes_out_per_s": new["bytes_sent"] / max(seconds, 1e-6),
     }
 
 
-def paces(now: Overview, before: Overview | None = None) -> dict[int, float]:
+def paces(now: Json, before: Json | None = None) -> dict[int, float]:
     """Return tokens per second by stream: between two answers, or since the session's Open."""
-    old = {each.stream: each for each in before.sessions} if before else {}
-    found = dict[int, float]()
-    for each in now.sessions:
-        then = old.get(each.stream)
-        if then is None or then.age_us >= each.age_us:
-            found[each.stream] = each.committed * 1e6 / max(each.age_us, 1)
-        else:
-            found[each.stream] = (each.committed - then.committed) * 1e6 / (each.age_us - then.age_us)
-    return found
+    old = {session["stream"]: session for session in before["sessions"]} if before else {}
+    pace = dict[int, float]()
+    for session in now["sessions"]:
+        then = old.get(session["stream"])
+        if then is None or then["age_us"] >= session["age_us"]:
+            then = {"committed": 0, "age_us": 0}
+        tokens, time = session["committed"] - then["committed"], session["age_us"] - then["age_us"]
+        pace[session["stream"]] = tokens * 1e6 / max(time, 1)
+    return pace
 
 
-def as_json(now: Overview, before: Overview | None = None) -> dict[str, Any]:
+def as_json(now: Json, before: Json | None = None) -> dict[str, Any]:
     """Return the whole answer, `figures`, and each session's tokens per second."""
     pace = paces(now, before)
-    document = asdict(now)
-    document["figures"] = figures(now, before)
-    for session, each in zip(document["sessions"], now.sessions, strict=True):
-        session["mode"] = each.mode.label
-        session["tokens_per_s"] = pace[each.stream]
-    return document
+    sessions = [{**session, "tokens_per_s": pace[session["stream"]]} for session in now["sessions"]]
+    return {**now, "sessions": sessions, "figures": figures(now, before)}
 
 
-SORTS: dict[str, Callable[[LiveSession, float], Any]] = {
-    "pace": lambda each, pace: (-pace, each.stream),
-    "age": lambda each, pace: (-each.age_us, each.stream),
-    "slots": lambda each, pace: (-each.slots, each.stream),
-    "text": lambda each, pace: (-each.committed, each.stream),
-    "tenant": lambda each, pace: (each.tenant, -pace, each.stream),
+SORTS: dict[str, Callable[[Json, float], Any]] = {
+    "pace": lambda each, pace: (-pace, each["stream"]),
+    "age": lambda each, pace: (-each["age_us"], each["stream"]),
+    "slots": lambda each, pace: (-each["slots"], each["stream"]),
+    "text": lambda each, pace: (-each["committed"], each["stream"]),
+    "tenant": lambda each, pace: (each["tenant"], -pace, each["stream"]),
 }
 """Sort keys of the table, largest first, by name."""
 
 
-COLUMNS: dict[str, Callable[[LiveSession, float], str]] = {
-    "STREAM": lambda each, pace: str(each.stream),
-    "SESSION": lambda each, pace: each.session_id or "-",
-    "TENANT": lambda each, pace: each.tenant or "-",
-    "MODE": lambda each, pace: each.mode.label,
-    "AGE": lambda each, pace: duration(each.age_us / 1e6),
-    "PROMPT": lambda each, pace: str(each.prompt_tokens),
-    "CACHED": lambda each, pace: str(each.cached_tokens),
-    "TEXT": lambda each, pace: f"{each.resumed_tokens + each.committed}/{each.max_tokens}",
+COLUMNS: dict[str, Callable[[Json, float], str]] = {
+    "STREAM": lambda each, pace: str(each["stream"]),
+    "SESSION": lambda each, pace: str(each["session_id"] or "-"),
+    "TENANT": lambda each, pace: str(each["tenant"] or "-"),
+    "MODE": lambda each, pace: str(each["mode"]),
+    "AGE": lambda each, pace: duration(each["age_us"] / 1e6),
+    "PROMPT": lambda each, pace: str(each["prompt_tokens"]),
+    "CACHED": lambda each, pace: str(each["cached_tokens"]),
+    "TEXT": lambda each, pace: f"{each['resumed_tokens'] + each['committed']}/{each['max_tokens']}",
     "TOK/S": lambda each, pace: f"{pace:.1f}",
-    "T/STEP": lambda each, pace: _number(_ratio(each.committed, each.steps), 2),
-    "EDGE%": lambda each, pace: _percent(_ratio(each.accepted, each.committed)),
-    "CREDIT": lambda each, pace: str(each.credit),
-    "LAG": lambda each, pace: str(each.lag),
-    "SLOTS": lambda each, pace: str(each.slots),
+    "T/STEP": lambda each, pace: _number(_ratio(each["committed"], each["steps"]), 2),
+    "EDGE%": lambda each, pace: _percent(_ratio(each["accepted"], each["committed"])),
+    "CREDIT": lambda each, pace: str(each["credit"]),
+    "LAG": lambda each, pace: str(each["lag"]),
+    "SLOTS": lambda each, pace: str(each["slots"]),
 }
 """Formats a cell from a session and its tokens per second, by title."""
 
@@ -96,40 +93,34 @@ NAMES = ("SESSION", "TENANT", "MODE")
 """Titles of the columns that are aligned to the left."""
 
 
-def table(now: Overview, before: Overview | None = None, *, sort: str = "pace") -> list[str]:
+def table(now: Json, before: Json | None = None, *, sort: str = "pace") -> list[str]:
     """Return a summary of the verifier, then a line a session."""
     pace = paces(now, before)
-    rows = [(each, pace[each.stream]) for each in now.sessions]
+    rows = [(each, pace[each["stream"]]) for each in now["sessions"]]
     rows.sort(key=lambda row: SORTS[sort](*row))
     cells = ([cell(*row) for cell in COLUMNS.values()] for row in rows)
     return [*_summary(now, figures(now, before)), "", *terminal.table(COLUMNS, cells, NAMES, WIDEST)]
 
 
-def _summary(now: Overview, found: dict[str, Any]) -> list[str]:
-    modes = Counter(each.mode.label for each in now.sessions)
+def _summary(now: Json, found: dict[str, Any]) -> list[str]:
+    modes = Counter(session["mode"] for session in now["sessions"])
     doing = ", ".join(f"{number} {mode}" for mode, number in sorted(modes.items())) or "none"
-    most = f"/{now.max_sessions}" if now.max_sessions else ""
-    program = f"forerun {now.version}" if now.version else "forerun"
-    draining = "   DRAINING" if now.draining else ""
-    totals = now.totals
+    most = f"/{now['max_sessions']}" if now["max_sessions"] else ""
+    program = f"forerun {now['version']}" if now["version"] else "forerun"
+    draining = "   DRAINING" if now["draining"] else ""
+    totals = now["totals"]
     return [
-        f"{now.model}   {program}   up {duration(now.uptime_us / 1e6)}   sessions {len(now.sessions)}{most} "
-        f"({doing}){draining}",
+        f"{now['model']}   {program}   up {duration(now['uptime_us'] / 1e6)}   "
+        f"sessions {len(now['sessions'])}{most} ({doing}){draining}",
         f"{found['tokens_per_s']:.1f} tok/s   step {_number(found['step_ms'], 1)} ms   "
         f"queue {_number(found['queue_ms'], 1)} ms   rows/step {_number(found['rows_per_step'], 1)}   "
         f"tips/step {_number(found['tips_per_step'], 1)}   edge {_percent(found['accepted_share'])}   "
         f"drafts right {_percent(found['won_share'])}",
         f"KV {_percent(found['kv_used_share'])} used, {_percent(found['kv_cached_share'])} cached   "
         f"cache hits {_percent(found['cache_hit_share'])}   in {_bytes(found['bytes_in_per_s'])}/s   "
-        f"out {_bytes(found['bytes_out_per_s'])}/s   opened {totals.opened}   refused {totals.refused}   "
-        f"preempted {totals.preempted}",
+        f"out {_bytes(found['bytes_out_per_s'])}/s   opened {totals['opened']}   "
+        f"refused {totals['refused']}   preempted {totals['preempted']}",
     ]
-
-
-def _difference(now: AdminTotals, before: AdminTotals) -> AdminTotals:
-    return AdminTotals(
-        *(getattr(now, each.name) - getattr(before, each.name) for each in fields(AdminTotals))
-    )
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -21,7 +21,7 @@ from common.config.pages import add_flags, flags_from
 from common.privacy import Privacy
 from edge_client.process.paths import find_paths
 from forerun.log_format import writing
-from forerun.options import check_free, models_folder, pin_to_core
+from forerun.options import check_free, pin_to_core
 
 if TYPE_CHECKING:
     from cloud_verifier.core.nouns import TargetInfo
@@ -32,7 +32,7 @@ Load a causal language model, check that Forerun's packed evaluation of it is ri
 over gRPC. The model is a local folder in Hugging Face format, a hub id, or a GGUF file. On SIGTERM the
 verifier asks every session to move elsewhere, waits at most --grace seconds and ends.
 
-  forerun verify --model demo_models/target --listen 127.0.0.1:50051
+  forerun verify --model lab/demo_models/target --listen 127.0.0.1:50051
 
 A TOML file (--config FILE) or the environment (FORERUN_VERIFY_MODEL) can also set every option. An option
 given here overrides the environment, and the environment overrides the file."""
@@ -90,14 +90,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def with_local_file(config: VerifierConfig) -> VerifierConfig:
-    """Return the configuration with the local file of a GGUF target, which `forerun pull` may have fetched.
-    Raise `UserError`."""
+    """Return the configuration with the local file of a GGUF target. Raise as `find_model`."""
     target = config.target
     if not target.is_gguf:
         return config
-    from common.llama.model import find_model
+    from common.llama.files import find_model
 
-    file = find_model(target.path, models_folder(target.path))
+    file = find_model(target.path)
     return replace(config, target=replace(target, model=file, name=target.served_name))
 
 
@@ -110,7 +109,6 @@ def _leave(*_: object) -> None:
 def check(config: VerifierConfig) -> None:
     """Check files, addresses and libraries before the slow loading. Raise `UserError`."""
     check_models(config.target)
-    from cloud_verifier.server.admin import check_private
     from cloud_verifier.server.serving import identity_of, tls_of
 
     server, operations = config.server, config.operations
@@ -119,13 +117,9 @@ def check(config: VerifierConfig) -> None:
         tls.read()
     identity_of(config.identity)
     check_free("--listen", server.listen)
-    if operations.metrics:
-        check_free("--metrics", operations.metrics)
+    if operations.http:
+        check_free("--http", operations.http)
         import prometheus_client  # noqa: F401 - only to see whether it is there
-    if operations.health:
-        check_free("--health", operations.health)
-    if operations.admin:
-        check_private(operations.admin)
 
 
 def check_models(target: TargetSection) -> None:
@@ -168,10 +162,9 @@ def _announce(config: VerifierConfig, info: TargetInfo, address: str, besides: M
         lines.append("Privacy off: message sizes reveal content, unless an edge asks for padding.")
     else:
         lines.append("Privacy padded: all messages of a direction have one size; timing still leaks.")
-    if "metrics" in besides:
-        lines.append(f"Metrics at http://{besides['metrics']}/metrics.")
-    if "admin" in besides:
-        lines.append(f"Live sessions: forerun top --admin {besides['admin']}")
+    if "http" in besides:
+        lines.append(f"Metrics at http://{besides['http']}/metrics.")
+        lines.append(f"Live sessions: forerun top --http {besides['http']}")
     if info.repeats:
         lines.append("Texts are bit-for-bit the same under any other load (docs/determinism.md).")
     elif config.target.is_gguf:

@@ -320,7 +320,7 @@ async def few_descriptors(stage: VerifierStage, over: Over) -> None:
 
 async def half_scrapes(stage: VerifierStage, over: Over) -> None:
     """300 requests for the metrics page, each of which comes a byte a second."""
-    host, _, port = stage.metrics.rpartition(":")
+    host, _, port = stage.http.rpartition(":")
     writers = list[asyncio.StreamWriter]()
 
     async def trickle() -> None:
@@ -460,7 +460,7 @@ async def name_of_the_folder(stage: VerifierStage, over: Over) -> None:
     async with stage.channel() as channel:
         wrong = pb.Open(prompt=[1], fingerprint=stage.described.fingerprint, model="another")
         status = await told(channel, pb.SessionRequest(open=wrong).SerializeToString())
-    expect("demo_models/" not in status.details, f"a refusal shows the path: {status.details}")
+    expect("lab/demo_models/" not in status.details, f"a refusal shows the path: {status.details}")
 
 
 # Identity ---------------------------------------------------------------------------------------------------
@@ -545,7 +545,7 @@ async def hostile_names(stage: VerifierStage, over: Over) -> None:
 
 def metrics_page(stage: VerifierStage) -> str:
     """What a scraper gets. Raises `OSError`."""
-    with urlopen(f"http://{stage.metrics}/metrics", timeout=4) as found:
+    with urlopen(f"http://{stage.http}/metrics", timeout=4) as found:
         page: bytes = found.read()
     return page.decode()
 

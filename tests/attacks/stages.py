@@ -18,16 +18,16 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from benchmarks.http_stream import BrokenError, HttpClient
-from benchmarks.processes import LoggedProcess, attempts, free_port, own_places
 from common.errors import UnavailableError
 from common.messages import Open
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
-from demo_models import DRAFT_GGUF, TARGET_DIR
 from edge_client.network.tls import TlsSettings
+from lab.benchmarks.http_stream import BrokenError, HttpClient
+from lab.benchmarks.processes import LoggedProcess, attempts, free_port, own_places
+from lab.demo_models import DRAFT_GGUF, TARGET_DIR
 from tests.attacks.honest import PATIENCE, Honest, Text
 from tests.drivers.town import AUDIENCE, DOMAIN, ISSUER, Town
 from tests.fuzz.laws import Broken
@@ -313,7 +313,7 @@ class VerifierStage(Stage):
         self._flags, self._identity, self._files = flags, identity, files
         self.town: Town | None = None
         self.tls: TlsSettings | None = None  # of an honest edge
-        self.address = self.metrics = ""
+        self.address = self.http = ""
         self.described = pb.DescribeResponse()
 
     @property
@@ -368,7 +368,7 @@ class VerifierStage(Stage):
         program = LoggedProcess(
             "verifier", "verify", "--model", str(TARGET_DIR.resolve()), "--listen", "127.0.0.1:0",
             "--json", "--threads", "1", "--step-floor", "30", "--grace", str(GRACE), "--deterministic",
-            "--metrics", "127.0.0.1:0", *self._flags, *self._identity_flags(),
+            "--http", "127.0.0.1:0", *self._flags, *self._identity_flags(),
             log=log,
         )  # fmt: skip
         await self._subject(program, log, self._files)
@@ -377,7 +377,7 @@ class VerifierStage(Stage):
             found = [line for line in log.read_text("utf-8").splitlines() if line.startswith('{"listening')]
             if found:
                 told = json.loads(found[-1])
-                self.address, self.metrics = told["listening"], told["metrics"]
+                self.address, self.http = told["listening"], told["http"]
                 break
         async with self.channel() as channel:
             stub = pb_grpc.VerifierServiceStub(channel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -20,6 +21,7 @@ from common.config.merge import Loaded, load_config
 from common.config.pages import flags_from
 from common.config.setting import Entry, as_toml
 from common.errors import UserError
+from common.wire.describe import Description, decode_description, encode_description
 from forerun.cli import build_parser
 from forerun.commands.verify import config_of
 from tests.cloud_verifier.configured import configured
@@ -28,8 +30,7 @@ PARSER = build_parser("verify")
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "ray" / "serve.yaml"
 TEXTS = {
     "listen": "127.0.0.1:0",
-    "metrics": "[::1]:9464",
-    "health": "localhost:1",
+    "http": "[::1]:9464",
     "tenant_certificate": "example.org",
     "tensor_split": "3,1",
 }
@@ -226,7 +227,7 @@ def test_what_ray_cannot_be_told_is_refused(args: dict[str, Any], words: str) ->
 def test_rays_example_names_what_is_there() -> None:
     found = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     (app,) = found["applications"]
-    assert from_ray(app["args"]).target.path == "demo_models/target"
+    assert from_ray(app["args"]).target.path == "lab/demo_models/target"
     (servicer,) = found["grpc_options"]["grpc_servicer_functions"]
     module, name = servicer.rsplit(".", 1)
     assert callable(getattr(importlib.import_module(module), name))
@@ -266,6 +267,17 @@ def test_shares_of_gpus_are_numbers(shares: str) -> None:
 def test_a_gguf_target_is_named_after_its_file() -> None:
     assert configured(model="models/Some-8B.gguf").target.served_name == "Some-8B"
     assert configured("--name", "x", model="models/Some-8B.gguf").target.served_name == "x"
+
+
+@pytest.mark.parametrize("name", [os.fsdecode(b"caf\xe9"), "two\nlines", "x" * 500, "\u202e"])
+def test_any_name_of_a_file_can_be_told_to_edges(name: str, tmp_path: Path) -> None:
+    for target in (
+        configured(model=f"models/{name}.gguf").target,
+        configured(model=f"models/{name}").target,
+        configured("--name", name, model="models/a.gguf").target,
+    ):
+        told = encode_description(Description(target.served_name, 8, 8, b"x"))
+        assert decode_description(told).model == target.served_name
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from functools import cache
 from typing import Any
 
 from cloud_verifier.server.lifecycle import FLUSH_TIME
-from tools.chart import OVERLAYS, Object, rendered
+from lab.tools.chart import OVERLAYS, Object, rendered
 
 TORCHRUN_PATIENCE = 30.0  # seconds after SIGTERM, after which torchrun kills
 LOOK_TIME = 1.0  # seconds between the looks of a group's first pod at the others; a test compares
 ENDING_TIME = 3.0  # seconds that a process with a GPU may take to end
 METADATA = "169.254.0.0/16"  # where clouds give a node its credentials
 IN_PLAIN_TEXT = {"cpu-demo"}  # for trying out; only the cluster's own edges reach its pods
-PORTS = {"grpc": "--listen", "health": "--health", "metrics": "--metrics"}
-PROBES = {"startupProbe": "startup", "readinessProbe": "readiness", "livenessProbe": "liveness"}
+PORTS = {"grpc": "--listen", "http": "--http"}
+PROBES = {"startupProbe": "/livez", "readinessProbe": "/readyz", "livenessProbe": "/livez"}
 
 
 @cache
@@ -97,8 +97,8 @@ def ports_are_those_listened_on(view: View) -> None:
     for pod in view.verifiers:
         listened = {name: int(pod.options[option].rpartition(":")[2]) for name, option in PORTS.items()}
         assert {each["name"]: each["containerPort"] for each in pod.main["ports"]} == listened
-        for probe, service in PROBES.items():
-            assert pod.main[probe]["grpc"] == {"port": listened["health"], "service": service}
+        for probe, path in PROBES.items():
+            assert pod.main[probe]["httpGet"] == {"path": path, "port": "http"}
     services = {each["metadata"]["name"]: each for each in view.of("Service")}
     for each in services.values():
         selected = view.matching(each["spec"]["selector"])
@@ -123,6 +123,8 @@ def what_is_named_is_there(view: View) -> None:
             assert any(path.startswith(f"{each}/") for each in mounted), path
         names = {mount["name"] for each in pod.containers for mount in each.get("volumeMounts", [])}
         assert names == pod.volumes.keys(), pod.owner
+        for source in (source for each in pod.containers for source in each.get("envFrom", [])):
+            assert view.has("ConfigMap", source["configMapRef"]["name"])
         for volume in pod.volumes.values():
             assert "configMap" not in volume or view.has("ConfigMap", volume["configMap"]["name"])
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
@@ -130,7 +132,7 @@ def what_is_named_is_there(view: View) -> None:
         assert view.has("ServiceAccount", pod.spec["serviceAccountName"])
         assert not pod.is_verifier or view.has("PriorityClass", pod.spec["priorityClassName"])
         if pod.is_verifier and "target" in pod.volumes:
-            assert "check" in pod.spec["initContainers"][0]["args"], "the job fills the volume meanwhile"
+            assert ".forerun-model" in pod.spec["initContainers"][0]["args"][0], "the job fills the volume"
             assert pod.volumes["target"]["persistentVolumeClaim"]["readOnly"] is True
     for each in view.of("Certificate"):
         assert view.has("Issuer", each["spec"]["issuerRef"]["name"])
@@ -152,10 +154,8 @@ def drains_are_not_cut_short(view: View) -> None:
             assert drain + (0.0 if pod.serves else LOOK_TIME) <= TORCHRUN_PATIENCE, pod.owner
     for each in view.of("Deployment"):
         pod = Pod(title(each), each["spec"]["template"], serves=True)
-        words = [word for first in pod.spec.get("initContainers", []) for word in first.get("args", [])]
-        wait = sum(float(word.partition("=")[2]) for word in words if word.startswith("--wait="))
         load = pod.main["startupProbe"]["periodSeconds"] * pod.main["startupProbe"]["failureThreshold"]
-        assert each["spec"]["progressDeadlineSeconds"] >= wait + load
+        assert each["spec"]["progressDeadlineSeconds"] >= load
 
 
 def gpus_and_ranks_fit(view: View) -> None:
@@ -187,7 +187,7 @@ def only_what_must_is_reached(view: View) -> None:
         leaves = {53} | between_ranks if pod.is_verifier else {53, 443}
         assert view.reached(pod, "egress") == leaves, pod.owner
         if pod.serves:
-            assert view.reached(pod, "ingress") - between_ranks == {50051, 9464}, "not the health port"
+            assert view.reached(pod, "ingress") - between_ranks == {50051, 9464}
     for policy in view.of("NetworkPolicy"):
         for rule in policy["spec"].get("ingress", []):
             assert all(peer["podSelector"]["matchLabels"] for peer in rule["from"])

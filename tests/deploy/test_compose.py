@@ -19,10 +19,10 @@ import yaml
 from cloud_verifier.server.lifecycle import FLUSH_TIME
 from edge_client.settings import SCHEMA
 from forerun.cli import build_parser
+from lab.tools.generate import ROOT
 from tests.conftest import program
 from tests.deploy.rules import ENDING_TIME
 from tests.ports import free_port
-from tools.generate import ROOT
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = DEPLOY / "compose.yaml"
@@ -102,10 +102,10 @@ def test_the_verifier_drains_before_it_is_killed() -> None:
     assert grace >= max(1.5 * drain, drain + FLUSH_TIME + ENDING_TIME)
 
 
-def test_the_verifier_is_probed_on_its_health_port() -> None:
+def test_the_verifier_is_probed_on_its_operators_port() -> None:
     code = SERVICES["verifier"]["healthcheck"]["test"][3]
-    assert options("verifier")["--health"] in code
-    assert "readiness" in code
+    port = options("verifier")["--http"].rpartition(":")[2]
+    assert f"http://127.0.0.1:{port}/readyz" in code
 
 
 @pytest.mark.parametrize("name", ["verifier", "edge"])
@@ -166,7 +166,7 @@ def test_prometheus_reads_services_by_their_names() -> None:
     targets = {
         each["job_name"]: each["static_configs"][0]["targets"] for each in prometheus()["scrape_configs"]
     }
-    port = options("verifier")["--metrics"].rpartition(":")[2]
+    port = options("verifier")["--http"].rpartition(":")[2]
     assert targets == {"forerun-verifier-metrics": [f"verifier:{port}"], "forerun-edge": ["edge:8080"]}
 
 

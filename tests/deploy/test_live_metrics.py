@@ -14,7 +14,7 @@ import yaml
 
 from cloud_verifier.core.nouns import SchedulerConfig
 from common.sampling import SamplingParams
-from tools.generate import ROOT
+from lab.tools.generate import ROOT
 
 COMPONENTS = ROOT / "deploy" / "kubernetes" / "components"
 
@@ -82,10 +82,10 @@ async def verifiers_page() -> str:
     from tests.cloud_verifier.configured import configured
     from tests.drivers.tiny import complete, running
 
-    operations = configured("--metrics", "127.0.0.1:0").operations
+    operations = configured("--http", "127.0.0.1:0").operations
     async with running(SchedulerConfig()) as system, watched(operations, system.worker) as found:
         await complete(system.address, SamplingParams(max_tokens=20, ignore_eos=True))
-        answer = await to_thread(urllib.request.urlopen, f"http://{found['metrics']}/metrics")
+        answer = await to_thread(urllib.request.urlopen, f"http://{found['http']}/metrics")
         page: bytes = answer.read()
         return page.decode()
 

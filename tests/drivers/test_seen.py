@@ -16,11 +16,10 @@ from prometheus_client import generate_latest
 from cloud_verifier.core.nouns import StepItem, StepPlan, StepResult, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.identity.identity import HeaderIdentity
-from cloud_verifier.server.admin import overview_of
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
-from cloud_verifier.telemetry.collector import families, registry
-from cloud_verifier.telemetry.snapshot import Snapshot
+from cloud_verifier.telemetry.collector import registry
+from cloud_verifier.telemetry.snapshot import Snapshot, overview
 from common.messages import ClientMessage, Open, Propose
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
@@ -129,9 +128,9 @@ async def telling(max_tenants: int = 5) -> AsyncIterator[tuple[Worker, pb_grpc.V
 
 
 PAGES: dict[str, Callable[[Snapshot], str]] = {
-    "metrics": lambda seen: generate_latest(registry(lambda: families(seen))).decode(),
-    "table": lambda seen: "\n".join(table(overview_of(seen))),
-    "json": lambda seen: json.dumps(as_json(overview_of(seen))),
+    "metrics": lambda seen: generate_latest(registry(seen)).decode(),
+    "table": lambda seen: "\n".join(table(overview(seen))),
+    "json": lambda seen: json.dumps(as_json(overview(seen))),
 }
 
 

@@ -20,8 +20,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import generate_latest
 
 from cloud_verifier.identity.tokens import TokenIdentity, TokenRules, live_keys
-from cloud_verifier.server.admin import overview_of
-from cloud_verifier.telemetry.collector import families, registry
+from cloud_verifier.telemetry.collector import registry
+from cloud_verifier.telemetry.snapshot import overview
 from common.errors import Code, UserError
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
@@ -287,9 +287,9 @@ async def test_no_log_metric_or_view_tells_a_token_a_key_or_a_certificate(style:
                 call.cancel()
     told = {
         "log": log.getvalue(),
-        "metrics": generate_latest(registry(lambda: families(seen))).decode(),
-        "table": "\n".join(table(overview_of(seen))),
-        "json": json.dumps(top_json(overview_of(seen))),
+        "metrics": generate_latest(registry(seen)).decode(),
+        "table": "\n".join(table(overview(seen))),
+        "json": json.dumps(top_json(overview(seen))),
     }
     assert good.token_file is not None
     words = [good.token_file.read_text(), *filter(None, bad)]

@@ -102,7 +102,7 @@ def _gguf(folder: Path) -> Play:
     """Everything is imported here, before anything forks."""
 
     from common.llama import library, runtime, trial_child  # noqa: F401
-    from common.llama.model import find_model
+    from common.llama.files import find_model
     from common.llama.trial import TrialRequest
     from edge_client.llama import group  # noqa: F401
     from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
@@ -121,7 +121,7 @@ def _gguf(folder: Path) -> Play:
         if not _read(tally, f"gguf {seed} ({name})", lambda: find_model(str(path))):
             verdict = "refused by our reader"
         else:
-            asked = TrialRequest(str(path), weights=True, gpu_layers=0)
+            asked = TrialRequest(str(path), weights=True, gpu_layers=0, batch_invariant=True)
             verdict = _verdict(_forked(lambda: trial_child.try_file(asked)))
         tally.outcomes[f"gguf: {verdict}"] += 1
         if verdict == "loads" and (end := _verdict(_forked(lambda: _as_the_daemon(path)))) not in FINE:

@@ -6,6 +6,7 @@ target by vocabulary, width and number of layers.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +33,9 @@ from common.errors import UserError
 
 FORMAT = "forerun heads 1"
 NORM_EPS = 1e-6
+
+MAX_DEPTH = 64
+"""Levels of one file's heads. No draft uses more than `MOST_LEVELS`, and Medusa's take memory for each."""
 
 
 def keep_features(target: TargetModel) -> None:
@@ -193,6 +197,10 @@ class HeadsLabel:
     hidden_size: int
     num_layers: int
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.depth <= MAX_DEPTH:
+            raise UserError(f"the depth of heads is {self.depth}; it must be from 1 to {MAX_DEPTH}")
+
     @classmethod
     def of(cls, kind: str, depth: int, target: TargetModel, fingerprint: bytes) -> HeadsLabel:
         return cls(kind, depth, fingerprint.hex(), target.hidden_size, target.num_layers)
@@ -239,12 +247,14 @@ def load_heads(path: Path, target: TargetModel, fingerprint: bytes) -> Heads:
 
 
 def _label(path: Path, told: dict[str, str]) -> HeadsLabel:
-    if told.get("format") != FORMAT or told.get("kind") not in KINDS:
-        raise UserError(f"--drafter {path} is no file of `forerun heads train`, or of another version")
-    return HeadsLabel(
-        told["kind"],
-        int(told["depth"]),
-        told["vocabulary"],
-        int(told["hidden_size"]),
-        int(told["num_layers"]),
-    )
+    with contextlib.suppress(KeyError, ValueError):
+        label = HeadsLabel(
+            told["kind"],
+            int(told["depth"]),
+            told["vocabulary"],
+            int(told["hidden_size"]),
+            int(told["num_layers"]),
+        )
+        if told.get("format") == FORMAT and label.kind in KINDS:
+            return label
+    raise UserError(f"--drafter {path} is no file of `forerun heads train`, or of another version")

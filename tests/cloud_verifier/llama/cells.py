@@ -42,6 +42,7 @@ class Cells:
     def __post_init__(self) -> None:
         self.num_decodes = 0
         self.decoded: list[list[int]] = []  # positions of the rows of each decode
+        self.num_outputs: list[int] = []  # of each decode
         self._rows: list[tuple[int, int, list[int], int]] = []
         self._found: list[list[int]] = []
 
@@ -66,6 +67,7 @@ class Cells:
         self._check()
         self._found = []
         self.decoded.append([position for _, position, _, _ in self._rows])
+        self.num_outputs.append(sum(output for *_, output in self._rows))
         half = len(self._rows) // 2
         for row, (token, position, sequences, output) in enumerate(self._rows):
             if self.failing and row == half:

@@ -215,6 +215,21 @@ def test_written_tokens_and_prompts_are_decoded_apart() -> None:
     assert [len(rows) for rows in cells.decoded] == [8, 1]
 
 
+def test_a_prompt_s_logits_are_read_from_as_many_rows_as_they_need() -> None:
+    engine, cells = forward(shapes=DecodeShapes(text_rows=1, prompt_outputs=PROMPT_LEAST))
+    prompts = [
+        item_of(
+            range(-1, 4), ints(*slots), tokens=ints(*slots), outputs=[4], session=session, prompt_length=5
+        )
+        for session, slots in ((1, range(5)), (2, range(5, 10)))
+    ]
+    assert seen(engine, *prompts) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert cells.num_outputs == [PROMPT_LEAST]
+    cells.num_outputs.clear()
+    assert seen(engine, chunk(1, ints(10), ints(4), ints(*range(5)))) == [[0, 1, 2, 3, 4, 4]]
+    assert cells.num_outputs == [1]
+
+
 def test_a_decode_may_be_filled_up() -> None:
     engine, cells = forward(shapes=DecodeShapes(((1, 52.0), (3, 152.0), (4, 90.0)), text_rows=4))
     text = item_of((-1, 0, 1), ints(20, 21, 22), tokens=ints(1, 2, 3), outputs=range(3), session=2)

@@ -21,9 +21,8 @@ from cloud_verifier.server.worker import Worker
 from cloud_verifier.telemetry.collector import families, registry
 from cloud_verifier.telemetry.instruments import Histogram, Instruments
 from cloud_verifier.telemetry.metrics import METRICS, VLLM
-from cloud_verifier.telemetry.snapshot import Snapshot
+from cloud_verifier.telemetry.snapshot import SessionMode, Snapshot
 from common.messages import Close, Propose
-from common.wire.admin import AdminMode
 from tests.cloud_verifier.telemetry.desk import INFO, ask, begin, make, running, step, whole
 from tests.worlds.models import TinyTarget
 
@@ -32,7 +31,7 @@ Page = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 def page_of(snapshot: Snapshot) -> Page:
     """Every sample that Prometheus reads, by name and labels; vLLM's constant ones left out."""
-    text = generate_latest(registry(lambda: families(snapshot))).decode()
+    text = generate_latest(registry(snapshot)).decode()
     found: Page = {}
     for each in parse(text):
         for sample in each.samples:
@@ -97,7 +96,7 @@ async def test_tenants_have_series_of_their_own_where_that_was_asked_for() -> No
 
 async def test_both_of_prometheus_formats_can_be_read() -> None:
     snapshot = await busy(make(max_tenants=1))
-    text = generate_openmetrics(registry(lambda: families(snapshot))).decode()  # type: ignore[no-untyped-call]
+    text = generate_openmetrics(registry(snapshot)).decode()  # type: ignore[no-untyped-call]
     names = {each.name for each in parse_openmetrics(text)}  # type: ignore[no-untyped-call]
     assert {each.name for each in METRICS} <= names
 
@@ -165,16 +164,16 @@ def test_a_metric_says_what_it_means_in_a_sentence_and_vllms_have_vllms_labels()
 RUNNING_AND_WAITING = VLLM[:2]
 
 
-def modes(worker: Worker) -> list[AdminMode]:
+def modes(worker: Worker) -> list[SessionMode]:
     return [each.mode for each in worker.snapshot().sessions]
 
 
 def test_a_session_reads_then_writes() -> None:
     worker = make(prefill_chunk=2)
     key, _ = begin(worker, ask((1, 2, 3, 4) * 3))
-    assert modes(worker) == [AdminMode.PREFILL]
+    assert modes(worker) == [SessionMode.PREFILL]
     engine = TinyTarget(INFO)
-    for mode in (AdminMode.PREFILL, AdminMode.DECODE):
+    for mode in (SessionMode.PREFILL, SessionMode.DECODE):
         step(worker, engine)
         assert modes(worker) == [mode]
     worker.disconnect(key)
@@ -184,9 +183,9 @@ def test_a_session_reads_then_writes() -> None:
 def test_a_session_without_fill_waits_for_a_propose() -> None:
     worker = make()
     key, _ = begin(worker, ask((1,), fill=False))
-    assert modes(worker) == [AdminMode.WAITING]
+    assert modes(worker) == [SessionMode.WAITING]
     worker.receive(key, Propose())
-    assert modes(worker) == [AdminMode.DECODE]
+    assert modes(worker) == [SessionMode.DECODE]
 
 
 def test_who_gave_way_waits_for_slots() -> None:
@@ -194,9 +193,9 @@ def test_who_gave_way_waits_for_slots() -> None:
     worker, engine = make(promised_text=1), TinyTarget(INFO)
     for _ in range(3):
         begin(worker, ask((1, 2), max_tokens=500))
-    while AdminMode.PREEMPTED not in modes(worker):
+    while SessionMode.PREEMPTED not in modes(worker):
         step(worker, engine)
-    assert modes(worker) == [AdminMode.DECODE, AdminMode.DECODE, AdminMode.PREEMPTED]
+    assert modes(worker) == [SessionMode.DECODE, SessionMode.DECODE, SessionMode.PREEMPTED]
     found = worker.snapshot()
     assert worker.scheduler.preemption.num_preempted == found.sessions[2].preempted == 1
     assert found.sessions[2].slots == 0

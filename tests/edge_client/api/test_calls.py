@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+import resource
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -550,3 +551,13 @@ def test_probes_of_a_template_that_writes_too_much_are_not_examined() -> None:
     begun = time.thread_time()
     assert not call_style(filled, known_one.controls).is_own
     assert time.thread_time() - begun < 3
+
+
+def test_a_template_that_does_not_end_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of some twenty probes would take all its time, and threads that other texts need."""
+    monkeypatch.setattr("edge_client.texts.templates.PROCESSOR_TIME", 0.4)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate(endless, {})
+    begun = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert not call_style(template, known("qwen3")[0].controls).is_own
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begun.ru_utime < 3

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,8 +16,8 @@ import pytest
 from common.errors import Code, UserError
 from common.vocabulary import Vocabulary
 from edge_client.api.errors import api_error
-from edge_client.api.fields import MAX_DEPTH
-from edge_client.api.openai import tool_call
+from edge_client.api.fields import MAX_DEPTH, Fields
+from edge_client.api.openai import ChatCompletion, tool_call
 from edge_client.api.security import Gate
 from edge_client.texts.service import TextSettings
 from edge_client.verifiers import Verifiers
@@ -125,6 +126,17 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [1] * 512}, "prompt"),
     ({"prompt": "abc", "max_tokens": 510}, "prompt"),
 ]
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_unknown_fields_cost_little(level: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A body has room for half a million, and to look for a similar name takes a while for each."""
+    fields = Fields({**OK, **{f"messages{place}": 1 for place in range(100_000)}})
+    begun = time.thread_time()
+    with caplog.at_level(level):
+        ChatCompletion.read(fields)
+        fields.finish()
+    assert time.thread_time() - begun < 1
 
 
 @pytest.mark.parametrize(

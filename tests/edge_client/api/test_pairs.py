@@ -193,8 +193,9 @@ async def test_a_name_never_passes_from_the_target_to_the_draft(draft: str, name
         assert (await it.client.get(f"/v1/models/{name}")).json()["meta"]["writer"] == writer
         verifier = it.texts[""].verifiers
         assert isinstance(verifier, OneVerifier)
-        verifier.description = None
+        verifier.description = None  # its verifier has another vocabulary now
         assert it.api.pairs.first.writer("target")[1].value == "target"
+        assert it.api.pairs.first.writer(name)[1].value == writer
 
 
 @pytest.mark.parametrize(

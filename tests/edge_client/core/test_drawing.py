@@ -109,8 +109,8 @@ def test_with_replacement_all_draws_below_a_node_are_sent_or_none_and_repeats_ta
         nodes = policy.send(growth.view)
         for credit, count in ((2, 0), (3, 3), (5, 3), (6, 6)):
             growth.view.credit = credit
-            assert len(growth.draws(nodes)) == count
-        sent = growth.draws(nodes)
+            assert len(growth.outgoing(nodes)) == count
+        sent = growth.outgoing(nodes)
         repeats += len(sent) - len({node.id for node in sent})
         assert {node.id for node in sent} == {node.id for node in nodes}
         message = Outgoing().propose(growth.tree, sent, 0.0, growth.untold)
@@ -120,5 +120,5 @@ def test_with_replacement_all_draws_below_a_node_are_sent_or_none_and_repeats_ta
         nodes = [node for node in policy.send(replace(growth.view, credit=64)) if not node.wire_id]
         for credit, count in ((8, 0), (9, 3)):
             growth.view.credit = credit
-            assert len(growth.draws(nodes)) == count, "the six draws sent before take room, too"
+            assert len(growth.outgoing(nodes)) == count, "the six draws sent before take room, too"
     assert repeats > 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -15,7 +16,11 @@ from common.child import available_memory
 from common.llama.model import LlamaSettings
 from edge_client.drafting.model import ModelState, SharedDraftModel
 from edge_client.drafting.models import MEMORY, DraftModels, OpenedDraft
+from edge_client.pair import DraftFiles, open_pair
 from edge_client.process.paths import EdgePaths
+from edge_client.settings import load_config
+from edge_client.texts.queue import Admission
+from edge_client.texts.request import Writer
 
 pytestmark = pytest.mark.llama
 
@@ -50,7 +55,7 @@ async def folder(tmp_path: Path) -> AsyncIterator[Folder]:
     first = write_tiny_gguf(tmp_path / "first.gguf")
     second = tmp_path / "second.gguf"
     shutil.copyfile(first, second)
-    paths = EdgePaths(*(tmp_path / name for name in ("config", "state", "cache", "models", "run")))
+    paths = EdgePaths(*(tmp_path / name for name in ("config", "state", "cache", "run")))
     async with AsyncExitStack() as stack:
         found = Folder(DraftModels(paths, stack, lambda: int(found.free)), (first, second))
         yield found
@@ -123,3 +128,13 @@ async def test_slow_work_is_logged_as_it_begins(folder: Folder, caplog: pytest.L
     caplog.clear()
     await model.load()
     assert sum(each.getMessage().startswith("> ") for each in caplog.records) == 3, "load, trial, steps"
+
+
+async def test_any_name_of_a_file_can_be_asked_for(folder: Folder) -> None:
+    """Names of files may hold bytes that are no text, and JSON can hold no half of a character."""
+    file = folder.files[0].rename(folder.files[0].with_name(os.fsdecode(b"caf\xe9\n.gguf")))
+    config = load_config({}, {}, []).config
+    async with AsyncExitStack() as stack:
+        pair = await open_pair("", config, DraftFiles(str(file)), folder.models, Admission(1, 1), stack)
+        (name,) = (name for name, writer in pair.service.models().items() if writer is Writer.DRAFT)
+        assert name.isprintable()

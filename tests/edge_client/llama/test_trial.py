@@ -57,7 +57,7 @@ def test_a_file_is_tried_once_and_known_by_the_next_daemon(
     assert [each.weights for each in children] == [False, True], "who passed whole has passed in part"
 
 
-def test_a_file_that_has_changed_is_tried_again_and_on_an_accelerator_too(
+def test_a_file_is_tried_again_if_it_has_changed_or_other_kernels_compute_it(
     file: Path, tmp_path: Path, children: list[trial.TrialRequest]
 ) -> None:
     trials, settings = ModelTrials(tmp_path / "tried.json"), LlamaSettings(str(file))
@@ -67,7 +67,13 @@ def test_a_file_that_has_changed_is_tried_again_and_on_an_accelerator_too(
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # size, inode and mtime are the old ones
     trials.ensure(settings, weights=False)
     trials.ensure(replace(settings, gpu_layers=1), weights=False)
-    assert [each.gpu_layers for each in children] == [0, 0, 1]
+    trials.ensure(replace(settings, batch_invariant=True), weights=False)
+    assert [(each.gpu_layers, each.batch_invariant) for each in children] == [
+        (0, False),
+        (0, False),
+        (1, False),
+        (0, True),
+    ]
 
 
 def test_a_file_that_is_cut_off_does_not_pass(file: Path, children: list[trial.TrialRequest]) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from common.errors import CapacityError, PeerError
 from common.messages import TokenLogprobs
+from edge_client.texts.call_values import properties_of, types_of
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin
 from edge_client.texts.families import family_of, short_id
 from edge_client.texts.json_scanner import JsonScanner
@@ -239,6 +240,36 @@ def test_values_get_the_types_of_the_schema(written: str, expected: Json) -> Non
         f'<tool_call>{{"arguments": {written}, "name": "get_weather"}}</tool_call>',
     ):
         assert calls_of(read(form_of(SAMPLES["hermes"]), *text)) == [("get_weather", expected)]
+
+
+def properties(schema: Json, **defs: Json) -> Json:
+    parameters = {"properties": schema, "$defs": defs}
+    found = properties_of([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    return {name: types_of(each) for name, each in found["f"].items()}
+
+
+def test_the_types_behind_references_are_known() -> None:
+    a, b = {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}
+    found = properties(
+        {"a": a, "c": {"anyOf": [a, {"type": ["array", "array"]}]}, "d": {"type": "integer"}},
+        a={"anyOf": [{"type": "integer"}, b]},
+        b={"oneOf": [{"enum": [True, False]}, a], "nullable": True},
+    )
+    assert found == {
+        "a": ["integer", "boolean", "null"],
+        "c": ["integer", "boolean", "null", "array"],
+        "d": ["integer"],
+    }
+
+
+def test_the_types_of_tools_take_time_in_proportion_to_their_size() -> None:
+    begun = time.thread_time()
+    reference: Json = {"$ref": "#/$defs/x"}
+    schema: Json = {f"a{place}": {"anyOf": [reference]} for place in range(20_000)}
+    assert properties(schema, x={"anyOf": [{"type": "integer"}] * 20_000})["a7"] == ["integer"]
+    chain: Json = {f"x{place}": {"$ref": f"#/$defs/x{place + 1}"} for place in range(5000)}
+    assert properties({"a": {"$ref": "#/$defs/x0"}}, **chain) == {}
+    assert time.thread_time() - begun < 3
 
 
 def test_a_listed_tool_needs_no_arguments() -> None:

@@ -1,4 +1,4 @@
-"""`forerun top` against a real admin listener and a real daemon: once, as JSON, and when nobody is there."""
+"""`forerun top` against a verifier's port and a real daemon: once, as JSON, and when nobody is there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.server.admin import OperatorServer, admin_server
+from cloud_verifier.telemetry.http_server import HttpServer
 from forerun.cli import main
 from tests import wording
 from tests.cloud_verifier.telemetry.desk import ask, begin, make
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.grpc
 NOBODY = "127.0.0.1:1"
 
 
-def worker_with(*session_ids: str) -> OperatorServer:
+def worker_with(*session_ids: str) -> HttpServer:
     worker = make()
     for session_id in session_ids:
         begin(worker, ask(session_id=session_id), tenant="acme")
-    return admin_server(worker.snapshot, "127.0.0.1:0")
+    return HttpServer(worker.snapshot, worker.scheduler.why_not_ready, "127.0.0.1", 0)
 
 
 async def command(*words: str) -> int:
@@ -34,7 +34,7 @@ async def command(*words: str) -> int:
 
 async def test_once_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     async with worker_with("one", "two") as server:
-        assert await command("--admin", server.address, "--once") == 0
+        assert await command("--http", f"127.0.0.1:{server.port}", "--once") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("tiny   forerun")
     assert "sessions 2/64 (2 prefill)" in lines[0]
@@ -46,7 +46,7 @@ async def test_once_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 async def test_once_as_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     async with worker_with("one") as server:
-        assert await command("--admin", server.address, "--once", "--json") == 0
+        assert await command("--http", f"127.0.0.1:{server.port}", "--once", "--json") == 0
     (line,) = capsys.readouterr().out.splitlines()
     document = json.loads(line)
     assert document["model"] == "tiny"
@@ -55,17 +55,29 @@ async def test_once_as_json_is_one_object(capsys: pytest.CaptureFixture[str]) ->
 
 
 async def test_nobody_there_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert await command("--admin", NOBODY, "--once") == 1
-    error = capsys.readouterr().err
-    assert f"no verifier's admin listener can be reached at {NOBODY}" in error
-    assert "started with --admin?" in error
+    assert await command("--http", NOBODY, "--once") == 1
+    wording.keep(capsys.readouterr().err)
 
 
 async def test_the_port_of_edges_does_not_answer_operators(capsys: pytest.CaptureFixture[str]) -> None:
     """Live sessions are on no listener that was not asked for."""
     async with running() as system:
-        assert await command("--admin", system.address, "--once") == 2
+        assert await command("--http", system.address, "--once") == 1
     wording.keep(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("told", ["[]", "{}", '"text"', '{"sessions": [{}], "totals": {}, "slots": {}}'])
+async def test_an_answer_of_another_form_is_a_sentence(told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(told)}\r\n\r\n"
+        writer.write(head.encode() + told.encode())
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await command("--http", f"127.0.0.1:{port}", "--once") == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.api
@@ -87,4 +99,4 @@ async def test_without_a_daemon_or_with_the_sorts_of_a_verifier(
     assert await beside.command("top", "--once") == 1
     assert "no edge daemon is running" in capsys.readouterr().err
     assert await beside.command("top", "--once", "--sort", "tenant") == 2
-    assert "--sort tenant belongs to --admin" in capsys.readouterr().err
+    assert "--sort tenant belongs to --http" in capsys.readouterr().err

@@ -3,51 +3,57 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, fields
+from typing import Any
 
 import pytest
 
-from common.wire.admin import AdminMode, AdminTotals, KvSlots, LiveSession, Overview
+from cloud_verifier.telemetry.snapshot import LiveSession
 from forerun.commands.verifier_table import SORTS, as_json, figures, paces, table
 
-FIRST = Overview(
-    model="tiny",
-    version="0.1.0",
-    uptime_us=10_000_000,
-    max_sessions=64,
-    totals=AdminTotals(
-        steps=100, step_time_us=3_000_000, queue_time_us=400_000, queued=200, rows=900, tips=200, drafts=600,
-        won=150, committed=350, accepted=140, prompt_tokens=1000, cached_tokens=250, opened=4, refused=1,
-        preempted=0, bytes_received=40_000, bytes_sent=9_000,
-    ),
-    slots=KvSlots(free=600, cached=100, shared=100, owned=200, available=500),
-    sessions=(
-        LiveSession(
-            stream=3, mode=AdminMode.DECODE, session_id="alpha", tenant="acme", age_us=9_000_000,
+NOTHING = {
+    **{each.name: 0 for each in fields(LiveSession)},
+    "session_id": "", "tenant": "", "silent_us": None, "first_token_us": None,
+}  # fmt: skip
+
+
+def session(**known: Any) -> dict[str, Any]:
+    return asdict(LiveSession(**{**NOTHING, **known}))
+
+
+FIRST: dict[str, Any] = {
+    "model": "tiny", "version": "0.1.0", "uptime_us": 10_000_000, "draining": False, "max_sessions": 64,
+    "totals": {
+        "steps": 100, "step_time_us": 3_000_000, "queue_time_us": 400_000, "queued": 200, "rows": 900,
+        "tips": 200, "drafts": 600, "won": 150, "committed": 350, "accepted": 140, "prompt_tokens": 1000,
+        "cached_tokens": 250, "opened": 4, "refused": 1, "preempted": 0, "bytes_received": 40_000,
+        "bytes_sent": 9_000,
+    },
+    "slots": {"free": 600, "cached": 100, "shared": 100, "owned": 200, "available": 500},
+    "sessions": [
+        session(
+            stream=3, mode="decode", session_id="alpha", tenant="acme", age_us=9_000_000,
             prompt_tokens=100, cached_tokens=50, max_tokens=400, committed=180, accepted=90, steps=90,
             drafts=300, credit=32, lag=2, slots=280,
         ),
-        LiveSession(stream=4, mode=AdminMode.PREFILL, age_us=1_000_000, prompt_tokens=9000, max_tokens=64),
-    ),
-)  # fmt: skip
+        session(stream=4, mode="prefill", age_us=1_000_000, prompt_tokens=9000, max_tokens=64),
+    ],
+}  # fmt: skip
 
-LATER = replace(
-    FIRST,
-    uptime_us=12_000_000,
-    totals=replace(
-        FIRST.totals, steps=150, step_time_us=4_500_000, queue_time_us=500_000, queued=300, rows=1200,
-        tips=300, drafts=700, won=175, committed=450, accepted=215, bytes_received=44_000,
-    ),
-    sessions=(
-        replace(FIRST.sessions[0], age_us=11_000_000, committed=260, accepted=130, steps=120),
-        replace(
-            FIRST.sessions[1], age_us=3_000_000, mode=AdminMode.DECODE, committed=30, accepted=0, steps=20
-        ),
-        LiveSession(
-            stream=9, mode=AdminMode.WAITING, session_id="日本語", age_us=500_000, committed=5, steps=5
-        ),
-    ),
-)  # fmt: skip
+LATER = {
+    **FIRST,
+    "uptime_us": 12_000_000,
+    "totals": {
+        **FIRST["totals"], "steps": 150, "step_time_us": 4_500_000, "queue_time_us": 500_000, "queued": 300,
+        "rows": 1200, "tips": 300, "drafts": 700, "won": 175, "committed": 450, "accepted": 215,
+        "bytes_received": 44_000,
+    },
+    "sessions": [
+        {**FIRST["sessions"][0], "age_us": 11_000_000, "committed": 260, "accepted": 130, "steps": 120},
+        {**FIRST["sessions"][1], "age_us": 3_000_000, "mode": "decode", "committed": 30, "steps": 20},
+        session(stream=9, mode="waiting", session_id="日本語", age_us=500_000, committed=5, steps=5),
+    ],
+}  # fmt: skip
 
 SHOWN = """\
 tiny   forerun 0.1.0   up 12s   sessions 3/64 (2 decode, 1 waiting)
@@ -76,15 +82,15 @@ def test_a_verifier_that_was_started_anew_is_a_new_one() -> None:
 
 
 def test_a_stream_number_that_came_again_is_another_session() -> None:
-    young = replace(FIRST, sessions=(replace(FIRST.sessions[0], age_us=1_000_000, committed=7),))
+    young = {**FIRST, "sessions": [{**FIRST["sessions"][0], "age_us": 1_000_000, "committed": 7}]}
     assert paces(young, LATER) == {3: 7.0}
 
 
 def test_where_nothing_happened_there_is_no_mean() -> None:
-    found = figures(replace(FIRST, uptime_us=11_000_000), FIRST)
+    found = figures({**FIRST, "uptime_us": 11_000_000}, FIRST)
     for name in ("step_ms", "rows_per_step", "accepted_share", "won_share"):
         assert found[name] is None
-    assert "step - ms" in table(replace(FIRST, uptime_us=11_000_000), FIRST)[1]
+    assert "step - ms" in table({**FIRST, "uptime_us": 11_000_000}, FIRST)[1]
 
 
 def test_json_has_everything() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from cloud_verifier.engine.drafting.heads import (
+    FORMAT,
     HeadsLabel,
     MedusaHeads,
     RecurrentHead,
@@ -158,4 +160,19 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load_heads(path, model, FINGERPRINT)
     save_file({"a": torch.zeros(1)}, path)
     with wording.raises(UserError):
+        load_heads(path, model, FINGERPRINT)
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "medusa"])
+@pytest.mark.parametrize("name", ["depth", "vocabulary", "hidden_size", "num_layers"])
+@pytest.mark.parametrize("value", [None, "x", "0", "-1", "1000000000000"])
+def test_damaged_labels_are_refused(kind: str, name: str, value: str | None, tmp_path: Path) -> None:
+    """Before memory is asked for by them."""
+    model, path = target("llama"), tmp_path / "heads.safetensors"
+    label = {key: str(each) for key, each in asdict(HeadsLabel.of(kind, 1, model, FINGERPRINT)).items()}
+    label |= {"format": FORMAT} | ({} if value is None else {name: value})
+    if value is None:
+        del label[name]
+    save_file({"a": torch.zeros(1)}, path, label)
+    with pytest.raises(UserError):
         load_heads(path, model, FINGERPRINT)

@@ -1,0 +1,85 @@
+"""Defines the sources of proposals beside the draft model, which `Growth` goes through in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from common.prompt_lookup import PromptLookup, SharedTexts, grow_guesses
+from common.tree import SpeculationTree
+from edge_client.core.policies import TokenCandidate
+from edge_client.core.reference import Reference
+
+MOST_GUESSED = 32
+"""New nodes from earlier texts after a Commit: what a verifier evaluates in the two steps of a usual round
+trip."""
+
+
+class ProposalSource:
+    """Proposes tokens that no draft model computed. A verb does nothing unless a source has a use for it."""
+
+    copies = False  # from texts
+    listens = False  # to what other machines expect
+
+    def grow(self, tree: SpeculationTree, last: int, room: int, surely: float, *, from_tip: bool) -> None:
+        """Grow at most `room` nodes below the tip, if `from_tip`, and below the end of the likeliest path.
+
+        Args: last, position of the text's end; surely, the least log-probability (nats) of each node if its
+        parents are right.
+        """
+
+    def weigh(self, node: int, candidates: Sequence[TokenCandidate]) -> Sequence[TokenCandidate]:
+        """Return the draft model's candidates after a node, the likeliest first, with their chances."""
+        return candidates
+
+    def hear(self, node: int, tokens: Sequence[int]) -> Mapping[int, float]:
+        """Note what another machine expects after a live node. Return its tokens with log chances."""
+        return {}
+
+    def left(self, node: int) -> float:
+        """Return the log chance that the node goes on with a token that nobody expects."""
+        return 0.0
+
+    def learn(self, node: int, token: int) -> None:
+        """Learn that the target wrote `token` after the node, the tip until now."""
+
+    def forget(self, node: int) -> None:
+        """Drop what is known of a node that died."""
+
+    def close(self) -> None:
+        """Let other sessions use this text, which has ended."""
+
+
+class GivenText(ProposalSource):
+    """Copies from texts that the answer probably repeats."""
+
+    copies = True
+
+    def __init__(self, texts: Sequence[Sequence[int]], committed: Sequence[int]) -> None:
+        self._reference = Reference(texts)
+        for token in committed:
+            self._reference.append(token)
+
+    def grow(self, tree: SpeculationTree, last: int, room: int, surely: float, *, from_tip: bool) -> None:
+        """Grow as `ProposalSource.grow`; doubtful nodes, too."""
+        grow_guesses(tree, self._reference, last, room, from_tip=from_tip)
+
+    def learn(self, node: int, token: int) -> None:
+        self._reference.append(token)
+
+
+class EarlierText(ProposalSource):
+    """Copies from the session's own text and from texts that sessions share."""
+
+    copies = True
+
+    def __init__(self, begins_with: Sequence[int], shared: SharedTexts) -> None:
+        self._lookup = PromptLookup(begins_with, shared)
+
+    def grow(self, tree: SpeculationTree, last: int, room: int, surely: float, *, from_tip: bool) -> None:
+        grow_guesses(tree, self._lookup, last, min(MOST_GUESSED, room), surely, from_tip=from_tip)
+
+    def learn(self, node: int, token: int) -> None:
+        self._lookup.append(token)
+
+    def close(self) -> None:
+        self._lookup.close()
