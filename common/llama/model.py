@@ -87,6 +87,8 @@ LARGE_CONTEXT, MAX_UBATCH, MIN_UBATCH = 8192, 512, 64
 attention it keeps a score for each token, cell and head, 1.1 GB at 32,768 cells."""
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ, a constant of llama.cpp's build
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS, another one
+MAX_NUMBER = 2**31 - 1  # llama.cpp reads a file's sizes as uint32 and returns them as int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ UNUSED_ATTRIBUTE = 1 << 1  # LLAMA_TOKEN_ATTR_UNUSED
 CONTROL_ATTRIBUTE = 1 << 3  # LLAMA_TOKEN_ATTR_CONTROL
 PADDING = re.compile(rb"\[PAD\d*\]")  # converters' name of entries that round the vocabulary up
 LONGEST_VALUE = 256  # bytes of a number in the metadata
+WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 FIRST_PIECE_BYTES = 64  # longer pieces need a second call
 
 
@@ -310,8 +313,8 @@ class LlamaModel(LlamaVocabulary):
         return model
 
     def refuse_unsuited(self, with_states: bool) -> None:
-        """Raise `UserError` for a model that is no decoder, and without `with_states` for a recurrent one.
-        Needs no weights."""
+        """Raise `UserError` for a model that is no decoder or takes no text, and without `with_states` for a
+        recurrent one. Needs no weights."""
         if self.is_recurrent and not with_states:
             raise UserError(
                 f"{self.settings.path} has recurrent layers, and their state cannot be cut back; a target in "
@@ -326,6 +329,8 @@ class LlamaModel(LlamaVocabulary):
         for kind, applies in kinds.items():
             if applies:
                 raise UserError(f"{self.settings.path} is {kind}; it must be a decoder; choose another model")
+        if not self.context_length:
+            raise self._wrong("context_length", 0, 1, MAX_NUMBER)
 
     @property
     def description(self) -> str:
@@ -342,7 +347,8 @@ class LlamaModel(LlamaVocabulary):
 
     @property
     def context_length(self) -> int:
-        """Return the tokens of the longest text in training; 0 if the file does not say. Needs no weights."""
+        """Return the tokens of the longest text in training; 0 if the file does not say. Needs no weights.
+        Raises `UserError` for more than a context may have."""
         return self._number("context_length")
 
     @property
@@ -355,7 +361,8 @@ class LlamaModel(LlamaVocabulary):
     def kv_bytes(self) -> int:
         """Return the bytes of one token's keys and values over all layers; 0 for a model without attention.
 
-        Needs no weights. Where layers have heads of several sizes, all count as the largest.
+        Needs no weights. Where layers have heads of several sizes, all count as the largest. Raises
+        `UserError` for sizes that no model has.
         """
         heads = self._by_layer("attention.head_count")
         width = self._number("embedding_length") // max(1, *heads)
@@ -364,7 +371,7 @@ class LlamaModel(LlamaVocabulary):
         kept = self._by_layer("attention.head_count_kv")
         kept = kept if any(kept) else heads
         shared = self._number("attention.shared_kv_layers")  # the last layers, which keep nothing
-        num_values = own * sum(kept[: len(kept) - shared])
+        num_values = own * sum(kept[: max(0, len(kept) - shared)])
         num_values += len(kept) * self._number("attention.indexer.key_length")
         return num_values * (4 if self.settings.exact else 2)
 
@@ -372,17 +379,31 @@ class LlamaModel(LlamaVocabulary):
         """Return a value of the architecture's metadata; empty if the file has none."""
         return self.metadata(f"{self.metadata('general.architecture')}.{key}")
 
-    def _number(self, key: str) -> int:
-        """Return a whole number of the architecture's metadata; 0 if llama.cpp reports none."""
+    def _number(self, key: str, most: int = MAX_NUMBER) -> int:
+        """Return a whole number of the architecture's metadata; 0 if llama.cpp reports none. Raises
+        `UserError` for one outside [0, most], which would size something."""
         found = self._own(key)
-        return int(found) if found.isdecimal() else 0
+        return self._checked(key, int(found), most) if WHOLE_NUMBER.fullmatch(found) else 0
 
     def _by_layer(self, key: str) -> list[int]:
-        """Return a whole number of the architecture's metadata for each layer."""
-        count = self._number("block_count")
+        """Return a whole number of the architecture's metadata for each layer. Raises as `_number`."""
+        count = self._number("block_count", MAX_LAYERS)
         with GgufFile(self.path) as file:
             found = file.numbers(f"{self.metadata('general.architecture')}.{key}")
-        return found[:count] if len(found) >= count else [self._number(key)] * count
+        if len(found) < count:
+            return [self._number(key)] * count
+        return [self._checked(key, number, MAX_NUMBER) for number in found[:count]]
+
+    def _checked(self, key: str, number: int, most: int) -> int:
+        if not 0 <= number <= most:
+            raise self._wrong(key, number, 0, most)
+        return number
+
+    def _wrong(self, key: str, number: int, least: int, most: int) -> UserError:
+        return UserError(
+            f"the metadata of {self.path} gives {number} as the model's {key}; it must lie in [{least}, "
+            f"{most}]; fetch or convert the file again, or choose another model"
+        )
 
     @cached_property
     def types(self) -> dict[str, int]:
