@@ -56,7 +56,7 @@ def endpoints(text: str) -> set[tuple[str, str]]:
 class NoVerifiers:
     """A `VerifierChoice` of none."""
 
-    def route(self, key: str, skill: object) -> object:
+    def route(self, key: str, skill: object, target: str) -> object:
         raise LookupError(key)
 
     async def heard(self, patience: float) -> None:

@@ -23,6 +23,7 @@ from edge_client.api.request import CallRule, ChatPrompt, ParsedRequest, Tool, T
 from edge_client.api.response import ResponseSpec
 from edge_client.api.turn_order import is_plain
 from edge_client.core.nouns import Fallback
+from edge_client.core.ranking import target_name
 from edge_client.texts.detokenizer import spelled
 from edge_client.texts.families import HERMES_CALLS, family_of, reading
 from edge_client.texts.infill import Gap, Infill
@@ -420,7 +421,7 @@ class TextEndpoints:
         limit = self._limit(len(prompt), asked.max_tokens, dialect, writer)
         advised = {} if writer is Writer.DRAFT else self.sampling_defaults()
         advised = {name: value for name, value in advised.items() if name in asked.left_out}
-        identity = dialect.prefix + secrets.token_hex(12)
+        identity, told = dialect.prefix + secrets.token_hex(12), self.texts.verifiers.best()
         request = TextRequest(
             prompt=prompt,
             sampling=replace(asked.sampling, max_tokens=limit, **advised),
@@ -435,6 +436,7 @@ class TextEndpoints:
             references=references,
             acceptance=asked.acceptance,
             advised=tuple(advised.items()),
+            target="" if told is None else target_name(told.model),
         )
         return ResponseSpec(
             dialect,
@@ -519,11 +521,6 @@ def unknown_model(name: str, models: Iterable[str]) -> ApiError:
     """Return the error for a model that is none of `models`."""
     words = f"the model {name!r} does not exist here; there are: {', '.join(models)}"
     return ApiError(404, words, param="model", code="model_not_found")
-
-
-def target_name(told: str) -> str:
-    """Return a target's name without local folders. Ids of the hub stay unchanged."""
-    return told.rstrip("/").rpartition("/")[2] if told.startswith(("/", ".", "~")) else told
 
 
 @lru_cache(maxsize=8)
