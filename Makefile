@@ -61,7 +61,7 @@ static: setup ## check format, lint, imports between packages and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/python -m tools.lint
+	$(BIN)/python -m lab.tools.lint
 	$(BIN)/mypy
 
 soak: setup ## the longest tests, 20,000 random worlds, 100,000 hostile clients, 4,000 damaged models (two hours)
@@ -82,7 +82,7 @@ format: setup ## rewrite the sources in the house format and mend what lint can 
 	$(BIN)/ruff check --fix .
 
 proto: setup ## regenerate the gRPC stubs from proto/
-	$(BIN)/python -m tools.proto
+	$(BIN)/python -m lab.tools.proto
 
 # A lock names each distribution of an image exactly, with the SHA-256 of its files. Direct requirements have the
 # releases of constraints/dev.txt. The others stay as locked:  make locks ARGS=--upgrade  moves them.
@@ -125,10 +125,10 @@ manifests: setup ## check what the overlays render, by standard tools; needs kub
 	cd deploy && $(CURDIR)/$(BIN)/uvx --quiet yamllint==1.38.0 -c yamllint.yaml .
 
 chart: setup ## write the Helm chart from the Kustomize overlays (deploy/helm/forerun-verifier); needs kubectl
-	$(BIN)/python -m tools.chart
+	$(BIN)/python -m lab.tools.chart
 
 generate: setup ## rewrite tables of the docs and the alerts of Compose from their sources
-	$(BIN)/python -m tools.generate
+	$(BIN)/python -m lab.tools.generate
 
 clean: ## remove caches and build results
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
@@ -167,7 +167,7 @@ $(STAMP): pyproject.toml constraints/dev.txt
 		|| echo "forerun: building llama.cpp, about 5 minutes, once (pip keeps the result for the next time)"
 	@CMAKE_ARGS="$$CMAKE_ARGS $(LLAMA_CMAKE)" \
 		$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints/dev.txt \
-		-e '.[edge,hub,verifier,quantized,parallel,simulation,dev]'
+		-e '.[edge,verifier,quantized,parallel,simulation,dev]'
 	@touch $@
 	@echo "forerun: $(VENV) is ready"
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from common.errors import UserError
-from common.llama.store import is_remote
+from common.llama.files import is_remote
 
 EXIT, MTP = "exit", "mtp"
 """Drafters that are parts of the target itself: its first layers, and its prediction module."""

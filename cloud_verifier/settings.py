@@ -22,7 +22,7 @@ from common.config.live_files import read_bytes
 from common.config.merge import load_config, meant
 from common.config.setting import LOG_FORMATS, LOG_LEVELS, Schema, check_section, setting
 from common.errors import UserError
-from common.llama.store import is_gguf
+from common.llama.files import is_gguf
 from common.privacy import LEVELS, Privacy
 from common.wire.bounds import model_name
 from common.wire.options import host_and_port

@@ -207,7 +207,7 @@ class DraftSection:
         "",
         "the draft model, which every daemon needs; with draft.drafting false or draft.policy off only its "
         "tokens are read",
-        form="a GGUF file, hf://organisation/repository/file.gguf, or the name given to `forerun pull`",
+        form="a GGUF file, hf://organisation/repository/file.gguf, or an https:// address",
         is_path=True,
         alias="--draft",
     )

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
@@ -30,17 +30,15 @@ COMMANDS = {
     "ps": "forerun.commands.top:add_ps",
     "doctor": "forerun.commands.doctor",
     "fleet": "forerun.commands.fleet",
-    "pull": "forerun.commands.pull",
     "models": "forerun.commands.models",
-    "heads": "forerun.commands.heads",
-    "judge": "forerun.commands.judge",
+    "heads": "training.heads",
+    "judge": "training.judge",
     "index": "forerun.commands.index",
     "link": "forerun.commands.simulate:add_link",
     "certs": "forerun.commands.certs",
-    "record": "forerun.commands.record",
-    "fit": "forerun.commands.fit",
+    "record": "training.record",
+    "fit": "training.fit",
     "simulate": "forerun.commands.simulate",
-    "bench": "forerun.bench.capacity",
 }
 """Maps a command's name to its module, and to the function if that is not `add_parser`. Only the requested
 module is imported, so the daemon does not wait for the simulator."""
@@ -130,12 +128,17 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def build_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """Build the parser of all subcommands, or of `only` one."""
+def build_parser(
+    only: str | None = None,
+    modules: Mapping[str, str] = COMMANDS,
+    prog: str = "forerun",
+    description: str = DESCRIPTION,
+) -> argparse.ArgumentParser:
+    """Build the parser of all subcommands in `modules`, or of `only` one."""
     parser = Parser(
-        prog="forerun",
-        description=DESCRIPTION,
-        epilog=EPILOG,
+        prog=prog,
+        description=description,
+        epilog=EPILOG if modules is COMMANDS else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"forerun {own_version()}")
@@ -145,8 +148,8 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         help="lowest level logged to standard error; precedes the command (default: warning; verify: info)",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in [only] if only in COMMANDS else COMMANDS:
-        module, _, function = COMMANDS[name].partition(":")
+    for name in [only] if only is not None and only in modules else modules:
+        module, _, function = modules[name].partition(":")
         getattr(import_module(module), function or "add_parser")(commands)
     return parser
 
@@ -163,9 +166,14 @@ def _in_options(argv: Sequence[str]) -> Sequence[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return 0, 1 after an error, 2 after a user's error, or 130 after Ctrl-C."""
-    hush_libraries()
     argv = _in_options(sys.argv[1:] if argv is None else argv)
-    options = build_parser(next((word for word in argv if word in COMMANDS), None)).parse_args(argv)
+    return run(build_parser(next((word for word in argv if word in COMMANDS), None)), argv)
+
+
+def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
+    """Parse the words and run the command that they name. Return as `main`."""
+    hush_libraries()
+    options = parser.parse_args(argv)
     level = (options.log_level or "warning").upper()
     logging.basicConfig(level=level, format="%(levelname).1s %(name)s: %(message)s")
     try:

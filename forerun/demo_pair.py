@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-FOLDER: Final = Path(__file__).resolve().parent.parent / "demo_models"
+FOLDER: Final = Path(__file__).resolve().parent.parent / "lab" / "demo_models"
 
 TARGET_DIR: Final = FOLDER / "target"
 """Hugging Face directory of the target model: config, bf16 safetensors and the tokenizer of the pair."""

@@ -17,7 +17,6 @@ from common.acceptance import LOSSLESS, AcceptanceRule
 from common.config.merge import Loaded
 from common.config.pages import flags_from
 from common.errors import UserError
-from common.llama.store import is_remote
 from common.sampling import SamplingParams
 from common.wire.options import host_and_port
 from edge_client.process import run_file as daemon_file
@@ -219,7 +218,6 @@ class DraftOptions:
             n_ctx=self.context or 0,  # chosen when the model is loaded
             threads=self.threads,
             gpu_layers=offloaded_layers(self.gpu_layers),
-            models=models_folder(path),
         )
 
 
@@ -321,11 +319,6 @@ def write_out(what: str, path: Path, text: str) -> None:
         write_whole(path, text)
     except OSError as error:
         raise write_error(f"{what} cannot be written to {path}", error) from error
-
-
-def models_folder(name: str) -> str:
-    """Return the folder of `forerun pull` for a remote name; empty for a file."""
-    return str(find_paths(os.environ).models) if is_remote(name) else ""
 
 
 def open_draft(settings: LlamaSettings) -> LlamaRuntime:

@@ -262,5 +262,5 @@ def check_models(target: Path, draft: Path) -> None:
     for path in (target, draft):
         if not path.exists():
             raise UnavailableError(
-                f"{path} is missing; run from a clone, or make it with `python -m demo_models.train`"
+                f"{path} is missing; run from a clone, or make it with `python -m lab.demo_models.train`"
             )

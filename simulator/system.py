@@ -43,7 +43,7 @@ from simulator.middle import MiddleKnowledge, TieredKnowledge
 from simulator.world import SmallDraft, World
 
 FINGERPRINT = b"simulated"
-FRAME = 14  # bytes that gRPC and HTTP/2 put before a message (benchmarks.wire_size)
+FRAME = 14  # bytes that gRPC and HTTP/2 put before a message (lab.benchmarks.wire_size)
 
 PolicyMaker = Callable[[Knowledge], GrowthPolicy]
 """A new policy for each session; the session's knowledge is for bounds that may look at it."""

@@ -143,7 +143,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave out files that `make quick`, or a machine without torch or triton, cannot even import."""
     quick = config.getoption("--quick")
     if collection_path.is_dir():
-        return (quick and collection_path.name == "benchmarks") or None
+        return (quick and collection_path.name == "lab") or None
     found = AT_ITS_TOP.search(collection_path.read_text("utf-8"))
     if found is None:
         return None

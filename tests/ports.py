@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from benchmarks.processes import free_port
+from lab.benchmarks.processes import free_port
 
 __all__ = ["free_port", "refusing"]
 

@@ -14,10 +14,10 @@ GUIDE = ROOT / "docs" / "edge.md"
 PAGES = (
     ROOT / "README.md",
     ROOT / "deploy" / "README.md",
-    ROOT / "demo_models" / "README.md",
+    ROOT / "lab" / "demo_models" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "clients").glob("*.md")),
-    *sorted((ROOT / "integrations").glob("*/README.md")),
+    *sorted((ROOT / "lab" / "integrations").glob("*/README.md")),
 )
 FOR_NEWCOMERS = (
     ROOT / "README.md",
@@ -25,7 +25,7 @@ FOR_NEWCOMERS = (
     ROOT / "docs" / "jetson.md",
     ROOT / "docs" / "edge_config.md",
 )
-WITH_ACTIONS = ("edge", "bench", "fleet", "simulate")
+WITH_ACTIONS = ("edge", "fleet", "simulate")
 PROGRAM = r"^(?:sudo |\.venv/bin/)?forerun"
 """As a line of a shell begins."""
 

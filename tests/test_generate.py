@@ -11,8 +11,8 @@ import pytest
 from cloud_verifier import settings as verifier
 from cloud_verifier.telemetry.metrics import METRICS
 from edge_client import settings as edge
-from tools import generate
-from tools.generate import ROOT, known_metrics
+from lab.tools import generate
+from lab.tools.generate import ROOT, known_metrics
 
 DASHBOARDS = ROOT / "deploy" / "kubernetes" / "components" / "monitoring" / "dashboards"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import lint
+from lab.tools import lint
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -61,7 +61,7 @@ def test_a_read_is_allowed_in_its_function_alone_and_only_while_it_is_there(
     monkeypatch.setattr(lint, "ALLOWED", {"its own file": "common.x.A.f common.x.gone"})
     assert lint.complaints(tmp_path) == [
         "common/x.py:5: unbounded in common.x.A.g",
-        "tools/lint.py: common.x.gone reads nothing without a limit",
+        "lab/tools/lint.py: common.x.gone reads nothing without a limit",
     ]
 
 

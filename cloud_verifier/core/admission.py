@@ -18,6 +18,11 @@ class Caller:
     deadline_at: float | None = None  # seconds; the caller's deadline
     connection: str = ""  # the caller's connection; connections of one tenant take turns when calls queue
 
+    def check_deadline(self, now: float) -> None:
+        """Raise `UnavailableError` if the call's deadline has passed."""
+        if self.deadline_at is not None and self.deadline_at <= now:
+            raise UnavailableError("the call's deadline has passed", Code.DEADLINE_EXCEEDED)
+
 
 ANYBODY = Caller()
 

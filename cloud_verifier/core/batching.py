@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.nouns import SchedulerConfig, StepPlan
 from cloud_verifier.core.session import VerifySession
 from cloud_verifier.core.tenants import Tenants
+from common.tree import Node
 
 # After the engine has run out of memory a step may have half its rows, and then slowly more again.
 
@@ -54,8 +55,8 @@ NOBODY_SPARED: Mapping[int, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class StepBatch:
-    """Holds the sessions of the next step."""
+class StepDraft:
+    """Holds a step under planning (`core.planning`): its sessions, and what it evaluates of each."""
 
     members: tuple[VerifySession, ...]  # all, in the order of their items
     decoding: tuple[VerifySession, ...]  # sessions that evaluate their tip
@@ -63,6 +64,8 @@ class StepBatch:
     reading: Sequence[VerifySession]  # the other ready sessions: their prompts do not end in this step
     chunks: dict[int, int]  # prompt tokens, by session key
     spared: Mapping[int, float]  # share of others' drafts that does not delay the session, by key
+    nodes: Mapping[int, Sequence[Node]] = field(default_factory=dict)  # by session key; the tip first
+    longer: float = 0.0  # share of a step of tips by which its drafts make it longer
 
 
 class Batcher:
@@ -82,7 +85,7 @@ class Batcher:
         self._tenants = tenants
         self._owed = 0.0  # seconds left over from `keep_pace`, less than one prompt token takes
 
-    def batch(self, ready: Sequence[VerifySession], alone: bool = False) -> StepBatch:
+    def batch(self, ready: Sequence[VerifySession], alone: bool = False) -> StepDraft:
         """Choose the step's sessions from `ready`, least recently served first. `alone`: only one is open."""
         tips, reading = list[VerifySession](), list[VerifySession]()
         for session in ready:
@@ -90,7 +93,7 @@ class Batcher:
         tips = self._tips(tips)
         if not reading:
             taken = tuple(ready) if len(tips) == len(ready) else _of(ready, {session.key for session in tips})
-            return StepBatch(taken, taken, ready, (), {}, NOBODY_SPARED)
+            return StepDraft(taken, taken, ready, (), {}, NOBODY_SPARED)
         chunk = self._lone_chunk(reading[0]) if alone else self._config.chunk
         left = _Allowance(self.rows.left(chunk, len(tips)), self._prefill_time(tips, len(reading)))
         chunks = dict[int, int]()
@@ -98,7 +101,7 @@ class Batcher:
         room = self.rows.left(self._config.max_rows - len(tips), len(tips) + sum(chunks.values()))
         read = [each for each in ready if chunks.get(each.key) == each.num_prefill and each.may_evaluate_tip]
         keys = {session.key for session in (*tips, *read[:room])}
-        return StepBatch(
+        return StepDraft(
             members=_of(ready, {*keys, *chunks}),
             decoding=_of(ready, keys),
             bearing=[session for session in ready if session.key in keys or not session.num_prefill],
@@ -107,7 +110,7 @@ class Batcher:
             spared=NOBODY_SPARED,
         )
 
-    def keep_pace(self, batch: StepBatch, longer: float, num_nodes: int) -> StepBatch:
+    def keep_pace(self, batch: StepDraft, longer: float, num_nodes: int) -> StepDraft:
         """Return the batch with longer prompt chunks, as drafts make the step longer by the share `longer`.
 
         `num_nodes` counts tips and drafts. Prompts keep their share of the longer step, so drafts do not slow

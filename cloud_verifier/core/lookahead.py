@@ -7,7 +7,7 @@ ends unexpectedly, at a stop token, wastes one row of the next step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.nouns import IntArray, SchedulerConfig, StepPlan, StepResult
 from cloud_verifier.core.preemption import Preemption
 from cloud_verifier.core.session import VerifySession
+from common.errors import LocalError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,56 @@ class NextStep:
         """Return the slots of the step, because the engine will not run it."""
         for key, session in self.sessions.items():
             memory.settle(session.lease, (), self.slots[key])
+
+
+class StepsInFlight:
+    """Holds the step that the engine runs, and the one that it may begin after that by itself."""
+
+    def __init__(self) -> None:
+        self.running: Running | None = None
+        self.planned: NextStep | None = None
+
+    @property
+    def members(self) -> Sequence[VerifySession]:
+        """The sessions of the running step, in the order of its items; empty without one."""
+        return list(self.running.sessions.values()) if self.running else ()
+
+    @property
+    def planned_keys(self) -> Container[int]:
+        """The keys of the sessions in the planned step."""
+        return self.planned.sessions if self.planned else ()
+
+    def fits(self, result: StepResult) -> bool:
+        """Return whether a result has the running step's shape."""
+        sizes = [len(session.rows.nodes) if session.rows else 0 for session in self.members]
+        told = len(result.logprobs) in (0, len(sizes))
+        return told and list(map(len, result.choices)) == list(map(len, result.margins)) == sizes
+
+    def take_running(self) -> Running:
+        """Return the running step, which has ended. Raise `LocalError` if there was none."""
+        if self.running is None:
+            raise LocalError("a step's end was reported, but no step was running")
+        running, self.running = self.running, None
+        return running
+
+    def go_on(self, at: float) -> None:
+        """Let the planned step run, if there is one: the engine has begun it at this time."""
+        if self.planned:
+            self.running, self.planned = self.planned.began(at), None
+
+    def plan_ahead(
+        self,
+        everybody: Iterable[VerifySession],
+        config: SchedulerConfig,
+        memory: KvMemory,
+        preemption: Preemption,
+        batcher: Batcher,
+    ) -> NextStep | None:
+        """Return the step after the running one; None if it is planned already, could hold more than tips, or
+        cannot hold every tip."""
+        if self.running is None or self.planned:
+            return None
+        return plan_ahead(self.running, everybody, config, memory, preemption, batcher)
 
 
 def plan_ahead(

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from cloud_verifier.core.batching import StepBatch
+from cloud_verifier.core.batching import StepDraft
 from cloud_verifier.core.nouns import StepPlan
 from cloud_verifier.core.session import VerifySession
 from cloud_verifier.core.tenants import Tenant
 from common.config.setting import check_section, setting
 from common.errors import CapacityError, Code, UserError
+from common.estimators import IntervalEstimator
 from common.messages import Open
 from common.tree import Node
 
@@ -141,6 +142,28 @@ class RetryTimes:
         after = self.last_at + min(interval, MOST_SPACING)
         self.last_at = after if first <= after <= first + MOST_AHEAD else first
         return self.last_at - now
+
+
+RETRY_AFTER = 1.0  # seconds, until the rate of ending sessions is known
+
+
+class Vacancies:
+    """Tells callers that found no room when to come again, by how often sessions end."""
+
+    def __init__(self) -> None:
+        self._between_ends = IntervalEstimator(RETRY_AFTER)
+        self._times = RetryTimes()
+        self._last_end_at: float | None = None
+
+    def session_ended(self, now: float) -> None:
+        if self._last_end_at is not None:
+            self._between_ends.sample(now - self._last_end_at)
+        self._last_end_at = now
+
+    def advise(self, error: CapacityError, now: float) -> None:
+        """Give the error a retry time, unless it has one."""
+        if error.retry_after is None:
+            error.retry_after = self._times.next(now, self._between_ends.smoothed)
 
 
 class Meters:
@@ -309,12 +332,13 @@ class RateLimiter:
         waits = [self.meters.wait(name, count, now) for name, count in held.items()]
         return let, now + min(waits) if waits else None
 
-    def trim(self, batch: StepBatch, nodes: dict[int, list[Node]], now: float) -> StepBatch:
-        """Return the batch cut down to each tenant's quota; `nodes`, by session key, are cut in place. Each
-        session keeps one position of its prompt, or its tip. Drafts are cut first."""
+    def trim(self, batch: StepDraft, now: float) -> StepDraft:
+        """Return the batch cut down to each tenant's quota. Each session keeps one position of its prompt, or
+        its tip. Drafts are cut first."""
         if not self._has_rates:
             return batch
-        chunks, by_tenant = dict(batch.chunks), dict[str, list[VerifySession]]()
+        chunks, nodes = dict(batch.chunks), dict(batch.nodes)
+        by_tenant = dict[str, list[VerifySession]]()
         for session in batch.members:
             by_tenant.setdefault(session.tenant, []).append(session)
         for name, members in by_tenant.items():
@@ -322,7 +346,7 @@ class RateLimiter:
             num_rows = sum(chunks.get(each.key, 0) + len(nodes.get(each.key, ())) for each in members)
             if room is not None and num_rows > room:
                 _cut(members, room, chunks, nodes)
-        return replace(batch, chunks=chunks)
+        return replace(batch, chunks=chunks, nodes=nodes)
 
     def charge(self, members: Sequence[VerifySession], plan: StepPlan) -> None:
         if self._has_rates:
@@ -343,7 +367,7 @@ class RateLimiter:
 
 
 def _cut(
-    members: Sequence[VerifySession], room: int, chunks: dict[int, int], nodes: dict[int, list[Node]]
+    members: Sequence[VerifySession], room: int, chunks: dict[int, int], nodes: dict[int, Sequence[Node]]
 ) -> None:
     """Cut chunks and nodes to `room` positions, at least one for each member."""
     spare = room - len(members)
@@ -360,5 +384,5 @@ def _cut(
         if len(taken := nodes.get(session.key, ())) > 1:
             kept = min(len(taken) - 1, spare)
             spare -= kept
-            del nodes[session.key][1 + kept :]
-            session.account.promise(session.tree, taken[1:])
+            nodes[session.key] = taken[: 1 + kept]
+            session.account.promise(session.tree, taken[1 : 1 + kept])

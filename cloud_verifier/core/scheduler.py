@@ -5,9 +5,8 @@ Sans-IO: messages and step results come in with `now` (seconds, monotonic), effe
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from cloud_verifier.core.admission import (
     ANYBODY,
@@ -17,11 +16,12 @@ from cloud_verifier.core.admission import (
     check_room,
     need_of,
 )
-from cloud_verifier.core.batching import Batcher, OomBackoff, most_rows
+from cloud_verifier.core.alarms import Alarms
+from cloud_verifier.core.batching import Batcher, OomBackoff, StepDraft, most_rows
 from cloud_verifier.core.cost import MeasuredStepCost, StepCost
 from cloud_verifier.core.guessing import Guessing
 from cloud_verifier.core.ledger import Ledger, Running, StepDone
-from cloud_verifier.core.lookahead import NextStep, plan_ahead
+from cloud_verifier.core.lookahead import NextStep, StepsInFlight
 from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.nouns import (
     Effect,
@@ -36,70 +36,19 @@ from cloud_verifier.core.nouns import (
     StepResult,
     TargetInfo,
 )
+from cloud_verifier.core.planning import StepPlanner
 from cloud_verifier.core.preemption import Preemption
-from cloud_verifier.core.rate_limits import Quotas, RateLimiter, RetryTimes
+from cloud_verifier.core.rate_limits import Quotas, RateLimiter, Vacancies
 from cloud_verifier.core.session import StepProgress, VerifySession
 from cloud_verifier.core.speculation import Credit, SpeculationBudget
 from cloud_verifier.core.tenants import Tenants, TenantTexts
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
-from common.estimators import IntervalEstimator
 from common.mask_time import MaskTime
 from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose, TokenLogprobs
 from common.prompt_lookup import PromptLookup
 
-# One alarm a key, the earliest first.
-
-SLACK = 64
-"""Cancelled alarms in the heap, beyond the number of live ones, that trigger a clean-up."""
-
-
-class Alarms:
-    """Holds absolute times (seconds) by key. Setting a key again moves its alarm. The old alarm is removed
-    lazily, but early enough that short streams with far deadlines do not fill the memory."""
-
-    def __init__(self) -> None:
-        self._due: dict[int, float] = {}
-        self._heap: list[tuple[float, int]] = []
-
-    def set(self, key: int, at: float | None) -> None:
-        """Set the alarm of `key` to this time; None removes it."""
-        if at is None:
-            self._due.pop(key, None)
-        elif self._due.get(key) != at:
-            self._due[key] = at
-            if len(self._heap) >= 2 * len(self._due) + SLACK:
-                self._heap = [(due_at, each) for each, due_at in self._due.items()]
-                heapq.heapify(self._heap)
-            else:
-                heapq.heappush(self._heap, (at, key))
-
-    def __len__(self) -> int:
-        """Return the number of alarms in memory, cancelled ones included."""
-        return len(self._heap)
-
-    @property
-    def next_at(self) -> float | None:
-        """The time of the first alarm; None for never."""
-        self._forget()
-        return self._heap[0][0] if self._heap else None
-
-    def due(self, now: float) -> list[int]:
-        """Remove and return the keys whose time has come, the earliest first."""
-        rung = list[int]()
-        while (at := self.next_at) is not None and at <= now:
-            _, key = heapq.heappop(self._heap)
-            del self._due[key]
-            rung.append(key)
-        return rung
-
-    def _forget(self) -> None:
-        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-
-
 DRAIN_KEY, QUOTA_KEY, MASK_KEY, WAIT_KEY = -1, -2, -3, -4  # of their alarms; sessions have keys above 0
 FULL, ROOMY = 0.02, 0.05  # shares of KV slots that are not reserved (`why_not_ready`)
-RETRY_AFTER = 1.0  # seconds, until the rate of ending sessions is known
 
 
 class VerifyScheduler:
@@ -135,10 +84,12 @@ class VerifyScheduler:
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
         self.backoff = OomBackoff(most_rows(self.config))
         self._batcher = Batcher(self.config, self.backoff, self.cost, info.rows_per_read, self.tenants)
+        self._planner = StepPlanner(
+            self.config, self._batcher, self.speculation, self.credit, self.rate_limiter
+        )
         self._effects: list[Effect | StepDone] = []  # of a step: its commits
         self.waits_until: float | None = None  # seconds; the next step waits for nodes of edges
-        self._running: Running | None = None
-        self._planned: NextStep | None = None  # the step after the running one
+        self._steps = StepsInFlight()
         self._may_guess = False  # a step is over and nothing was guessed since
         self.outlook_changed = False  # inputs since then would change the planned step
         self._suspects: deque[int] = deque()  # sessions of a failed step, to be tried one by one
@@ -146,9 +97,7 @@ class VerifyScheduler:
         self._alarms = Alarms()
         self._full = False  # the last result of `why_not_ready`
         self._unopened: dict[int, float] = {}  # streams without an Open, and since when
-        self._between_ends = IntervalEstimator(RETRY_AFTER)
-        self._turns = RetryTimes()  # of callers that found no room
-        self._last_end_at: float | None = None
+        self._vacancies = Vacancies()  # of callers that found no room
 
     # Inputs -----------------------------------------------------------------------------------------------
 
@@ -176,7 +125,7 @@ class VerifyScheduler:
         except ForerunError as error:
             self._refuse(key, error, now)
             return
-        self._look_whether_rows_pay([session])
+        self._planner.look_whether_rows_pay([session])
         credit = self.credit.of(session, len(self.sessions))
         session.tell_credit(credit)
         hold = 0.0 if came_at is None else now - came_at
@@ -187,8 +136,7 @@ class VerifyScheduler:
             cached=session.tally.num_cached,
         )
         self._effects.append(Reply(key, opened))
-        finish = session.finish_reason()
-        if finish is not None:
+        if finish := session.finish_reason():
             self._finish(session, finish, now)
 
     def on_quotas(self, quotas: Quotas, now: float) -> None:
@@ -244,14 +192,14 @@ class VerifyScheduler:
 
         Once before each step, and after any wait for announced nodes: with them, guesses win less.
         """
-        if self._running is not None or not self._may_guess or self.guessing.running is not None:
+        if self._steps.running or not self._may_guess or self.guessing.running:
             return None
         ready = [session for session in self.sessions.values() if session.ready_by(now)]
         if self._wait_until(ready, now) is not None:
             return None
         self._may_guess = False
         decoding = [session for session in ready if not session.num_prefill]
-        self._recall(decoding)
+        self._planner.recall(decoding)
         return self.guessing.plan(ready, self.speculation.bare(decoding), now)
 
     def on_guessed(self, result: GuessResult, now: float, ended_at: float | None = None) -> None:
@@ -266,7 +214,7 @@ class VerifyScheduler:
     def next_step(self, now: float) -> StepPlan | None:
         """Return the plan of the next step; None while a step or the drafter runs, or if no session is
         ready."""
-        if self._running is not None or self.guessing.running is not None:
+        if self._steps.running or self.guessing.running:
             return None
         self.preemption.readmit(now)
         ready = self._ready(now)
@@ -274,31 +222,19 @@ class VerifyScheduler:
         self._alarms.set(WAIT_KEY, self.waits_until)
         if self.waits_until is not None:
             return None
-        batch = self._batcher.batch(ready, alone=len(self.sessions) == 1)
-        if not batch.members:
-            return None
-        self._recall(batch.decoding)
-        num_read = sum(batch.chunks.values())
-        max_rows = self.backoff.left(self.config.max_rows, num_read)
-        nodes, num_wanted, longer = self.speculation.pick(
-            batch.decoding, batch.bearing, max_rows, self.config.max_nodes_per_session, num_read
-        )
-        num_nodes = sum(map(len, nodes.values()))
-        self.credit.note(num_wanted, num_nodes - len(nodes))
-        self._look_whether_rows_pay(batch.decoding)
-        batch = self._batcher.keep_pace(batch, longer, num_nodes)
-        for session in batch.decoding[len(nodes) :]:  # sessions whose prompts end in the longer step
-            nodes[session.key] = [session.tree.tip]
-        batch = self.rate_limiter.trim(batch, nodes, now)
-        items = [s.plan(batch.chunks.get(s.key, 0), nodes.get(s.key, ()), self.memory) for s in batch.members]
-        if len(batch.members) < len(self.sessions):  # if all are, they stay in their order
-            for session in batch.members:
+        draft = self._planner.draft(ready, now, alone=len(self.sessions) == 1)
+        return self._begin(draft, now) if draft.members else None
+
+    def _begin(self, draft: StepDraft, now: float) -> StepPlan:
+        """Give the draft's rows their slots, charge them, and let the step run."""
+        plan, members = self._planner.rows(draft, self.memory), draft.members
+        if len(members) < len(self.sessions):  # if all are, they stay in their order
+            for session in members:
                 self.sessions.move_to_end(session.key)
-        plan = StepPlan(tuple(items))
-        self.rate_limiter.charge(batch.members, plan)
-        members, num_prefilled = {each.key: each for each in batch.members}, sum(batch.chunks.values())
-        num_reads = self._batcher.reads(plan)
-        self._running = Running(members, now, plan.num_rows, num_reads, num_prefilled, batch.spared)
+        self.rate_limiter.charge(members, plan)
+        num_prefilled, num_reads = sum(draft.chunks.values()), self._batcher.reads(plan)
+        by_key = {session.key: session for session in members}
+        self._steps.running = Running(by_key, now, plan.num_rows, num_reads, num_prefilled, draft.spared)
         return plan
 
     def look_ahead(self) -> NextStep | None:
@@ -308,25 +244,24 @@ class VerifyScheduler:
         `outlook_changed` becomes true, another step would be better; then call `look_back`, unless the engine
         has begun this step.
         """
-        waits = self.guessing.takes_turns
-        if self._running is not None and self._planned is None and not self._suspects and not waits:
-            sessions = self.sessions.values()
-            planned = plan_ahead(
-                self._running, sessions, self.config, self.memory, self.preemption, self._batcher
-            )
-            if planned is not None and not self.rate_limiter.charge_ahead(planned.sessions.values()):
-                planned.give_up(self.memory)
-            elif planned is not None:
-                self._planned, self.outlook_changed = planned, False
-                return planned
-        return None
+        if self._suspects or self.guessing.takes_turns:
+            return None
+        planned = self._steps.plan_ahead(
+            self.sessions.values(), self.config, self.memory, self.preemption, self._batcher
+        )
+        if planned and not self.rate_limiter.charge_ahead(planned.sessions.values()):
+            planned.give_up(self.memory)
+            return None
+        if planned:
+            self._steps.planned, self.outlook_changed = planned, False
+        return planned
 
     def look_back(self) -> None:
         """Return the slots of the planned step, which the engine will not begin."""
-        if self._planned is not None:
-            self._planned.give_up(self.memory)
-            self.rate_limiter.give_back(self._planned.sessions.values())
-            self._planned = None
+        if planned := self._steps.planned:
+            planned.give_up(self.memory)
+            self.rate_limiter.give_back(planned.sessions.values())
+            self._steps.planned = None
 
     def on_step_done(
         self, result: StepResult, now: float, ended_at: float | None = None, next_began: bool = False
@@ -335,17 +270,16 @@ class VerifyScheduler:
         `ended_at` (default: `now`). `next_began`: the engine has begun the step of `look_ahead`."""
         if not next_began:
             self.look_back()
-        if not self._answers_running(result):
+        if not self._steps.fits(result):
             self.on_step_failed(LocalError("the engine's choices do not fit the step it was given"), now)
             return
-        running, planned = self._take_running(), self._planned
+        running = self._take_running()
         ended_at = now if ended_at is None else ended_at
         parts = [
-            self._apply(session, choices, now, planned)
+            self._apply(session, choices, now)
             for session, choices in zip(running.sessions.values(), result.choices, strict=True)
         ]
-        if planned is not None:
-            self._running, self._planned = planned.began(ended_at), None
+        self._steps.go_on(ended_at)
         num_prompt = sum(part.num_rows - part.num_outputs for part in parts)
         num_nodes = running.num_rows - num_prompt
         predicted = self.cost.predict_all(num_nodes, num_prompt, running.num_reads)
@@ -361,15 +295,14 @@ class VerifyScheduler:
         self.backoff.on_success()
         self._effects.append(done)
         for part in parts:
-            if part.finish is not None:
+            if part.finish:
                 self._finish(part.session, part.finish, now)
 
     def on_hints(self, hints: StepHints) -> None:
         """Take the tokens that the engine expects in the middle of the running step, and send them as hints
         to the edges that asked. Hints decide nothing."""
-        sessions = self._running.sessions.values() if self._running is not None else ()
-        for session, said in zip(sessions, hints.tokens, strict=False):
-            if (hint := session.hint(said)) is not None:
+        for session, said in zip(self._steps.members, hints.tokens, strict=False):
+            if hint := session.hint(said):
                 self._effects.append(Reply(session.key, hint))
 
     def on_step_failed(self, error: ForerunError, now: float) -> None:
@@ -446,7 +379,7 @@ class VerifyScheduler:
 
     @property
     def idle(self) -> bool:
-        return not self.sessions and self._running is None
+        return not self.sessions and not self._steps.running
 
     @property
     def next_timer_at(self) -> float | None:
@@ -456,11 +389,11 @@ class VerifyScheduler:
     def check_integrity(self) -> None:
         """Raise `LocalError` unless every slot is free, cached or owned exactly once, all reservations fit
         and every tree is intact."""
-        running = list(self._running.sessions.values()) if self._running else []
-        owners = [*self.sessions.values(), *(each for each in running if each.key not in self.sessions)]
-        in_step = [slot for each in running if each.rows for slot in each.rows.slots]
-        if self._planned is not None:
-            in_step += [slot for slots in self._planned.slots.values() for slot in slots]
+        members = self._steps.members
+        owners = [*self.sessions.values(), *(each for each in members if each.key not in self.sessions)]
+        in_step = [slot for each in members if each.rows for slot in each.rows.slots]
+        if planned := self._steps.planned:
+            in_step += [slot for slots in planned.slots.values() for slot in slots]
         self.memory.check_integrity([each.lease for each in owners], in_step)
         for session in self.sessions.values():
             session.tree.check_integrity()
@@ -472,8 +405,7 @@ class VerifyScheduler:
         checks, such as a grammar's, for a request without room. Only quotas count the call."""
         check_draining(self.draining)
         check_open(request, self.info, self.config)
-        if caller.deadline_at is not None and caller.deadline_at <= now:
-            raise UnavailableError("the call's deadline has passed", Code.DEADLINE_EXCEEDED)
+        caller.check_deadline(now)
         need, tenant = need_of(request, self.config), self.tenants.get(caller.tenant)
         self.rate_limiter.check(request, need.promised, tenant, self.memory.num_slots, now)
         check_room(need, self.config, self.memory.num_slots, len(self.sessions), tenant)
@@ -545,23 +477,9 @@ class VerifyScheduler:
             session.ready_at = min(times)
         return min(times, default=None)
 
-    def _recall(self, decoding: Iterable[VerifySession]) -> None:
-        """Add the guesses that are copied from earlier in the same text."""
-        if self.config.recall:
-            for session in decoding:
-                session.guess(self.config.max_nodes_per_session - 1)
-
-    def _answers_running(self, result: StepResult) -> bool:
-        sessions = self._running.sessions.values() if self._running else ()
-        sizes = [len(session.rows.nodes) if session.rows else 0 for session in sessions]
-        told = len(result.logprobs) in (0, len(sizes))
-        return told and list(map(len, result.choices)) == list(map(len, result.margins)) == sizes
-
-    def _apply(
-        self, session: VerifySession, choices: IntArray, now: float, next_step: NextStep | None
-    ) -> StepProgress:
+    def _apply(self, session: VerifySession, choices: IntArray, now: float) -> StepProgress:
         """Apply one session's part of the finished step. The session may be in the next step already."""
-        in_next = next_step is not None and session.key in next_step.sessions
+        in_next = session.key in self._steps.planned_keys
         if session.ended:  # its rows were evaluated all the same, and in vain
             part = session.abort_step(self.memory)
         else:
@@ -573,16 +491,9 @@ class VerifyScheduler:
         return part
 
     def _take_running(self) -> Running:
-        if self._running is None:
-            raise LocalError("a step's end was reported, but no step was running")
+        running = self._steps.take_running()
         self.memory.step_over()
-        running, self._running = self._running, None
         return running
-
-    def _look_whether_rows_pay(self, sessions: Sequence[VerifySession]) -> None:
-        if sessions:
-            most = self.config.max_nodes_per_session - 1
-            self.credit.rows_pay = self.speculation.may_pay(sessions, most)
 
     def _commit(self, part: StepProgress, done: StepDone, logprobs: tuple[TokenLogprobs, ...]) -> Reply:
         session = part.session
@@ -628,8 +539,8 @@ class VerifyScheduler:
 
     def _refuse(self, key: int, error: ForerunError, now: float) -> None:
         """End a stream that never had a session. A caller that found no room gets a retry time of its own."""
-        if isinstance(error, CapacityError) and error.retry_after is None:
-            error.retry_after = self._turns.next(now, self._between_ends.smoothed)
+        if isinstance(error, CapacityError):
+            self._vacancies.advise(error, now)
         self.counters.num_refused[error.code.value] += 1
         self._effects.append(End(key, error))
 
@@ -639,9 +550,7 @@ class VerifyScheduler:
         self._alarms.set(session.key, None)
         session.end()
         self.guessing.end(session)
-        if self._last_end_at is not None:
-            self._between_ends.sample(now - self._last_end_at)
-        self._last_end_at = now
+        self._vacancies.session_ended(now)
         if session.rows is None:
             self.preemption.leave(session, keep)
 
@@ -649,23 +558,11 @@ class VerifyScheduler:
 
     def _look_after(self, session: VerifySession, now: float) -> None:
         """End the session if one of its timeouts has passed; else set its alarm."""
-        at, why = min(self._ends_of(session, now), default=(None, ""))
-        if at is not None and at <= now:
+        at, why = session.times_out(self.config, now)
+        if at <= now:
             self._end(session.key, UnavailableError(why, Code.DEADLINE_EXCEEDED), now)
         else:
             self._alarms.set(session.key, at)
-
-    def _ends_of(self, session: VerifySession, now: float) -> Iterator[tuple[float, str]]:
-        """Yield the times at which the session ends as things are, each with its reason."""
-        idle, stall = self.config.idle_timeout, self.config.stall_timeout
-        if session.deadline_at is not None:
-            yield session.deadline_at, "the call's deadline has passed"
-        if not session.request.fill:
-            waits = not session.may_evaluate_tip and session.num_prefill == 0 and session.rows is None
-            since = session.waits_since if waits else now
-            yield since + idle, f"no Propose for {idle:.0f} s on a session without fill"
-        if session.stalled_at is not None:
-            yield session.stalled_at + stall, f"the edge has not read its messages for {stall:.0f} s"
 
     def _forget_stream(self, key: int) -> bool:
         """Stop waiting for the stream's `Open`. Return whether it was still awaited."""

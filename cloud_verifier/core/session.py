@@ -13,7 +13,7 @@ from cloud_verifier.core.arrivals import Arrivals, Offers
 from cloud_verifier.core.awaiting import Awaited
 from cloud_verifier.core.judge import Judge
 from cloud_verifier.core.memory import KvMemory, Lease
-from cloud_verifier.core.nouns import GuessItem, IntArray, StepItem
+from cloud_verifier.core.nouns import GuessItem, IntArray, SchedulerConfig, StepItem
 from cloud_verifier.core.own_guesses import OwnGuesses, new_pace
 from common.acceptance import AcceptanceRule
 from common.choice import History
@@ -292,6 +292,20 @@ class VerifySession:
     def ready_by(self, now: float) -> bool:
         """Return whether the session is `ready` and its deadline has not passed."""
         return self.ready and (self.deadline_at is None or self.deadline_at > now)
+
+    def times_out(self, config: SchedulerConfig, now: float) -> tuple[float, str]:
+        """Return when the session ends as things are, and the reason; infinity if it does not."""
+        idle, stall = config.idle_timeout, config.stall_timeout
+        ends = [(math.inf, "")]
+        if self.deadline_at is not None:
+            ends.append((self.deadline_at, "the call's deadline has passed"))
+        if not self.request.fill:
+            waits = not self.may_evaluate_tip and self.num_prefill == 0 and self.rows is None
+            since = self.waits_since if waits else now
+            ends.append((since + idle, f"no Propose for {idle:.0f} s on a session without fill"))
+        if self.stalled_at is not None:
+            ends.append((self.stalled_at + stall, f"the edge has not read its messages for {stall:.0f} s"))
+        return min(ends)
 
     @property
     def waits_since(self) -> float:

@@ -55,7 +55,7 @@ Announce = Callable[[TargetInfo, str, Mapping[str, str]], None]
 
 
 class SchedulerWatch(Protocol):
-    """Measures a verifier from inside its process, as `forerun bench` does."""
+    """Measures a verifier from inside its process, as `python -m lab bench` does."""
 
     def watched(self, scheduler: VerifyScheduler) -> VerifyScheduler:
         """Return the scheduler that the worker uses in place of `scheduler`."""

@@ -8,71 +8,14 @@ import re
 import threading
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 from common.errors import UserError
 from common.grammar import Grammars, Matcher, Tokens
 from common.llama.cuts import ControlCuts, Special, cut_at
+from common.llama.files import find_model
 from common.llama.gguf import GgufFile
 from common.llama.library import extra_bufts_are_safe, library, native_log
-from common.llama.store import HUB_PREFIX, ModelStore, check_magic, hash_of, is_remote, split_hub_path
-
-# A model's file is a local path, or is in the store of `forerun pull` or in the hub's own cache.
-
-SMALLEST = 24
-"""Bytes of a GGUF file without metadata and tensors: magic, version and two counts."""
-
-
-def find_model(path: str, models: str = "", sha256: str = "") -> str:
-    """Return the local file of `path`. A remote name must have been fetched before.
-
-    Args: models, the store's folder, empty for none; sha256, the required hash, empty for any. Raises
-    `UserError` for a file that is missing, is no GGUF, or has another hash.
-    """
-    local = _fetched(path, models) if is_remote(path) else Path(path).expanduser()
-    if not local.is_file():
-        raise UserError(
-            f"there is no model at {local}; check the path, or use {HUB_PREFIX}org/repo/file.gguf"
-        )
-    try:
-        with local.open("rb") as file:
-            head = file.read(SMALLEST)
-    except OSError as error:
-        raise UserError(f"the model {local} cannot be read ({error}); check its permissions") from error
-    check_magic(str(local), head)
-    if len(head) < SMALLEST:
-        raise UserError(f"the model {local} is cut off after {len(head)} bytes; fetch it again")
-    if sha256 and (found := hash_of(local, lambda done, total: None)) != sha256.lower():
-        raise UserError(f"the model {local} has the SHA-256 {found}, not {sha256}; it is not loaded")
-    return str(local)
-
-
-def _fetched(name: str, models: str) -> Path:
-    """Return a fetched file. Raises `UserError` with the command to fetch it."""
-    stored = ModelStore(Path(models)).find(name) if models else None
-    found = stored or _in_hub_cache(name)
-    if found is None:
-        raise UserError(f"{name} is not on this machine; fetch it with: forerun pull {name}")
-    return found
-
-
-def _in_hub_cache(name: str) -> Path | None:
-    """Return the file from huggingface_hub's cache, if any. Raises `UserError` for a bad name."""
-    if not name.startswith(HUB_PREFIX):
-        return None
-    repository, file, revision = split_hub_path(name)
-    try:
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-    except ImportError:
-        return None
-    try:
-        found = try_to_load_from_cache(repository, file, revision=revision)
-    except HFValidationError as error:
-        raise UserError(f"{name} is not a valid name of the hub: {error}") from error
-    return Path(found) if isinstance(found, str) else None
-
 
 FEWEST_SEQUENCES, MOST_SEQUENCES = 64, 192
 OUTPUT_LOGITS = 10_000_000
@@ -105,7 +48,6 @@ class LlamaSettings:
     threads: int = 0  # 0 = one less than the processors of this process
     gpu_layers: int = 0  # layers on accelerators; -1 = all
     tensor_split: tuple[float, ...] = ()  # shares of the accelerators; empty = by their free memory
-    models: str = ""  # folder of `forerun pull` for hf:// and https:// names; empty: none
     exact: bool = False  # f32 KV, no flash attention: a logit hardly depends on the batch
     batch_invariant: bool = False  # flash attention over bf16 keys: see `LlamaRuntime`
 
@@ -340,7 +282,7 @@ class LlamaModel(LlamaVocabulary):
         self.settings = settings
         self._library = library()
         native_log().errors.clear()
-        self.path = find_model(settings.path, settings.models)  # the local file
+        self.path = find_model(settings.path)  # the local file
         self._model: Any = self._load(weights)
         super().__init__(self._library, self._library.llama_model_get_vocab(self._model))
         self.is_recurrent = any(

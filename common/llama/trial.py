@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.llama.model import LlamaSettings, find_model
-from common.llama.store import write_json
+from common.llama.files import find_model
+from common.llama.model import LlamaSettings
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,11 @@ class KeptTable:
             return
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_json(self._path, dict(list(table.items())[-MAX_KEPT:]))
+            new = self._path.with_name(f"{self._path.name}.new")
+            new.write_text(
+                json.dumps(dict(list(table.items())[-MAX_KEPT:]), indent=1) + "\n", encoding="utf-8"
+            )
+            os.replace(new, self._path)
         except OSError as error:
             logger.warning("%s cannot be written (%s); %s", self._path, error, cost)
 
@@ -104,7 +108,7 @@ class ModelTrials:
 
     def ensure(self, settings: LlamaSettings, *, weights: bool) -> None:
         """Return when the file of `settings` may be loaded, else raise `UserError` with the reason."""
-        path = Path(find_model(settings.path, settings.models)).absolute()
+        path = Path(find_model(settings.path)).absolute()
         with self._lock:
             wanted = mark_of(path) | {
                 "accelerated": bool(settings.gpu_layers),  # layers on an accelerator, which runs other code

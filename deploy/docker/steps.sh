@@ -132,7 +132,7 @@ check() {
 	trap "rm -rf '$home'" EXIT
 	models=$home/models
 	mkdir "$models" "$home/run"
-	cp -R "$root/demo_models/target" "$root/demo_models/draft" "$models"
+	cp -R "$root/lab/demo_models/target" "$root/lab/demo_models/draft" "$models"
 	chmod -R a+rX "$home"
 	if ((EUID == 0)); then chown "$user:$user" "$home/run"; fi
 	(cd / && serve "$kind" "$prefix" "$models" "$home")

@@ -21,7 +21,7 @@ LABEL org.opencontainers.image.title="forerun-verifier-cpu" \
       org.opencontainers.image.version="${VERSION}"
 COPY --from=build /opt/forerun /opt/forerun
 COPY deploy/sbom/verifier-cpu.cdx.json /usr/share/forerun/sbom.cdx.json
-COPY demo_models/target /models/target
+COPY lab/demo_models/target /models/target
 ENV PATH=/opt/forerun/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp \

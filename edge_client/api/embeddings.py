@@ -16,7 +16,6 @@ from typing import Any
 from common.errors import UserError
 from common.grammar.trial import in_thread
 from edge_client.api.errors import ApiError
-from edge_client.models.web import AGENT, StayHere
 from edge_client.process.paths import read_token
 
 MOST_BYTES = 64 * 2**20
@@ -24,6 +23,14 @@ MOST_BYTES = 64 * 2**20
 
 AT_ONCE = 4
 """Requests at once, each in a thread. Others wait."""
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """Returns redirects to the caller and follows none."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
 
 PASSED_ON = (400, 404, 413, 422, 429)
 """Statuses that are the client's affair. Others are the server's or the settings'."""
@@ -53,7 +60,7 @@ class Embedder:
 
     def _ask(self, body: dict[str, Any]) -> bytes:
         """Send the request and read the response, in a thread."""
-        headers = {"User-Agent": AGENT, "Content-Type": "application/json"}
+        headers = {"User-Agent": "forerun", "Content-Type": "application/json"}
         if self.token_file is not None:
             try:
                 headers["Authorization"] = f"Bearer {read_token(self.token_file)}"
@@ -61,7 +68,7 @@ class Embedder:
                 raise _failed(str(error)) from error
         request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
         try:
-            with urllib.request.build_opener(StayHere).open(request, timeout=self.timeout) as response:
+            with urllib.request.build_opener(_StayHere).open(request, timeout=self.timeout) as response:
                 return _checked(self._read(response))
         except urllib.error.HTTPError as error:
             with error:

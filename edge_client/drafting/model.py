@@ -11,8 +11,9 @@ from pathlib import Path
 
 from common.errors import ForerunError, UserError
 from common.grammar.trial import in_thread
+from common.llama.files import find_model
 from common.llama.library import free_memory
-from common.llama.model import LlamaModel, LlamaSettings, find_model
+from common.llama.model import LlamaModel, LlamaSettings
 from common.llama.runtime import LlamaRuntime
 from common.llama.trial import ModelTrials
 from common.memory import DRAFT_SHARE, tokens_that_fit
@@ -82,7 +83,7 @@ class SharedDraftModel:
         self.tokens = LlamaModel(settings, weights=False)
         self.size_bytes = Path(self.tokens.path).stat().st_size  # of the file
         if small is not None:
-            self.size_bytes += Path(find_model(small.path, small.models)).stat().st_size
+            self.size_bytes += Path(find_model(small.path)).stat().st_size
         self.state = ModelState.UNLOADED
         self.failure = ""  # why it could not be loaded, as a sentence
         self.num_seats = seats

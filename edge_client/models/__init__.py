@@ -1,1 +1,1 @@
-"""Files of draft models: names, downloads, the folder that keeps them, and priors."""
+"""Files beside draft models: priors."""

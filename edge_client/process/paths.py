@@ -1,4 +1,4 @@
-"""Places of the edge's files: configuration, state, models and sockets; and its owner-only files.
+"""Places of the edge's files: configuration, state, cache and sockets; and its owner-only files.
 
 A user's places are those of the platform (XDG on Linux, Library on macOS). A service manager's directories
 precede them. A daemon of the whole machine has fixed places, so every client command finds it.
@@ -32,7 +32,6 @@ class EdgePaths:
     config: Path  # the folder of edge.toml
     state: Path
     cache: Path
-    models: Path
     runtime: Path  # of unix sockets; gone after a restart of the machine
 
     @property
@@ -95,7 +94,6 @@ SYSTEM = EdgePaths(
     config=Path("/etc") / APPLICATION,
     state=Path("/var/lib") / APPLICATION,
     cache=Path("/var/cache") / APPLICATION,
-    models=Path("/var/cache") / APPLICATION / "models",
     runtime=Path("/run") / APPLICATION,
 )
 """Paths of a daemon of the whole machine, made by the unit of `install-service --system`."""
@@ -110,14 +108,10 @@ def find_paths(environment: Mapping[str, str]) -> EdgePaths:
     platform = _platform_paths()
     state = _first(environment, ("STATE_DIRECTORY",), "XDG_STATE_HOME", platform.state)
     cache = _first(environment, ("CACHE_DIRECTORY",), "XDG_CACHE_HOME", platform.cache)
-    models = _first(environment, (), "XDG_DATA_HOME", platform.models)
-    if environment.get("CACHE_DIRECTORY"):
-        models = cache
     return EdgePaths(
         config=_first(environment, ("CONFIGURATION_DIRECTORY",), "XDG_CONFIG_HOME", platform.config),
         state=state,
         cache=cache,
-        models=models / "models",
         runtime=_first(environment, ("RUNTIME_DIRECTORY",), "XDG_RUNTIME_DIR", state / "run"),
     )
 
@@ -209,6 +203,5 @@ def _platform_paths() -> EdgePaths:
         config=dirs.user_config_path,
         state=dirs.user_state_path,
         cache=dirs.user_cache_path,
-        models=dirs.user_data_path,
         runtime=dirs.user_state_path / "run",  # the platform's own falls back to /tmp, which others share
     )

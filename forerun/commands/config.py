@@ -62,7 +62,7 @@ def add_actions(actions: Any) -> None:
     show.add_argument("--origin", action="store_true", help="also show the source of each setting")
     add_fields(show, PathOptions)
     add_flags(show, SCHEMA)
-    words = "print the configuration files and the folders of state and models"
+    words = "print the configuration files and the folders of state, cache and sockets"
     add_command(verbs, "path", words, _path, PathOptions)
     words = "write a file of commented-out defaults; never overwrites a file"
     add_command(verbs, "init", words, _init, InitOptions)
@@ -82,7 +82,7 @@ def _show(options: argparse.Namespace) -> int:
 def _path(options: PathOptions) -> int:
     paths = options.paths
     names = [options.config] if options.config else list(paths.config_files)
-    folders = {name: getattr(paths, name) for name in ("state", "models", "cache", "runtime")}
+    folders = {name: getattr(paths, name) for name in ("state", "cache", "runtime")}
     if options.json:
         files = [{"path": str(name), "exists": name.is_file()} for name in names]
         print(json.dumps({"files": files, **{kind: str(each) for kind, each in folders.items()}}, indent=1))

@@ -21,12 +21,11 @@ from edge_client.process.paths import EdgePaths
 from edge_client.settings import SCHEMA, EdgeConfig, load_config
 from forerun.cli import own_version
 from forerun.log_format import writing
-from forerun.options import ConfigOption, add_fields, files_read, given_flags, loaded, models_folder, places
+from forerun.options import ConfigOption, add_fields, files_read, given_flags, loaded, places
 from forerun.terminal import note
 
 if TYPE_CHECKING:
     from edge_client.daemon import DaemonSurroundings
-    from edge_client.fleet.follower import Reconfigure
     from edge_client.pair import DraftFiles
 
 DESCRIPTION = """\
@@ -94,10 +93,13 @@ def run(options: argparse.Namespace) -> int:
         out = stack.enter_context(_log_file(config.log.file)) if config.log.file else None
         stack.enter_context(writing(config.log.level, config.log.format, out))
         logger.info("> starting the daemon, version %s", own_version())
-        return asyncio.run(_run(config, paths, reconfigure, given_flags(options)))
+        around = surroundings(config, paths)  # before the event loop, so that Ctrl-C ends a download
+        return asyncio.run(
+            _run(config, paths, replace(around, reconfigure=reconfigure, flags=given_flags(options)))
+        )
 
 
-async def _run(config: EdgeConfig, paths: EdgePaths, reconfigure: Reconfigure, flags: str) -> int:
+async def _run(config: EdgeConfig, paths: EdgePaths, around: DaemonSurroundings) -> int:
     from edge_client.daemon import EdgeDaemon
 
     sys.setswitchinterval(SWITCH_INTERVAL)
@@ -114,7 +116,6 @@ async def _run(config: EdgeConfig, paths: EdgePaths, reconfigure: Reconfigure, f
 
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, on_signal, each)
-    around = replace(surroundings(config, paths), reconfigure=reconfigure, flags=flags)
     await EdgeDaemon(config, paths, around).run(stop, hurry)
     return 0
 
@@ -134,22 +135,23 @@ def surroundings(config: EdgeConfig, paths: EdgePaths) -> DaemonSurroundings:
 
 
 def draft_files(pair: str, config: EdgeConfig, paths: EdgePaths) -> DraftFiles:
-    """Return a pair's local files. Raise `UserError` if one is missing or the model has another hash."""
-    from common.llama.model import find_model
+    """Return a pair's local files, fetched first if they are remote. Raise as `find_model`."""
+    from common.llama.files import find_model
     from edge_client.pair import DraftFiles
     from edge_client.texts.datastore import SUFFIX, place_of
 
     name, prior = config.draft.model, config.draft.prior
     if not name:
+        setting = f"pairs.{pair}.draft.model" if pair else "draft.model"
         raise UserError(
-            "no draft model is named; give --draft FILE (a GGUF file, or a name that `forerun pull` knows), "
-            f"or set {f'pairs.{pair}.draft.model' if pair else 'draft.model'}. --no-drafting and --policy "
-            "off need the file, too, for its tokenizer"
+            "no draft model is named; give --draft FILE (a GGUF file, hf://organisation/repository/file.gguf "
+            f"or an https:// address), or set {setting}. --no-drafting and --policy off need the file, too, "
+            "for its tokenizer"
         )
     if config.draft.sha256:
         logger.info("> checking the SHA-256 of %s", name)
-    model = find_model(name, models_folder(name), config.draft.sha256)
-    small = config.draft.small and find_model(config.draft.small, models_folder(config.draft.small))
+    model = find_model(name, config.draft.sha256)
+    small = config.draft.small and find_model(config.draft.small)
     priors = read_priors(Path(prior)) if prior else None
     indexes = tuple(place_of(each, paths.indexes) for each in config.draft.index)
     earlier = paths.earlier / f"{pair or 'default'}{SUFFIX}" if config.draft.remember_on_disk else None

@@ -130,5 +130,5 @@ async def show_page(settings: RigSettings, listen: str, browser: bool) -> None:
             draft=DraftSection(model=settings.draft, threads=1),
             api=ApiSection(listen=listen),
         )
-        paths = EdgePaths(*(Path(folder, name) for name in ("config", "state", "cache", "models", "run")))
+        paths = EdgePaths(*(Path(folder, name) for name in ("config", "state", "cache", "run")))
         await EdgeDaemon(config, paths, around).run(stop)

@@ -58,7 +58,7 @@ COMPLETE = """\
 Write one completion without the daemon: draft on this device, let the verifier decide, and show the text as
 it is committed.
 
-  forerun edge complete --verifier 127.0.0.1:50051 --draft demo_models/draft/draft-q8_0.gguf \\
+  forerun edge complete --verifier 127.0.0.1:50051 --draft lab/demo_models/draft/draft-q8_0.gguf \\
       --prompt 'def is_palindrome(text' --max-tokens 80"""
 
 PIPE = """\

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import UserError
 from edge_client.settings import load_config
-from forerun.options import ConfigOption, JsonOption, add_command, argument, files_read, models_folder, option
+from forerun.options import ConfigOption, JsonOption, add_command, argument, files_read, option
 from forerun.terminal import note, table
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _run(options: IndexOptions) -> int:
     from common.vocabulary import Vocabulary
 
     draft = options.draft or _daemons_draft(options)
-    settings = LlamaSettings(draft, models=models_folder(draft))
+    settings = LlamaSettings(draft)
     ModelTrials(options.paths.tried).ensure(settings, weights=False)
     with LlamaModel(settings, weights=False) as words:
         fingerprint = Vocabulary(words.token_table()).fingerprint

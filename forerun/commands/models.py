@@ -13,9 +13,8 @@ from rich.console import Console
 
 from cloud_verifier.settings import ATTENTIONS
 from common.errors import UserError
-from common.llama.model import find_model
-from common.llama.store import is_gguf
-from forerun.options import REQUIRED, JsonOption, add_command, models_folder, option
+from common.llama.files import find_model, is_gguf
+from forerun.options import REQUIRED, JsonOption, add_command, option
 
 if TYPE_CHECKING:
     from cloud_verifier.llama.repeats import Repeats
@@ -112,7 +111,7 @@ def _run_gguf(options: ModelsOptions) -> int:
     from cloud_verifier.llama.loading import LlamaOptions, load_engine
     from cloud_verifier.llama.repeats import count_repeats
 
-    limits, path = SchedulerConfig(), find_model(options.check, models_folder(options.check))
+    limits, path = SchedulerConfig(), find_model(options.check)
     llama = LlamaOptions(threads=options.threads, deterministic=options.deterministic)
     with Console(stderr=True).status("") as status:
 

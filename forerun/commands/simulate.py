@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from edge_client.core.policies import PUBLISHED as PUBLISHED_POLICIES
-from forerun.commands import validate
+from edge_client.core.policies import offered
 from forerun.options import REQUIRED, JsonOption, WorkersOption, add_command, argument, option, write_out
 from forerun.terminal import Painter, ProgressBar, note, table
+from schemes.claims import CLAIMS
+from schemes.claims.claims import Comparison, compare
 from simulator.advice import Advice, advise, in_words, map_lines
 from simulator.canvas import check_drawing
 from simulator.drafts import BetaDraft, Draft, recorded_draft
@@ -34,8 +35,6 @@ from simulator.link import LinkSpec
 from simulator.planner import best_hierarchies, farther, gain
 from simulator.plots import plot_bytes, plot_capacity, plot_latency, plot_pace, plot_speedup, plot_waste
 from simulator.proxy.cli import main as link
-from simulator.published import CLAIMS
-from simulator.published.claims import Comparison, compare
 from simulator.recordings import read_recording
 from simulator.schemes import (
     CLAIRVOYANT,
@@ -148,7 +147,6 @@ def add_parser(commands: Any) -> None:
     words = "draw all published schemes over the round trip"
     add_command(actions, "compare", words, _compare, CompareOptions, COMPARE)
     add_command(actions, "plot", "draw the results of a sweep", _plot, PlotOptions, PLOT)
-    validate.add_parser(actions)
 
 
 def add_link(commands: Any) -> None:
@@ -487,7 +485,7 @@ COMPARED = (
     SERVER_STREAMING,
     COLOCATED,
     SYNC_BEST,
-    *PUBLISHED_POLICIES,
+    *offered(),
     "chain",
     "tree",
     FORERUN,

@@ -23,7 +23,7 @@ sessions of a verifier on this machine that was started with --http. Of the text
 shown.
 
   forerun top
-  forerun verify --model demo_models/target --http 127.0.0.1:9464
+  forerun verify --model lab/demo_models/target --http 127.0.0.1:9464
   forerun top --http 127.0.0.1:9464"""
 
 VERIFIER_TIMEOUT = 5.0

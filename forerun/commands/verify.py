@@ -21,7 +21,7 @@ from common.config.pages import add_flags, flags_from
 from common.privacy import Privacy
 from edge_client.process.paths import find_paths
 from forerun.log_format import writing
-from forerun.options import check_free, models_folder, pin_to_core
+from forerun.options import check_free, pin_to_core
 
 if TYPE_CHECKING:
     from cloud_verifier.core.nouns import TargetInfo
@@ -32,7 +32,7 @@ Load a causal language model, check that Forerun's packed evaluation of it is ri
 over gRPC. The model is a local folder in Hugging Face format, a hub id, or a GGUF file. On SIGTERM the
 verifier asks every session to move elsewhere, waits at most --grace seconds and ends.
 
-  forerun verify --model demo_models/target --listen 127.0.0.1:50051
+  forerun verify --model lab/demo_models/target --listen 127.0.0.1:50051
 
 A TOML file (--config FILE) or the environment (FORERUN_VERIFY_MODEL) can also set every option. An option
 given here overrides the environment, and the environment overrides the file."""
@@ -90,14 +90,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def with_local_file(config: VerifierConfig) -> VerifierConfig:
-    """Return the configuration with the local file of a GGUF target, which `forerun pull` may have fetched.
-    Raise `UserError`."""
+    """Return the configuration with the local file of a GGUF target. Raise as `find_model`."""
     target = config.target
     if not target.is_gguf:
         return config
-    from common.llama.model import find_model
+    from common.llama.files import find_model
 
-    file = find_model(target.path, models_folder(target.path))
+    file = find_model(target.path)
     return replace(config, target=replace(target, model=file, name=target.served_name))
 
 

@@ -96,7 +96,7 @@ def check_disk(folder: Path) -> Finding:
     free = shutil.disk_usage(there).free
     words = f"{free / GIBIBYTE:.1f} GiB free at {there}"
     if free < LITTLE_DISK:
-        return warn("disk", words, "free some space: `forerun pull` and logs need it")
+        return warn("disk", words, "free some space: models and logs need it")
     return ok("disk", words)
 
 

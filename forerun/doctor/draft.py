@@ -18,8 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from common.errors import ForerunError, UserError
-from common.llama.model import LlamaSettings, find_model
+from common.errors import ForerunError
+from common.llama.files import find_model
+from common.llama.model import LlamaSettings
 from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
@@ -86,16 +87,14 @@ class DraftReport:
         return {int(size): float(took) for size, took in found.items()} if isinstance(found, dict) else {}
 
 
-def find_file(draft: DraftSection, models: Path) -> tuple[str, list[Finding]]:
+def find_file(draft: DraftSection) -> tuple[str, list[Finding]]:
     """Return the draft's file, or "" if unusable, and findings about its name, content and hash."""
     if not draft.model:
         said = "no draft model is configured, and the daemon does not start without one"
-        return "", [
-            fail("draft file", said, "give --draft FILE, or set draft.model (`forerun pull` fetches one)")
-        ]
+        return "", [fail("draft file", said, "give --draft FILE, or set draft.model")]
     try:
-        path = find_model(draft.model, str(models), draft.sha256)
-    except UserError as error:
+        path = find_model(draft.model, draft.sha256)
+    except ForerunError as error:
         return "", [fail("draft file", str(error))]
     unknown = skip("draft hash", "none is configured to compare with (draft.sha256)")
     return path, [

@@ -79,7 +79,7 @@ def _examine_pair(
         if link.rtt is not None and (nearest is None or link.rtt < (nearest.rtt or 0.0)):
             nearest = link
     progress("loading the draft")
-    path, findings = find_file(config.draft, paths.models)
+    path, findings = find_file(config.draft)
     yield from (_of(name, each) for each in findings)
     draft, address = config.draft, nearest.address if nearest is not None else ""
     asked = ChildQuestion(

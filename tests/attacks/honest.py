@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.http_stream import BrokenError, HttpClient
 from common.errors import ForerunError
 from common.sampling import SamplingParams
 from edge_client.core.nouns import SessionConfig
@@ -22,6 +21,7 @@ from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
 from edge_client.network.tls import TlsSettings
 from forerun.rig import START_TIMEOUT, RigProcess
+from lab.benchmarks.http_stream import BrokenError, HttpClient
 from simulator.figures import percentile
 
 PROMPT = tuple(range(40, 64))

@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Sequence
 from random import Random
 from typing import Any
 
-from benchmarks.faults.draws import Kind, draw_job
-from benchmarks.faults.run import RunSettings, run
-from benchmarks.faults.stage import RealStage
-from benchmarks.http_stream import BrokenError
 from common.pb import verifier_pb2 as pb
 from forerun.prompts import bundled
+from lab.benchmarks.faults.draws import Kind, draw_job
+from lab.benchmarks.faults.run import RunSettings, run
+from lab.benchmarks.faults.stage import RealStage
+from lab.benchmarks.http_stream import BrokenError
 from tests.attacks.honest import WORDS, events
 from tests.attacks.stages import DaemonStage, Lie, Write, expect, log_bytes, opened, response, silent
 from tests.fuzz.laws import Broken

@@ -460,7 +460,7 @@ async def name_of_the_folder(stage: VerifierStage, over: Over) -> None:
     async with stage.channel() as channel:
         wrong = pb.Open(prompt=[1], fingerprint=stage.described.fingerprint, model="another")
         status = await told(channel, pb.SessionRequest(open=wrong).SerializeToString())
-    expect("demo_models/" not in status.details, f"a refusal shows the path: {status.details}")
+    expect("lab/demo_models/" not in status.details, f"a refusal shows the path: {status.details}")
 
 
 # Identity ---------------------------------------------------------------------------------------------------

@@ -18,16 +18,16 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from benchmarks.http_stream import BrokenError, HttpClient
-from benchmarks.processes import LoggedProcess, attempts, free_port, own_places
 from common.errors import UnavailableError
 from common.messages import Open
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
-from demo_models import DRAFT_GGUF, TARGET_DIR
 from edge_client.network.tls import TlsSettings
+from lab.benchmarks.http_stream import BrokenError, HttpClient
+from lab.benchmarks.processes import LoggedProcess, attempts, free_port, own_places
+from lab.demo_models import DRAFT_GGUF, TARGET_DIR
 from tests.attacks.honest import PATIENCE, Honest, Text
 from tests.drivers.town import AUDIENCE, DOMAIN, ISSUER, Town
 from tests.fuzz.laws import Broken

@@ -136,10 +136,6 @@ DAEMON_ATTACKS = (
 
 FILE_ATTACKS = (
     Attack("reader behind", NOTHING, on_files.reader_behind, "no holes", beside=False),
-    Attack("wrong ranges", NOTHING, on_files.wrong_ranges, "given up", beside=False),
-    Attack("no length", NOTHING, on_files.no_length, "the disk keeps its spare room", beside=False),
-    Attack("linked part", NOTHING, on_files.linked_part, "nothing is written through a link", beside=False),
-    Attack("redirects", NOTHING, on_files.redirects, "none is followed out of the web", beside=False),
     Attack("damaged models", NOTHING, on_files.damaged_models, "refused in a sentence", beside=False),
 )
 

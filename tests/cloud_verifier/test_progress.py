@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-import demo_models
 from cloud_verifier.progress import EVERY, LoggedProgress
+from lab import demo_models
 
 
 def test_each_work_is_logged_as_it_begins_and_its_share_now_and_then(

@@ -227,7 +227,7 @@ def test_what_ray_cannot_be_told_is_refused(args: dict[str, Any], words: str) ->
 def test_rays_example_names_what_is_there() -> None:
     found = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     (app,) = found["applications"]
-    assert from_ray(app["args"]).target.path == "demo_models/target"
+    assert from_ray(app["args"]).target.path == "lab/demo_models/target"
     (servicer,) = found["grpc_options"]["grpc_servicer_functions"]
     module, name = servicer.rsplit(".", 1)
     assert callable(getattr(importlib.import_module(module), name))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import proto
+from lab.tools import proto
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from cloud_verifier.server.lifecycle import FLUSH_TIME
-from tools.chart import OVERLAYS, Object, rendered
+from lab.tools.chart import OVERLAYS, Object, rendered
 
 TORCHRUN_PATIENCE = 30.0  # seconds after SIGTERM, after which torchrun kills
 LOOK_TIME = 1.0  # seconds between the looks of a group's first pod at the others; a test compares
@@ -123,6 +123,8 @@ def what_is_named_is_there(view: View) -> None:
             assert any(path.startswith(f"{each}/") for each in mounted), path
         names = {mount["name"] for each in pod.containers for mount in each.get("volumeMounts", [])}
         assert names == pod.volumes.keys(), pod.owner
+        for source in (source for each in pod.containers for source in each.get("envFrom", [])):
+            assert view.has("ConfigMap", source["configMapRef"]["name"])
         for volume in pod.volumes.values():
             assert "configMap" not in volume or view.has("ConfigMap", volume["configMap"]["name"])
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
@@ -130,7 +132,7 @@ def what_is_named_is_there(view: View) -> None:
         assert view.has("ServiceAccount", pod.spec["serviceAccountName"])
         assert not pod.is_verifier or view.has("PriorityClass", pod.spec["priorityClassName"])
         if pod.is_verifier and "target" in pod.volumes:
-            assert "check" in pod.spec["initContainers"][0]["args"], "the job fills the volume meanwhile"
+            assert ".forerun-model" in pod.spec["initContainers"][0]["args"][0], "the job fills the volume"
             assert pod.volumes["target"]["persistentVolumeClaim"]["readOnly"] is True
     for each in view.of("Certificate"):
         assert view.has("Issuer", each["spec"]["issuerRef"]["name"])
@@ -152,10 +154,8 @@ def drains_are_not_cut_short(view: View) -> None:
             assert drain + (0.0 if pod.serves else LOOK_TIME) <= TORCHRUN_PATIENCE, pod.owner
     for each in view.of("Deployment"):
         pod = Pod(title(each), each["spec"]["template"], serves=True)
-        words = [word for first in pod.spec.get("initContainers", []) for word in first.get("args", [])]
-        wait = sum(float(word.partition("=")[2]) for word in words if word.startswith("--wait="))
         load = pod.main["startupProbe"]["periodSeconds"] * pod.main["startupProbe"]["failureThreshold"]
-        assert each["spec"]["progressDeadlineSeconds"] >= wait + load
+        assert each["spec"]["progressDeadlineSeconds"] >= load
 
 
 def gpus_and_ranks_fit(view: View) -> None:

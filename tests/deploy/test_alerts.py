@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from lab.tools.generate import ROOT, known_metrics
 from tests.conftest import program
-from tools.generate import ROOT, known_metrics
 
 ALERTS = ROOT / "deploy" / "compose" / "prometheus" / "alerts.yaml"
 

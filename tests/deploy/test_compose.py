@@ -19,10 +19,10 @@ import yaml
 from cloud_verifier.server.lifecycle import FLUSH_TIME
 from edge_client.settings import SCHEMA
 from forerun.cli import build_parser
+from lab.tools.generate import ROOT
 from tests.conftest import program
 from tests.deploy.rules import ENDING_TIME
 from tests.ports import free_port
-from tools.generate import ROOT
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = DEPLOY / "compose.yaml"

@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
+from lab.tools.chart import CHART, PLACE, Object, overlays, text_of, write
 from tests.conftest import HELM_PACKAGES, program
 from tests.deploy.rules import RULES, View, checked, title
-from tools.chart import CHART, PLACE, Object, overlays, text_of, write
 
 HELM_SHA256 = "8c375d1016b2c9754bad8da3ed07ce33c0f9af3bad8890e61737f5137be7396d"
 OLDEST = "1.29.0"
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 JOB_NAME = re.compile(r"-[0-9a-f]{8}$")
 ADDONS = ("keda", "monitoring", "mtls")
+SUMS = f"{'a' * 64}  config.json\n{'b' * 64}  model.safetensors\n"
+MODEL = {"repository": "organisation/repository", "revision": "v1", "sha256sums": SUMS}
 
 pytestmark = [pytest.mark.helm, pytest.mark.kube]
 
@@ -150,20 +152,15 @@ def test_what_is_set_of_verifiers_is_set_of_no_other_pod(profile: str, chart: Pa
         assert (pod.volumes.get("tls", {}).get("secret", {}).get("secretName") == "mine") != is_job
 
 
-def test_a_model_is_named_by_its_manifest(chart: Path) -> None:
-    files = [
-        {"path": "config.json", "url": "https://models.internal/c", "sha256": "a" * 64, "size": 3_000_000_000}
-    ]
-    model = {
-        "manifest": {"files": files},
-        "storageClassName": "fast",
-        "size": "1Ti",
-        "accessModes": ["ReadWriteOnce"],
+def test_a_model_is_named_by_its_repository(chart: Path) -> None:
+    model = {**MODEL, "storageClassName": "fast", "size": "1Ti", "accessModes": ["ReadWriteOnce"]}
+    objects = by_title(render(chart, profile="gpu", model={**model, "endpoint": "https://hub.internal"}))
+    assert objects["ConfigMap/forerun-model"]["data"] == {
+        "MODEL": "organisation/repository",
+        "REVISION": "v1",
+        "SHA256SUMS": SUMS,
+        "HF_ENDPOINT": "https://hub.internal",
     }
-    objects = by_title(render(chart, profile="gpu", model=model))
-    data = objects["ConfigMap/forerun-model"]["data"]
-    assert json.loads(data["manifest.json"]) == {"files": files}
-    assert "fetch_model.py" in data
     spec = objects["PersistentVolumeClaim/forerun-model"]["spec"]
     assert (spec["storageClassName"], spec["accessModes"]) == ("fast", ["ReadWriteOnce"])
     assert spec["resources"]["requests"]["storage"] == "1Ti"
@@ -193,7 +190,8 @@ def test_anything_else_is_merged_over_an_object(chart: Path) -> None:
         ({"resources": {"gpu": 1}}, "resources"),
         ({"model": {"size": "many"}}, "model.size"),
         ({"model": {"accessModes": ["ReadOnlyMany"]}}, "model.accessModes"),
-        ({"model": {"manifest": {"files": [{"path": "a.bin"}]}}}, "model.manifest.files"),
+        ({"model": {"repository": "alone"}}, "model.repository"),
+        ({"model": {"sha256sums": "abc"}}, "model.sha256sums"),
         ({"tls": {"secret": "x"}}, "tls"),
         ({"overrides": {"forerun-verifier": {}}}, "overrides"),
         ({"createNamespace": "yes"}, "createNamespace"),
@@ -212,15 +210,12 @@ def test_values_that_mean_nothing_or_do_not_go_together_are_refused(
     assert at_fault in done.stderr
 
 
-MANIFEST = {"files": [{"path": "a.json", "url": "https://models.internal/a", "sha256": "a" * 64, "size": 1}]}
-
-
 def test_what_changes_the_job_makes_another_one(chart: Path) -> None:
     """A Job cannot be changed: an upgrade to the next image would fail."""
     changes: list[Object] = [
         {},
         {"image": {"tag": "0.2.0"}},
-        {"model": {"manifest": MANIFEST}},
+        {"model": MODEL},
         {"overrides": {"Job/forerun-model": {"spec": {"backoffLimit": 2}}}},
     ]
     names = []
@@ -243,10 +238,9 @@ def test_what_is_the_clusters_can_be_another_releases(chart: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("path", ["pytorch_model.bin", "../config.json", "/etc/x.json", "model.gguf", "a.pt"])
-def test_a_manifest_of_other_files_is_refused(path: str, chart: Path) -> None:
-    file = {"path": path, "url": "https://models.internal/x", "sha256": "a" * 64, "size": 1}
-    assert attempt(chart, model={"manifest": {"files": [file]}}).returncode != 0
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "../config.json", "/etc/x.json", "model.gguf", "a.pt"])
+def test_a_hash_of_another_file_is_refused(name: str, chart: Path) -> None:
+    assert attempt(chart, model={"sha256sums": f"{SUMS}{'a' * 64}  {name}\n"}).returncode != 0
 
 
 def told(chart: Path, folder: Path, **values: Any) -> str:
@@ -265,12 +259,12 @@ def told(chart: Path, folder: Path, **values: Any) -> str:
 @pytest.mark.parametrize(
     ("values", "there", "not_there"),
     [
-        ({"profile": "gpu"}, {"forerun-verifier-tls", "model.manifest", "inference.svc:50051"}, set()),
+        ({"profile": "gpu"}, {"forerun-verifier-tls", "model.repository", "inference.svc:50051"}, set()),
         ({"profile": "cpu-demo"}, {"verifier.insecure"}, {"forerun-verifier-tls"}),
         ({"profile": "mtls"}, {"cert-manager"}, {"ca.crt"}),
         ({"addons": ["mtls"]}, {"cert-manager"}, {"ca.crt"}),
         ({"profile": "gateway"}, {"forerun-token-keys", "forerun-gateway-tls"}, set()),
-        ({"tls": {"secretName": "mine"}, "model": {"manifest": MANIFEST}}, {"mine"}, {"model.manifest"}),
+        ({"tls": {"secretName": "mine"}, "model": MODEL}, {"mine"}, {"model.repository"}),
     ],
 )
 def test_notes_name_what_is_still_to_be_made(

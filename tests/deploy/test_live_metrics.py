@@ -14,7 +14,7 @@ import yaml
 
 from cloud_verifier.core.nouns import SchedulerConfig
 from common.sampling import SamplingParams
-from tools.generate import ROOT
+from lab.tools.generate import ROOT
 
 COMPONENTS = ROOT / "deploy" / "kubernetes" / "components"
 

@@ -11,9 +11,9 @@ import yaml
 
 from forerun.cli import build_parser, main
 from forerun.commands.verify import check, config_of
+from lab.tools.chart import CHART, OVERLAYS, ROOT, overlays, rendered
 from tests.deploy import rules
 from tests.deploy.rules import RULES, View, checked
-from tools.chart import CHART, OVERLAYS, ROOT, overlays, rendered
 
 pytestmark = pytest.mark.kube
 

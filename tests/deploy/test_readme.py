@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,8 +12,8 @@ import pytest
 import yaml
 
 from forerun.cli import build_parser
+from lab.tools.chart import CHART, ROOT, overlays, rendered
 from tests.deploy.rules import View
-from tools.chart import CHART, ROOT, overlays, rendered
 
 PAGE = ROOT / "deploy" / "README.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -45,30 +43,35 @@ def test_values_of_helm_are_values_of_the_chart() -> None:
     assert {each.partition(".")[0] for each in named} <= known.keys()
 
 
-def test_a_manifest_is_made_as_it_says(tmp_path: Path) -> None:
-    (command,) = [line for line in commands() if "tools.model_manifest" in line]
-    words = command.partition(">")[0].replace("MODEL ", f"{ROOT / 'demo_models' / 'target'} ").split()
-    made = subprocess.check_output([sys.executable, *words[1:]], cwd=ROOT, text=True)
-    assert {each["path"] for each in json.loads(made)["files"]} >= {"config.json", "model.safetensors"}
+def test_hashes_are_made_as_it_says(tmp_path: Path) -> None:
+    (command,) = [line for line in commands() if "sha256sum" in line]
+    model = str(ROOT / "lab" / "demo_models" / "target")
+    made = command.replace("MODEL", model).replace("my-verifiers", str(tmp_path))
+    subprocess.run(["sh", "-ec", made], check=True, stderr=subprocess.DEVNULL)
+    lines = (tmp_path / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+    assert {line[66:] for line in lines} >= {"config.json", "model.safetensors"}
 
 
 @pytest.mark.kube
 def test_the_overlay_of_ones_own_renders(tmp_path: Path) -> None:
-    """The block as it stands, beside a clone, with a manifest."""
+    """The block as it stands, beside a clone, with hashes."""
     block = TEXT[TEXT.index(OWN) :].partition("\n    kubectl apply -k my-verifiers")[0]
     mine, clone = tmp_path / "my-verifiers", tmp_path / "forerun"
     mine.mkdir()
     shutil.copytree(ROOT / "deploy", clone / "deploy", ignore=shutil.ignore_patterns("helm", "certs"))
     (mine / "kustomization.yaml").write_text(textwrap.dedent(f"    {block}"), encoding="utf-8")
-    (mine / "manifest.json").write_text('{"files": ["mine"]}', encoding="utf-8")
+    (mine / "SHA256SUMS").write_text("mine\n", encoding="utf-8")
     objects = rendered(mine)
     (model,) = [
         each
         for each in objects
         if each["kind"] == "ConfigMap" and each["metadata"]["name"] == "forerun-model"
     ]
-    assert model["data"]["manifest.json"] == '{"files": ["mine"]}'
-    assert "fetch_model.py" in model["data"]
+    assert model["data"] == {
+        "MODEL": "ORGANISATION/REPOSITORY",
+        "REVISION": "COMMIT",
+        "SHA256SUMS": "mine\n",
+    }
     kinds = {each["kind"] for each in objects}
     assert {"Deployment", "Certificate", "ScaledObject", "PrometheusRule"} <= kinds
     images = {each["image"] for pod in View("mine", objects).pods for each in pod.containers}

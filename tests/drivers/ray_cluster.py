@@ -1,6 +1,6 @@
 """A small Ray cluster of its own on this machine that serves `deploy/ray/serve.yaml`, as a process.
 
-    python -m tests.drivers.ray_cluster --args '{"model": "demo_models/target"}' --replicas 1
+    python -m tests.drivers.ray_cluster --args '{"model": "lab/demo_models/target"}' --replicas 1
 
 Says on standard output where it listens, as a line of JSON, when that many replicas run; then takes lines
 `{"replicas": N}` on standard input and says so when it is so. It ends with its standard input.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import demo_models
+from lab import demo_models
 
 REVISION = "0" * 40
 REPOSITORY = "forerun-test/pair"
@@ -37,16 +37,9 @@ def python(code: str, cache: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.llama
 def test_a_draft_is_found_by_its_hub_path(tmp_path: Path) -> None:
     fill_cache(tmp_path, [demo_models.DRAFT_GGUF])
-    code = "from common.llama.model import find_model; print(find_model('hf://{}/{}'))"
+    code = "from common.llama.files import find_model; print(find_model('hf://{}/{}'))"
     done = python(code.format(REPOSITORY, demo_models.DRAFT_GGUF.name), tmp_path)
     assert Path(done.stdout.strip()).samefile(demo_models.DRAFT_GGUF), done.stderr
-
-
-@pytest.mark.llama
-def test_a_draft_the_hub_does_not_have_is_a_sentence(tmp_path: Path) -> None:
-    code = "from common.llama.model import find_model; find_model('hf://forerun-test/pair/none.gguf')"
-    done = python(code, tmp_path)
-    assert "forerun pull hf://forerun-test/pair/none.gguf" in done.stderr
 
 
 @pytest.mark.torch

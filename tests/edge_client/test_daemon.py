@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
-import demo_models
+from lab import demo_models
 from tests.edge_client.llama.tiny_gguf import write_copy
 from tests.ports import free_port
 

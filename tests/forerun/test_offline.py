@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import demo_models
 from forerun.cli import main
 from forerun.prompts import bundled
 from forerun.rig import Rig, RigSettings
+from lab import demo_models
 from tests import wording
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc]

@@ -12,8 +12,6 @@ from tests import wording
 
 COMPLETE = "edge complete --draft none.gguf --prompt x --verifier"
 VERIFY, RECORD, DEV = "verify --model none", "record --out a.jsonl", "certs dev --out out --name localhost"
-CAPACITY = "bench capacity --target formula --drafts off"
-PULL, NAME, SHA256 = "pull --models m", "hf://o/r/f.gguf", "0" * 64
 
 REFUSED = f"""
 {COMPLETE} 127.0.0.1:1 --temperature -1
@@ -57,8 +55,6 @@ demo --num-prompts 99
 {RECORD} --temperature -1
 {RECORD} --prompt x --prompts y
 {RECORD} --prompts none.json
-simulate validate --out v --num-prompts 0
-simulate validate --out v --max-tokens 1
 doctor --acceptance 2
 doctor --rtt -1
 doctor --draft-step nan
@@ -66,19 +62,6 @@ top --interval 0
 top --interval nan
 top --interval inf
 top --once --sort tenant
-{CAPACITY} --sessions 0
-{CAPACITY} --repeats 0
-{CAPACITY} --rounds 0
-{CAPACITY} recorded
-{CAPACITY} --policy x
-bench daemon --clients 0
-{PULL}
-{PULL} --remove
-{PULL} {NAME} --sha256 x
-{PULL} {NAME} --list
-{PULL} {NAME} --verify --sha256 {SHA256}
-{PULL} --verify {NAME}
-{PULL} hf://o/r
 {DEV} --days 400
 {DEV} --days 0
 {DEV} --tenant a/b

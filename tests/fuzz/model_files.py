@@ -102,7 +102,7 @@ def _gguf(folder: Path) -> Play:
     """Everything is imported here, before anything forks."""
 
     from common.llama import library, runtime, trial_child  # noqa: F401
-    from common.llama.model import find_model
+    from common.llama.files import find_model
     from common.llama.trial import TrialRequest
     from edge_client.llama import group  # noqa: F401
     from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf

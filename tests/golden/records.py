@@ -22,17 +22,17 @@ from common.errors import ForerunError
 from common.messages import ClientMessage, Commit, Open, ServerMessage
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request, encode_response
-from demo_models import TARGET_DIR
 from edge_client.core import nouns as edge_effects
 from edge_client.core.nouns import ModeStatus
 from forerun.cli import build_parser
 from forerun.prompts import bundled
+from lab.demo_models import TARGET_DIR
+from lab.tools.generate import known_metrics
 from simulator.files import read_experiment
 from simulator.schemes import SEARCHED, run_scheme
 from tests.golden.streams import responses
 from tests.worlds.seeds import spec_of
 from tests.worlds.world import World, WorldSpec
-from tools.generate import known_metrics
 
 DIGITS = 9
 """Of numbers that are no whole ones: the last ones differ between processors."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import demo_models
 from forerun.rig import PRIVACY, START_TIMEOUT, Processes
+from lab import demo_models
 from simulator.proxy import Link, rtt
 
 pytestmark = [pytest.mark.slow, pytest.mark.grpc, pytest.mark.torch, pytest.mark.llama, pytest.mark.api]
@@ -33,7 +33,7 @@ async def complete(machines: Processes, address: str, policy: str) -> dict[str, 
 
 async def test_the_text_through_a_relay_is_the_remote_targets(tmp_path: Path) -> None:
     """The middle model is the target itself in 8 bits, so it is nearly always right."""
-    from demo_models.gguf_export import write_target
+    from lab.demo_models.gguf_export import write_target
 
     middle = tmp_path / "middle-q8_0.gguf"
     write_target(middle)

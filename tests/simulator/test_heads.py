@@ -8,11 +8,11 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from benchmarks.random_worlds import BOTH, TOLERATED, measured
 from cloud_verifier.core.nouns import GuessItem, GuessPlan
 from common.calibration import Confidence
 from common.errors import UserError
 from common.sampling import SamplingParams
+from lab.benchmarks.random_worlds import BOTH, TOLERATED, measured
 from simulator.drafts import BetaDraft
 from simulator.events import Draws
 from simulator.figures import SessionResult, pace

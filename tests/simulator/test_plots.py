@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from common.errors import CapacityError, UserError
-from edge_client.core.policies import PUBLISHED
+from edge_client.core.policies import offered
 from forerun.cli import main
 from forerun.commands import simulate
 from simulator.canvas import AXIS_WORDS, SPARE, styles
@@ -183,6 +183,6 @@ def test_one_command_compares_all_published_schemes_over_the_round_trip(
     assert main(["simulate", "compare", "--out", str(tmp_path), "--workers", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["rtt_ms"] == [0.0, 60.0]
-    assert {*PUBLISHED, FORERUN, CLAIRVOYANT} < set(told["ms_per_token"])
+    assert {*offered(), FORERUN, CLAIRVOYANT} < set(told["ms_per_token"])
     assert all(len(line) == 2 for line in told["ms_per_token"].values())
     assert (tmp_path / simulate.PICTURE).stat().st_size > 0

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from edge_client.core.ranking import DraftSkill, token_time
+from schemes.claims.claims import mean_pace
 from simulator.drafts import BetaDraft
 from simulator.link import LinkSpec
-from simulator.published.claims import mean_pace
 from simulator.schemes import FORERUN, run_scheme
 from simulator.world import DeviceSpec, VerifierSpec, World
 

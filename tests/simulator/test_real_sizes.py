@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.random_worlds import random_world
+from lab.benchmarks.random_worlds import random_world
 from simulator.drafts import BetaDraft
 from simulator.figures import pace
 from simulator.link import LinkSpec

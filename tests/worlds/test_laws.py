@@ -9,7 +9,7 @@ import pytest
 from cloud_verifier.core.nouns import SchedulerConfig
 from common.messages import FinishReason
 from common.sampling import SamplingParams
-from edge_client.core.policies import PUBLISHED
+from edge_client.core.policies import offered, policy_named
 from tests.worlds.models import VOCAB, no_repeats, target_alone
 from tests.worlds.seeds import DRAFTERS, POLICIES, check_laws, check_seed, replay_command, run, spec_of
 from tests.worlds.world import EdgeSpec, World, WorldSpec
@@ -30,11 +30,11 @@ def test_laws_hold_on_many_seeds(first: int) -> None:
     assert not found, "\n".join(f"{wrong}; again: {replay_command(seed)}" for seed, wrong in found.items())
 
 
-@pytest.mark.parametrize("policy", PUBLISHED)
+@pytest.mark.parametrize("policy", offered())
 def test_laws_hold_for_published_policies(policy: str) -> None:
     for seed in range(8):
         spec = spec_of(seed)
-        edges = tuple(replace(edge, policy=PUBLISHED[policy]) for edge in spec.edges)
+        edges = tuple(replace(edge, policy=policy_named(policy)) for edge in spec.edges)
         check_laws(run(replace(spec, edges=edges)))
 
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cloud_verifier.core import rules as rules_module
 from cloud_verifier.core.nouns import Ask, Followers, Offer, SchedulerConfig, StepItem
 from cloud_verifier.core.rules import decide
 from common.acceptance import TOTAL, AcceptanceRule
 from common.chances import Chances, SeededChances
+from schemes.rules import block
 from tests.worlds.enumeration import Branch, distance, law_of
 from tests.worlds.honest import (
     PLAIN,
@@ -407,8 +407,8 @@ def test_a_blocks_numbers_must_not_be_those_of_their_positions(monkeypatch: pyte
             kind, begin, length = name
             return self._chances.below((kind, begin + length, 0), bound)
 
-    real = rules_module._accepted
+    real = block._accepted
     monkeypatch.setattr(
-        rules_module, "_accepted", lambda rows, chain, chances: real(rows, chain, ByPosition(chances))
+        block, "_accepted", lambda rows, chain, chances: real(rows, chain, ByPosition(chances))
     )
     assert error_of(two_chains, of(BLOCK, Spec(salt=2, draft_salt=97))) > BIASED

@@ -14,7 +14,7 @@ from common.acceptance import Acceptance, AcceptanceRule
 from common.chances import Chances
 from common.sampling import SamplingParams
 from edge_client.core import drawing
-from edge_client.core.policies import PUBLISHED
+from edge_client.core.policies import offered, policy_named
 from tests.worlds.enumeration import distance, law_of
 from tests.worlds.honest import PLAIN, PROMPT, Law, Spec, Text, target_law
 from tests.worlds.models import VOCAB, TinyDrafter, target_alone
@@ -34,7 +34,8 @@ LOSSLESS = (REJECTION, BLOCK, SPECINFER)
 def edge(rule: AcceptanceRule, policy: str, sampling: SamplingParams = TWO, **fields: object) -> EdgeSpec:
     """One that draws of two tokens, which keeps the number of branches small."""
     fixed = {"acceptance": Acceptance(rule), "patience": None, "draft_top": 2}
-    return EdgeSpec(PROMPT, sampling, {**POLICIES, **PUBLISHED}[policy], **{**fixed, **fields})  # type: ignore[arg-type]
+    make = POLICIES[policy] if policy in POLICIES else policy_named(policy)
+    return EdgeSpec(PROMPT, sampling, make, **{**fixed, **fields})  # type: ignore[arg-type]
 
 
 def free_slots(scheduler: VerifyScheduler) -> int:
@@ -85,7 +86,7 @@ def test_the_law_is_the_targets_of_drafts_drawn_with_replacement(
     assert distance(law_in(world), target_law(Spec(sampling=TWO))) < EXACT
 
 
-@pytest.mark.parametrize("policy", PUBLISHED)
+@pytest.mark.parametrize("policy", offered())
 def test_the_law_is_the_targets_under_published_policies(policy: str) -> None:
     world = WorldSpec((edge(SPECINFER, policy),), eos=(), seed=4, **STEADY)  # type: ignore[arg-type]
     assert distance(law_in(world), target_law(Spec(sampling=TWO))) < EXACT

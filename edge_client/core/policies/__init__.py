@@ -1,15 +1,19 @@
-"""Constructs growth policies by name."""
+"""Constructs growth policies by name: our own, and those that an installed package offers.
+
+A package offers a policy as an entry point of the group `forerun.policies`, as `schemes` does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
 
 from common.errors import UserError
 from edge_client.core.policies.adaptive import AdaptivePolicy, AdaptiveSettings
 from edge_client.core.policies.base import GrowthPolicy, GrowthView, TokenCandidate
 from edge_client.core.policies.plain import ChainPolicy, OffPolicy, SyncPolicy, TreePolicy, TreeSettings
-from edge_client.core.policies.published import PUBLISHED
 
 POLICIES: dict[str, Callable[..., GrowthPolicy]] = {
     "adaptive": lambda **settings: AdaptivePolicy(AdaptiveSettings(**settings)),
@@ -17,8 +21,28 @@ POLICIES: dict[str, Callable[..., GrowthPolicy]] = {
     "chain": ChainPolicy,
     "sync": SyncPolicy,
     "off": OffPolicy,
-    **PUBLISHED,
 }
+"""Our own. Policies of entry points have other names."""
+
+GROUP = "forerun.policies"
+
+
+@cache
+def offered() -> Mapping[str, EntryPoint]:
+    """Return the policies that installed packages offer, by name, in the order of the names."""
+    return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
+
+
+def policy_named(name: str) -> Callable[..., GrowthPolicy]:
+    """Return what makes a policy. Raise `UserError` for an unknown name."""
+    if name in POLICIES:
+        return POLICIES[name]
+    if name in offered():
+        made: Callable[..., GrowthPolicy] = offered()[name].load()
+        return made
+    known = ", ".join((*POLICIES, *offered()))
+    raise UserError(f"growth policy {name!r} is unknown; choose one of {known}")
+
 
 WHOLE = (
     *("width", "max_children", "max_depth", "max_live", "max_width", "block"),
@@ -31,15 +55,14 @@ def make_policy(text: str) -> GrowthPolicy:
     """Make a policy from name and settings: `tree:width=4,cut=0.01`, `sync:8`. Raise `UserError` for unknown
     names or settings."""
     name, _, rest = text.partition(":")
-    if name not in POLICIES:
-        raise UserError(f"growth policy {name!r} is unknown; choose one of {', '.join(POLICIES)}")
+    make = policy_named(name)
     if name == "sync" and rest.isdigit():
         rest = f"block={rest}"
     try:
         settings = dict(_setting(part) for part in rest.split(",") if part)
-        return POLICIES[name](**settings)
+        return make(**settings)
     except (TypeError, ValueError) as error:
-        settings_of = {"adaptive": AdaptiveSettings, "tree": TreeSettings}.get(name, POLICIES[name])
+        settings_of = {"adaptive": AdaptiveSettings, "tree": TreeSettings}.get(name, make)
         known = ", ".join(signature(settings_of).parameters) or "none"
         raise UserError(
             f"growth policy {text!r} cannot be parsed; the settings of {name} are: {known}. Write for "
@@ -54,7 +77,6 @@ def _setting(part: str) -> tuple[str, int | float]:
 
 __all__ = [
     "POLICIES",
-    "PUBLISHED",
     "AdaptivePolicy",
     "AdaptiveSettings",
     "ChainPolicy",
@@ -66,4 +88,6 @@ __all__ = [
     "TreePolicy",
     "TreeSettings",
     "make_policy",
+    "offered",
+    "policy_named",
 ]

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cloud_verifier.core import rules as rules_module
 from cloud_verifier.core.judge import FEATURES, Judge, features
 from cloud_verifier.core.nouns import Ask, Offer, SchedulerConfig, StepItem
-from cloud_verifier.core.rules import RULES, RuleRows, decide, residual
+from cloud_verifier.core.rules import RuleRows, decide, residual, rule_of
 from common.acceptance import TOTAL, Acceptance, AcceptanceRule, Draft, draw, quantised
 from common.chances import Chances, SeededChances
 from common.choice import choose
 from common.errors import LocalError, UserError
 from common.sampling import SamplingParams
+from schemes.rules import spectr
 from tests import wording
 from tests.worlds.enumeration import NEVER, Branch, distance, law_of
 
@@ -237,7 +237,10 @@ def test_a_step_without_offers_is_a_defect() -> None:
 
 
 def test_there_is_a_rule_for_every_name_but_the_default() -> None:
-    assert set(RULES) == set(AcceptanceRule) - {AcceptanceRule.COUPLED}
+    for rule in set(AcceptanceRule) - {AcceptanceRule.COUPLED}:
+        assert callable(rule_of(rule))
+    with pytest.raises(LocalError):
+        rule_of(AcceptanceRule.COUPLED)
 
 
 def test_rows_off_the_path_keep_the_coupled_choice() -> None:
@@ -245,7 +248,7 @@ def test_rows_off_the_path_keep_the_coupled_choice() -> None:
     made.models.write("target", (), 0.0, 0.0, 1.0)
     made.models.write("target", (2,), 1.0, 0.0, 0.0)
     made.judge = a_judge(log_rank=1.0)
-    for acceptance in map(Acceptance, RULES):
+    for acceptance in map(Acceptance, set(AcceptanceRule) - {AcceptanceRule.COUPLED}):
         choices = decide(
             made.item(acceptance),
             np.array([2, 77, 0, 99], np.int32),
@@ -387,8 +390,8 @@ def test_the_best_selection_of_many_tokens_is_reached(count: int) -> None:
     for _ in range(10):
         targets, q = random.dirichlet(np.full(40, 0.5)) * 0.9, random.multinomial(216, [1 / 40] * 40) + 1
         shares = q / 256
-        selection = rules_module._selection(targets, shares, count)
-        parts = rules_module._parts(shares, selection, count)
+        selection = spectr._selection(targets, shares, count)
+        parts = spectr._parts(shares, selection, count)
         lengths = [sum(high - low for low, high in part) for part in parts]
         assert lengths == pytest.approx(shares.tolist(), abs=EXACT)
         edges = sorted(place for part in parts for place in part)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cloud_verifier.core import speculation
 from cloud_verifier.core.admission import Caller
+from cloud_verifier.core.alarms import SLACK, Alarms
 from cloud_verifier.core.nouns import Effect, End, Reply, SchedulerConfig, StepResult
-from cloud_verifier.core.scheduler import SLACK, Alarms
 from common.acceptance import Acceptance, AcceptanceRule
 from common.errors import (
     CapacityError,

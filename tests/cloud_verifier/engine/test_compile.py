@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import demo_models
 from cloud_verifier.core.nouns import StepPlan
 from cloud_verifier.engine.drafting.heads import keep_features
 from cloud_verifier.engine.engine import TorchEngine
@@ -18,6 +17,7 @@ from cloud_verifier.engine.loading import check, compile_steps, load_engine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.probe import TOLERANCE, probe
 from common.errors import UserError
+from lab import demo_models
 from tests import wording
 from tests.cloud_verifier.engine.conformance import random_target
 from tests.cloud_verifier.engine.families import SERVED_FAMILIES

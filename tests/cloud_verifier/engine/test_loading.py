@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import demo_models
 from cloud_verifier.core.admission import longest_session
 from cloud_verifier.core.nouns import CPU_SLOTS, SchedulerConfig, StepPlan, slots_that_fit
 from cloud_verifier.engine import loading
@@ -33,6 +32,7 @@ from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.parallel import LeadingBackend
 from cloud_verifier.engine.probe import probe
 from common.errors import UserError
+from lab import demo_models
 from tests import wording
 from tests.cloud_verifier.engine.tiny import Session, Slots, plain_model, target
 

@@ -26,7 +26,7 @@ from tests.common.grammar import vocabulary as v
 
 pytestmark = pytest.mark.grammar
 
-TOKENIZER = Path(__file__).parents[3] / "demo_models" / "target" / "tokenizer.json"
+TOKENIZER = Path(__file__).parents[3] / "lab" / "demo_models" / "target" / "tokenizer.json"
 
 
 def tokens(width: int = v.WIDTH) -> Tokens:

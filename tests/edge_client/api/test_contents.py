@@ -19,7 +19,7 @@ from edge_client.api.errors import ApiError
 CONTROL = ("<|im_start|>", "<|im_end|>", "<s>", "<|im", "a|>")
 """Some overlap, and one is the beginning of another."""
 
-DRAFT = str(Path(__file__).parents[3] / "demo_models" / "draft" / "draft-q8_0.gguf")
+DRAFT = str(Path(__file__).parents[3] / "lab" / "demo_models" / "draft" / "draft-q8_0.gguf")
 TEMPLATE = "<s><|im_start|>user\n{0}<|im_end|>\n<|im_start|>user\n{1}<|im_end|>\n"
 CONTROL_OF_TEMPLATE = [-3, -1, -2, -1, -2]
 

@@ -14,8 +14,6 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.daemon import Reading
-from benchmarks.stream_forms import FORMS
 from edge_client.texts.detokenizer import TextSpan
 from edge_client.texts.journal import Journal
 from edge_client.texts.message import (
@@ -26,6 +24,8 @@ from edge_client.texts.message import (
     ReasoningAdded,
 )
 from edge_client.texts.service import Orders
+from lab.benchmarks.daemon import Reading
+from lab.benchmarks.stream_forms import FORMS
 from tests.edge_client.api.test_messages import assembled
 from tests.edge_client.api.world import World, alone, events_of, world
 from tests.edge_client.texts.test_journal import room

@@ -55,7 +55,7 @@ async def folder(tmp_path: Path) -> AsyncIterator[Folder]:
     first = write_tiny_gguf(tmp_path / "first.gguf")
     second = tmp_path / "second.gguf"
     shutil.copyfile(first, second)
-    paths = EdgePaths(*(tmp_path / name for name in ("config", "state", "cache", "models", "run")))
+    paths = EdgePaths(*(tmp_path / name for name in ("config", "state", "cache", "run")))
     async with AsyncExitStack() as stack:
         found = Folder(DraftModels(paths, stack, lambda: int(found.free)), (first, second))
         yield found

@@ -19,11 +19,11 @@ from common.grammar import json_schema_grammar
 from common.llama.model import LlamaModel, LlamaSettings
 from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
-from demo_models import DRAFT_GGUF
 from edge_client.core.nouns import DraftRow, Expansion, Reroot, StartDrafter
 from edge_client.drafting.pool import DraftPool
 from edge_client.llama.group import DraftGroup, MemberDrafter
 from edge_client.texts.alone import AloneRun
+from lab.demo_models import DRAFT_GGUF
 from tests import wording
 from tests.edge_client.llama.tree_world import (
     GREEDY,

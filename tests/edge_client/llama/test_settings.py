@@ -1,16 +1,14 @@
-"""Settings are checked where they enter, and a draft model is found where it was put."""
+"""Settings are checked where they enter."""
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.errors import UserError
 from common.llama.library import NativeLog
-from common.llama.model import LlamaSettings, find_model
+from common.llama.model import LlamaSettings
 from tests import wording
 
 
@@ -54,49 +52,3 @@ def test_llama_cpps_errors_are_kept_for_the_next_message() -> None:
     log.write(4, b"tensor x\n", None)
     assert log.reason() == " (llama.cpp: cannot find; tensor x)"
     assert log.reason() == ""
-
-
-# Files ---------------------------------------------------------------------------------------------------
-
-MODEL = b"GGUF" + b"weights" * 3
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "d.gguf"
-    path.write_bytes(MODEL)
-    return path
-
-
-def test_a_file_of_this_machine_is_itself_if_its_hash_is_right(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(file.parent))
-    right = hashlib.sha256(MODEL).hexdigest()
-    assert find_model("~/d.gguf") == find_model(str(file), sha256=right.upper()) == str(file)
-    with wording.raises(UserError):
-        find_model(str(file), sha256="0" * 64)
-
-
-@pytest.mark.parametrize("name", ["hf://o/r/f.gguf", "hf://o/r/f.gguf@v1", "https://h/f.gguf"])
-def test_what_was_not_fetched_is_told_how_to(name: str, tmp_path: Path) -> None:
-    with wording.raises(UserError):
-        find_model(name, str(tmp_path))
-
-
-def test_what_was_fetched_is_found_in_the_store(tmp_path: Path) -> None:
-    path = tmp_path / "o" / "r" / "main" / "f.gguf"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(MODEL)
-    assert find_model("hf://o/r/f.gguf", str(tmp_path)) == str(path)
-
-
-def test_what_is_not_there_or_no_gguf_is_told(file: Path) -> None:
-    with wording.raises(UserError):
-        find_model(str(file.with_name("none.gguf")))
-    file.write_bytes(b"text")
-    with wording.raises(UserError):
-        find_model(str(file))
-    file.write_bytes(MODEL[:23])
-    with wording.raises(UserError):
-        find_model(str(file))

@@ -17,7 +17,6 @@ XDG = {
     "XDG_CONFIG_HOME": "/h/config",
     "XDG_STATE_HOME": "/h/state",
     "XDG_CACHE_HOME": "/h/cache",
-    "XDG_DATA_HOME": "/h/data",
     "XDG_RUNTIME_DIR": "/run/user/7",
 }
 
@@ -30,7 +29,6 @@ def test_the_variables_of_xdg_are_honoured() -> None:
     assert paths.daemon == Path("/h/state/forerun/edge.pid")
     assert paths.journal == Path("/h/state/forerun/journal")
     assert paths.log == Path("/h/state/forerun/edge.log")
-    assert paths.models == Path("/h/data/forerun/models")
     assert paths.socket == Path("/run/user/7/forerun/edge.sock")
     ours = find_paths({"XDG_STATE_HOME": "state"})  # a relative one is none
     assert ours.state == find_paths({}).state == ours.runtime.parent, "/tmp is shared"
@@ -46,7 +44,7 @@ def test_folders_of_a_service_manager_come_first() -> None:
     }
     paths = find_paths({**XDG, **made})
     assert paths.state == Path("/var/lib/private/forerun")
-    assert paths.models == Path("/var/cache/private/forerun/models")
+    assert paths.cache == Path("/var/cache/private/forerun")
     assert paths.runtime == Path("/run/forerun")
     assert paths.config_files == (Path("/etc/forerun/edge.toml"),)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import demo_models
 from common.errors import UserError
 from common.vocabulary import Vocabulary
 from edge_client.texts.datastore import read, update
 from edge_client.texts.index_child import renew_in_child
+from lab import demo_models
 from tests import wording
 
 pytestmark = pytest.mark.llama

@@ -8,12 +8,12 @@ from unittest.mock import create_autospec
 
 import pytest
 
-import demo_models
 from common.errors import LocalError
 from forerun.cli import main
 from forerun.commands import demo
 from forerun.doctests import Outcome, Verdict
 from forerun.rig import Rig, RigSettings
+from lab import demo_models
 from tests import wording
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc]

@@ -11,7 +11,7 @@ from forerun.cli import main
 from forerun.demo_pair import DRAFT_GGUF
 
 DRAFT = str(DRAFT_GGUF)
-TARGET = str(Path(__file__).parents[3] / "demo_models" / "target")
+TARGET = str(Path(__file__).parents[3] / "lab" / "demo_models" / "target")
 
 
 @pytest.mark.torch

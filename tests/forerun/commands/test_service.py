@@ -6,36 +6,79 @@ import json
 import os
 import plistlib
 import re
+import shlex
 import shutil
 import stat
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-import demo_models
-from common.errors import UserError
-from edge_client.process.paths import SYSTEM, EdgePaths
-from edge_client.settings import ServiceSection
+from edge_client.process.paths import SYSTEM
 from forerun.cli import main
 from forerun.commands import service as service_command
-from forerun.commands.service import DEVICES, MARK, UNIT, ServicePlan, launchd_plist, systemd_unit
+from forerun.commands.service import MARK, UNIT
+from lab import demo_models
 from tests import wording
 
 pytestmark = pytest.mark.api  # platformdirs, of the `edge` extra
-
-OWN = EdgePaths(*(Path("/h") / name for name in ("config", "state", "cache", "models", "run")))
-COMMAND = (sys.executable, "-P", "-m", "forerun", "edge")
 
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="needs systemd-analyze, of the package systemd"
 )
 
 
-def plan(*, system: bool = False, device: str = "", **more: object) -> ServicePlan:
-    settings = {"command": COMMAND, "service": ServiceSection(), "paths": SYSTEM if system else OWN, **more}
-    return ServicePlan(system=system, device=device, **settings)  # type: ignore[arg-type]
+@dataclass
+class Home:
+    """A user's places, and a systemctl that notes how it was called."""
+
+    path: Path
+    capsys: pytest.CaptureFixture[str]
+
+    @property
+    def unit(self) -> Path:
+        return self.path / "config" / "systemd" / "user" / UNIT
+
+    @property
+    def called(self) -> list[str]:
+        file = self.path / "called"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def program(self, name: str, script: str) -> Path:
+        file = self.path / "bin" / name
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+        return file
+
+    def config(self, text: str, name: str = "edge.toml") -> str:
+        file = self.path / name
+        file.write_text(text)
+        return f"--config {shlex.quote(str(file))}"
+
+    def printed(self, words: str = "") -> str:
+        """What the command would write."""
+        assert main(["edge", "install-service", "--print", *shlex.split(words)]) == 0
+        return self.capsys.readouterr().out
+
+    def refused(self, words: str) -> None:
+        """Hold that the command is refused, and keep its message."""
+        assert main(["edge", *shlex.split(words)]) == 2
+        wording.keep(self.capsys.readouterr().err)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Home:
+    for name in ("CONFIG", "STATE", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(service_command, "HOMES", (tmp_path / "home",))
+    (tmp_path / "bin").mkdir()
+    found = Home(tmp_path, capsys)
+    found.program("systemctl", f'echo "$@" >> {tmp_path}/called')
+    return found
 
 
 def lines(text: str) -> list[str]:
@@ -46,59 +89,56 @@ def values(text: str, key: str) -> list[str]:
     return [line.partition("=")[2] for line in lines(text) if line.startswith(f"{key}=")]
 
 
-def analyze(unit: str, tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / UNIT).write_text(unit)
-    return subprocess.run(
-        ["systemd-analyze", *words, str(tmp_path / UNIT)],
-        env={"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(tmp_path), "SYSTEMD_PAGER": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @needs_systemd
-@pytest.mark.parametrize("device", list(DEVICES))
-@pytest.mark.parametrize("system", [False, True])
-def test_the_unit_leaves_hardly_anything_open(system: bool, device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["", "--gpu", "--system", "--system --gpu"])
+def test_the_unit_leaves_hardly_anything_open(
+    words: str, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`security` finds at most 2.0, where a unit without walls has 9.2; `verify` finds nothing wrong."""
-    unit = systemd_unit(plan(system=system, device=device))
-    done = analyze(unit, tmp_path, "security", "--offline=true", "--threshold=20")
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = analyze(unit, tmp_path, *([] if system else ["--user"]), "verify")
-    assert (done.returncode, done.stderr) == (0, "")
+    unit = home.path / UNIT
+    unit.write_text(home.printed(words))
+    environment = {"PATH": os.defpath, "XDG_RUNTIME_DIR": str(home.path), "SYSTEMD_PAGER": ""}
+    scope = [] if "--system" in words else ["--user"]
+    for command in (["security", "--offline=true", "--threshold=20"], [*scope, "verify"]):
+        done = subprocess.run(
+            ["systemd-analyze", *command, str(unit)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
-def test_the_manager_hears_of_readiness_and_watches() -> None:
-    service = ServiceSection(watchdog=12.5, stop_timeout=7.0, restart_delay=3.0)
-    unit = systemd_unit(plan(service=service))
+def test_the_manager_hears_of_readiness_and_watches(home: Home) -> None:
+    unit = home.printed(home.config("[service]\nwatchdog = 12.5\nstop_timeout = 7\nrestart_delay = 3\n"))
     for key, value in {
         "Type": "notify", "NotifyAccess": "main", "WatchdogSec": "12.5", "TimeoutStopSec": "17",
         "Restart": "on-failure", "RestartSec": "3", "LimitCORE": "0",
     }.items():  # fmt: skip
         assert values(unit, key) == [value], key
-    assert values(systemd_unit(plan(service=ServiceSection(watchdog=0.0))), "WatchdogSec") == []
+    assert values(home.printed(home.config("[service]\nwatchdog = 0\n")), "WatchdogSec") == []
 
 
-def test_the_network_and_its_own_folders_stay_open() -> None:
-    unit = systemd_unit(plan())
-    assert values(unit, "RestrictAddressFamilies") == ["AF_INET AF_INET6 AF_UNIX"]
-    assert values(unit, "ReadWritePaths") == ["/h/state", "/h/models", "/h/cache"]
+def test_its_own_folders_stay_open(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [f"{home.path}/{folder}" for folder in ("state/forerun", "cache/forerun", "cache/huggingface")]
+    unit = home.printed()
+    assert values(unit, "ReadWritePaths") == own
+    assert f"HF_HOME={own[2]}" in values(unit, "Environment")
     assert values(unit, "ProtectHome") == ["read-only"]
-    system = systemd_unit(plan(system=True))
+    monkeypatch.setenv("HF_HOME", "/srv/hub files")
+    assert '"HF_HOME=/srv/hub files"' in values(home.printed(), "Environment")
+    system = home.printed("--system")
     assert values(system, "StateDirectory") == values(system, "CacheDirectory") == ["forerun"]
+    assert f"HF_HOME={SYSTEM.cache}/huggingface" in values(system, "Environment")
     assert values(system, "ProtectHome") == ["yes"]
     assert values(system, "DynamicUser") == ["yes"]
-    named = systemd_unit(plan(system=True, user="drafter", in_home=(Path("/home/x"),)))
-    assert (values(named, "User"), values(named, "DynamicUser")) == (["drafter"], [])
-    assert values(named, "ProtectHome") == ["read-only"]
 
 
-def test_folders_of_the_configuration_are_writable_and_need_not_be_there() -> None:
-    more = (Path("/var/log/my logs"),)
-    assert '"-/var/log/my logs"' in values(systemd_unit(plan(writable=more)), "ReadWritePaths")
-    assert values(systemd_unit(plan(system=True, writable=more)), "ReadWritePaths") == ['"-/var/log/my logs"']
-    assert values(systemd_unit(plan(namespaces=False, writable=more)), "ReadWritePaths") == []
+def test_folders_of_the_configuration_are_writable_and_need_not_be_there(home: Home) -> None:
+    config = home.config('[log]\nfile = "/var/log/my logs/edge.log"\n')
+    assert '"-/var/log/my logs"' in values(home.printed(config), "ReadWritePaths")
+    assert values(home.printed(f"--system {config}"), "ReadWritePaths") == ['"-/var/log/my logs"']
 
 
 def test_the_files_of_the_machines_daemon_are_where_its_clients_look() -> None:
@@ -106,74 +146,160 @@ def test_the_files_of_the_machines_daemon_are_where_its_clients_look() -> None:
     assert (SYSTEM.state, SYSTEM.cache, SYSTEM.runtime) == (
         Path("/var/lib/forerun"), Path("/var/cache/forerun"), Path("/run/forerun"),
     )  # fmt: skip
-    assert SYSTEM.models.is_relative_to(SYSTEM.cache)
 
 
-def test_devices_are_open_only_where_asked_for() -> None:
-    assert values(systemd_unit(plan()), "PrivateDevices") == ["yes"]
-    assert values(systemd_unit(plan()), "MemoryDenyWriteExecute") == ["yes"]
-    for device in ("gpu", "jetson"):
-        unit = systemd_unit(plan(device=device))
-        assert values(unit, "PrivateDevices") == values(unit, "MemoryDenyWriteExecute") == []
-        assert values(unit, "DevicePolicy") == ["closed"]
-        assert "char-nvidia* rw" in values(unit, "DeviceAllow")
-    assert "/dev/nvmap rw" in values(systemd_unit(plan(device="jetson")), "DeviceAllow")
+def test_devices_are_open_only_where_asked_for(home: Home) -> None:
+    assert values(home.printed(), "PrivateDevices") == ["yes"]
+    assert values(home.printed(), "MemoryDenyWriteExecute") == ["yes"]
+    unit = home.printed("--gpu")
+    assert values(unit, "PrivateDevices") == values(unit, "MemoryDenyWriteExecute") == []
+    assert values(unit, "DevicePolicy") == ["closed"]
+    assert {"char-nvidia* rw", "/dev/nvmap rw"} <= set(values(unit, "DeviceAllow"))
 
 
-@pytest.mark.parametrize("device", list(DEVICES))
-def test_a_users_manager_can_take_capabilities_away(device: str) -> None:
-    """Which needs a user namespace: else the service ends with 218/CAPABILITIES before it begins."""
-    for unit in (systemd_unit(plan(device=device, namespaces=each)) for each in (True, False)):
-        assert values(unit, "CapabilityBoundingSet") == ([""] if values(unit, "PrivateUsers") else [])
-
-
-def test_without_namespaces_only_what_needs_them_is_left_out() -> None:
-    full, less = (lines(systemd_unit(plan(namespaces=each))) for each in (True, False))
-    assert set(less) < set(full)
-    assert "NoNewPrivileges=yes" in less
-    assert "SystemCallFilter=@system-service" in less
-    assert not [
-        line for line in less if line.startswith(("Protect", "Private", "ReadWritePaths", "Capability"))
-    ]
+@pytest.mark.parametrize("words", ["", "--gpu"])
+def test_without_namespaces_only_what_needs_them_is_left_out(words: str, home: Home) -> None:
+    """A user's manager can take capabilities away in a user namespace only."""
+    home.program("unshare", "exit 0")
+    full = home.printed(words)
+    assert values(full, "CapabilityBoundingSet") == [""]
+    assert values(full, "PrivateUsers") == ["yes"]
+    home.program("unshare", "exit 1")
+    less = home.printed(words)
+    assert set(lines(less)) < set(lines(full))
+    assert {"NoNewPrivileges=yes", "SystemCallFilter=@system-service"} <= set(lines(less))
+    walls = ("Protect", "Private", "ReadWritePaths", "Capability")
+    assert not [line for line in lines(less) if line.startswith(walls)]
+    assert main(["edge", "install-service"]) == 0
+    assert "gives users no namespaces" in home.capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("word", "written"),
+    ("name", "written"),
     [
-        ("/a/plain-word", "/a/plain-word"),
-        ("/with space", '"/with space"'),
-        ("100%$HOME", "100%%$$HOME"),
-        ('a"b\\c', '"a\\"b\\\\c"'),
-        ("", '""'),
+        ("plain-word", "{}/plain-word"),
+        ("with space", '"{}/with space"'),
+        ("100%$HOME", "{}/100%%$$HOME"),
+        ('a"b\\c', '"{}/a\\"b\\\\c"'),
     ],
 )
-def test_words_are_written_so_that_systemd_reads_them_back(word: str, written: str) -> None:
-    unit = systemd_unit(plan(command=("/bin/forerun", word)))
-    assert values(unit, "ExecStart") == [f"/bin/forerun {written}"]
+def test_words_are_written_so_that_systemd_reads_them_back(name: str, written: str, home: Home) -> None:
+    (command,) = values(home.printed(home.config("", name)), "ExecStart")
+    assert command == f"{sys.executable} -P -m forerun edge --config {written.format(home.path)}"
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"command": ("forerun",)},
-        {"user": "x"},
-        {"system": True, "in_home": (Path("/home/x/d.gguf"),)},
-    ],
-)
-def test_what_cannot_be_a_service_is_refused(more: dict[str, object]) -> None:
-    with wording.raises(UserError):
-        plan(**more)  # type: ignore[arg-type]
+def test_no_setting_stands_twice(home: Home) -> None:
+    """But for those that add to a list."""
+    for words in ("", "--system", "--system --gpu"):
+        keys = re.findall(r"^(\w+)=", home.printed(words), re.MULTILINE)
+        adding = {"ReadWritePaths", "DeviceAllow", "SystemCallFilter", "Environment"}
+        once = [key for key in keys if key not in adding]
+        assert len(once) == len(set(once))
 
 
-def test_the_agent_of_macos() -> None:
-    found = plistlib.loads(launchd_plist(plan()))
-    assert found["Label"] == "forerun.edge"
-    assert found["ProgramArguments"] == list(COMMAND)
-    assert found["RunAtLoad"] is True
-    assert found["KeepAlive"] == {"SuccessfulExit": False}
-    assert found["ProcessType"] == "Interactive"
-    assert found["StandardErrorPath"] == found["StandardOutPath"] == "/h/state/edge.log"
-    assert (found["ExitTimeOut"], found["Umask"]) == (30, 0o077)
+def test_print_writes_nothing(home: Home) -> None:
+    assert "DeviceAllow=char-nvidia* rw" in home.printed("--gpu")
+    assert sorted(path.name for path in home.path.iterdir()) == ["bin"]
+
+
+def test_a_users_unit_is_written_with_its_folders(home: Home) -> None:
+    assert main(["edge", "install-service"]) == 0
+    assert MARK in home.unit.read_text()
+    assert stat.S_IMODE(home.unit.stat().st_mode) == 0o644
+    assert stat.S_IMODE((home.path / "state" / "forerun").stat().st_mode) == 0o700
+    assert (home.path / "cache" / "huggingface").is_dir()
+    out = home.capsys.readouterr().out
+    assert f"wrote {home.unit}" in out
+    assert f"systemctl --user enable --now {UNIT}" in out
+    assert home.called == []
+    assert main(["edge", "install-service", "--json"]) == 0  # again: it is its own
+    assert json.loads(home.capsys.readouterr().out) == {"written": str(home.unit), "started": False}
+
+
+def test_now_starts_it_and_uninstall_ends_it(home: Home) -> None:
+    assert main(["edge", "install-service", "--now"]) == 0
+    assert home.called == ["--user daemon-reload", f"--user enable --now {UNIT}"]
+    assert main(["edge", "uninstall-service", "--json"]) == 0
+    assert home.called[2:] == [f"--user disable --now {UNIT}"]
+    assert not home.unit.exists()
+    assert (home.path / "state" / "forerun").is_dir()
+    home.capsys.readouterr()
+    assert main(["edge", "uninstall-service"]) == 1
+    assert "there is no" in home.capsys.readouterr().out
+
+
+def test_a_manager_that_refuses_is_told(home: Home) -> None:
+    systemctl = home.program("systemctl", "echo 'no bus' >&2; exit 1")
+    home.refused("install-service --now")
+    systemctl.unlink()
+    home.refused("install-service --now")
+    assert main(["edge", "uninstall-service"]) == 0
+
+
+def test_anothers_file_is_left_alone(home: Home) -> None:
+    home.unit.parent.mkdir(parents=True)
+    home.unit.write_text("[Service]\n")
+    for words in ("install-service", "uninstall-service"):
+        home.refused(words)
+        assert home.unit.read_text() == "[Service]\n"
+
+
+@pytest.mark.parametrize("config", ["[service]\nwatchdog = -1\n", '[api]\nlisten = "unix:/tmp/edge.sock"\n'])
+def test_a_configuration_that_cannot_serve_is_refused(config: str, home: Home) -> None:
+    home.refused(f"install-service {home.config(config)}")
+    assert not home.unit.exists()
+
+
+def test_a_model_in_a_home_needs_a_named_user(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_command, "HOMES", (home.path,))
+    words = "--system " + home.config('[draft]\nmodel = "d.gguf"\n')
+    home.refused(f"install-service {words}")
+    assert values(home.printed(f"{words} --run-as me"), "ProtectHome") == ["read-only"]
+    home.config('[draft]\nmodel = "hf://o/r/d.gguf"\n')
+    assert values(home.printed(words), "ProtectHome") == ["yes"]
+    home.config('[draft]\nmodel = "hf://o/r/d.gguf"\n[pairs.a.draft]\nmodel = "d.gguf"\n')
+    assert main(["edge", "install-service", "--print", *shlex.split(words)]) == 2
+    home.refused("install-service --run-as me")
+
+
+def test_the_machines_unit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_command, "SYSTEM_UNITS", home.path / "system")
+    assert main(["edge", "install-service", "--system", "--run-as", "drafter", "--now"]) == 0
+    text = (home.path / "system" / UNIT).read_text()
+    assert (values(text, "User"), values(text, "DynamicUser")) == (["drafter"], [])
+    assert values(text, "WantedBy") == ["multi-user.target"]
+    assert home.called == ["daemon-reload", f"enable --now {UNIT}"]
+    assert not (home.path / "state").exists()
+    assert main(["edge", "uninstall-service", "--system"]) == 0
+
+
+def test_a_folder_that_cannot_be_written_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home.path / "system").write_text("no folder")
+    monkeypatch.setattr(service_command, "SYSTEM_UNITS", home.path / "system")
+    home.refused("install-service --system")
+
+
+def test_on_macos_it_is_an_agent(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setenv("HOME", str(home.path))
+    config = home.config("[service]\nrestart_delay = 0.1\n", "a <b> & c.toml")
+    assert main(["edge", "install-service", *shlex.split(config)]) == 0
+    assert "launchctl bootstrap gui/" in home.capsys.readouterr().out
+    file = home.path / "Library" / "LaunchAgents" / "forerun.edge.plist"
+    assert MARK in file.read_text()
+    agent = plistlib.loads(file.read_bytes())
+    assert agent["Label"] == "forerun.edge"
+    assert agent["ProgramArguments"] == [
+        sys.executable, "-P", "-m", "forerun", "edge", "--config", f"{home.path}/a <b> & c.toml",
+    ]  # fmt: skip
+    assert agent["RunAtLoad"] is True
+    assert agent["KeepAlive"] == {"SuccessfulExit": False}
+    assert agent["ProcessType"] == "Interactive"
+    assert agent["StandardErrorPath"] == agent["StandardOutPath"] == f"{home.path}/state/forerun/edge.log"
+    assert (agent["ExitTimeOut"], agent["ThrottleInterval"], agent["Umask"]) == (30, 1, 0o077)
+    assert main(["edge", "install-service", "--system"]) == 2
+    assert main(["edge", "uninstall-service"]) == 0
+    assert not file.exists()
 
 
 DENIED = """\
@@ -230,167 +356,3 @@ def test_drafting_works_where_written_memory_never_runs(tmp_path: Path) -> None:
     if done.stderr.strip() == "unknown":
         pytest.skip("this kernel has no PR_SET_MDWE (Linux 6.3)")
     assert done.stdout.strip().endswith("works"), done.stderr
-
-
-def test_no_setting_stands_twice() -> None:
-    """But for those that add to a list."""
-    for each in (plan(), plan(system=True), plan(system=True, device="gpu")):
-        keys = re.findall(r"^(\w+)=", systemd_unit(each), re.MULTILINE)
-        adding = {"ReadWritePaths", "DeviceAllow", "SystemCallFilter", "Environment"}
-        once = [key for key in keys if key not in adding]
-        assert len(once) == len(set(once))
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's places, and a systemctl that notes how it was called."""
-    for name in ("CONFIG", "STATE", "CACHE", "DATA"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    program = tmp_path / "bin" / "systemctl"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/called\n')
-    program.chmod(0o755)
-    return tmp_path
-
-
-def unit_of(home: Path) -> Path:
-    return home / "config" / "systemd" / "user" / UNIT
-
-
-def called(home: Path) -> list[str]:
-    file = home / "called"
-    return file.read_text().splitlines() if file.exists() else []
-
-
-def test_print_writes_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["edge", "install-service", "--print", "--gpu"]) == 0
-    assert "DeviceAllow=char-nvidia* rw" in capsys.readouterr().out
-    assert sorted(path.name for path in home.iterdir()) == ["bin"]
-
-
-def test_a_users_unit_is_written_with_its_folders(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["edge", "install-service"]) == 0
-    text = unit_of(home).read_text()
-    assert MARK in text
-    assert f"ReadWritePaths={home}/state/forerun" in text
-    assert stat.S_IMODE(unit_of(home).stat().st_mode) == 0o644
-    assert stat.S_IMODE((home / "state" / "forerun").stat().st_mode) == 0o700
-    assert (home / "data" / "forerun" / "models").is_dir()
-    out = capsys.readouterr().out
-    assert f"wrote {unit_of(home)}" in out
-    assert f"systemctl --user enable --now {UNIT}" in out
-    assert called(home) == []
-    assert main(["edge", "install-service", "--json"]) == 0  # again: it is its own
-    assert json.loads(capsys.readouterr().out) == {"written": str(unit_of(home)), "started": False}
-
-
-def test_now_starts_it_and_uninstall_ends_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["edge", "install-service", "--now"]) == 0
-    assert called(home) == ["--user daemon-reload", f"--user enable --now {UNIT}"]
-    assert main(["edge", "uninstall-service", "--json"]) == 0
-    assert called(home)[2:] == [f"--user disable --now {UNIT}", "--user daemon-reload"]
-    assert not unit_of(home).exists()
-    assert (home / "state" / "forerun").is_dir()
-    capsys.readouterr()
-    assert main(["edge", "uninstall-service"]) == 1
-    assert "there is no" in capsys.readouterr().out
-
-
-def test_a_manager_that_refuses_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (home / "bin" / "systemctl").write_text("#!/bin/sh\necho 'no bus' >&2; exit 1\n")
-    assert main(["edge", "install-service", "--now"]) == 2
-    wording.keep(capsys.readouterr().err)
-    (home / "bin" / "systemctl").unlink()
-    assert main(["edge", "install-service", "--now"]) == 2
-    wording.keep(capsys.readouterr().err)
-
-
-def test_anothers_file_is_left_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unit_of(home).parent.mkdir(parents=True)
-    unit_of(home).write_text("[Service]\n")
-    for words in (["install-service"], ["uninstall-service"]):
-        assert main(["edge", *words]) == 2
-        wording.keep(capsys.readouterr().err)
-        assert unit_of(home).read_text() == "[Service]\n"
-    assert main(["edge", "install-service", "--force"]) == 0
-    assert MARK in unit_of(home).read_text()
-
-
-def test_the_configuration_is_read_first(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = home / "my edge.toml"
-    file.write_text("[service]\nwatchdog = 99\n")
-    assert main(["edge", "install-service", "--print", "--config", str(file)]) == 0
-    out = capsys.readouterr().out
-    assert "WatchdogSec=99\n" in out
-    assert f'-m forerun edge --config "{file}"\n' in out
-    file.write_text("[service]\nwatchdog = -1\n")
-    assert main(["edge", "install-service", "--config", str(file)]) == 2
-    wording.keep(capsys.readouterr().err)
-    assert not unit_of(home).exists()
-
-
-def test_a_socket_that_nobody_would_see_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = home / "edge.toml"
-    file.write_text('[api]\nlisten = "unix:/tmp/edge.sock"\n')
-    assert main(["edge", "install-service", "--print", "--config", str(file)]) == 2
-    wording.keep(capsys.readouterr().err)
-
-
-def test_a_model_in_a_home_needs_a_named_user(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service_command, "HOMES", (home,))
-    file = home / "edge.toml"
-    file.write_text('[draft]\nmodel = "d.gguf"\n')
-    words = ["edge", "install-service", "--print", "--system", "--config", str(file)]
-    assert main(words) == 2
-    wording.keep(capsys.readouterr().err)
-    assert main([*words, "--run-as", "me"]) == 0
-    assert "ProtectHome=read-only" in capsys.readouterr().out
-    file.write_text('[draft]\nmodel = "hf://o/r/d.gguf"\n')
-    assert main(words) == 0
-    assert "ProtectHome=yes" in capsys.readouterr().out
-    file.write_text('[draft]\nmodel = "hf://o/r/d.gguf"\n[pairs.a.draft]\nmodel = "d.gguf"\n')
-    assert main(words) == 2
-
-
-def test_the_machines_unit(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service_command, "SYSTEM_UNITS", home / "system")
-    assert main(["edge", "install-service", "--system", "--run-as", "drafter", "--now"]) == 0
-    text = (home / "system" / UNIT).read_text()
-    assert "User=drafter\n" in text
-    assert "WantedBy=multi-user.target" in text
-    assert called(home) == ["daemon-reload", f"enable --now {UNIT}"]
-    assert not (home / "state").exists()
-    assert main(["edge", "uninstall-service", "--system"]) == 0
-
-
-def test_without_namespaces_it_says_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unshare = home / "bin" / "unshare"
-    unshare.write_text("#!/bin/sh\nexit 1\n")
-    unshare.chmod(0o755)
-    assert main(["edge", "install-service"]) == 0
-    assert "gives users no namespaces" in capsys.readouterr().out
-    assert "ProtectSystem" not in unit_of(home).read_text()
-    unshare.write_text("#!/bin/sh\nexit 0\n")
-    assert main(["edge", "install-service"]) == 0
-    assert "ProtectSystem=strict" in unit_of(home).read_text()
-    assert main(["edge", "install-service", "--no-namespaces"]) == 0
-    assert "ProtectSystem" not in unit_of(home).read_text()
-
-
-def test_on_macos_it_is_an_agent(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setenv("HOME", str(home))
-    assert main(["edge", "install-service"]) == 0
-    file = home / "Library" / "LaunchAgents" / "forerun.edge.plist"
-    assert MARK.encode() in file.read_bytes()
-    assert "launchctl bootstrap gui/" in capsys.readouterr().out
-    assert main(["edge", "install-service", "--system"]) == 2
-    assert main(["edge", "uninstall-service"]) == 0
-    assert not file.exists()

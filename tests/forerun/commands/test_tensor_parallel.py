@@ -26,7 +26,7 @@ from tests.worlds.models import FINGERPRINT, VOCAB, TinyTarget
 if TYPE_CHECKING:
     from cloud_verifier.engine.engine import TorchEngine
 
-TARGET = str(Path(__file__).parents[3] / "demo_models" / "target")
+TARGET = str(Path(__file__).parents[3] / "lab" / "demo_models" / "target")
 PROMPT = "def read_lines(path):\n    with open(path) as file:\n        lines = file.read()\n"
 INFO = TargetInfo("tiny", VOCAB, 64, 64, (), FINGERPRINT)
 SAMPLINGS = (

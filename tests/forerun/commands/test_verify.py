@@ -16,7 +16,7 @@ import pytest
 from cloud_verifier.server.serving import warn_of_plain_text
 from tests.cloud_verifier.configured import configured
 
-TARGET = Path(__file__).parents[3] / "demo_models" / "target"
+TARGET = Path(__file__).parents[3] / "lab" / "demo_models" / "target"
 
 
 def open_once_it_is_read(pipe: Path, reader: subprocess.Popen[bytes]) -> int:

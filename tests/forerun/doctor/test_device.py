@@ -45,7 +45,7 @@ def test_a_processor_is_judged_by_what_llama_cpp_uses(info: str, level: Level, w
 
 
 def places(tmp_path: Path) -> EdgePaths:
-    return EdgePaths(*(tmp_path,) * 5)
+    return EdgePaths(*(tmp_path,) * 4)
 
 
 def test_a_token_is_its_owners_alone(tmp_path: Path) -> None:

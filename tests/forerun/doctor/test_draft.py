@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.llama.store import hash_of
+from common.llama.files import hash_of
 from edge_client.settings import DraftSection
 from forerun.doctor.device import Level
 from forerun.doctor.draft import ChildQuestion, DraftReport, ask_child, check_child, find_file
@@ -22,7 +22,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def levels(path: Path | str, sha256: str = "") -> dict[str, Level]:
-    _, findings = find_file(DraftSection(model=str(path), sha256=sha256), Path("none"))
+    _, findings = find_file(DraftSection(model=str(path), sha256=sha256))
     return {each.name: each.level for each in findings}
 
 
@@ -34,9 +34,9 @@ def test_a_file_is_there_is_gguf_and_hashes_as_it_should(tmp_path: Path) -> None
     assert levels(path) == {"draft file": Level.FAIL}
     path.write_bytes(b"GGUF and some more of them")
     assert levels(path) == {"draft file": Level.OK, "draft hash": Level.SKIP}
-    assert levels(path, hash_of(path, lambda done, total: None).upper())["draft hash"] is Level.OK
+    assert levels(path, hash_of(path).upper())["draft hash"] is Level.OK
     assert levels(path, "0" * 64) == {"draft file": Level.FAIL}
-    assert find_file(DraftSection(model=str(path), sha256="0" * 64), tmp_path)[0] == "", "it is not loaded"
+    assert find_file(DraftSection(model=str(path), sha256="0" * 64))[0] == "", "it is not loaded"
 
 
 @pytest.mark.llama

@@ -34,8 +34,8 @@
 {{- $_ := set $object.spec "scaleTargetRef" $target -}}
 {{- else if eq $object.kind "PersistentVolumeClaim" -}}
 {{- include "forerun.volume" (dict "spec" $object.spec "model" $values.model) -}}
-{{- else if and (eq $object.kind "ConfigMap") (eq $object.metadata.name "forerun-model") $values.model.manifest -}}
-{{- $_ := set $object.data "manifest.json" (printf "%s\n" (toJson $values.model.manifest)) -}}
+{{- else if and (eq $object.kind "ConfigMap") (eq $object.metadata.name "forerun-model") -}}
+{{- include "forerun.model" (dict "data" $object.data "model" $values.model) -}}
 {{- end -}}
 {{- end -}}
 
@@ -43,8 +43,17 @@
 {{- define "forerun.job" -}}
 {{- $name := .object.metadata.name -}}
 {{- $changes := get .values.overrides (printf "Job/%s" $name) -}}
-{{- $parts := list .object.spec .values.model.manifest $changes -}}
+{{- $parts := list .object.spec (pick .values.model "repository" "revision" "sha256sums" "endpoint") $changes -}}
 {{- $_ := set .object.metadata "name" (printf "%s-%s" $name (sha256sum (toJson $parts) | trunc 8)) -}}
+{{- end -}}
+
+{{- define "forerun.model" -}}
+{{- $_ := set .data "MODEL" .model.repository -}}
+{{- $_ := set .data "REVISION" .model.revision -}}
+{{- $_ := set .data "SHA256SUMS" .model.sha256sums -}}
+{{- if .model.endpoint -}}
+{{- $_ := set .data "HF_ENDPOINT" .model.endpoint -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "forerun.volume" -}}

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import demo_models
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.deterministic.check import check_exact
 from cloud_verifier.engine.deterministic.engine import ExactBackend, ExactEngine
@@ -19,6 +18,7 @@ from cloud_verifier.engine.loading import load_engine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import PackedStep
 from common.errors import UserError
+from lab import demo_models
 from tests import wording
 from tests.cloud_verifier.engine.tiny import target
 

@@ -26,7 +26,7 @@ from tests.drivers.served import written
 
 pytestmark = [pytest.mark.torch, pytest.mark.quantized]
 
-TARGET = str(Path(__file__).parents[4] / "demo_models" / "target")
+TARGET = str(Path(__file__).parents[4] / "lab" / "demo_models" / "target")
 PROMPT = "def read_lines(path):\n    with open(path) as file:\n        lines = file.read()\n"
 SAMPLINGS = [
     SamplingParams(temperature, seed=3, max_tokens=48, ignore_eos=True) for temperature in (0.0, 0.5)

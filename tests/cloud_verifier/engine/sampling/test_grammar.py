@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.grammar
 
-TARGET = Path(__file__).parents[4] / "demo_models" / "target"
+TARGET = Path(__file__).parents[4] / "lab" / "demo_models" / "target"
 SCHEMA = {
     "type": "object",
     "properties": {

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import demo_models
 from cloud_verifier.core.nouns import Ask, Offer, StepItem, StepPlan
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import load_target
@@ -19,12 +18,13 @@ from common.acceptance import Acceptance, AcceptanceRule, quantised
 from common.messages import TokenLogprobs
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
+from lab import demo_models
 from tests.cloud_verifier.engine.tiny import Session, Slots, target
 from tests.drivers.served import told
 
 pytestmark = pytest.mark.torch
 
-TARGET = Path(__file__).parents[4] / "demo_models" / "target"
+TARGET = Path(__file__).parents[4] / "lab" / "demo_models" / "target"
 
 
 def items(*asked: int | None) -> list[StepItem]:

@@ -1,0 +1,191 @@
+"""Finds the GGUF file of a model by its name. A remote file is fetched once:
+
+    path/file.gguf                                    a file of this machine
+    hf://organisation/repository/file.gguf            on the Hugging Face hub, as `hf download` takes it
+    hf://organisation/repository@revision/file.gguf   a branch, a tag or a commit of it
+    https://host/path/file.gguf                       anywhere else
+
+huggingface_hub fetches from the hub, keeps all files below HF_HOME, and heeds HF_TOKEN, HF_ENDPOINT and
+HF_HUB_OFFLINE.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.client
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib import request
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+
+from common.errors import CapacityError, ForerunError, UnavailableError, UserError
+
+logger = logging.getLogger(__name__)
+
+HUB, WEB, PLAIN = "hf://", "https://", "http://"
+GGUF_MAGIC = b"GGUF"
+SMALLEST = 24
+"""Bytes of a GGUF file without metadata and tensors: magic, version and two counts."""
+
+SILENCE = 30.0
+"""Seconds without a byte before the fetch of an https:// file fails."""
+
+BLOCK = 1 << 20  # bytes read at once
+
+
+def is_remote(name: str) -> bool:
+    """Tell whether a name is remote, and not a file of this machine."""
+    return name.startswith((HUB, WEB, PLAIN))
+
+
+def is_gguf(name: str) -> bool:
+    """Tell whether a name, of a file or remote, is of a GGUF file."""
+    return (urlsplit(name).path if name.startswith(WEB) else name).lower().endswith(".gguf")
+
+
+def hub_home() -> Path:
+    """Return the folder of this user's fetched models, as huggingface_hub chooses it (HF_HOME)."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("HF_HOME") or f"{cache}/huggingface").expanduser().absolute()
+
+
+def find_model(name: str, sha256: str = "") -> str:
+    """Return the local file of `name`. A remote file that is not on this machine is fetched first.
+
+    `sha256` is the required hash; empty allows any. Raises `UserError` for a file that is missing, is no GGUF
+    or has another hash, `CapacityError` for a full disk, and `UnavailableError` for a silent server.
+    """
+    if name.startswith(PLAIN):
+        raise UserError(
+            f"{name} is not encrypted; use an https:// address, or fetch the file and name its path"
+        )
+    if not is_remote(name):
+        path = Path(name).expanduser()
+    elif name.startswith(HUB):
+        path = _from_hub(name)
+    else:
+        path = _from_web(name, sha256)
+    if not path.is_file():
+        raise UserError(f"there is no model at {path}; check the path, or use {HUB}org/repo/file.gguf")
+    _check(path, str(path), sha256)
+    return str(path)
+
+
+def hash_of(path: Path) -> str:
+    """Return a file's SHA-256 in hex. Raises `OSError`."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check(path: Path, name: str, sha256: str) -> None:
+    """Raise `UserError` for a file that cannot be read, is no GGUF or has another hash."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(SMALLEST)
+        found = hash_of(path) if sha256 else ""
+    except OSError as error:
+        raise UserError(f"the model {name} cannot be read ({error}); check its permissions") from error
+    if head[: len(GGUF_MAGIC)] != GGUF_MAGIC:
+        raise UserError(
+            f"{name} is not a GGUF file; convert the model with llama.cpp's convert_hf_to_gguf.py, or name "
+            "the file of the repository that ends in .gguf"
+        )
+    if len(head) < SMALLEST:
+        raise UserError(f"the model {name} is cut off after {len(head)} bytes; fetch it again")
+    if found != sha256.lower():
+        raise UserError(
+            f"the model {name} has the SHA-256 {found}, not {sha256}, and is not loaded; correct the hash, "
+            "or replace the file"
+        )
+
+
+def _from_hub(name: str) -> Path:
+    """Return the file from the hub's cache. The hub is asked only for a file that is not there."""
+    try:
+        from huggingface_hub import errors, hf_hub_download, parse_hf_uri, try_to_load_from_cache
+    except ImportError as error:
+        raise UserError("huggingface_hub is not installed; run: pip install 'forerun[edge]'") from error
+    try:
+        uri = parse_hf_uri(name)
+    except ValueError as error:
+        raise UserError(f"{error}; write {HUB}organisation/repository/file.gguf") from error
+    if uri.type != "model" or not uri.path_in_repo:
+        raise UserError(f"{name} names no file; write {HUB}organisation/repository/file.gguf")
+    cached = try_to_load_from_cache(uri.id, uri.path_in_repo, revision=uri.revision)
+    if isinstance(cached, str):
+        return Path(cached)
+    logger.info("> fetching %s", name)
+    logging.getLogger("huggingface_hub").handlers.clear()  # our log shows its warnings, too
+    try:
+        return Path(hf_hub_download(uri.id, uri.path_in_repo, revision=uri.revision))
+    # HTTPError: of httpx, whose name changes. RuntimeError: of hf_xet
+    except (OSError, ValueError, RuntimeError, errors.HTTPError) as error:  # type: ignore[attr-defined]
+        cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None
+        raise _failure(name, cause or error) from error
+
+
+def _from_web(url: str, sha256: str) -> Path:
+    """Return the file of an https:// address from huggingface_hub's folder for the files of other programs.
+
+    The file gets its name when it is whole and has the required hash.
+    """
+    from huggingface_hub import cached_assets_path
+    from huggingface_hub.utils.tqdm import tqdm
+
+    name = PurePosixPath(urlsplit(url).path).name
+    if not name:
+        raise UserError(f"{url} names no file; write for example https://host/path/file.gguf")
+    web = request.OpenerDirector()  # without HTTPHandler: no redirect leads out of TLS
+    for handler in (
+        request.ProxyHandler,
+        request.HTTPSHandler,
+        request.HTTPRedirectHandler,
+        request.HTTPDefaultErrorHandler,
+        request.HTTPErrorProcessor,
+        request.UnknownHandler,
+    ):
+        web.add_handler(handler())
+    try:
+        folder = cached_assets_path("forerun", "models", hashlib.sha256(url.encode()).hexdigest()[:16])
+        if (folder / name).is_file():
+            return folder / name
+        logger.info("> fetching %s", url)
+        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+            new = Path(unfinished) / name
+            response: Any = web.open(url, timeout=SILENCE)
+            bar = tqdm.wrapattr(response, "read", total=response.length, desc=name, disable=None)
+            with response, new.open("wb") as file, bar as body:
+                shutil.copyfileobj(body, file, BLOCK)
+            if response.length:
+                raise ConnectionError(f"it broke off {response.length:,} bytes before its end")
+            _check(new, url, sha256)
+            os.replace(new, folder / name)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise _failure(url, error) from error
+    return folder / name
+
+
+def _failure(name: str, error: BaseException) -> ForerunError:
+    """Return the error of a hub, a server or the disk in our terms, with what to do about it."""
+    status = error.code if isinstance(error, HTTPError) else 0
+    status = status or getattr(getattr(error, "response", None), "status_code", 0)
+    if status in (401, 403):
+        return UserError(
+            f"{name} is gated, private or not there ({status}); check the name, accept the model's terms on "
+            "its page, and run `hf auth login` or set HF_TOKEN"
+        )
+    if status in (404, 410):
+        return UserError(f"{name} is not there ({status}); check organisation, repository, revision and file")
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return CapacityError(f"{name} does not fit on the disk; make room, or set HF_HOME to another folder")
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return UserError(f"{name} cannot be stored ({error}); set HF_HOME to a folder that can be written")
+    reason = str(getattr(error, "reason", None) or error).strip().splitlines() or [type(error).__name__]
+    return UnavailableError(f"{name} cannot be fetched: {reason[0]}; check the network, and try again")

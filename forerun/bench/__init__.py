@@ -1,1 +1,0 @@
-"""Implements `forerun bench`, which loads a verifier or the daemon (docs/capacity.md)."""

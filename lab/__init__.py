@@ -1,0 +1,1 @@
+"""Benchmarks, the making of the bundled models, integrations, examples and tools: never installed."""

@@ -1,0 +1,20 @@
+"""Measures what only a clone can: `python -m lab bench` and `python -m lab validate`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from forerun.cli import build_parser, run
+
+COMMANDS = {"bench": "lab.bench.capacity", "validate": "lab.validate"}
+"""Maps a command's name to its module."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Return as `forerun.cli.main`."""
+    return run(build_parser(None, COMMANDS, "python -m lab", __doc__ or ""), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,443 @@
+"""Measures tokens per second and latencies over the number of sessions: `python -m lab bench capacity`.
+
+The schemes take turns, repeat by repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import LocalError, UserError
+from common.sampling import SamplingParams
+from edge_client.core.policies import make_policy
+from forerun import demo_pair, terminal
+from forerun.options import add_command, ms, open_draft, option
+from forerun.prompts import bundled, read_prompts
+from forerun.rig import check_models
+from forerun.terminal import note
+from lab.bench import daemon
+from lab.bench.figures import Figures, load_figures, medians, ratio
+from lab.bench.formula import FORMULA, formula_text
+from lab.bench.load import (
+    OFF,
+    RECORDED,
+    SEQUENTIAL,
+    STREAMING,
+    DraftOption,
+    LoadJob,
+    LoadText,
+    prompt_tokens,
+    prompts_of,
+)
+from lab.bench.report import SCHEMA, Machine, ReportOptions, finish, progress_bar, settings_of
+from lab.bench.stage import Stage
+from simulator.arrivals import Poisson, Window, read_arrivals
+from simulator.canvas import check_drawing
+from simulator.knowledge import Candidates
+
+WARM_TEXTS = 2
+"""Warm-up texts: the first step chooses kernels and allocates caches."""
+
+Progress = Callable[[int, int, str], None]
+
+
+DRAFTS, TEXTS, LOAD = "the schemes", "the texts", "the load"
+SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+
+
+def drafts_option(text: str) -> DraftOption:
+    """Parse a `DraftOption` with argparse's own kind of error."""
+    try:
+        return DraftOption.parse(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(ReportOptions):
+    """Declares what is measured. Raises `UserError`."""
+
+    drafts: tuple[DraftOption, ...] = option(
+        tuple(map(DraftOption.parse, ("off", "oracle=0.6", "oracle=0.8", "recorded"))),
+        "drafts to compare: off, oracle=ACCEPTANCE or recorded (default: off oracle=0.6 oracle=0.8 recorded)",
+        "KIND",
+        type=drafts_option,
+        nargs="+",
+        group=DRAFTS,
+    )
+    policy: str = option("adaptive", "growth policy of Forerun", group=DRAFTS)
+    draft: str = option(str(demo_pair.DRAFT_GGUF), "GGUF file for recorded drafts", "PATH", group=DRAFTS)
+    draft_ms: float = option(  # seconds
+        5.0 / 1e3,
+        "time of a draft step, for oracle and recorded drafts (default: 5)",
+        "MS",
+        type=ms,
+        group=DRAFTS,
+    )
+    sequential: int = option(32, "most texts of the sequential run", "N", group=DRAFTS)
+    prompts: Path | None = option(None, "JSON list or JSON lines (default: bundled)", "FILE", group=TEXTS)
+    max_tokens: int = option(64, "number of tokens of each text", "N", group=TEXTS)
+    rounds: int = option(2, "number of texts of each session", "N", group=TEXTS)
+    texts: int = option(8, "fewest texts at each point", "N", group=TEXTS)
+    temperature: float = option(0.0, "sampling temperature; 0 is greedy", "T", group=TEXTS)
+    seed: int = option(1, "seed of sampling, oracles and arrivals", group=TEXTS)
+    tolerance: float = option(0.0, "share of texts that may differ, 0 to 1", "SHARE", group=TEXTS)
+    sessions: tuple[int, ...] = option((1, 8, 32), "concurrent sessions", "N", nargs="+", group=LOAD)
+    repeats: int = option(3, "number of repeats; the median counts", "N", group=LOAD)
+    rate: tuple[float, ...] = option(
+        (),
+        "open loops: sessions begun per second; the verifier admits the largest of --sessions at a time and "
+        "refuses others",
+        "R",
+        nargs="+",
+        group=LOAD,
+    )
+    arrivals: Path | None = option(None, "recorded open loop with a column time_s", "CSV", group=LOAD)
+    target: str = option(str(demo_pair.TARGET_DIR), f"folder, hub id or `{FORMULA}` (no model)", "PATH")
+    device: str = option("cpu", "device of the target: cpu or cuda")
+    threads: int = option(1, "threads of torch in the verifier", "N")
+    verifier: str = option("", "options of `forerun verify`, as one argument: '--max-rows 512'", "OPTIONS")
+    client_processes: int = option(1, "number of client processes", "N")
+    pin: bool = option(True, "pin verifier and clients to a core each (Linux only)", **SWITCH)
+    step_floor: float = option(0.0, "least time of a target step", "MS")
+    recall: bool = option(False, "let the verifier propose repeated tokens, also for `off`", **SWITCH)
+    prefix_cache: bool = option(False, "let the verifier keep prompts for later schemes", **SWITCH)
+    plot: Path | None = option(None, "file for a picture of the report: .png, .svg or .pdf", "FILE")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        make_policy(self.policy)
+        if not self.sessions or min(self.sessions) < 1:
+            raise UserError(f"--sessions is {self.sessions}; numbers from 1 were expected")
+        for name in ("repeats", "rounds", "texts", "sequential", "client_processes", "threads"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0.0 <= self.tolerance <= 1.0:
+            raise UserError(f"--tolerance is {self.tolerance}; a share in [0, 1] was expected")
+        if self.max_tokens < 2:
+            raise UserError(f"--max-tokens is {self.max_tokens}; a pace needs 2 tokens at least")
+        if self.target == FORMULA and self.records:
+            raise UserError("no draft model writes the formula's texts; omit recorded from --drafts")
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(self.temperature, max_tokens=self.max_tokens, seed=self.seed, ignore_eos=True)
+
+    @property
+    def points(self) -> list[int]:
+        """Return the numbers of sessions, each once."""
+        return sorted(set(self.sessions))
+
+    @property
+    def num_texts(self) -> int:
+        return max(self.rounds * max(self.sessions), self.texts)
+
+    @property
+    def records(self) -> bool:
+        return any(drafts.kind == RECORDED for drafts in self.drafts)
+
+    def stage(self, prompts: Sequence[Sequence[int]]) -> Stage:
+        """Return a stage whose verifier admits the most sessions of a point; an open loop may bring more."""
+        most = max(self.sessions)
+        slots = most * (max(map(len, prompts)) + self.sampling.max_tokens + 32)
+        given = ["--model", self.target, "--slots", str(max(slots, 1024)), "--max-sessions", str(most)]
+        given += ["--threads", str(self.threads), "--device", self.device]
+        given += ["--step-floor", str(self.step_floor)] if self.step_floor else []
+        given += ["--recall" if self.recall else "--no-recall"]
+        given += ["--prefix-cache" if self.prefix_cache else "--no-prefix-cache"]
+        return Stage([*given, *shlex.split(self.verifier)], self.client_processes, pin=self.pin)
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedLoad:
+    """Holds the load of every scheme at one point: texts and number of clients."""
+
+    at: dict[str, Any]  # what names the point
+    texts: tuple[LoadText, ...]
+    clients: int
+    times: tuple[float, ...] = ()  # of opening, seconds; empty for a closed loop
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """Runs Forerun with drafts of one kind, or plain streaming."""
+
+    name: str
+    drafts: DraftOption
+    policy: str = OFF
+    most_texts: int = 0  # most texts, by one client in sequence; 0 = all texts by all clients
+
+    async def run(self, plan: Plan, stage: Stage, load: OfferedLoad) -> Figures:
+        job = LoadJob(
+            address=stage.address,
+            numbers=tuple(text.number for text in load.texts)[: self.most_texts or None],
+            drafts=self.drafts,
+            policy=self.policy,
+            sampling=plan.sampling,
+            clients=1 if self.most_texts else load.clients,
+            times=load.times,
+            draft_time=plan.draft_ms,
+            seed=plan.seed,
+        )
+        return load_figures(await stage.run(job), job.clients)
+
+
+async def measure(plan: Plan, tokens: Sequence[Sequence[int]], progress: Progress) -> dict[str, Any]:
+    """Run the whole comparison on prompts made from `tokens`. Return the report."""
+    prompts = prompts_of(tokens, plan.num_texts)
+    note("starting the verifier and the clients")
+    async with plan.stage(prompts) as stage:
+        note(f"the target writes {len(prompts)} texts alone, one after the other")
+        texts = await references(plan, stage, prompts)
+        await stage.learn(texts, _recorded(plan, texts) if plan.records else {})
+        points = await _measure_points(plan, stage, texts, progress)
+    return {"points": points, "prompt_tokens": [len(each) for each in prompts]}
+
+
+async def references(plan: Plan, stage: Stage, prompts: Sequence[Sequence[int]]) -> list[LoadText]:
+    """Write every text by plain sessions in sequence, as the reference for all schemes."""
+    texts = [LoadText(number, tuple(prompt)) for number, prompt in enumerate(prompts)]
+    await stage.learn(texts)
+    await stage.run(_plain(plan, stage, texts[:WARM_TEXTS]))
+    if plan.target == FORMULA:
+        return [text.written(formula_text(text.prompt, plan.sampling.max_tokens)) for text in texts]
+    runs = (await stage.run(_plain(plan, stage, texts))).runs
+    failed = next((run for run in runs if not run.finished), None)
+    if failed is not None:
+        raise LocalError(f"the target could not write text {failed.number} alone: {failed.error}")
+    tokens = {run.number: run.tokens for run in runs}
+    return [text.written(tokens[text.number]) for text in texts]
+
+
+def _plain(plan: Plan, stage: Stage, texts: Sequence[LoadText]) -> LoadJob:
+    numbers = tuple(text.number for text in texts)
+    return LoadJob(stage.address, numbers, DraftOption(OFF), OFF, plan.sampling, tell_tokens=True)
+
+
+def _recorded(plan: Plan, texts: Sequence[LoadText]) -> dict[int, list[Candidates]]:
+    """Return the draft model's candidates before every token of each text."""
+    from common.llama.model import LlamaSettings
+    from edge_client.llama.group import DraftGroup, MemberDrafter
+    from training.record import said_before
+
+    note("the draft model reads the texts")
+    said: dict[int, list[Candidates]] = {}
+    with open_draft(LlamaSettings(plan.draft, threads=1)) as runtime:
+        drafter = MemberDrafter(DraftGroup(runtime, 1))
+        for text in texts:
+            heard = said_before(drafter, text.prompt, text.reference, plan.sampling)
+            said[text.number] = [
+                (tuple(map(int, each.tokens)), tuple(map(float, each.scores))) for each in heard
+            ]
+            if not all(tokens for tokens, _ in said[text.number]):
+                raise LocalError(f"the draft model gave no candidates in text {text.number}")
+    return said
+
+
+# Every scheme in turns --------------------------------------------------------------------------------------
+
+
+async def _measure_points(
+    plan: Plan, stage: Stage, texts: Sequence[LoadText], progress: Progress
+) -> list[dict[str, Any]]:
+    """Run all schemes at each point, in alternating order, so that noise affects all alike."""
+    points, every = [], loads(plan, texts)
+    total, done = plan.repeats * sum(len(schemes(plan, load)) for load in every), itertools.count(1)
+    for load in every:
+        compared_here = schemes(plan, load)
+        found: dict[str, list[Figures]] = {scheme.name: [] for scheme in compared_here}
+        for repeat in range(plan.repeats):
+            for scheme in compared_here if repeat % 2 == 0 else reversed(compared_here):
+                found[scheme.name].append(await scheme.run(plan, stage, load))
+                progress(next(done), total, f"{_in_words(load.at)}, {scheme.name}")
+        points.append({**load.at, **compared(found)})
+    return points
+
+
+def schemes(plan: Plan, load: OfferedLoad) -> list[Scheme]:
+    """Return the schemes at this point; the sequential run has no open loop."""
+    found = [
+        Scheme(STREAMING, drafts)
+        if drafts.kind == OFF
+        else Scheme(str(drafts).replace("=", " "), drafts, plan.policy)
+        for drafts in dict.fromkeys(plan.drafts)
+    ]
+    return found if load.times else [*found, Scheme(SEQUENTIAL, DraftOption(OFF), most_texts=plan.sequential)]
+
+
+def loads(plan: Plan, texts: Sequence[LoadText]) -> list[OfferedLoad]:
+    """Return the load of each point. Closed loops vary the number of sessions. Open loops, whose users do not
+    wait for each other, vary the rate or replay recorded arrivals."""
+    if plan.arrivals is not None:
+        recorded = read_arrivals(plan.arrivals, Window())
+        times = tuple(arrival.start for arrival in recorded.plan(plan.seed, 1, 1))
+        return [_open_load(plan, texts, {"arrivals": plan.arrivals.name}, times)]
+    if plan.rate:
+        return [
+            _open_load(plan, texts, {"sessions_per_second": rate}, _drawn(plan, rate)) for rate in plan.rate
+        ]
+    return [
+        OfferedLoad({"sessions": clients}, tuple(texts[: max(plan.rounds * clients, plan.texts)]), clients)
+        for clients in plan.points
+    ]
+
+
+def _drawn(plan: Plan, rate: float) -> tuple[float, ...]:
+    drawn = Poisson(rate, plan.num_texts).plan(plan.seed, 1, 1)
+    return tuple(arrival.start for arrival in drawn)
+
+
+def _open_load(
+    plan: Plan, texts: Sequence[LoadText], at: dict[str, Any], times: tuple[float, ...]
+) -> OfferedLoad:
+    some = tuple(texts[place % len(texts)] for place in range(len(times)))
+    return OfferedLoad(at, some, min(max(plan.sessions), len(times)), times)
+
+
+def _in_words(at: dict[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in at.items())
+
+
+def compared(found: dict[str, list[Figures]]) -> dict[str, Any]:
+    """Return the medians of each scheme, and the ratios of tokens per second to the baselines."""
+    result: dict[str, Any] = {"schemes": {name: medians(repeats) for name, repeats in found.items()}}
+    for name, baseline in (("times_sequential", SEQUENTIAL), ("times_streaming", STREAMING)):
+        if baseline in found:
+            result[name] = {
+                scheme: ratio(repeats, found[baseline], "tokens_per_second")
+                for scheme, repeats in found.items()
+            }
+    if STREAMING in found:
+        result["streaming_steps_over_own"] = {
+            scheme: ratio(found[STREAMING], repeats, "target_steps_per_token")
+            for scheme, repeats in found.items()
+        }
+    return result
+
+
+# The command ------------------------------------------------------------------------------------------------
+
+
+DESCRIPTION = """\
+Load a verifier with N sessions at a time, and compare three schemes: plain streaming of the same engine,
+Forerun with drafts of an oracle or of the real draft model, and one session after the other. The schemes take
+turns. Every text is compared with the target's own. With `--target formula` and --step-floor the engine costs
+nothing: the time beyond the floor (`outside`) is the verifier's own scheduler, codec and gRPC.
+
+  python -m lab bench capacity --sessions 1 8 32 --drafts off oracle=0.6 recorded --plot capacity.png
+
+Exit code 1 if more than --tolerance of Forerun's texts differ. Rounding in float32 depends on the other
+sessions in a step, so two tokens whose scores agree to six digits may swap."""
+
+
+BENCH = """\
+Load a verifier on this machine and measure it. The verifier is a process on one core, many clients run on
+another, and gRPC connects them over the loopback interface. docs/capacity.md explains the figures."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `bench` and its parts."""
+    words = "load a verifier or the daemon and measure it"
+    parser = add_command(commands, "bench", words, description=BENCH)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="PART")
+    add_command(actions, "capacity", "tokens per second by number of sessions", run, Plan, DESCRIPTION)
+    daemon.add_parser(actions)
+
+
+def run(plan: Plan) -> int:
+    if plan.plot is not None:
+        check_drawing()
+    if plan.target == str(demo_pair.TARGET_DIR):
+        check_models(Path(plan.target), Path(plan.draft))
+    machine = Machine()
+    texts = bundled() if plan.prompts is None else read_prompts(plan.prompts)
+    with progress_bar("runs") as progress:
+        measured = asyncio.run(measure(plan, prompt_tokens(plan.target, texts), progress))
+    counts = text_counts(measured["points"])
+    report = {
+        "schema": SCHEMA,
+        "benchmark": "capacity",
+        "settings": settings_of(plan),
+        "machine": machine.told(),
+        **measured,
+        "texts": counts,
+    }
+    finish(plan, report, table(report))
+    if plan.plot is not None:
+        from lab.bench.plots import plot_capacity
+
+        plot_capacity(report, plan.plot)
+    return 0 if counts["different_share"] <= plan.tolerance and not counts["failed"] else 1
+
+
+def text_counts(points: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Count the texts that were compared with the target's own, that differ, and that failed."""
+    own = [figures for point in points for figures in point["schemes"].values()]
+    num_compared = sum(figures["texts_compared"] for figures in own)
+    different = sum(figures["texts_different"] for figures in own)
+    return {
+        "compared": num_compared,
+        "different": different,
+        "different_share": different / num_compared if num_compared else 1.0,
+        "failed": sum(figures["failed"] for figures in own),
+    }
+
+
+# The table -------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    ("tokens/s", "tokens_per_second", 1),
+    ("ms/token", "ms_per_token", 1),
+    ("p95", "ms_per_token_p95", 1),
+    ("ttft p50", "ttft_ms_p50", 0),
+    ("p95", "ttft_ms_p95", 0),
+    ("steps/token", "target_steps_per_token", 3),
+    ("rows/token", "evaluated_nodes_per_token", 2),
+    ("step ms", "step_ms", 1),
+    ("outside", "gap_share", 3),
+    ("clients", "client_cpu", 2),
+)
+"""Heading, figure, digits."""
+
+POINT_NAMES = ("sessions", "sessions_per_second", "arrivals")
+RATIOS = {"times_sequential": "x sequential", "times_streaming": "x streaming"}
+
+
+def table(report: dict[str, Any]) -> list[str]:
+    """Format the report: a table for each point, a line for each scheme."""
+    lines = list[str]()
+    for point in report["points"]:
+        at = _in_words({name: point[name] for name in POINT_NAMES if name in point})
+        ratios = [name for name in RATIOS if name in point]
+        titles = (at, *(head for head, _, _ in COLUMNS), *(RATIOS[name] for name in ratios), "texts")
+        rows = (
+            [
+                name,
+                *(_cell(figures.get(key), digits) for _, key, digits in COLUMNS),
+                *(_cell(point[ratio].get(name), 2) for ratio in ratios),
+                _texts(figures),
+            ]
+            for name, figures in point["schemes"].items()
+        )
+        lines += ["", *terminal.table(titles, rows, left=(at, "texts"))]
+    compared, different = report["texts"]["compared"], report["texts"]["different"]
+    words = f"{compared} texts were compared with what the target writes alone; {different} differ."
+    return [*lines, "", words]
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _texts(figures: dict[str, Any]) -> str:
+    words = f"{figures['texts']:g} written"
+    for key, word in (("texts_different", "differ"), ("refused", "refused"), ("failed", "failed")):
+        words += f", {figures[key]:g} {word}" if figures.get(key) else ""
+    return words

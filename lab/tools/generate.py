@@ -1,0 +1,89 @@
+"""Writes what stands in two places from its source: `make generate`. A test compares.
+
+- the table of metrics in docs/operations.md, from the metrics' definitions;
+- the tables of clients in docs/clients/index.md, from their tests;
+- the tables of settings in docs/edge_config.md and docs/serving.md, from the schemas;
+- the alerts of deploy/compose, from the cluster's PrometheusRule.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from cloud_verifier import settings as verifier
+from cloud_verifier.telemetry.metrics import METRICS, OWN, VLLM, Metric
+from common.config.pages import reference
+from edge_client import settings as edge
+from lab.tools.clients import table
+
+ROOT = Path(__file__).resolve().parents[2]
+EDGE_METRICS = ROOT / "edge_client" / "texts" / "metrics.py"
+RULES = ROOT / "deploy" / "kubernetes" / "components" / "monitoring" / "alerts.yaml"
+BEGIN, END = "<!-- begin: make generate -->\n", "<!-- end -->\n"
+
+
+def files() -> dict[Path, str]:
+    """Return the right text of every file that is generated in whole or in part."""
+    docs = ROOT / "docs"
+    operations, config, serving = (docs / f"{name}.md" for name in ("operations", "edge_config", "serving"))
+    return {
+        operations: _between_marks(operations, _metrics()),
+        docs / "clients" / "index.md": _between_marks(docs / "clients" / "index.md", table(ROOT)),
+        config: _between_marks(config, f"{reference(edge.SCHEMA)}\n¹ A fleet may set it.\n"),
+        serving: _between_marks(serving, reference(verifier.SCHEMA)),
+        ROOT / "deploy" / "compose" / "prometheus" / "alerts.yaml": _alerts(),
+    }
+
+
+def known_metrics() -> frozenset[str]:
+    """Name every series that a verifier or an edge exports."""
+    from edge_client.texts.metrics import SECONDS, SUMS  # needs prometheus_client
+
+    known = {metric.exposed for metric in METRICS} | {
+        f"{name}_total" for name, _ in (*SUMS.values(), *SECONDS.values())
+    }
+    for metric in METRICS:
+        if metric.kind == "histogram":
+            known |= {f"{metric.exposed}_{part}" for part in ("bucket", "sum", "count")}
+    text = EDGE_METRICS.read_text(encoding="utf-8")
+    for kind, name in re.findall(r"(Counter|Gauge)MetricFamily\(\s*\"(forerun_edge_\w+)\"", text):
+        known.add(f"{name}_total" if kind == "Counter" else name)
+    return frozenset(known | {"process_cpu_seconds_total", "process_resident_memory_bytes"})
+
+
+def _between_marks(page: Path, section: str) -> str:
+    """Return the page's text with `section` between the marks. Raises `ValueError` unless each is there
+    once."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end) or BEGIN in after:
+        raise ValueError(f"{page.name} must hold {BEGIN.strip()} and {END.strip()}, once each")
+    return before + BEGIN + section + END + after
+
+
+def _metrics() -> str:
+    ours, vllms = _table(OWN), _table(VLLM)
+    return f"\nUnder names of our own:\n\n{ours}\nUnder vLLM's:\n\n{vllms}\n"
+
+
+def _table(metrics: tuple[Metric, ...]) -> str:
+    lines = ["| metric | type | meaning |", "|---|---|---|"]
+    for each in metrics:
+        label = f"{{{each.label}}}" if each.label else ""
+        lines.append(f"| `{each.exposed}{label}` | {each.kind} | {each.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _alerts() -> str:
+    """Return the rules as Prometheus reads them, without the operator's wrapping."""
+    text: str = yaml.safe_dump(yaml.safe_load(RULES.read_text("utf-8"))["spec"], sort_keys=False, width=4096)
+    return "# Written by `make generate` from the cluster's PrometheusRule.\n" + text
+
+
+if __name__ == "__main__":
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))

@@ -1,0 +1,1 @@
+"""Published schemes: growth policies by name, and the claims of their papers (docs/schemes.md)."""

@@ -1,0 +1,100 @@
+"""Compares the published figures of a scheme with the same scheme here, in its paper's own setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from schemes.policies.rounds import tokens_per_round
+from simulator.experiment import Job, Pool
+from simulator.figures import SessionResult, pace
+from simulator.world import World
+
+Results = Sequence[Sequence[SessionResult]]
+"""The sessions of each job, in the order of the jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """States one published figure, and how it is measured here.
+
+    `measure` gets the results of all `jobs`; a claim about a formula has no jobs. `within` is the largest
+    relative difference that counts as reproduced; None where the paper leaves out too much of its setting,
+    so that only the direction can be compared. `remark` says what the paper does not tell, or why the
+    figures differ.
+    """
+
+    system: str  # the row of docs/schemes.md
+    quantity: str  # in words, with its unit or what it is divided by
+    figure: float
+    measure: Callable[[Results], float]
+    jobs: tuple[Job, ...] = ()
+    within: float | None = None
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Holds a claim and the figure found here."""
+
+    claim: Claim
+    ours: float
+
+    @property
+    def difference(self) -> float:
+        """Return the relative difference from the claim; 0.1 is 10 % above it."""
+        return self.ours / self.claim.figure - 1.0
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the difference lies within the claim's bound; None without a bound."""
+        return None if self.claim.within is None else abs(self.difference) <= self.claim.within
+
+
+def compare(claims: Iterable[Claim], pool: Pool) -> Iterator[Comparison]:
+    """Yield a comparison for each claim, in order. A job that several claims name runs once."""
+    claims = list(claims)
+    jobs = list(dict.fromkeys(job for claim in claims for job in claim.jobs))
+    found = dict(zip(jobs, pool.map(jobs), strict=True))
+    for claim in claims:
+        yield Comparison(claim, claim.measure([found[job] for job in claim.jobs]))
+
+
+def seeds(scheme: str, world: World, repeats: int) -> tuple[Job, ...]:
+    """Return one job for each of `repeats` seeds, so that two schemes meet the same texts."""
+    return tuple((scheme, replace(world, seed=world.seed + place)) for place in range(repeats))
+
+
+def plain(world: World, repeats: int) -> tuple[Job, ...]:
+    """Return autoregressive jobs of one machine for `speedup`. Every seed has the same pace, so one runs."""
+    return seeds("colocated:off", world, 1) * repeats
+
+
+def fitted_acceptance(pace_at: Callable[[float], float], figure: float) -> float:
+    """Return the acceptance at which a law of pace, which falls as acceptance rises, takes `figure`."""
+    low, high = 0.0, 1.0
+    for _ in range(40):  # halvings: far finer than a published figure
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if pace_at(middle) > figure else (low, middle)
+    return low
+
+
+def acceptance_of_blocks(block: int, draft_time: float, step_time: float, token_time: float) -> float:
+    """Return the acceptance at which plain speculative decoding takes `token_time` a token; equal units."""
+
+    def speculative(acceptance: float) -> float:
+        return (block * draft_time + step_time) / tokens_per_round(block, acceptance)
+
+    return fitted_acceptance(speculative, token_time)
+
+
+def mean_pace(results: Results) -> float:
+    """Return the mean over jobs of ms per token."""
+    return fmean(pace([each.as_run() for each in sessions]) for sessions in results)
+
+
+def speedup(results: Results) -> float:
+    """Return how many times as fast the second half of the jobs is as the first half, token for token."""
+    half = len(results) // 2
+    return mean_pace(results[:half]) / mean_pace(results[half:])

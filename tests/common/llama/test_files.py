@@ -1,0 +1,227 @@
+"""A model's file is found by its name, and a remote one is fetched whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import shutil
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import CapacityError, ForerunError, UnavailableError, UserError
+from common.llama.files import find_model, is_gguf, is_remote
+from tests import wording
+from tests.edge_client.small_server import Handler, serving
+from tests.hub import COMMIT, REPOSITORY, Hub, serving_hub
+
+MODEL = b"GGUF" + bytes(range(256)) * 4096  # a megabyte
+SHA256 = hashlib.sha256(MODEL).hexdigest()
+NAME = f"hf://{REPOSITORY}/f.gguf"
+
+pytestmark = pytest.mark.api  # huggingface_hub, of the `edge` extra
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the hub's files. The library reads its environment at its import only."""
+    pytest.importorskip("huggingface_hub")
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    return tmp_path
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != "CACHEDIR.TAG"]
+
+
+# A file of this machine -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "d.gguf"
+    path.write_bytes(MODEL)
+    return path
+
+
+def test_a_local_file_is_used_if_its_hash_is_right(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(file.parent))
+    assert find_model("~/d.gguf") == find_model(str(file), SHA256.upper()) == str(file)
+    with wording.raises(UserError):
+        find_model(str(file), "0" * 64)
+
+
+@pytest.mark.parametrize("data", [b"text", b"", MODEL[:23]])
+def test_a_file_that_is_no_gguf_is_refused(data: bytes, file: Path) -> None:
+    file.write_bytes(data)
+    with wording.raises(UserError):
+        find_model(str(file))
+
+
+def test_a_missing_file_is_refused(file: Path) -> None:
+    with wording.raises(UserError):
+        find_model(str(file.with_name("none.gguf")))
+
+
+def test_names_are_told_apart() -> None:
+    assert [is_remote(name) for name in (NAME, "https://x", "http://x", "x.gguf", "/x", "~/hf://")] == [
+        True, True, True, False, False, False,
+    ]  # fmt: skip
+    assert is_gguf("https://h/f.GGUF?download=true")
+    assert is_gguf(f"hf://{REPOSITORY}@v1/f.gguf")
+    assert not is_gguf("https://h/model?name=f.gguf")
+
+
+# The hub --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    from huggingface_hub import constants
+
+    with serving_hub() as found:
+        found.files["f.gguf"] = MODEL
+        monkeypatch.setattr(constants, "ENDPOINT", found.address)
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            found.address + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        yield found
+
+
+@pytest.mark.parametrize("name", [NAME, f"hf://{REPOSITORY}@{COMMIT}/f.gguf"])
+def test_a_file_of_the_hub_is_fetched_once(name: str, hub: Hub, home: Path) -> None:
+    found = Path(find_model(name, SHA256))
+    assert found.read_bytes() == MODEL
+    assert found.is_relative_to(home / "hub")
+    hub.seen.clear()
+    assert find_model(name) == str(found)
+    assert not hub.seen
+
+
+def test_a_file_of_another_hash_is_not_used(hub: Hub) -> None:
+    with pytest.raises(UserError):
+        find_model(NAME, "0" * 64)
+
+
+@pytest.mark.parametrize("name", [f"hf://{REPOSITORY}/none.gguf", "hf://o/r/f.gguf"])
+def test_a_file_that_the_hub_lacks_is_refused(name: str, hub: Hub) -> None:
+    with wording.raises(UserError):
+        find_model(name)
+
+
+def test_a_gated_file_is_refused_with_what_to_do(hub: Hub) -> None:
+    hub.gated = True
+    with wording.raises(UserError):
+        find_model(NAME)
+
+
+def test_offline_only_a_kept_file_is_used(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    found = find_model(NAME)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert find_model(NAME) == found
+    with wording.raises(UnavailableError):
+        find_model(f"hf://{REPOSITORY}/other.gguf")
+
+
+@pytest.mark.parametrize(
+    "name", ["hf://", "hf://o", "hf://o/r", "hf://o/r/", "hf:///r/f", "hf://datasets/o/r/f"]
+)
+def test_a_name_without_a_file_is_refused(name: str) -> None:
+    with pytest.raises(UserError):
+        find_model(name)
+
+
+# Any other server -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ssl.SSLContext:
+    """TLS of a server that this machine trusts."""
+    authority, context = pytest.importorskip("trustme").CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    return context
+
+
+def fetched(context: ssl.SSLContext, answer: Callable[[Handler], None], sha256: str = "") -> str:
+    with serving(answer, tls=context) as address:
+        return find_model(f"https://{address}/f.gguf", sha256)
+
+
+def test_a_file_of_a_server_is_fetched_once(web: ssl.SSLContext) -> None:
+    asked = list[str]()
+
+    def answer(request: Handler) -> None:
+        asked.append(request.path)
+        request.reply(200, MODEL)
+
+    with serving(answer, tls=web) as address:
+        found = find_model(f"https://{address}/f.gguf?x", SHA256)
+        assert find_model(f"https://{address}/f.gguf?x") == found
+        assert find_model(f"https://{address}/f.gguf?y") != found
+    assert Path(found).read_bytes() == MODEL
+    assert asked == ["/f.gguf?x", "/f.gguf?y"]
+
+
+def breaks_off(request: Handler) -> None:
+    request.begin(200, Content_Length=str(len(MODEL)))
+    request.wfile.write(MODEL[:300_000])
+
+
+def redirected_to(place: str) -> Callable[[Handler], None]:
+    return lambda request: request.reply(302, Location=place)
+
+
+REFUSED: dict[str, tuple[Callable[[Handler], None], str, type[ForerunError]]] = {
+    "another hash": (lambda request: request.reply(200, MODEL), "0" * 64, UserError),
+    "no GGUF": (lambda request: request.reply(200, b"<html>log in first</html>"), "", UserError),
+    "broken off": (breaks_off, "", UnavailableError),
+    "401": (lambda request: request.reply(401), "", UserError),
+    "404": (lambda request: request.reply(404), "", UserError),
+    "503": (lambda request: request.reply(503), "", UnavailableError),
+    "to plain text": (redirected_to("http://127.0.0.1:1/f.gguf"), "", UnavailableError),
+    "to a file": (redirected_to("file:///etc/passwd"), "", UnavailableError),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_nothing_is_left_of_a_fetch_that_failed(case: str, web: ssl.SSLContext, home: Path) -> None:
+    answer, sha256, kind = REFUSED[case]
+    with wording.raises(kind):
+        fetched(web, answer, sha256)
+    assert not files_below(home / "assets")
+
+
+def test_a_full_disk_is_named(web: ssl.SSLContext, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(source: Any, file: Any, block: int) -> None:
+        file.write(source.read(block))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", fill)
+    with wording.raises(CapacityError):
+        fetched(web, lambda request: request.reply(200, MODEL))
+    assert not files_below(home / "assets")
+
+
+def test_a_server_that_nobody_knows_is_refused(web: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with pytest.raises(UnavailableError):
+        fetched(web, lambda request: request.reply(200, MODEL))
+
+
+@pytest.mark.parametrize("name", ["http://h/f.gguf", "https://h", "https://h/", "https://h:x/f.gguf"])
+def test_an_address_that_cannot_be_fetched_is_refused(name: str) -> None:
+    with pytest.raises(ForerunError):
+        find_model(name)

@@ -1,0 +1,73 @@
+"""A Hugging Face hub in a thread, of one repository, as far as huggingface_hub asks one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.edge_client.small_server import Handler, serving
+
+COMMIT = "c0ffee" + "0" * 34
+REPOSITORY = "organisation/repository"
+
+
+@dataclass
+class Hub:
+    """Serves the files of `REPOSITORY` and notes every request as (method, path, token)."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    gated: bool = False
+    seen: list[tuple[str, str, str]] = field(default_factory=list)
+    address: str = ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which huggingface_hub finds this hub, without a proxy in between."""
+        return {"HF_ENDPOINT": self.address, "no_proxy": "*", "HF_HUB_OFFLINE": "0"}
+
+    def __call__(self, request: Handler) -> None:
+        path = request.path.partition("?")[0]
+        self.seen.append((request.command, path, request.headers.get("Authorization", "")))
+        if f"/{REPOSITORY}/" not in path:
+            self._refuse(request, 404, "RepoNotFound")
+        elif self.gated:
+            self._refuse(request, 403, "GatedRepo")
+        elif name := re.fullmatch(rf"/{REPOSITORY}/resolve/[^/]+/(.+)", path):
+            self._send(request, name[1])
+        elif "/tree/" in path:
+            self._reply(request, [self._entry(name) for name in self.files])
+        else:
+            self._reply(request, {"id": REPOSITORY, "sha": COMMIT})
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        return {"type": "file", "path": name, "oid": "0" * 40, "size": len(self.files[name])}
+
+    def _send(self, request: Handler, name: str) -> None:
+        if name not in self.files:
+            self._refuse(request, 404, "EntryNotFound")
+            return
+        data = self.files[name]
+        headers = {"Content_Length": str(len(data)), "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
+        request.begin(200, X_Repo_Commit=COMMIT, **headers)
+        if request.command != "HEAD":
+            request.wfile.write(data)
+
+    def _refuse(self, request: Handler, status: int, code: str) -> None:
+        request.reply(status, X_Error_Code=code, X_Repo_Commit=COMMIT)
+
+    def _reply(self, request: Handler, found: Any) -> None:
+        request.reply(200, json.dumps(found).encode(), Content_Type="application/json")
+
+
+@contextlib.contextmanager
+def serving_hub(**files: bytes) -> Iterator[Hub]:
+    """Serve a hub while the block runs."""
+    hub = Hub(dict(files))
+    with serving(hub) as address:
+        hub.address = f"http://{address}"
+        yield hub

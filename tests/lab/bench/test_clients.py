@@ -1,0 +1,172 @@
+"""Clients write every text once and right, in this process and as processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.scheduler import VerifyScheduler
+from cloud_verifier.engine.around import FlooredEngine
+from cloud_verifier.server.grpc_server import Server
+from cloud_verifier.server.worker import Worker
+from common.sampling import SamplingParams
+from edge_client.network.channel import OWN_CONNECTION, VerifierChannel
+from forerun.rig import START_TIMEOUT
+from lab.bench.clients import ClientCrowd, Library
+from lab.bench.formula import FORMULA, TABLE, FormulaEngine, formula_text
+from lab.bench.load import DraftOption, LoadJob, LoadText
+from lab.bench.stage import Stage
+
+pytestmark = pytest.mark.grpc
+
+LENGTH = 12
+SAMPLING = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
+TEXTS = [LoadText(number, (number, 5, 9), formula_text((number, 5, 9), LENGTH)) for number in range(4)]
+
+
+@contextlib.asynccontextmanager
+async def verifier(config: SchedulerConfig | None = None, step_time: float = 0.0) -> AsyncIterator[Any]:
+    """A verifier of the formula; at the end all its slots are there again."""
+    engine = FormulaEngine(8192)
+    scheduler = VerifyScheduler(engine.info, config)
+    worker = Worker(FlooredEngine(engine, step_time), scheduler)
+    async with Server(worker, engine.info, TABLE, "127.0.0.1:0") as server:
+        yield f"127.0.0.1:{server.port}", scheduler
+        await worker.wait_until_gone()
+        while not scheduler.idle:  # noqa: ASYNC110 - the last step may still run; nothing announces its end
+            await asyncio.sleep(0.005)
+    scheduler.check_integrity()
+
+
+def library(texts: list[LoadText] = TEXTS) -> Library:
+    found = Library()
+    found.texts = {text.number: text for text in texts}
+    return found
+
+
+def job(address: str, **more: Any) -> LoadJob:
+    given: dict[str, Any] = {"numbers": (0, 1, 2, 3), "drafts": DraftOption("off"), "policy": "adaptive"}
+    return LoadJob(address=address, sampling=SAMPLING, **{**given, **more})
+
+
+async def carried_out(task: LoadJob, known: Library | None = None) -> ClientCrowd:
+    async with ClientCrowd(known or library(), task) as crowd:
+        await crowd.run()
+    return crowd
+
+
+@pytest.mark.parametrize("drafts", ["off", "oracle=0.8", "oracle=0"])
+@pytest.mark.parametrize("policy", ["adaptive", "chain"])
+async def test_a_closed_loop_writes_every_text_once_and_right(drafts: str, policy: str) -> None:
+    async with verifier() as (address, _):
+        crowd = await carried_out(job(address, drafts=DraftOption.parse(drafts), policy=policy, clients=2))
+    assert sorted(run.number for run in crowd.runs) == [0, 1, 2, 3]
+    assert all(run.finished and run.difference is None for run in crowd.runs)
+    assert all(len(run.arrivals) == LENGTH for run in crowd.runs)
+    proposed = sum(run.stats["proposed"] for run in crowd.runs)
+    assert (proposed > 0) is (drafts != "off")
+
+
+async def test_a_perfect_oracle_saves_target_steps() -> None:
+    async with verifier(step_time=0.01) as (address, _):
+        crowd = await carried_out(
+            job(address, drafts=DraftOption.parse("oracle=1"), policy="chain", numbers=(0,))
+        )
+    (run,) = crowd.runs
+    assert run.stats["target_steps"] < LENGTH
+    assert run.asked == run.right > 0
+
+
+async def test_a_text_that_is_not_the_references_is_found() -> None:
+    wrong = replace(TEXTS[1], reference=(*TEXTS[1].reference[:3], 0, *TEXTS[1].reference[4:]))
+    async with verifier() as (address, _):
+        crowd = await carried_out(job(address), library([TEXTS[0], wrong, *TEXTS[2:]]))
+    assert {run.number: run.difference for run in crowd.runs} == {0: None, 1: 3, 2: None, 3: None}
+
+
+async def test_who_finds_the_verifier_full_is_refused_and_counted() -> None:
+    async with verifier(SchedulerConfig(max_sessions=1), step_time=0.02) as (address, _):
+        crowd = await carried_out(job(address, times=(0.0, 0.0, 0.0, 0.0), clients=4))
+    assert sum(run.finished for run in crowd.runs) == 1
+    assert sum(run.refused for run in crowd.runs) == 3
+
+
+async def test_an_open_loop_does_not_wait_for_those_who_are_served() -> None:
+    async with verifier(step_time=0.02) as (address, _):
+        crowd = await carried_out(job(address, times=(0.0, 0.01, 0.02, 0.03), clients=1))
+    opened = [run.opened_at for run in crowd.runs]
+    assert max(opened) < min(run.ended_at for run in crowd.runs)
+    assert all(run.finished for run in crowd.runs)
+
+
+async def test_recorded_drafts_are_said_again() -> None:
+    known = library()
+    known.said = {
+        text.number: [((token, (token + 1) % 4096), (-0.01, -5.0)) for token in text.reference]
+        for text in TEXTS
+    }
+    async with verifier(step_time=0.01) as (address, _):
+        crowd = await carried_out(job(address, drafts=DraftOption.parse("recorded"), policy="chain"), known)
+    assert all(run.finished and run.difference is None for run in crowd.runs)
+    assert sum(run.stats["accepted"] for run in crowd.runs) > 0
+
+
+async def test_devices_have_connections_of_their_own() -> None:
+    async with verifier() as (address, _), contextlib.AsyncExitStack() as stack:
+        for _ in range(3):
+            channel = await stack.enter_async_context(VerifierChannel(address, OWN_CONNECTION))
+            await channel.describe()
+        connections = _connections(int(address.rpartition(":")[2]))
+    assert len(connections) == 3
+
+
+def _connections(port: int) -> list[str]:
+    """Established connections to a port of this machine, from the client's side."""
+    try:
+        tables = [Path(f"/proc/net/{name}").read_text(encoding="ascii") for name in ("tcp", "tcp6")]
+    except OSError:
+        pytest.skip("needs Linux's /proc/net/tcp")
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    return [row[1] for row in rows if row[2].endswith(f":{port:04X}") and row[3] == "01"]
+
+
+# As processes
+
+
+def stage() -> Stage:
+    return Stage(["--model", FORMULA, "--step-floor", "2"], 2, pin=False)
+
+
+@pytest.mark.slow
+async def test_two_processes_share_a_load_and_a_third_goes_without() -> None:
+    async with stage() as on_stage:
+        await on_stage.learn(TEXTS)
+        both = await on_stage.run(job(on_stage.address, clients=3))
+        one = await on_stage.run(job(on_stage.address, clients=1))
+    assert sorted(run.number for run in both.runs) == [0, 1, 2, 3]
+    assert len(both.client_cpu) == 2
+    assert len(one.client_cpu) == 1
+    assert all(run.finished and run.difference is None for run in (*both.runs, *one.runs))
+    assert both.verifier["steps"] > 0
+
+
+@pytest.mark.slow
+async def test_without_anybody_who_listens_a_load_ends_at_once() -> None:
+    async with stage() as on_stage:
+        child = await on_stage.start("clients", module="lab.bench.clients")
+        await child.write({"do": "learn", "texts": list(map(asdict, TEXTS)), "said": {}})
+        await child.read(START_TIMEOUT)
+        endless = job(on_stage.address, clients=2, numbers=(0,) * 50_000)
+        await child.write({"do": "run", "job": asdict(endless)})
+        await child.read(START_TIMEOUT)
+        await child.write({"do": "go"})
+        assert child.process.stdin is not None
+        child.process.stdin.close()
+        await child.gone(START_TIMEOUT)

@@ -1,0 +1,89 @@
+"""Figures of a load, on runs whose figures are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lab.bench.figures import costs, ends, latencies, medians, rates, ratio, verifier_figures
+from lab.bench.formula import FormulaEngine
+from lab.bench.host import Meter
+from lab.bench.load import TextRun
+
+STATS = {"target_steps": 2, "evaluated": 6, "proposed": 8, "proposes": 3, "drafted": 10}
+
+
+def run(number: int, opened_at: float, arrivals: list[float], **more: Any) -> TextRun:
+    return TextRun(number, opened_at, arrivals, finished=True, stats=dict(STATS), **more)
+
+
+def test_tokens_per_second_count_from_the_beginning_to_the_last_token() -> None:
+    runs = [run(0, 10.0, [1.0, 2.0]), run(1, 10.0, [1.0, 2.0, 4.0])]
+    found = rates(runs, 10.0, clients=2)
+    assert found["tokens_per_second"] == pytest.approx(5 / 4)
+    assert found["tokens_per_second_busy"] == pytest.approx(4 / 2)  # until the first of two had no text left
+
+
+def test_no_tokens_have_no_rate() -> None:
+    assert rates([], 0.0, 1)["tokens_per_second"] is None
+    assert latencies([])["ms_per_token"] is None
+
+
+def test_pauses_are_between_arrivals_and_not_between_tokens_of_one() -> None:
+    found = latencies([run(0, 0.0, [0.1, 0.2, 0.2, 0.2, 0.5])])
+    assert found["gap_ms_p50"] == pytest.approx(200.0)
+    assert found["ttft_ms_p50"] == pytest.approx(100.0)
+    assert found["ms_per_token"] == pytest.approx(100.0)
+
+
+def test_costs_are_per_token() -> None:
+    found = costs([run(0, 0.0, [0.1] * 4, asked=10, right=8, bytes_up=40, bytes_down=20)])
+    assert found["target_steps_per_token"] == 0.5
+    assert found["evaluated_nodes_per_token"] == 1.5
+    assert (found["draft_tokens_per_token"], found["draft_messages_per_token"]) == (2.0, 0.75)
+    assert (found["bytes_up_per_token"], found["bytes_down_per_token"]) == (10.0, 5.0)
+    assert found["acceptance"] == 0.8
+
+
+def test_texts_that_differ_are_counted_and_named() -> None:
+    runs = [run(0, 0.0, [1.0]), run(1, 0.0, [1.0], difference=5), TextRun(2, 0.0, refused=True, error="full")]
+    runs.append(TextRun(3, 0.0, [1.0], difference=1, error="lost"))
+    found = ends(runs)
+    assert (found["texts"], found["texts_different"], found["refused"], found["failed"]) == (2, 1, 1, 1)
+    assert found["differences"] == [[1, 5]]
+    assert found["errors"] == ["lost"]
+
+
+def test_a_verifier_that_did_nothing_has_no_shares() -> None:
+    assert verifier_figures(Meter(FormulaEngine(64)).take())["gap_share"] is None
+
+
+def test_the_gaps_share_is_of_the_cycles() -> None:
+    told = {
+        "steps": 2, "rows": 6, "cpu_ms": 10.0, "wall_ms": 20.0, "engine_cpu_ms": 8.0,
+        "step_ms": {"mean": 8.0, "p95": 9.0}, "gap_ms": {"mean": 2.0}, "cycle_ms": {"mean": 10.0},
+    }  # fmt: skip
+    found = verifier_figures(told)
+    assert found["gap_share"] == 0.2
+    assert found["outside_cpu_share"] == 0.2
+    assert found["rows_per_step"] == 3.0
+
+
+def test_of_repeats_the_median_counts_and_texts_are_added() -> None:
+    repeats = [
+        {"tokens_per_second": rate, "texts": 2, "differences": [[0, 1]], "ttft_ms_p50": None}
+        for rate in (10.0, 30.0, 20.0)
+    ]
+    found = medians(repeats)
+    assert found["tokens_per_second"] == 20.0
+    assert found["tokens_per_second_range"] == [10.0, 30.0]
+    assert found["texts"] == 6
+    assert found["differences"] == [[0, 1]] * 3
+    assert found["ttft_ms_p50"] is None
+
+
+def test_a_ratio_is_of_repeats_that_ran_side_by_side() -> None:
+    own, other = ([{"x": value} for value in values] for values in ((2.0, 8.0, 9.0), (1.0, 2.0, 9.0)))
+    assert ratio(own, other, "x") == 2.0  # the middle one of 2, 4 and 1
+    assert ratio(own, other, "y") is None

@@ -1,0 +1,36 @@
+"""Wrong settings of `python -m lab` are refused before anything is done."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lab.__main__ import main
+from tests import wording
+
+CAPACITY = "bench capacity --target formula --drafts off"
+
+REFUSED = f"""
+validate --out v --num-prompts 0
+validate --out v --max-tokens 1
+{CAPACITY} --sessions 0
+{CAPACITY} --repeats 0
+{CAPACITY} --rounds 0
+{CAPACITY} recorded
+{CAPACITY} --policy x
+bench daemon --clients 0
+"""
+
+
+@pytest.mark.grpc
+@pytest.mark.llama
+@pytest.mark.parametrize("line", REFUSED.strip().splitlines())
+def test_nonsense_is_refused_before_anything_is_done(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(line)) == 2
+    wording.keep(capsys.readouterr().err)
+    assert not [*tmp_path.iterdir()]

@@ -1,0 +1,251 @@
+"""Texts go on over faults, byte for byte; and what the benchmark would say if they did not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lab.benchmarks.daemon import Reading, Told, Violation
+from lab.benchmarks.faults.draws import WEIGHTS, DrawnFault, FaultJob, Kind, draw_fault, draw_job
+from lab.benchmarks.faults.run import Board, compare
+
+if TYPE_CHECKING:
+    from simulator.proxy import Link
+
+HEAD = (
+    b'data: {"choices": [{"text": "%s", "finish_reason": %s}], "forerun": {"origins": [["%s", "drafted", 2]]}'
+)
+USAGE = b'data: {"choices": [], "usage": {"completion_tokens": 2}}\n\n'
+WHOLE = (
+    b"id: 1\n" + HEAD % (b"ab", b"null", b"ab") + b"}\n\n"
+    b": waiting\n"
+    b'id: 2\ndata: {"choices": [{"text": "", "finish_reason": "length"}]}\n\n'
+    b"id: 3\n" + USAGE + b"data: [DONE]\n\n"
+)
+TOLD = Told("ab", 2, (), "length", (("completion_tokens", 2),))
+
+
+def read(data: bytes, size: int = 7) -> Reading:
+    reading = Reading("talk")
+    for start in range(0, len(data), size):
+        reading.feed(data[start : start + size])
+    return reading
+
+
+# Draws ----------------------------------------------------------------------------------------------------
+
+
+def test_a_fault_is_the_same_wherever_a_run_begins() -> None:
+    assert [draw_fault(1, n, 1.0) for n in (5, 6)] == [draw_fault(1, n, 1.0) for n in range(1, 7)][4:]
+    assert draw_fault(1, 5, 1.0) != draw_fault(2, 5, 1.0)
+
+
+def test_every_kind_and_every_sort_of_text_is_drawn() -> None:
+    assert {draw_fault(1, number, 1.0).kind for number in range(1000)} == set(WEIGHTS)
+    drawn = [draw_job(1, number, ("def f():",)).body for number in range(40)]
+    bodies = [{**each, **each.get("options", {})} for each in drawn]
+    for has in ("messages", "prompt", "stop", "repetition_penalty", "logprobs", "top_p"):
+        assert any(has in body for body in bodies)
+        assert not all(has in body for body in bodies)
+    assert {bool(body["temperature"]) for body in bodies} == {True, False}
+
+
+# Readings -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_right_stream_is_right_however_it_is_cut(size: int) -> None:
+    reading = read(WHOLE, size)
+    assert reading.done
+    assert reading.told() == TOLD
+    compare(reading, WHOLE, TOLD)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (WHOLE.replace(b"id: 2", b"id: 1"), "event 2 was due"),
+        (WHOLE.replace(b"id: 2", b"id: 3"), "event 2 was due"),
+        (WHOLE + b"id: 4\n" + USAGE, "after the end"),
+        (WHOLE.replace(b"null", b'"stop"'), "2 ends"),
+        (b'id: 1\ndata: {"error": {"message": "no"}}\n\n', "ended with an error"),
+    ],
+)
+def test_a_stream_that_is_no_single_text_is_a_violation(data: bytes, why: str) -> None:
+    with pytest.raises(Violation, match=why):
+        read(data).told()
+
+
+@pytest.mark.parametrize(
+    ("again", "told", "why"),
+    [
+        (WHOLE[:-1], TOLD, "another stream; from"),
+        (WHOLE, replace(TOLD, text="ac"), "its text differs"),
+        (WHOLE, replace(TOLD, num_tokens=3), "its num_tokens differs"),
+        (WHOLE, replace(TOLD, finish="stop"), "its finish differs"),
+    ],
+)
+def test_another_text_than_without_faults_is_a_violation(again: bytes, told: Told, why: str) -> None:
+    with pytest.raises(Violation, match=why):
+        compare(read(WHOLE), again, told)
+
+
+def test_rounding_may_change_a_text_of_other_verifiers_but_not_one_that_was_shown() -> None:
+    other = replace(TOLD, text="another")
+    assert compare(read(WHOLE), WHOLE, TOLD, exact=False)
+    assert not compare(read(WHOLE), WHOLE, other, exact=False)
+    with pytest.raises(Violation, match="another stream"):
+        compare(read(WHOLE), WHOLE[:-1], other, exact=False)
+
+
+# Recovery -------------------------------------------------------------------------------------------------
+
+
+def test_a_fault_is_over_when_every_text_that_ran_has_gone_on() -> None:
+    board = Board()
+    board.struck(Kind.RESET, ["a", "b"], 10.0)
+    board.heard("a", 10.5)
+    board.heard("a", 11.0)
+    board.struck(Kind.RESET, [], 11.5)
+    board.heard("b", 12.0)
+    board.heard("b", 13.0)
+    row = board.report()["reset"]
+    assert (row["faults"], row["texts_affected"], row["p50_s"], row["longest_s"]) == (2, 1, 2.0, 2.0)
+
+
+# The run --------------------------------------------------------------------------------------------------
+
+
+class TinyStage:
+    """Two real verifiers with the tiny target behind links, and a daemon's API on a port, all in this
+    process. Verifiers stay; the daemon is stopped and made anew over the same journal."""
+
+    def __init__(self, folder: Path) -> None:
+        from tests.ports import free_port
+
+        self.address = f"127.0.0.1:{free_port()}"
+        self.links: list[Link] = []
+        self._folder = folder
+        self._stack = contextlib.AsyncExitStack()
+        self._daemon = contextlib.AsyncExitStack()
+        self._tasks = set[asyncio.Task[None]]()
+        self.num_restarts = 0
+
+    async def __aenter__(self) -> TinyStage:
+        from simulator.proxy import Link
+        from tests.drivers.tiny import running
+
+        for _ in range(2):
+            system = await self._stack.enter_async_context(running(step_time=0.004))
+            self.links.append(await self._stack.enter_async_context(Link.to(system.address)))
+        await self._start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._daemon.aclose()
+        await self._stack.aclose()
+
+    async def inflict(self, struck: DrawnFault) -> None:
+        from simulator.proxy import Timeout, both_ways
+
+        link = self.links[struck.side]
+        match struck.kind:
+            case Kind.RESET:
+                link.cut()
+            case Kind.RESET_BOTH:
+                for each in self.links:
+                    each.cut()
+            case Kind.LATENCY:
+                link.rtt(40.0)
+                self._later(lambda: link.rtt(0.0))
+            case Kind.BLACK_HOLE:
+                link.set_toxic(*both_ways(Timeout(0)))
+                self._later(lambda: self._heal(link))
+            case _:
+                await self._daemon.aclose()
+                self.num_restarts += 1
+                await self._start()
+
+    async def settle(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _heal(self, link: Link) -> None:
+        from simulator.proxy import Timeout, both_ways
+
+        for each in both_ways(Timeout(0)):
+            if each in link.toxics:
+                link.remove_toxic(each.name)
+
+    def _later(self, call: Callable[[], object]) -> None:
+        async def wait() -> None:
+            await asyncio.sleep(0.3)
+            call()
+
+        task = asyncio.create_task(wait())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start(self) -> None:
+        from edge_client.api.app import Api, ApiSettings
+        from edge_client.api.listening import Listening
+        from edge_client.api.pairs import Pairs
+        from edge_client.api.security import Gate
+        from edge_client.api.service import Defaults, TextEndpoints
+        from edge_client.texts.journal import Journal
+        from edge_client.texts.service import TextService, TextSettings
+        from edge_client.verifiers import Verifiers
+        from tests.drivers.tiny import VOCABULARY
+        from tests.edge_client.api.world import TEMPLATE, Letters, Seats
+
+        stack = self._daemon = contextlib.AsyncExitStack()
+        addresses = [str(link.address) for link in self.links]
+        verifiers = await stack.enter_async_context(Verifiers(addresses, vocabulary=VOCABULARY))
+        texts = TextService(Letters(), VOCABULARY, verifiers, Seats(), TextSettings())
+        defaults = Defaults(draft_name="tiny", template=TEMPLATE)
+        api = Api(
+            Pairs(TextEndpoints(texts, defaults)),
+            ApiSettings(Gate()),
+            dict,
+            lambda: "",
+            None,
+            Journal(self._folder),
+        )
+        stack.push_async_callback(api.streams.close)
+        await stack.enter_async_context(Listening(api.app, self.address, grace=0, before=api.streams.go_on))
+
+
+def tiny_job(number: int) -> FaultJob:
+    """In the tiny target's letters."""
+    body = {**draw_job(3, number, ("abc", "fed", "bead")).body, "max_tokens": 150, "ignore_eos": True}
+    body |= {"stop": ["abab"]} if "stop" in body else {}
+    return FaultJob(number, draw_job(3, number, ("abc", "fed", "bead")).path, body)
+
+
+@pytest.mark.slow
+@pytest.mark.api
+@pytest.mark.grpc
+async def test_no_fault_loses_doubles_or_changes_a_token(tmp_path: Path) -> None:
+    from lab.benchmarks.faults.run import RunSettings, run
+
+    weights = {
+        Kind.CLIENT_CUT: 3.0,
+        Kind.RESET: 3.0,
+        Kind.RESET_BOTH: 2.0,
+        Kind.BLACK_HOLE: 1.0,
+        Kind.LATENCY: 1.0,
+        Kind.DAEMON_STOP: 2.0,
+    }
+    settings = RunSettings(faults=16, seed=3, clients=3, mean_gap=0.3, weights=weights)
+    async with asyncio.timeout(120), TinyStage(tmp_path) as stage:
+        result = await run(stage, tuple(tiny_job(number) for number in range(6)), settings)
+    assert result.violation == ""
+    assert result.faults == 16
+    assert stage.num_restarts == result.recovery["daemon_stop"]["faults"] > 0
+    assert result.texts_taken_up > 0

@@ -1,0 +1,167 @@
+"""The GPU benchmark runs in miniature where there is no GPU, so that it does not rot until there is one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from lab.benchmarks.gpu_step.rates import RateEdge
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.mark.soak
+def test_every_part_runs_in_miniature_and_finds_nothing_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lab.benchmarks.gpu_step.__main__ import PARTS, main
+
+    assert main(["--tiny", "--out", str(tmp_path)]) == 0
+    assert "nothing is wrong" in capsys.readouterr().out
+    report = json.loads((tmp_path / "gpu_step.json").read_text())
+    assert list(report["seconds"]) == list(PARTS)
+    assert all(report[part] for part in PARTS)
+    ways = [row["way"] for row in report["steps"]]
+    assert ways == ["graph", "eager", "torch_ref", "graph, sampled", "graph, top-p", "graph, compiled"]
+    assert all(row["times_floor"] > 0 for row in report["steps"])
+    assert [row["graph_steps"] > 0 for row in report["steps"]] == [True, False, False, True, True, True]
+    rates = report["rates"][:-1]
+    runs = [(row["sessions"], row["acceptance"]) for row in rates]
+    assert runs == [(1, None), (1, 0.6), (3, None), (3, 0.6)]
+    assert [row["same_text"] for row in rates] == [None, True, None, True]
+    loaded, *texts, memory = report["serving"]
+    assert loaded["load_s"] > 0
+    assert [row["right"] for row in texts] == [True, True, True]
+    assert all(row["prompt"] > 256 and row["ttft_ms"] > 0 and row["ms_per_token"] > 0 for row in texts)
+    assert memory["slots"] == 16384
+    plain, drafted = rates[2:]
+    assert plain["tokens_per_step_and_session"] == 1.0
+    assert drafted["tokens_per_step_and_session"] > 1.2
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    from lab.benchmarks.gpu_step.__main__ import main
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert main(["--out", str(tmp_path)]) == 2
+    assert "sees no CUDA device" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_clash_of_versions_is_told_in_its_own_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers raises an import error without a module's name."""
+    import builtins
+
+    from lab.benchmarks.gpu_step.__main__ import main
+
+    plain = builtins.__import__
+
+    def clash(name: str, *given: Any, **words: Any) -> Any:
+        if name == "transformers":
+            raise ImportError("huggingface-hub>=1.31 is required")
+        return plain(name, *given, **words)
+
+    monkeypatch.setattr(builtins, "__import__", clash)
+    assert main(["--tiny", "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "huggingface-hub>=1.31 is required" in told
+    assert "None" not in told
+
+
+@pytest.mark.soak
+def test_without_grpc_only_the_real_verifier_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lab.benchmarks.gpu_step import serving
+    from lab.benchmarks.gpu_step.__main__ import main
+
+    def refuse(name: str) -> None:
+        raise RuntimeError("The grpc package installed is at version 1.60.0")
+
+    monkeypatch.setattr(serving, "import_module", refuse)
+    assert main(["--tiny", "--out", str(tmp_path), "--parts", "serving", "host"]) == 0
+    report = json.loads((tmp_path / "gpu_step.json").read_text())
+    assert "at version 1.60.0" in report["serving"][0]["skipped"]
+    assert report["host"][0]["sum"] > 0
+
+
+def test_a_part_that_fails_costs_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lab.benchmarks.gpu_step import steps
+    from lab.benchmarks.gpu_step.__main__ import main
+
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(steps, "bandwidth", fail)
+    assert main(["--tiny", "--out", str(tmp_path), "--parts", "bandwidth", "host"]) == 1
+    assert "bandwidth: error MemoryError: no room" in capsys.readouterr().out
+    report = json.loads((tmp_path / "gpu_step.json").read_text())
+    assert report["bandwidth"] == [{"error": "MemoryError: no room"}]
+    assert report["host"][0]["sum"] > 0
+
+
+def test_the_random_model_writes_what_its_head_was_made_to() -> None:
+    import torch
+
+    from lab.benchmarks.gpu_step.settings import STRIDE, TINY, build
+
+    model = build(TINY.shape, torch.device("cpu"), torch.bfloat16)
+    tokens = [3, 60, 11]
+    with model.plain(), torch.inference_mode():
+        best = model.plain_logits(tokens, 3).topk(2)
+    assert best.indices[:, 0].tolist() == [(token + STRIDE) % TINY.shape.vocab_size for token in tokens]
+    margins = best.values[:, 0] - best.values[:, 1]
+    assert bool((margins > 0.25 * best.values[:, 0]).all())
+
+
+def edge(acceptance: float) -> RateEdge:
+    import numpy as np
+
+    from lab.benchmarks.gpu_step.rates import RateEdge
+
+    text = list(range(100, 130))
+    return RateEdge(text, acceptance, num_nodes=4, random=np.random.default_rng(0), tip=9, seen=9)
+
+
+def test_an_oracle_that_is_always_right_keeps_its_chain() -> None:
+    oracle = edge(1.0)
+    first = oracle.propose()
+    assert first is not None
+    assert (first.tokens, first.anchor, first.seen_advance) == ((110, 111, 112, 113), 9, 0)
+    assert oracle.propose() is None
+    oracle.on_commit([110, 111])
+    more = oracle.propose()
+    assert more is not None
+    assert (more.tokens, more.anchor, more.seen_advance) == ((114, 115), None, 2)
+
+
+def test_an_oracle_that_was_wrong_begins_anew_below_the_tip() -> None:
+    oracle = edge(1e-9)
+    first = oracle.propose()
+    assert first is not None
+    assert first.tokens == (109, 110, 111, 112)
+    oracle.on_commit([110])
+    again = oracle.propose()
+    assert again is not None
+    assert (len(again.tokens), again.anchor, again.seen_advance) == (4, 10, 1)
+
+
+def test_an_oracle_proposes_nothing_beyond_the_text() -> None:
+    oracle = edge(1.0)
+    oracle.on_commit(list(range(110, 127)))
+    last = oracle.propose()
+    assert last is not None
+    assert last.tokens == (127, 128, 129)
+    oracle.on_commit([127, 128, 129])
+    assert oracle.propose() is None

@@ -1,0 +1,285 @@
+"""The oracle writes its texts whatever is proposed, in its own time; prompts of each kind; the simulator's
+prediction; and one tiny run of everything."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_verifier.core.nouns import StepItem, StepPlan, TargetInfo
+from common.errors import UserError
+from common.llama.model import LlamaModel, LlamaSettings
+from edge_client.llama.measure_pace import PaceTables
+from lab.benchmarks.plans import item_of
+from lab.benchmarks.real_sizes.end_to_end import Cell, EndToEndSettings, ratio
+from lab.benchmarks.real_sizes.kinds import KINDS, published_prompts
+from lab.benchmarks.real_sizes.oracle import OracleEngine
+from lab.benchmarks.real_sizes.pair import PairText
+from lab.benchmarks.real_sizes.predicted import DraftRecord, TargetSteps, predict
+from lab.demo_models import DRAFT_GGUF
+from simulator.figures import pace
+from simulator.link import LinkSpec
+from simulator.recordings import RecordedText
+
+SIZE, END = 50, 49
+INFO = TargetInfo("oracle", SIZE, 100, 64, (END,), b"")
+
+
+class Clock:
+    """Time that passes while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 1e-5)
+
+
+def oracle(
+    *texts: PairText, step: float = 0.06, prompt_row: float = 0.0, row: float = 0.0
+) -> tuple[OracleEngine, Clock]:
+    clock = Clock()
+    return OracleEngine(INFO, texts, step, prompt_row, row, clock=clock, sleep=clock.sleep), clock
+
+
+def item(
+    text: PairText, prefix: list[int], tokens: list[int], parents: list[int], outputs: list[int]
+) -> StepItem:
+    """Rows that follow `prefix`, in the slots after its."""
+    size = len(prefix)
+    made = item_of(1, tokens, range(size), range(size, size + len(tokens)), parents, text.sampling)
+    return replace(made, outputs=np.array(outputs, np.int32))
+
+
+TOKENS = st.integers(0, SIZE - 1)
+TEXTS = st.builds(
+    lambda prompt, tokens: PairText(tuple(prompt), 0.8, 7, tuple(tokens)),
+    st.lists(TOKENS, min_size=1, max_size=10),
+    st.lists(TOKENS, min_size=2, max_size=10),
+)
+
+
+@given(TEXTS, st.data())
+def test_the_text_is_the_one_it_knows_whatever_is_proposed(text: PairText, data: st.DataObject) -> None:
+    engine, _ = oracle(text)
+    committed = list(text.prompt)
+    rows, start = list(text.prompt), 0
+    while len(committed) < len(text.prompt) + len(text.tokens):
+        guesses = data.draw(st.lists(TOKENS, max_size=4))
+        tip = len(rows) - 1
+        parents = [*range(-1, tip), *(data.draw(st.integers(tip, tip + i)) for i in range(len(guesses)))]
+        outputs = list(range(tip, tip + 1 + len(guesses)))
+        plan = StepPlan((item(text, committed[:start], [*rows, *guesses], parents, outputs),))
+        (choices,) = engine.evaluate(plan).choices
+        committed.append(int(choices[0]))
+        start = len(committed) - 1
+        rows = committed[start:]
+        assert engine.evaluate(plan).choices[0].tolist() == choices.tolist()
+    assert tuple(committed) == text.prompt + text.tokens
+
+
+def test_what_is_off_the_text_depends_on_every_token_and_never_ends_it() -> None:
+    text = PairText((1, 2, 3), 0.0, 0, (4, 5, 6))
+    engine, _ = oracle(text)
+    chosen = []
+    for first in range(SIZE):
+        plan = StepPlan((item(text, [], [first, 2, 3], [-1, 0, 1], [2]),))
+        chosen.append(int(engine.evaluate(plan).choices[0][0]))
+    assert chosen[1] == 4
+    assert END not in chosen
+    assert len(set(chosen)) > SIZE // 4
+
+
+def test_a_step_takes_its_time_and_that_of_its_prompt_rows_whatever_else_is_in_it() -> None:
+    text = PairText((1, 2, 3), 0.0, 0, (4, 5, 6))
+    engine, clock = oracle(text, prompt_row=0.001)
+    for outputs, took in (([2], 0.062), ([0, 1, 2], 0.06)):
+        began = clock.now
+        engine.evaluate(StepPlan((item(text, [], [1, 2, 3], [-1, 0, 1], outputs),)))
+        assert clock.now - began == pytest.approx(took, abs=1e-4)
+
+
+def test_the_scheduler_is_told_what_further_rows_take() -> None:
+    text = PairText((1, 2, 3), 0.0, 0, (4, 5, 6))
+    engine, clock = oracle(text, row=0.02)
+    began = clock.now
+    engine.evaluate(StepPlan((item(text, [], [1, 2, 3], [-1, 0, 1], [1, 2]),)))
+    assert clock.now - began == pytest.approx(0.08, abs=1e-4)
+    assert dict(engine.info.row_times)[2] == pytest.approx(0.08)
+    assert oracle(text)[0].info.row_times == (), "an engine that measures no rows names none"
+
+
+def test_the_share_that_repeats_counts_runs_that_stood_before() -> None:
+    assert PairText((1, 2, 3, 4), 0.0, 0, (1, 2, 3, 4, 9)).repeated == pytest.approx(1 / 5)
+    assert PairText((1,), 0.0, 0, (2, 3, 4, 5)).repeated == 0.0
+
+
+def test_adaptive_is_held_against_the_best_of_the_others() -> None:
+    paces = {"off": 60.0, "chain": 40.0, "adaptive": 50.0}
+    row = {"policies": {name: {"ms_per_token": pace} for name, pace in paces.items()}}
+    assert ratio(row) == 1.25
+
+
+# The simulator's prediction
+
+PACE = PaceTables({1: 0.010, 2: 0.012}, {2: 0.011, 33: 0.020})
+
+
+def recorded(right: bool, count: int = 40) -> tuple[PairText, DraftRecord]:
+    """A text of different tokens, and a draft that is sure and right, or sure and wrong."""
+    prompt, tokens = tuple(range(100, 120)), tuple(range(200, 200 + count))
+    said = tuple((token if right else token + 500, token + 900) for token in tokens)
+    ranks = (1 if right else None,) * count
+    text = RecordedText(len(prompt), tokens, said, ((5.0, -5.0),) * count, ranks)
+    return PairText(prompt, 0.0, 1, tokens), DraftRecord((text,), PACE)
+
+
+@pytest.mark.parametrize("recall", [False, True])
+def test_a_predicted_stream_takes_the_target_s_steps(recall: bool) -> None:
+    text, record = recorded(right=True)
+    target = TargetSteps(0.100, 0.090, recall=recall, time_per_prompt_row=0.001)
+    run = predict(text, 0, record, "off", LinkSpec(rtt=0.060), target)
+    assert pace([run]) == pytest.approx(100.0)
+    assert run["arrivals_ms"][0] < 2 * 100.0 + 60.0 + 20.0, "prompt rows cost less than others"
+
+
+def test_a_predicted_draft_saves_steps_if_it_is_right_and_rows_are_cheap() -> None:
+    def steps(right: bool, row: float) -> float:
+        text, record = recorded(right)
+        run = predict(text, 0, record, "chain", LinkSpec(rtt=0.020), TargetSteps(0.100, row))
+        assert len(run["tokens"]) == len(text.tokens)
+        return pace([run])
+
+    assert steps(right=True, row=0.001) < 50.0
+    assert steps(right=False, row=0.001) == pytest.approx(100.0, rel=0.05)
+    assert steps(right=True, row=0.001) < steps(right=True, row=0.090)
+
+
+def test_slowed_time_is_told_as_if_it_passed_normally() -> None:
+    settings = EndToEndSettings(60.0, 0.1, 20.0, 7.0, ("off",), 1, 3)
+    run = {"arrivals_ms": [70.0, 140.0], "stats": {"draft_time": 3.5, "draft_steps": 1}}
+    assert settings.timed(run) == {
+        "arrivals_ms": [10.0, 20.0],
+        "stats": {"draft_time": 0.5, "draft_steps": 1},
+    }
+    assert settings.link().rtt == pytest.approx(0.420)
+    target = settings.steps(Cell(30.0, 0.0, "draft", recall=True))
+    assert target.time(2, 0) == pytest.approx(0.350)
+    assert target.recall
+
+
+# Published prompts
+
+ENTRIES = {
+    "HumanEval.jsonl": {
+        "prompt": "def f{n}(x):\n",
+        "canonical_solution": "    return x\n",
+        "entry_point": "f{n}",
+    },
+    "gsm8k_test.jsonl": {"question": "How many is {n}?", "answer": "{n}"},
+    "mt_bench_question.jsonl": {"question_id": 1, "turns": ["Speak of {n}.", "Again."]},
+}
+
+
+def write_entries(folder: Path, count: int) -> None:
+    for name, entry in ENTRIES.items():
+        lines = (json.dumps(entry).replace("{n}", str(number)) for number in range(count))
+        (folder / name).write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.llama
+def test_prompts_of_each_kind_are_spread_over_the_published_files(tmp_path: Path) -> None:
+    write_entries(tmp_path, 10)
+    model = LlamaModel(LlamaSettings(str(DRAFT_GGUF)), weights=False)
+    prompts = published_prompts(model, tmp_path, 2)
+    assert [prompt.kind for prompt in prompts] == [kind for kind in KINDS for _ in range(2)]
+    by_name = {prompt.name: prompt for prompt in prompts}
+    assert "How many is 5?" in by_name["math:2"].text
+    assert "Speak of 0." in by_name["chat:1"].text
+    assert "def f5(x):\n    return x\n" in by_name["edit:2"].text
+    assert "f5_v2" in by_name["edit:2"].text
+    assert "return x" not in by_name["code:2"].text
+    assert all(prompt.tokens == tuple(model.tokenize(prompt.text, True)) for prompt in prompts)
+    for count in (0, 11):
+        with pytest.raises(UserError, match=r"--texts is .*10 prompts"):
+            published_prompts(model, tmp_path, count)
+    (tmp_path / "HumanEval.jsonl").write_text('{"text": "another file"}\n')
+    with pytest.raises(UserError, match=r"not the published HumanEval\.jsonl"):
+        published_prompts(model, tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--target a.gguf", "--draft and --prompts"),
+        ("--target a.gguf --draft b.gguf --prompts c --tokens 1", "--tokens is 1"),
+        ("--slowdown 0", "--slowdown is 0"),
+    ],
+)
+def test_an_incomplete_pair_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from lab.benchmarks.real_sizes.__main__ import main
+
+    assert main(["end-to-end", *words.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.soak
+@pytest.mark.torch
+@pytest.mark.llama
+@pytest.mark.grpc
+def test_a_tiny_pair_is_made_and_every_policy_writes_its_texts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from lab.benchmarks.real_sizes.__main__ import POLICIES, main
+
+    out = tmp_path / "report.json"
+    words = ["end-to-end", "--shape", "tiny", "--folder", str(tmp_path / "pair"), "--out", str(out)]
+    words += ["--target-steps", "5", "--temperatures", "0.8", "--drafts", "q8_0", "--rtt", "4"]
+    words += ["--texts", "2", "--tokens", "12", "--slowdown", "2"]
+    assert main(words) == 0
+    first = out.read_bytes()
+    (row,) = json.loads(first)["results"]
+    assert tuple(row["policies"]) == POLICIES
+    assert row["policies"]["off"]["predicted_ms_per_token"] == pytest.approx(5.0)
+    assert row["kinds"]["code"]["draft_right"] > 0.5
+    for policy, found in row["policies"].items():
+        assert found["identical"], policy
+        assert found["first_text"]["ms_per_token"] > 0
+        assert found["later_texts"]["ms_per_token"] > 0
+    assert row["policies"]["off"]["draft_tokens_per_token"] == 0
+    assert row["policies"]["sync:4"]["accepted_per_token"] > 0
+    assert "adaptive over the best" in capfd.readouterr().out
+    assert main(words) == 0
+    assert out.read_bytes() == first
+
+
+@pytest.mark.soak
+@pytest.mark.torch
+@pytest.mark.llama
+@pytest.mark.grpc
+def test_a_second_turn_reads_only_what_is_new_on_both_sides(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from lab.benchmarks.real_sizes.__main__ import main
+
+    words = ["long-prompts", "--shape", "tiny", "--folder", str(tmp_path / "pair"), "--json"]
+    words += ["--prompt", "600", "--new", "50", "--tokens", "100", "--texts", "1", "--target-step", "20"]
+    assert main([*words, "--rtt", "4"]) == 0
+    rows = json.loads(capfd.readouterr().out)["results"]
+    found = {(row["scheme"], row["turn"]): row for row in rows}
+    assert found["adaptive", "first"]["draft_read"] >= 600
+    assert found["adaptive", "second"]["draft_read"] < 100, "the new tokens and the end of the answer"
+    assert found["streaming", "first"]["draft_read"] == 0
+    for scheme in ("adaptive", "streaming"):
+        first, second = found[scheme, "first"], found[scheme, "second"]
+        assert first["cached_tokens"] == 0
+        assert second["prompt_tokens"] - second["cached_tokens"] < 60

@@ -1,0 +1,233 @@
+"""Laws of the wide-area benchmark: its settings, its report and plot, and one small run of everything."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import UserError
+from forerun.commands.comparison import MeasuredScheme
+from lab.benchmarks.wide_area import (
+    COLOCATED,
+    DEVICE_ONLY,
+    SPEEDUP,
+    LinkSetting,
+    WideAreaReport,
+    has_search,
+    is_identical,
+    main,
+    make_parser,
+    plot,
+    row_of,
+    schemes_of,
+    settings_of,
+    table,
+)
+from simulator import canvas
+from simulator.canvas import COLOURS
+from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
+
+
+def options_of(*words: str) -> argparse.Namespace:
+    return make_parser().parse_args(["measure", "--out", "x.json", *words])
+
+
+def test_every_combination_runs_floor_by_floor_the_nearest_first() -> None:
+    options = options_of(
+        "--rtt", "60", "20", "--floor", "30", "10", "--temperature", "0.8", "--schemes", "tree"
+    )
+    assert settings_of(options) == [
+        LinkSetting(floor, 0.8, rtt) for floor in (30.0, 10.0) for rtt in (20.0, 60.0)
+    ]
+
+
+def test_a_colocated_draft_needs_the_link_of_no_length() -> None:
+    options = options_of("--rtt", "60", "--floor", "30", "--temperature", "0", "--schemes", "colocated")
+    near, far = settings_of(options)
+    assert (near.rtt_ms, far.rtt_ms) == (0.0, 60.0)
+    assert has_search(options, near)
+    assert not has_search(options, far)
+
+
+def test_server_streaming_is_always_there_to_be_compared_with() -> None:
+    assert schemes_of(options_of("--schemes", "forerun", "chain")) == ["server_streaming", "chain", "forerun"]
+
+
+@pytest.mark.soak
+@pytest.mark.torch
+@pytest.mark.llama
+@pytest.mark.grpc
+def test_everything_runs_and_is_not_run_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "report.json"
+    words = ["measure", "--out", str(out), "--num-prompts", "1", "--max-tokens", "16", "--blocks", "4", "2"]
+    words += ["--floor", "0", "--temperature", "0.8"]
+    assert main([*words, "--rtt", "4"]) == 0
+    first = out.read_bytes()
+    near, far = json.loads(first)["results"]
+    for row in (near, far):
+        assert row["identical_after_cut"]
+        claimed = {name: found["identical"] for name, found in row["schemes"].items()}
+        assert claimed.pop("device_only") is None
+        assert claimed == dict.fromkeys(
+            ["server_streaming", "chain", "tree", "forerun", "sync_best", "colocated"], True
+        )
+        assert row["schemes"]["device_only"]["bytes_up_per_token"] == 0.0
+        assert row["schemes"]["device_only"]["draft_evaluations_per_token"] == 1.0
+    assert far["schemes"]["colocated"]["ms_per_token"] == near["schemes"]["sync_best"]["ms_per_token"]
+    assert "RTT 0 ms" in capfd.readouterr().err
+    assert main([*words, "--rtt", "0", "4"]) == 0
+    assert out.read_bytes() == first
+    assert "left" not in capfd.readouterr().err
+
+
+# The report
+
+STATS = {
+    "target_steps": 4, "evaluated": 8, "proposed": 12, "drafted": 16, "draft_steps": 8, "draft_time": 0.016,
+    "compute_time": 0.12,
+}  # fmt: skip
+TEXT = [5, 6, 7, 8]
+
+
+def run(ms: float, tokens: list[int] = TEXT, **stats: float) -> dict[str, Any]:
+    """A `done` event: the first token after 100 ms, the others `ms` apart."""
+    arrivals = [100.0 + ms * place for place in range(len(tokens))]
+    link = {"link_bytes_up": 40, "link_bytes_down": 80}
+    return {"tokens": tokens, "arrivals_ms": arrivals, "stats": {**STATS, **stats}, **link}
+
+
+def measured(sync_ms: float) -> MeasuredScheme:
+    runs = {
+        SERVER_STREAMING: [run(30.0), run(30.0)],
+        FORERUN: [run(10.0), run(20.0)],
+        DEVICE_ONLY: [run(2.0, [5, 9, 9, 9], target_steps=0), run(2.0, target_steps=0)],
+        SYNC_BEST: [run(sync_ms), run(sync_ms)],
+    }
+    return MeasuredScheme(runs, 8, {8: sync_ms, 12: sync_ms + 1})
+
+
+def report_of(*rtts: float) -> WideAreaReport:
+    report = WideAreaReport({"seed": 1})
+    for rtt in rtts:
+        setting = LinkSetting(30.0, 0.8, rtt)
+        report.add(setting, row_of(setting, measured(12.0 + rtt), True), with_colocated=True)
+    return report
+
+
+def test_a_row_has_the_figures_of_every_scheme() -> None:
+    row = report_of(0.0).rows[LinkSetting(30.0, 0.8, 0.0)]
+    forerun = row["schemes"][FORERUN]
+    assert (forerun["ms_per_token"], forerun["ttft_ms"]) == (15.0, 100.0)
+    assert forerun["ms_per_token_by_prompt"] == [10.0, 20.0]
+    assert (forerun["draft_step_ms"], forerun["target_step_ms"]) == (2.0, 30.0)
+    assert (forerun["target_steps_per_token"], forerun["bytes_up_per_token"]) == (1.0, 10.0)
+    assert row["sync_search_ms_per_token"] == {"8": 12.0, "12": 13.0}
+    assert row[SPEEDUP] == {
+        SERVER_STREAMING: 1.0, FORERUN: 2.0, DEVICE_ONLY: 15.0, SYNC_BEST: 2.5, COLOCATED: 2.5
+    }  # fmt: skip
+
+
+def test_of_the_device_alone_nothing_is_said_but_whose_text_it_is() -> None:
+    row = report_of(0.0).rows[LinkSetting(30.0, 0.8, 0.0)]
+    alone = row["schemes"][DEVICE_ONLY]
+    assert (alone["identical"], alone["text_of"], alone["target_step_ms"]) == (None, "draft", None)
+    assert {each["text_of"] for name, each in row["schemes"].items() if name != DEVICE_ONLY} == {"target"}
+    assert is_identical(row)
+
+
+def test_another_text_of_any_other_scheme_is_told() -> None:
+    found = measured(12.0)
+    found.runs[FORERUN][1]["tokens"] = [5, 6, 7, 9]
+    row = row_of(LinkSetting(30.0, 0.8, 0.0), found, True)
+    assert not is_identical(row)
+    report = WideAreaReport({}, {}, {LinkSetting(30.0, 0.8, 0.0): {**row, SPEEDUP: {}}})
+    assert "NO" in table(report)[2]
+
+
+def test_a_draft_beside_the_target_knows_the_users_link_by_its_first_token_only() -> None:
+    near, far = (row["schemes"][COLOCATED] for row in report_of(0.0, 60.0).rows.values())
+    assert (near["ms_per_token"], far["ms_per_token"]) == (12.0, 12.0)
+    assert (near["ttft_ms"], far["ttft_ms"]) == (100.0, 160.0)
+    assert (far["block"], far["bytes_up_per_token"], far["measured_at_rtt_ms"]) == (8, None, 0.0)
+
+
+def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    report = report_of(0.0, 60.0)
+    report.write(path)
+    assert WideAreaReport.resumed(path, {"seed": 1}, {"machine": "another"}) == report
+    new = WideAreaReport({"seed": 1}, {})
+    assert WideAreaReport.resumed(tmp_path / "new.json", {"seed": 1}, {}) == new
+    with pytest.raises(UserError, match=r"other options \(max_tokens, seed\)"):
+        WideAreaReport.resumed(path, {"seed": 2, "max_tokens": 5}, {})
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match="not a report"):
+        WideAreaReport.resumed(path, {"seed": 1}, {})
+
+
+def test_a_table_has_a_line_a_setting_and_a_column_a_scheme() -> None:
+    report = report_of(0.0, 60.0)
+    del report.rows[LinkSetting(30.0, 0.8, 0.0)]["schemes"][FORERUN]
+    _, head, first, second, _ = table(report)
+    titles = "floor T RTT streaming best sync forerun co-located device* k identical after a cut"
+    assert " ".join(head.split()) == titles
+    assert first.split() == ["30", "0.8", "0", "30.00", "12.00", "-", "12.00", "2.00", "8", "yes", "yes"]
+    assert second.split() == [
+        "30",
+        "0.8",
+        "60",
+        "30.00",
+        "72.00",
+        "15.00",
+        "12.00",
+        "2.00",
+        "8",
+        "yes",
+        "yes",
+    ]
+    assert table(report, SPEEDUP)[3].split()[3:8] == ["1.00", "0.42", "2.00", "2.50", "15.00"]
+
+
+# The plot
+
+plots = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
+
+
+def row(setting: LinkSetting, **speedups: float) -> dict[str, Any]:
+    axes = {"floor_ms": setting.floor_ms, "temperature": setting.temperature, "rtt_ms": setting.rtt_ms}
+    schemes = {name: {"ms_per_token": 30.0 / ratio} for name, ratio in speedups.items()}
+    return {**axes, SPEEDUP: speedups, "schemes": schemes}
+
+
+@plots
+@pytest.mark.parametrize("figure", ["speedup_over_server_streaming", "ms_per_token"])
+def test_panels_lines_and_words(figure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(canvas.FONTS, "svg.fonttype", "none")
+    settings = [
+        LinkSetting(floor, temperature, rtt)
+        for floor in (10.0, 30.0)
+        for temperature in (0.0, 0.8)
+        for rtt in (60.0, 0.0)
+    ]
+    ratios = {SERVER_STREAMING: 1.0, FORERUN: 2.5, DEVICE_ONLY: 20.0}
+    out = tmp_path / "plot.svg"
+    plot(WideAreaReport({}, {}, {each: row(each, **ratios) for each in settings}), out, figure)
+    svg = out.read_text(encoding="utf-8")
+    for floor in (10, 30):
+        for temperature in ("0", "0.8"):
+            assert f">target step {floor} ms, temperature {temperature}<" in svg
+    assert COLOURS[FORERUN] in svg
+    assert f">{FORERUN}<" in svg
+    assert COLOURS[DEVICE_ONLY] not in svg
+    assert svg.count("the draft alone, its own text: 20 times") == 4
+
+
+@plots
+def test_an_empty_report_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to plot"):
+        plot(WideAreaReport({}), tmp_path / "plot.svg")

@@ -1,0 +1,101 @@
+"""The generated functions: they do what they say, are many, and the held-out ones are not trained on."""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+from itertools import islice
+
+import pytest
+
+from forerun.doctests import Verdict, check, run_doctests
+from lab.demo_models import PROMPTS, pipelines
+from lab.demo_models.corpus import bundled_prompts, document, draw_function, held_out_functions, plain
+from lab.demo_models.forms import FORMS
+from lab.demo_models.functions import LINE_WIDTH, Function, parameters_of, singular
+from lab.demo_models.pipelines import Piece
+
+
+def drawn(count: int, seed: int = 0) -> list[Function]:
+    rng = random.Random(seed)
+    return [draw_function(rng) for _ in range(count)]
+
+
+def test_a_seed_gives_the_same_functions() -> None:
+    assert [each.head + each.body for each in drawn(50)] == [each.head + each.body for each in drawn(50)]
+    assert document(random.Random(1)) == document(random.Random(1))
+
+
+def test_all_functions_pass_the_check_of_the_demo() -> None:
+    for function in drawn(1000):
+        check(function.head + function.indented_body)
+
+
+@pytest.mark.slow
+def test_functions_pass_their_own_doctests() -> None:
+    rng = random.Random(3)
+    for function in [*drawn(40), *(form.draw(rng) for form in FORMS)]:
+        if (prompt := function.prompt(rng)) is not None:
+            (outcome,) = run_doctests(prompt + function.indented_body)
+            assert outcome.verdict is Verdict.PASSED, outcome
+
+
+def test_every_form_can_show_examples() -> None:
+    rng = random.Random(4)
+    for form in FORMS:
+        assert any(form.draw(rng).prompt(rng) is not None for _ in range(20))
+
+
+def test_there_are_a_million_distinct_functions() -> None:
+    """Only pipelines over one list of numbers are counted, and of their folds those that take a map."""
+    folds = [fold for fold in pipelines.FOLDS if "int" in fold.takes and not fold.bare]
+    nouns = len(pipelines.NUMBER_NOUNS)
+    adjectives, clauses = (
+        1 + kinds(each) for each in (pipelines.NUMBER_ADJECTIVES, pipelines.NUMBER_CLAUSES)
+    )
+    maps = 1 + kinds(pipelines.NUMBER_MAPS[:-1])
+    assert nouns * adjectives * clauses * maps * len(folds) > 1_000_000
+    some = drawn(2000, seed=5)
+    assert len({each.head + each.description + each.body for each in some}) > 0.8 * len(some)
+
+
+def kinds(table: tuple[Piece, ...]) -> int:
+    return sum(max(1, len(piece.constants)) for piece in table)
+
+
+def test_a_description_decides_what_its_body_computes() -> None:
+    """Names and nouns aside: the text before a body must say all that a model needs."""
+    bodies: dict[tuple[str, str], str] = {}
+    for function in drawn(20_000, seed=6):
+        key = (function.head, function.description)
+        assert bodies.setdefault(key, function.body) == function.body
+
+
+def test_held_out_combinations_are_in_no_document_and_each_comes_once() -> None:
+    held_out = [function for function, _ in islice(held_out_functions(seed=0), 60)]
+    assert all(function.is_held_out for function in held_out)
+    assert len({function.combination for function in held_out}) == 60
+    rng = random.Random(7)
+    texts = "\n".join(plain(document(rng)) for _ in range(500))
+    assert not any(function.head + function.indented_body in texts for function in held_out)
+    assert 0.01 < sum(function.is_held_out for function in drawn(5000)) / 5000 < 0.03
+
+
+def test_a_document_parses_and_keeps_its_lines_short() -> None:
+    rng = random.Random(8)
+    for _ in range(200):
+        text = plain(document(rng))
+        assert 1 <= len(ast.parse(text).body) <= 8
+        assert all(len(line) <= LINE_WIDTH for line in text.split("\n") if not line.startswith("#"))
+        assert text.endswith("\n")
+        assert not text.endswith("\n\n")
+
+
+def test_parameters_and_nouns_are_taken_apart() -> None:
+    assert parameters_of("a: dict[str, int], b: int") == ["a: dict[str, int]", "b: int"]
+    assert [singular(noun) for noun in ("numbers", "names", "prices")] == ["number", "name", "price"]
+
+
+def test_the_committed_prompts_are_those_that_the_training_writes() -> None:
+    assert json.loads(PROMPTS.read_text(encoding="utf-8")) == bundled_prompts()

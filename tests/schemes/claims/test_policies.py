@@ -1,0 +1,408 @@
+"""Laws of the published schemes: the target's text in any world, the bound, and what makes each itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from common.errors import UserError
+from common.tree import Node, SpeculationTree
+from edge_client.core.policies import (
+    GrowthPolicy,
+    GrowthView,
+    TokenCandidate,
+    make_policy,
+    offered,
+    policy_named,
+)
+from schemes.policies.amusd import AmusdPolicy
+from schemes.policies.bild import BildPolicy
+from schemes.policies.delay_optimal import DelayOptimalPolicy
+from schemes.policies.pacer import PacerPolicy, StopScorer
+from schemes.policies.parked import ParkedPolicy, off_line
+from schemes.policies.pearl import PearlPolicy
+from schemes.policies.picospec import PicoSpecPolicy
+from schemes.policies.rounds import MAX_BLOCK
+from schemes.policies.saguaro import SaguaroPolicy, cache_time, fan_outs, verdict_time
+from schemes.policies.specedge import SpecEdgePolicy
+from simulator.drafts import BetaDraft
+from simulator.figures import SessionResult
+from simulator.link import LinkSpec, Outage
+from simulator.schemes import CLAIRVOYANT, policy_maker
+from simulator.system import simulate
+from simulator.world import DeviceSpec, VerifierSpec, World
+
+SHORT = World(tokens=60, link=LinkSpec(rtt=0.06))
+PERFECT = replace(SHORT, draft=BetaDraft(mean=1.0), link=LinkSpec(rtt=0.1))
+
+
+def run(world: World, make: Callable[[], GrowthPolicy]) -> SessionResult:
+    return simulate(world, lambda _: make())[0]
+
+
+def pace(result: SessionResult, first: int = 0) -> float:
+    """Seconds per token after the first ones."""
+    return (result.arrivals[-1] - result.arrivals[first]) / (len(result.arrivals) - 1 - first)
+
+
+def gaps(result: SessionResult) -> list[float]:
+    """Between commits."""
+    moments = sorted(set(result.arrivals))
+    return [after - before for before, after in pairwise(moments)]
+
+
+def view_at(rtt: float, acceptance: float) -> GrowthView:
+    """Of a session that has measured both, with the default step times."""
+    view = GrowthView(SpeculationTree([0]), last_position=100, credit=128)
+    view.rtt.sample(rtt)
+    view.acceptance.add(acceptance * 1e4, 1e4)
+    return view
+
+
+def delay_optimal_block(view: GrowthView) -> int:
+    """The block that the policy prefers before any round."""
+    policy = DelayOptimalPolicy(beta=0.0)
+    return min(range(1, MAX_BLOCK + 1), key=lambda block: policy.index(view, block))
+
+
+class Watched:
+    """A policy that shows every answer before it is given."""
+
+    def __init__(
+        self, policy: GrowthPolicy, see: Callable[[str, GrowthView, Sequence[Node]], object]
+    ) -> None:
+        self.name, self.fill = policy.name, policy.fill
+        self._policy, self._see = policy, see
+
+    def branch(
+        self, view: GrowthView, node: Node, candidates: Sequence[TokenCandidate]
+    ) -> Sequence[TokenCandidate]:
+        return self._policy.branch(view, node, candidates)
+
+    def expand(self, view: GrowthView) -> Sequence[Node]:
+        nodes = self._policy.expand(view)
+        self._see("expand", view, nodes)
+        return nodes
+
+    def send(self, view: GrowthView) -> Sequence[Node]:
+        nodes = self._policy.send(view)
+        self._see("send", view, nodes)
+        return nodes
+
+
+# All of them --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", offered())
+@pytest.mark.parametrize(
+    "world",
+    [
+        replace(SHORT, link=LinkSpec(rtt=0.0)),
+        replace(SHORT, link=LinkSpec(rtt=0.3, jitter=0.05, jitter_memory=0.5)),
+        replace(SHORT, link=LinkSpec(rtt=0.05, loss=0.1, bandwidth_up=2000.0, bandwidth_down=4000.0)),
+        replace(SHORT, link=LinkSpec(rtt=0.06, outages=(Outage(0.3, 0.4), Outage(1.0, 0.2)))),
+        replace(SHORT, draft=BetaDraft(mean=0.0)),
+        replace(SHORT, draft=BetaDraft(mean=1.0)),
+        replace(SHORT, device=DeviceSpec(0.0, 0.0), verifier=VerifierSpec(1e-9, 0.0)),
+        replace(SHORT, verifier=VerifierSpec(max_nodes_per_session=3), tokens=1),
+        replace(SHORT, verifier=VerifierSpec(max_nodes_per_session=3, max_rows=5)),
+    ],
+    ids=["near", "jitter", "loss", "outages", "wrong", "right", "instant", "one_token", "few_rows"],
+)
+def test_the_text_is_the_targets_in_any_world(scheme: str, world: World) -> None:
+    """`simulate` itself compares."""
+    results = simulate(replace(world, clients=2), policy_maker(scheme))
+    assert [len(result.tokens) for result in results] == [world.tokens] * 2
+
+
+@pytest.mark.parametrize("scheme", offered())
+def test_a_policy_keeps_its_contract(scheme: str) -> None:
+    """Parents first, within the credit, nothing twice."""
+
+    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
+        ids = [node.id for node in nodes]
+        assert len(set(ids)) == len(ids)
+        if what == "expand":
+            assert not any(node.evaluated or node.busy or node.parent in ids for node in nodes)
+            return
+        assert len(nodes) <= max(0, view.credit_left)
+        for place, node in enumerate(nodes):
+            parent = view.tree.live[node.parent or 0]
+            assert parent is view.tree.tip or parent.wire_id or parent.id in ids[:place]
+
+    run(replace(SHORT, tokens=120), lambda: Watched(policy_named(scheme)(), see))
+
+
+@pytest.mark.parametrize("rtt", [0.01, 0.2])
+@pytest.mark.parametrize("mean", [0.7, 1.0])
+def test_none_beats_the_clairvoyant(rtt: float, mean: float) -> None:
+    """To the end of the text: pace after the first token would favour a late first token."""
+    world = World(tokens=100, link=LinkSpec(rtt=rtt), draft=BetaDraft(mean=mean))
+    bound, *others = (
+        simulate(world, policy_maker(scheme))[0].arrivals[-1] for scheme in (CLAIRVOYANT, *offered())
+    )
+    assert all(other >= bound - 1e-9 for other in others)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "amusd:block=7",
+        "pearl:7",
+        "saguaro:budget=-1",
+        "saguaro:budget=2.5",
+        "saguaro:exponent=0",
+        "saguaro:exponent=1e308",
+        "saguaro:block=1000000000",
+        "saguaro:fan_out=3,budget=24",
+        "pearl:chunk=-1",
+        "specedge:depth=0",
+        "specedge:depth=9,beam=1000",
+        "specedge:proactive=2",
+        "parked:fan_out=-1",
+        "parked:cut=1",
+        "sync_delay_optimal:beta=nan",
+        "bild:fallback=1.1",
+        "bild:block=0",
+        "pacer:step=0",
+        "pacer:stop=1",
+        "pacer:bias=nan",
+        "pacer:entropy=1",
+    ],
+)
+def test_a_setting_that_a_scheme_does_not_have_is_refused(text: str) -> None:
+    with pytest.raises(UserError):
+        make_policy(text)
+
+
+# Synchronous --------------------------------------------------------------------------------------------
+
+
+def test_the_delay_optimal_block_is_soon_as_good_as_the_best_one() -> None:
+    """Over three texts, from the 100th token on."""
+    worlds = [
+        World(tokens=400, link=LinkSpec(rtt=0.06), draft=BetaDraft(mean=0.7), seed=seed) for seed in (1, 2, 3)
+    ]
+
+    def mean_pace(scheme: str) -> float:
+        return sum(pace(simulate(world, policy_maker(scheme))[0], first=100) for world in worlds) / 3
+
+    best = min(mean_pace(f"sync:{block}") for block in (3, 4, 5, 6))
+    assert mean_pace("sync_delay_optimal") < 1.05 * best
+
+
+def test_the_delay_optimal_block_grows_with_the_delay_and_ever_slower() -> None:
+    blocks = [delay_optimal_block(view_at(rtt, 0.8)) for rtt in (0.0, 0.1, 0.2, 0.4, 0.8)]
+    assert blocks == sorted(blocks)
+    assert blocks[0] < blocks[1] < blocks[-1] < 3 * blocks[1] < MAX_BLOCK + 10
+
+
+def test_the_index_without_bonus_or_rounds_is_the_closed_form() -> None:
+    view = view_at(0.06, 0.5)
+    a = view.acceptance.ratio
+    cost = 3 * 0.0053 + 0.06 + 0.030 + 4 * 0.00005
+    assert DelayOptimalPolicy(beta=0.0).index(view, 3) == pytest.approx(cost / ((1 - a**4) / (1 - a)))
+
+
+def test_bild_ends_a_block_before_the_first_token_below_the_fallback() -> None:
+    seen: list[tuple[float, bool]] = []  # of each block: its least chance, and whether it may be longer
+
+    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
+        if what == "send" and nodes:
+            seen.append((min(node.logprob for node in nodes), len(nodes) < 16))
+
+    result = run(replace(SHORT, tokens=300), lambda: Watched(BildPolicy(0.6), see))
+    assert all(least >= math.log(0.6) for least, _ in seen)
+    assert any(is_short for _, is_short in seen)
+    assert len(seen) < result.stats.target_steps, "where the first token is unsure the target writes alone"
+
+
+def test_bild_without_a_fallback_drafts_whole_blocks() -> None:
+    sizes: list[int] = []
+
+    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
+        if what == "send" and nodes and view.last_position - view.tree.tip_position > 5:
+            sizes.append(len(nodes))
+
+    run(SHORT, lambda: Watched(BildPolicy(0.0, block=5), see))
+    assert set(sizes) == {5}
+
+
+def test_pacer_sends_at_the_end_of_a_block_when_its_tokens_are_doubtful() -> None:
+    sizes: list[int] = []
+
+    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
+        if what == "send" and nodes and view.last_position - view.tree.tip_position > 24:
+            sizes.append(len(nodes))
+            whole = sum(node.logprob for node in nodes)
+            before = sum(node.logprob for node in nodes[:-3])
+            assert whole < math.log(0.4) or len(nodes) == 24
+            assert before >= math.log(0.4)
+
+    run(replace(SHORT, tokens=300), lambda: Watched(PacerPolicy(step=3, stop=0.4), see))
+    assert {size % 3 for size in sizes} == {0}
+    assert len(set(sizes)) > 2, "the length follows the draft"
+
+
+def test_pacer_follows_its_scorer() -> None:
+    never, always = (
+        run(SHORT, lambda bias=bias: PacerPolicy(step=2, block=8, bias=bias, chance=0.0))  # type: ignore[misc]
+        for bias in (-9.0, 9.0)
+    )
+    assert never.stats.target_steps > 1.3 * always.stats.target_steps
+    assert never.stats.proposed / never.stats.proposes <= 2.0
+    assert always.stats.proposed / always.stats.proposes > 6.0
+
+
+@pytest.mark.parametrize("promise", [1e-6, 0.3, 0.999])
+def test_an_unlearned_scorer_repeats_the_promise(promise: float) -> None:
+    found = StopScorer().score([math.log(promise), -9.0], 5, -2.0)
+    assert found == pytest.approx(math.log(promise), rel=1e-6)
+
+
+# Chains that do not wait --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [AmusdPolicy, PearlPolicy])
+def test_neither_side_ever_waits(make: Callable[[], GrowthPolicy]) -> None:
+    result = run(replace(SHORT, tokens=200), make)
+    stats = result.stats
+    assert stats.draft_time > 0.93 * result.arrivals[-1]  # the last tokens' verdicts aside
+    assert stats.compute_time == pytest.approx(result.arrivals[-1] - result.arrivals[0], rel=0.03)
+    by_blocks = run(replace(SHORT, tokens=200), DelayOptimalPolicy)
+    assert by_blocks.stats.draft_time < 0.5 * by_blocks.arrivals[-1]
+
+
+def test_amusd_sends_each_token_as_soon_as_it_is_drafted() -> None:
+    sizes: list[int] = []
+    run(SHORT, lambda: Watched(AmusdPolicy(), lambda what, _, nodes: sizes.append(len(nodes))))
+    assert max(sizes) == 1
+
+
+def test_pearl_sends_whole_chunks_of_a_target_step() -> None:
+    policy, sizes = PearlPolicy(), list[int]()
+
+    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
+        if what == "send" and nodes and nodes[-1].position < view.last_position:
+            assert len(nodes) % policy.chunk(view) == 0
+            sizes.append(len(nodes))
+
+    run(replace(SHORT, tokens=120), lambda: Watched(policy, see))
+    assert sizes.count(6) > 5  # 30 ms by 5 ms
+    assert sizes.count(5) > 5  # after a miss
+
+
+def test_picospec_drafts_as_far_ahead_as_a_verdict_takes() -> None:
+    policy, ahead = PicoSpecPolicy(), list[int]()
+
+    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
+        if view.rtt.num_samples:
+            ahead.append(view.tree.num_speculative)
+
+    run(PERFECT, lambda: Watched(policy, see))
+    assert max(ahead) == pytest.approx((0.1 + 0.03) / 0.005, abs=1)
+    assert policy.window(view_at(0.1, 0.8)) == 25  # 130 ms by 5.3 ms, the estimates at first
+
+
+# Trees and caches ---------------------------------------------------------------------------------------
+
+
+def test_specedge_has_one_tree_in_flight_and_the_next_one_ready() -> None:
+    sizes: list[int] = []
+
+    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
+        if what == "send" and nodes:
+            assert view.num_sent == 0
+            sizes.append(len(nodes))
+
+    result = run(PERFECT, lambda: Watched(SpecEdgePolicy(), see))
+    assert max(sizes) <= 32
+    assert max(gaps(result)) < 0.1 + 0.03 + 32 * 0.00005 + 1e-9  # no draft step in between
+
+
+def test_specedge_drafts_one_level_a_step() -> None:
+    positions: list[set[int]] = []
+
+    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
+        if what == "expand" and nodes:
+            positions.append({node.position for node in nodes})
+
+    run(SHORT, lambda: Watched(SpecEdgePolicy(), see))
+    assert all(len(level) == 1 for level in positions)
+
+
+def test_the_fan_out_is_geometric_with_a_raised_end() -> None:
+    fans = fan_outs(6, acceptance=0.64, budget=20.0, exponent=1.0)
+    ratios = [after / before for before, after in pairwise(fans)]
+    assert ratios[:5] == pytest.approx([0.8] * 5)
+    assert ratios[5] == pytest.approx(0.8 / 0.6)
+    assert sum(fans) == pytest.approx(20.0)
+
+
+def test_saguaro_sends_a_foreseen_block_without_drafting() -> None:
+    world = replace(PERFECT, tokens=150, device=DeviceSpec(0.002, 0.0))
+    result = run(world, SaguaroPolicy)
+    assert max(gaps(result)[1:-1]) < 0.1 + 0.03 + MAX_BLOCK * 0.00005 + 1e-9
+    drafted_anew = run(world, DelayOptimalPolicy)
+    assert min(gaps(drafted_anew)[1:-1]) > 0.1 + 0.03 + 0.002
+
+
+def test_saguaros_guesses_beside_the_block_pay() -> None:
+    """Without guesses only a block that is right to its end is followed at once."""
+    world = World(tokens=300, draft=BetaDraft(mean=0.7), link=LinkSpec(rtt=0.06))
+    assert pace(run(world, SaguaroPolicy)) < 0.97 * pace(run(world, lambda: SaguaroPolicy(budget=1)))
+
+
+def test_saguaros_block_fits_the_time_of_a_verdict() -> None:
+    """A foreseen verdict's drafting is hidden, so the block is longer than a synchronous one."""
+    view = view_at(0.03, 0.85)
+    view.pace.rows.measured({1: 0.005, 64: 0.005})
+    policy = SaguaroPolicy()
+    block = policy.best_block(view)
+    assert delay_optimal_block(view) < block
+    assert cache_time(view, block, policy.ends(view, block)) <= verdict_time(view, block)
+
+
+def test_saguaro_foresees_as_many_ends_as_a_verdict_leaves_time_for() -> None:
+    view = view_at(0.03, 0.85)
+    view.pace.rows.measured({1: 0.005, 11: 0.010, 64: 0.063})
+    away = 0.03 + view.step_time.predict(6)
+    assert 6 * view.pace.rows.predict(SaguaroPolicy().ends(view, 5)) == pytest.approx(away, rel=0.1)
+    assert SaguaroPolicy(budget=12).ends(view, 5) == 12
+    assert SaguaroPolicy(fan_out=3).ends(view, 7) == 24
+
+
+def test_saguaro_never_sends_its_cache() -> None:
+    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
+        if what == "send" and nodes:
+            assert view.num_sent == 0
+            assert [node.position for node in nodes] == list(
+                range(view.tree.tip_position + 1, view.tree.tip_position + 1 + len(nodes))
+            )
+
+    run(SHORT, lambda: Watched(SaguaroPolicy(), see))
+
+
+def test_parked_branches_save_round_trips() -> None:
+    world = World(tokens=300, draft=BetaDraft(mean=0.7), link=LinkSpec(rtt=0.2))
+    with_branches, without = run(world, ParkedPolicy), run(world, lambda: ParkedPolicy(fan_out=0))
+    assert with_branches.arrivals[-1] < 0.9 * without.arrivals[-1]
+
+
+def test_parked_branches_hang_beside_the_chain_and_are_sent() -> None:
+    widths, lengths, sent = list[int](), list[int](), list[int]()
+
+    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
+        if what == "send":
+            widths.extend(len(node.children) for node in view.tree.live.values())
+            lengths.extend(off_line(view, node) for node in nodes)
+            sent.append(len(nodes))
+
+    run(SHORT, lambda: Watched(ParkedPolicy(), see))
+    assert max(widths) == 3
+    assert max(lengths) == 3
+    assert sum(sent) > 2 * SHORT.tokens

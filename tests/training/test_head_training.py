@@ -1,0 +1,162 @@
+"""Training brings heads nearer to their target, goes on where it stopped, and measures what they know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cloud_verifier.engine.drafting.heads import Heads, MedusaHeads, RecurrentHead
+from cloud_verifier.engine.model.transformers_adapter import TargetModel
+from common.errors import UserError
+from tests import wording
+from tests.cloud_verifier.engine.drafting.rig import DEPTH, draft_of
+from tests.cloud_verifier.engine.drafting.test_heads import features_of
+from tests.cloud_verifier.engine.tiny import ints, target
+from training import head_training as training
+from training.head_training import (
+    Batch,
+    Checkpoint,
+    LevelAccuracy,
+    Trainer,
+    WrittenText,
+    accuracy,
+    batches,
+    level_losses,
+    num_levels,
+    orthogonal,
+    read_texts,
+)
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def model() -> TargetModel:
+    return target("llama")
+
+
+@pytest.fixture(scope="module")
+def texts(model: TargetModel) -> list[WrittenText]:
+    random = np.random.default_rng(0)
+    lengths = (19, 24, 7, 24, 30, 12)
+    return list(read_texts(model, [ints(random.integers(0, 97, length).tolist()) for length in lengths]))
+
+
+def heads_of(kind: str, model: TargetModel) -> Heads:
+    heads = draft_of(kind, model)
+    assert isinstance(heads, RecurrentHead | MedusaHeads)
+    return heads
+
+
+def test_texts_come_with_the_targets_hidden_states(model: TargetModel, texts: list[WrittenText]) -> None:
+    for text in texts:
+        torch.testing.assert_close(text.hidden, features_of(model, text.tokens.tolist()))
+
+
+@pytest.mark.parametrize(("kind", "most"), [("recurrent", 0.7), ("medusa", 1.0)])
+def test_each_level_comes_nearer_to_the_target(
+    model: TargetModel, texts: list[WrittenText], kind: str, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "TOKENS_PER_STEP", 90)
+    heads, batch = heads_of(kind, model), Batch.of(texts)
+    with torch.no_grad():
+        before = [float(loss) for loss in level_losses(heads, model, batch, DEPTH)]
+    trainer = Trainer(heads, model, texts, 30)
+    for _ in range(30):
+        trainer.step()
+    with torch.no_grad():
+        after = [float(loss) for loss in level_losses(heads, model, batch, DEPTH)]
+    assert all(later < most * earlier for earlier, later in zip(before, after, strict=True)), (before, after)
+
+
+def test_padding_changes_no_loss(model: TargetModel, texts: list[WrittenText]) -> None:
+    heads = heads_of("recurrent", model)
+    with torch.no_grad():
+        for short, long in ((texts[2], texts[4]), (texts[0], texts[5])):
+            both = [float(loss) for loss in level_losses(heads, model, Batch.of([short, long]), DEPTH)]
+            alone = [
+                list(map(float, level_losses(heads, model, Batch.of([one]), DEPTH))) for one in (short, long)
+            ]
+            for level, loss in enumerate(both, 1):
+                counts = [len(one.tokens) - level for one in (short, long)]
+                expected = np.average([losses[level - 1] for losses in alone], weights=counts)
+                assert loss == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_interrupted_training_ends_as_one_that_is_not(
+    model: TargetModel, texts: list[WrittenText], tmp_path: Path
+) -> None:
+    def trainer() -> Trainer:
+        return Trainer(heads_of("recurrent", model), model, texts, 6, seed=3)
+
+    whole, first, second = trainer(), trainer(), trainer()
+    for _ in range(6):
+        whole.step()
+    for _ in range(3):
+        first.step()
+    path, told = tmp_path / "heads.training", {"steps": 6}
+    Checkpoint(path, told).save([text.tokens for text in texts], first.state())
+    kept = Checkpoint(path, told)
+    assert [text.tolist() for text in kept.texts] == [text.tokens.tolist() for text in texts]
+    second.restore(kept.state)
+    for _ in range(3):
+        second.step()
+    for name, weights in whole.heads.state_dict().items():
+        assert torch.equal(weights, second.heads.state_dict()[name])
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "heads.training"
+    Checkpoint(path, {"steps": 6}).save([ints([1, 2])])
+    assert not Checkpoint(path, {"steps": 6}).state
+    with wording.raises(UserError):
+        Checkpoint(path, {"steps": 7})
+    path.write_bytes(b"none")
+    with wording.raises(UserError):
+        Checkpoint(path, {"steps": 6})
+
+
+def test_a_pass_reads_the_texts_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "TOKENS_PER_STEP", 40)
+    lengths = [10, 20, 5, 20, 7, 9]
+    first, second = (list(islice(batches(lengths, seed), 6)) for seed in (1, 2))
+    for own in (first, second):
+        for at in (0, 3):
+            assert sorted(chain.from_iterable(own[at : at + 3])) == list(range(6))
+    assert first != second
+    assert first[:3] != first[3:]
+    assert first == list(islice(batches(lengths, 1), 6))
+
+
+def test_levels_are_added_while_training_goes_on() -> None:
+    found = [num_levels(done / 100, 6) for done in range(101)]
+    assert found == sorted(found)
+    assert (found[0], found[30], found[-1]) == (1, 1, 6)
+
+
+def test_updates_of_matrices_have_singular_values_near_1() -> None:
+    found = orthogonal(torch.randn(3, 20, 50, generator=torch.Generator().manual_seed(0)))
+    values = torch.linalg.svdvals(found)
+    assert 0.6 < float(values.min()) < float(values.max()) < 1.3
+
+
+def test_heads_that_say_what_the_target_says_are_always_right(
+    model: TargetModel, texts: list[WrittenText]
+) -> None:
+    def levels(_tokens: Tensor, hidden: Tensor, _depth: int) -> Iterator[Tensor]:
+        yield hidden[:, 1:]
+        yield -hidden[:, 2:]
+
+    heads: Any = SimpleNamespace(depth=2, levels=levels)
+    right, wrong = accuracy(heads, model, texts, 0.8)
+    assert right == LevelAccuracy(1.0, 1.0)
+    assert wrong.plain < 0.1
+    assert wrong.coupled < 0.8

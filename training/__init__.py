@@ -1,0 +1,1 @@
+"""Fits what drafts and policies learn from recorded texts."""

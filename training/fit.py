@@ -1,0 +1,137 @@
+"""Implements `forerun fit`: fits the initial trust in a draft to recordings of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common.calibration import Prior
+from common.wire.options import version
+from edge_client.models.prior_file import FORMAT, VERSION, point_as_json
+from forerun.options import REQUIRED, add_command, argument, option, write_out
+from forerun.terminal import note
+from schemes.policies.pacer import StopScorer
+from simulator.canvas import check_drawing
+from simulator.recordings import Recording, read_recording
+from training.fitting import HELD_OUT_EVERY, LogLoss, TextSplit, fit, fit_scorer, held_against, scored, split
+from training.reliability import Reliability, plot_reliability
+
+DESCRIPTION = f"""\
+Fit the prior, an edge's initial trust in a draft's scores, to recordings of that draft. Report how well it
+predicts held-out texts (every {HELD_OUT_EVERY}th). Recordings of one temperature are fitted together.
+
+  forerun record --out cold.jsonl --ignore-eos
+  forerun record --out warm.jsonl --ignore-eos --temperature 0.8
+  forerun fit cold.jsonl warm.jsonl --out prior.json
+  forerun edge --prior prior.json ...
+
+The last line of each temperature is the growth policy `pacer` with its learned stop (docs/adaptation.md)."""
+
+WORDS = {
+    "plain": "the draft's plain softmax",
+    "shipped": "the shipped prior, never learning",
+    "fitted": "the fitted prior, never learning",
+    "learnt_from_shipped": "the shipped prior, learning within each text",
+    "learnt_from_fitted": "the fitted prior, learning within each text",
+    "kept": "the shipped prior, learning across all texts",
+    "hindsight": "the best prior for these texts, with hindsight",
+}
+"""Label of each field of `LogLoss`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """Declares what is fitted, and where the prior goes."""
+
+    recordings: tuple[Path, ...] = argument(REQUIRED, "files of `forerun record`", "RECORDING", nargs="+")
+    out: Path | None = option(None, "file for the prior, for `forerun edge --prior FILE`", "FILE")
+    date: str | None = option(None, "date to note in the file", "TEXT")
+    plot: Path | None = option(None, "picture of predicted and observed chances: png, svg or pdf", "FILE")
+    json: bool = option(False, "print the prior as JSON, as --out writes it")
+
+
+def add_parser(commands: Any) -> None:
+    words = "fit the initial trust in a draft to recordings of it"
+    add_command(commands, "fit", words, _run, FitOptions, DESCRIPTION)
+
+
+def _run(options: FitOptions) -> int:
+    if options.plot is not None:
+        check_drawing()
+    recordings = [read_recording(path) for path in options.recordings]
+    parts = split(recordings)
+    priors, points = list[Prior](), list[dict[str, Any]]()
+    for part in parts:
+        note(f"fitting {len(part.fitted)} texts of temperature {part.temperature:g}")
+        prior = fit(part.fitted, part.temperature)
+        surprise = held_against(part.held_out, part.temperature, prior)
+        scorer = fit_scorer(part.fitted, prior)
+        priors.append(prior)
+        points.append(_point(part, prior, surprise, recordings))
+        if not options.json:
+            print("\n".join([*_lines(part, prior, surprise), *_pacer(part, prior, scorer)]))
+    document = {"format": FORMAT, "version": VERSION, "forerun": version() or None, "date": options.date}
+    _finish(options, document | {"points": points})
+    if options.plot is not None:
+        rows = zip(parts, priors, strict=True)
+        plot_reliability(
+            [Reliability(part.temperature, part.held_out, prior) for part, prior in rows], options.plot
+        )
+    return 0
+
+
+def _finish(options: FitOptions, document: dict[str, Any]) -> None:
+    text = json.dumps(document, indent=1) + "\n"
+    if options.json:
+        print(text, end="")
+    if options.out is not None:
+        write_out("the prior", options.out, text)
+
+
+def _point(
+    part: TextSplit, prior: Prior, surprise: LogLoss, recordings: Sequence[Recording]
+) -> dict[str, Any]:
+    """Return the prior as JSON, with its fitted and held-out texts."""
+    own = [each for each in recordings if each.header.temperature == part.temperature]
+    return point_as_json(part.temperature, prior) | {
+        "fitted_on": {
+            "recordings": [
+                {"target": each.header.target, "draft": each.header.draft, "seed": each.header.seed}
+                for each in own
+            ],
+            **_size(part.fitted),
+        },
+        "held_out": {
+            **_size(part.held_out),
+            "nats_per_token": {name: round(nats, 4) for name, nats in asdict(surprise).items()},
+        },
+    }
+
+
+def _pacer(part: TextSplit, prior: Prior, scorer: StopScorer) -> list[str]:
+    """Format the learned stop for a terminal."""
+    promise, learned = (scored(part.held_out, prior, each) for each in (StopScorer(), scorer))
+    weights = ",".join(f"{name}={weight:.4g}" for name, weight in asdict(scorer).items())
+    return [
+        f"  nats per decision of the same tokens: {promise:.4f} by the promise, {learned:.4f} learned",
+        f"  --policy pacer:{weights}",
+    ]
+
+
+def _size(texts: Sequence[Sequence[Any]]) -> dict[str, int]:
+    return {"texts": len(texts), "tokens": sum(map(len, texts))}
+
+
+def _lines(part: TextSplit, prior: Prior, surprise: LogLoss) -> list[str]:
+    """Format one temperature's prior for a terminal."""
+    confidence, fitted, held_out = prior.confidence, _size(part.fitted), _size(part.held_out)
+    return [
+        f"temperature {part.temperature:g}, fitted on {fitted['texts']} texts, {fitted['tokens']} tokens: "
+        f"sharpness {confidence.sharpness:.2f} (its logarithm ± {prior.sharpness.spread:g} between texts), "
+        f"rest {confidence.rest:.2f}, miss {confidence.miss:.3f}",
+        f"  nats per token on {held_out['texts']} others, {held_out['tokens']} tokens:",
+        *(f"    {getattr(surprise, name):.4f}  {words}" for name, words in WORDS.items()),
+    ]

@@ -1,0 +1,256 @@
+"""Implements `forerun heads`: trains heads for the verifier's own drafter, and tries drafters."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cloud_verifier.core.nouns import IntArray
+from common.errors import UserError
+from common.sampling import SamplingParams
+from forerun import demo_pair
+from forerun.options import REQUIRED, JsonOption, add_command, check_out, ms, option
+from forerun.prompts import bundled, read_prompts
+from forerun.terminal import note, table
+from training.record import BATCH, write_texts
+
+if TYPE_CHECKING:
+    from cloud_verifier.engine.drafting.trial import TrialReport
+    from cloud_verifier.engine.engine import TorchEngine
+    from training.head_training import Checkpoint, Trainer
+
+DESCRIPTION = """\
+Heads are small layers on a target model that guess its next tokens, for `forerun verify --drafter FILE`."""
+
+TRAIN = """\
+Let the target write texts, every fourth greedily and the others at temperature 0.8, and train heads to
+continue them as the target does. The same command goes on where an interrupted one stopped.
+
+  forerun heads train --model path/to/model --prompts prompts.json --out heads.safetensors
+  forerun verify --model path/to/model --drafter heads.safetensors"""
+
+CHECK = """\
+Let the target write texts, and the drafter guess before each token. Report how often the guesses are right,
+what they cost on this machine, and the milliseconds of a token with trees of each depth.
+
+  forerun heads check --model path/to/model --drafter heads.safetensors --step-floor 30"""
+
+WARM = 0.8
+"""Temperature of the texts that are not greedy, and of measurements under shared noise."""
+
+GREEDY_EVERY = 4
+"""Every so many groups of texts are greedy."""
+
+HELD_OUT_EVERY = 12
+"""Every so many prompts are held out: their texts are only measured."""
+
+LONGEST_PROMPT = 512  # tokens; of a longer prompt its beginning
+SAVE_EVERY, NOTE_EVERY = 100, 25  # updates
+KEEP_EVERY = 60.0  # seconds in which the target writes
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsOptions(JsonOption):
+    """Declares the target, and the prompts of its texts."""
+
+    model: str = option(str(demo_pair.TARGET_DIR), "folder or hub id of the target model", "PATH")
+    prompts: Path | None = option(
+        None, "file of prompts: a JSON list of texts, or JSON lines (default: bundled ones)", "FILE"
+    )
+    max_tokens: int = option(128, "most tokens of each text", "N")
+    device: str = option("cpu", "device of torch: cpu, cuda or cuda:N")
+    threads: int = option(0, "threads of torch; 0: torch's own choice", "N")
+
+    def texts_before(self) -> list[str]:
+        """Return the prompts. Raise `UserError`."""
+        return bundled() if self.prompts is None else read_prompts(self.prompts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(HeadsOptions):
+    """Declares a training. Raises `UserError` before the slow loading."""
+
+    out: Path = option(REQUIRED, "file for the heads, safetensors", "FILE")
+    kind: str = option("recurrent", "kind of heads", choices=("recurrent", "medusa"))
+    depth: int = option(6, "levels of guesses that they are trained for", "N")
+    texts: int = option(960, "texts that the target writes", "N")
+    steps: int = option(1200, "updates of the heads' weights", "N")
+    seed: int = option(0, "seed of the texts and of their order", "N")
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "texts", "max_tokens", "steps"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be 1 or more")
+        check_out(self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsCheckOptions(HeadsOptions):
+    """Declares a trial of a drafter."""
+
+    drafter: str = option(REQUIRED, "drafter, as for `forerun verify`", "WHAT")
+    temperature: float = option(WARM, "sampling temperature; 0 is greedy", "T")
+    step_floor: float = option(0.0, "least time of a target step, to imitate a larger target", "MS", type=ms)
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(
+        commands, "heads", "train and check heads for the verifier's own drafter", description=DESCRIPTION
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    add_command(actions, "train", "train heads on texts of a target", _train, TrainOptions, TRAIN)
+    add_command(actions, "check", "tell what a drafter is worth here", _check, HeadsCheckOptions, CHECK)
+
+
+# Training --------------------------------------------------------------------------------------------------
+
+
+def _train(options: TrainOptions) -> int:
+    engine = _engine(options)
+    import torch
+
+    from cloud_verifier.engine.drafting.heads import KINDS, HeadsLabel, save_heads
+    from training.head_training import Checkpoint, Trainer, accuracy, digest, read_texts
+
+    target, prompts = engine.model, _tokenized(options, engine)
+    label = HeadsLabel.of(options.kind, options.depth, target, engine.info.fingerprint)
+    told = {**asdict(label), "steps": options.steps, "seed": options.seed}
+    told |= {"texts": options.texts, "max_tokens": options.max_tokens, "data": digest(target, prompts)}
+    checkpoint = Checkpoint(options.out.with_name(options.out.name + ".training"), told)
+    texts = _write_texts(options, engine, prompts, checkpoint)
+    note(f"the target reads {len(texts)} texts, {sum(map(len, texts))} tokens")
+    read = list(read_texts(target, texts))
+    held_out = [text for number, text in enumerate(read) if _is_held_out(number, len(prompts))]
+    others = [text for number, text in enumerate(read) if not _is_held_out(number, len(prompts))]
+    torch.manual_seed(options.seed)
+    trainer = Trainer(KINDS[options.kind](target, options.depth), target, others, options.steps, options.seed)
+    if checkpoint.state:
+        trainer.restore(checkpoint.state)
+        note(f"going on after {trainer.done} of {options.steps} updates")
+    _run_steps(trainer, checkpoint)
+    save_heads(trainer.heads, label, options.out)
+    checkpoint.path.unlink()
+    levels = [asdict(each) for each in accuracy(trainer.heads, target, held_out, WARM)]
+    report = {"out": str(options.out), "held_out_texts": len(held_out), "levels": levels}
+    print(json.dumps(report) if options.json else _trained(report))
+    return 0
+
+
+def _write_texts(
+    options: TrainOptions, engine: TorchEngine, prompts: Sequence[Sequence[int]], checkpoint: Checkpoint
+) -> list[IntArray]:
+    """Return texts of the target behind their prompts, those of the checkpoint first. Keep them there."""
+    texts, kept_at = list(checkpoint.texts), time.monotonic()
+    while len(texts) < options.texts:
+        first, number = len(texts), len(texts) // BATCH
+        group = [prompts[at % len(prompts)] for at in range(first, min(first + BATCH, options.texts))]
+        temperature = 0.0 if number % GREEDY_EVERY == 0 else WARM
+        seed = options.seed * options.texts + number
+        sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=options.max_tokens)
+        written = write_texts(engine, group, sampling)
+        texts += [np.array([*prompt, *text], np.int32) for prompt, text in zip(group, written, strict=True)]
+        note(f"the target has written {len(texts)} of {options.texts} texts")
+        if len(texts) == options.texts or time.monotonic() - kept_at >= KEEP_EVERY:
+            checkpoint.save(texts)
+            kept_at = time.monotonic()
+    return texts
+
+
+def _is_held_out(number: int, num_prompts: int) -> bool:
+    """Tell whether a text is only measured: with its prompt, if there are enough prompts."""
+    place = number % num_prompts if num_prompts >= HELD_OUT_EVERY else number
+    return place % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+
+
+def _run_steps(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    began_at, begun = time.monotonic(), trainer.done
+    while trainer.done < trainer.num_steps:
+        losses = trainer.step()
+        if trainer.done % NOTE_EVERY == 0:
+            pace = (time.monotonic() - began_at) / (trainer.done - begun)
+            left = pace * (trainer.num_steps - trainer.done)
+            shown = " ".join(f"{loss:.2f}" for loss in losses)
+            note(f"update {trainer.done} of {trainer.num_steps}, nats by level {shown}, {left:.0f} s left")
+        if trainer.done % SAVE_EVERY == 0:
+            checkpoint.save(state=trainer.state())
+
+
+def _trained(report: dict[str, Any]) -> str:
+    rows = [
+        [str(level), f"{each['plain']:.1%}", f"{each['coupled']:.1%}"]
+        for level, each in enumerate(report["levels"], 1)
+    ]
+    shown = table(("level", "greedy", f"temperature {WARM:g}"), rows)
+    title = f"{report['out']}: right on {report['held_out_texts']} other texts, where the path above is"
+    return "\n".join([title, *shown])
+
+
+# Checking --------------------------------------------------------------------------------------------------
+
+
+def _check(options: HeadsCheckOptions) -> int:
+    engine = _engine(options, options.drafter)
+    from cloud_verifier.engine.drafting.trial import try_drafter
+
+    if engine.drafter is None:
+        raise UserError("no early exit pays for this model on this machine; exit:K checks the first K layers")
+    sampling = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
+    report = try_drafter(engine, _tokenized(options, engine), sampling, options.step_floor)
+    print(json.dumps({**asdict(report), "best_depth": report.best_depth}) if options.json else _tried(report))
+    return 0
+
+
+def _tried(report: TrialReport) -> str:
+    titles = ("depth", "best right", "any right", "guess ms", "steps a token", "ms a token")
+    rows = [
+        (
+            str(each.level),
+            f"{each.best:.1%}",
+            f"{each.listed:.1%}",
+            f"{each.guess_ms:.2f}",
+            f"{each.steps_per_token:.3f}",
+            f"{each.ms_per_token:.2f}",
+        )
+        for each in report.levels
+    ]
+    steps = f"target steps: {report.step_ms:.2f} ms of one row, {report.tree_step_ms:.2f} ms of {report.rows}"
+    verdict = "guesses do not pay here"
+    if report.best_depth:
+        verdict = (
+            f"with depth {report.best_depth} a token takes {report.best.ms_per_token:.2f} ms, "
+            f"{report.share:.0%} of the time without guesses"
+        )
+    return "\n".join([*table(titles, rows), f"{steps}; {verdict}"])
+
+
+# Both ------------------------------------------------------------------------------------------------------
+
+
+def _engine(options: HeadsOptions, drafter: str | None = None) -> TorchEngine:
+    """Load the target; without a drafter in float32, because heads are trained beside it."""
+    import torch
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    from cloud_verifier.engine.loading import load_engine
+
+    slots = BATCH * (LONGEST_PROMPT + options.max_tokens + 1)
+    dtype = "float32" if drafter is None else "auto"
+    engine, _ = load_engine(options.model, slots, dtype=dtype, device=options.device, drafter=drafter)
+    return engine
+
+
+def _tokenized(options: HeadsOptions, engine: TorchEngine) -> list[list[int]]:
+    """Return the prompts in tokens. Raise `UserError` if the model is too short for the texts after them."""
+    longest = min(LONGEST_PROMPT, engine.info.max_positions - options.max_tokens - 1)
+    if longest < 1:
+        raise UserError(
+            f"--max-tokens is {options.max_tokens}, and the model has {engine.info.max_positions} positions"
+        )
+    return [engine.model.tokenize(text)[:longest] for text in options.texts_before()]

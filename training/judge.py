@@ -1,0 +1,296 @@
+"""Implements `forerun judge`: trains a judge for the lossy rule `judge`, and measures lossy rules."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cloud_verifier.core.judge import FloatArray
+from common.acceptance import COUPLED, AcceptanceRule, make_acceptance
+from common.errors import UserError
+from common.sampling import SamplingParams
+from common.vocabulary import Vocabulary, explain_mismatch
+from edge_client.core.nouns import DraftRow, Reroot, SessionDrafter
+from edge_client.core.policies import make_policy
+from edge_client.texts.detokenizer import spelled
+from forerun import demo_pair
+from forerun.options import (
+    REQUIRED,
+    JsonOption,
+    add_command,
+    check_out,
+    open_draft,
+    option,
+    write_out,
+)
+from forerun.prompts import read_prompts
+from forerun.rig import Rig, RigSettings
+from forerun.terminal import note, table
+from training.judging import ANSWERS, AnswerOf, Fit, Tokens, answers_by, fit, mine
+from training.record import BATCH, write_texts
+
+if TYPE_CHECKING:
+    from cloud_verifier.engine.engine import TorchEngine
+    from common.llama.runtime import LlamaRuntime
+
+DESCRIPTION = """\
+A judge lets pass tokens of the draft that the target would not have written, where the answer does not depend
+on them (AutoJudge). The rule is lossy, and a judge is good for tasks like those that it was trained on."""
+
+TRAIN = """\
+Let the target answer tasks, put the draft's tokens in the place of its own, and see which of them change the
+answer. Train a judge to tell these apart.
+
+  forerun judge train --tasks tasks.json --answer number --out judge.json
+  forerun verify --model path/to/model --allow-rule judge --judge judge.json
+  forerun edge complete ... --acceptance judge"""
+
+CHECK = """\
+Let the target answer tasks alone and under acceptance rules, on the real stack. Report how many tokens a
+target step brings, how many texts and answers are not the target's, and how many tasks have an answer.
+
+  forerun judge check --tasks others.json --answer number --judge judge.json --acceptance judge bild:2"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions(JsonOption):
+    """Declares the models and the tasks. Raises `UserError` before the slow loading."""
+
+    target: str = option(str(demo_pair.TARGET_DIR), "folder or hub id of the target model", "PATH")
+    draft: str = option(str(demo_pair.DRAFT_GGUF), "draft model: GGUF file or hf://...", "PATH")
+    tasks: Path = option(REQUIRED, "file of tasks: a JSON list of prompts, or JSON lines", "FILE")
+    answer: str = option(
+        REQUIRED,
+        f"what finds the answer in a text: {', '.join(ANSWERS)} (Python functions that pass theirs), or a "
+        "program that reads prompt and text and prints the answer or nothing",
+        "WHAT",
+    )
+    max_tokens: int = option(256, "most tokens of each text", "N")
+
+    def __post_init__(self) -> None:
+        answers_by(self.answer)
+        if self.max_tokens < 1:
+            raise UserError(f"--max-tokens is {self.max_tokens}; it must be 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeTrainOptions(JudgeOptions):
+    """Declares a training. Raises `UserError`."""
+
+    out: Path = option(REQUIRED, "file for the judge, JSON", "FILE")
+    recall: float = option(0.9, "least share of important mismatches that the judge rejects", "R")
+    law_only: bool = option(
+        False, "a judge that reads no hidden states, for GGUF targets and deterministic or compiled ones"
+    )
+    device: str = option("cpu", "device of the target: cpu or cuda")
+    threads: int = option(0, "threads of both models; 0: their own choice", "N")
+    context: int = option(4096, "most tokens of a prompt and its text together", "N")
+
+    def __post_init__(self) -> None:
+        JudgeOptions.__post_init__(self)
+        if not 0.0 < self.recall <= 1.0:
+            raise UserError(f"--recall is {self.recall}; it must lie in (0, 1]")
+        check_out(self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeCheckOptions(JudgeOptions):
+    """Declares a measurement. Raises `UserError`."""
+
+    acceptance: tuple[str, ...] = option(("judge",), "acceptance rules, with settings", "RULE", nargs="+")
+    judge: Path | None = option(None, "judge of the rule `judge`", "FILE")
+    policy: str = option("sync:8", "growth policy of the edge", "POLICY")
+
+    def __post_init__(self) -> None:
+        JudgeOptions.__post_init__(self)
+        make_policy(self.policy)
+        rules = {make_acceptance(each).rule for each in self.acceptance}
+        if (AcceptanceRule.JUDGE in rules) != (self.judge is not None):
+            raise UserError("--acceptance judge needs --judge FILE, and --judge needs that rule; give both")
+
+    @property
+    def verifier_options(self) -> tuple[str, ...]:
+        """Return the options of `forerun verify` that allow the rules."""
+        rules = dict.fromkeys(make_acceptance(each).rule for each in self.acceptance)
+        allowed = [part for rule in rules if not rule.lossless for part in ("--allow-rule", rule.title)]
+        return (*allowed, *(("--judge", str(self.judge)) if self.judge is not None else ()))
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(
+        commands, "judge", "train a judge of mismatches, and measure lossy rules", description=DESCRIPTION
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    add_command(actions, "train", "train a judge on tasks with answers", _train, JudgeTrainOptions, TRAIN)
+    add_command(actions, "check", "measure what lossy rules gain and lose", _check, JudgeCheckOptions, CHECK)
+
+
+# Training ---------------------------------------------------------------------------------------------------
+
+
+class LoadedPair:
+    """Implements `JudgedPair` by the engine of `forerun verify` and a draft of llama.cpp."""
+
+    def __init__(
+        self, engine: TorchEngine, drafter: SessionDrafter, runtime: LlamaRuntime, options: JudgeTrainOptions
+    ) -> None:
+        self._engine, self._drafter, self._runtime = engine, drafter, runtime
+        self._sampling, self._law_only = SamplingParams(max_tokens=options.max_tokens), options.law_only
+
+    def write(self, prefixes: Sequence[Tokens]) -> list[Tokens]:
+        ends = self._engine.info.eos_token_ids
+        going = [prefix for prefix in prefixes if prefix[-1] not in ends]
+        written = iter(write_texts(self._engine, going, self._sampling))
+        return [() if prefix[-1] in ends else tuple(next(written)) for prefix in prefixes]
+
+    def mismatch(self, prompt: Tokens, text: Tokens, start: int) -> tuple[int, int] | None:
+        if start >= len(text):
+            return None
+        ids = count(1)
+        tip, before = next(ids), (*prompt, *text[:start])
+        self._drafter.start(before, tip, self._sampling)
+        last = before[-1]
+        for place, token in enumerate(text[start:], start):
+            (said,) = self._drafter.expand([DraftRow(tip, None, last, len(prompt) + place - 1)])
+            if len(said.tokens) and said.tokens[0] != token:
+                return place, int(said.tokens[0])
+            tip, last = next(ids), token
+            self._drafter.reroot(Reroot(((tip, token),), ()))
+        return None
+
+    def view(self, tokens: Tokens, token: int) -> tuple[FloatArray, FloatArray | None]:
+        import torch
+
+        from cloud_verifier.engine.engine import last_hidden
+
+        target = self._engine.model
+        with torch.inference_mode(), target.plain(), last_hidden(target) as found:
+            logits = target.plain_logits((*tokens, token), 2)[0].double().cpu().numpy()
+        weights = np.exp(logits - logits.max())
+        return weights / weights.sum(), None if self._law_only else found[0][0, -1].double().cpu().numpy()
+
+    def words(self, tokens: Tokens) -> str:
+        ends = self._engine.info.eos_token_ids
+        return spelled(self._runtime, [token for token in tokens if token not in ends])
+
+
+def _train(options: JudgeTrainOptions) -> int:
+    from cloud_verifier.engine.loading import load_engine
+    from common.llama.model import LlamaSettings
+    from edge_client.llama.group import DraftGroup, MemberDrafter
+
+    tasks = read_prompts(options.tasks)
+    note("loading the draft model and the target model")
+    settings = LlamaSettings(options.draft, n_ctx=options.context, threads=options.threads)
+    with open_draft(settings) as runtime:
+        if options.threads:
+            import torch
+
+            torch.set_num_threads(options.threads)
+        slots, dtype = BATCH * options.context, "float32" if options.device == "cpu" else "auto"
+        engine, words = load_engine(options.target, slots, dtype=dtype, device=options.device)
+        edge = Vocabulary(runtime.token_table())
+        if edge.fingerprint != engine.info.fingerprint:
+            raise UserError(explain_mismatch(edge, Vocabulary(list(words))))
+        pair = LoadedPair(engine, MemberDrafter(DraftGroup(runtime, 1)), runtime, options)
+        prompts = [tuple(runtime.tokenize(task, True)) for task in tasks]
+        found = fit(mine(pair, prompts, answers_by(options.answer), note), options.recall)
+    about = {"target": options.target, "draft": options.draft, "answer": options.answer, "tasks": len(tasks)}
+    write_out("the judge", options.out, found.judge.to_json(**about))
+    report = {**asdict(found), "out": str(options.out)}
+    print(json.dumps(report) if options.json else _trained(options, found))
+    return 0
+
+
+def _trained(options: JudgeTrainOptions, found: Fit) -> str:
+    return (
+        f"{options.out}: trained on {found.num_trained} mismatches. Of {found.num_held_out} others "
+        f"{found.important:.0%} are important; the judge rejects {found.recall:.0%} of these and lets "
+        f"{found.passed:.0%} of the rest pass (area under the ROC {found.area:.2f})."
+    )
+
+
+# Checking ---------------------------------------------------------------------------------------------------
+
+
+Run = dict[str, Any]
+"""A `done` event of `forerun edge pipe`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFigures:
+    """Holds what one rule does on all tasks."""
+
+    rule: str
+    tokens_per_step: float  # committed tokens per target step
+    texts_changed: float  # share of texts that are not the target's
+    answers_changed: float  # share of answers that are not the target's, of tasks that the target answers
+    answered: float  # share of tasks with an answer
+
+
+def _check(options: JudgeCheckOptions) -> int:
+    figures = asyncio.run(_measure(options, read_prompts(options.tasks)))
+    if options.json:
+        print(json.dumps([asdict(each) for each in figures]))
+        return 0
+    titles = ("rule", "tokens a step", "texts changed", "answers changed", "answered")
+    rows = (
+        (
+            each.rule,
+            f"{each.tokens_per_step:.2f}",
+            f"{each.texts_changed:.1%}",
+            f"{each.answers_changed:.1%}",
+            f"{each.answered:.1%}",
+        )
+        for each in figures
+    )
+    print("\n".join(table(titles, rows, left=("rule",))))
+    return 0
+
+
+async def _measure(options: JudgeCheckOptions, tasks: Sequence[str]) -> list[RuleFigures]:
+    answer_of, sampling = answers_by(options.answer), asdict(SamplingParams(max_tokens=options.max_tokens))
+    settings = RigSettings(
+        options.target, options.draft, rtt_ms=0.0, verifier_options=options.verifier_options
+    )
+    figures, own = list[RuleFigures](), list[Run]()
+    async with Rig(settings) as rig:
+        for rule in (COUPLED.title, *options.acceptance):
+            note(f"{len(tasks)} tasks under {rule}")
+            runs = [await _run(rig, task, options.policy, sampling, rule) for task in tasks]
+            own = own or runs
+            figures.append(_figures(rule, tasks, own, runs, answer_of))
+    return figures
+
+
+async def _run(rig: Rig, task: str, policy: str, sampling: dict[str, Any], rule: str) -> Run:
+    """Return the `done` event with the text that was shown, which lacks the end token's."""
+    events = [event async for event in rig.events(task, policy, sampling, acceptance=rule)]
+    shown = "".join(event["text"] for event in events if event["event"] == "text")
+    return {**events[-1], "text": shown}
+
+
+def _figures(
+    rule: str, tasks: Sequence[str], own: Sequence[Run], runs: Sequence[Run], answer_of: AnswerOf
+) -> RuleFigures:
+    """Compare the runs under a rule with the target's `own`."""
+    answers = [answer_of(task, run["text"]) for task, run in zip(tasks, runs, strict=True)]
+    right = [answer_of(task, run["text"]) for task, run in zip(tasks, own, strict=True)]
+    pairs = [pair for pair in zip(right, answers, strict=True) if pair[0] is not None]
+    if not pairs:
+        raise UserError("the target's own texts have no answer to any task; give other tasks or --answer")
+    return RuleFigures(
+        rule,
+        sum(len(run["tokens"]) for run in runs) / sum(run["stats"]["target_steps"] for run in runs),
+        fmean(run["tokens"] != other["tokens"] for run, other in zip(runs, own, strict=True)),
+        fmean(one != other for one, other in pairs),
+        fmean(answer is not None for answer in answers),
+    )
