@@ -18,6 +18,8 @@ PAGES = (
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "clients").glob("*.md")),
     *sorted((ROOT / "lab" / "integrations").glob("*/README.md")),
+    ROOT / "lab" / "measured" / "README.md",
+    *sorted((ROOT / "lab" / "docs").glob("*.md")),
 )
 FOR_NEWCOMERS = (
     ROOT / "README.md",
