@@ -8,6 +8,9 @@ TARGET_SHARE = 0.5
 DRAFT_SHARE = 0.25
 """Share of the free memory that a draft's KV may take. The device belongs to its user."""
 
+LONGEST_TEXT = 2_000_000
+"""Tokens of the longest prompt and text that the wire carries (`common.wire.bounds`)."""
+
 
 def tokens_that_fit(kv_bytes: int, longest: int, least: int, free: int | None, share: float) -> int:
     """Return the tokens of KV memory that `auto` means: one text of `longest` tokens, and `least` in all.
@@ -16,6 +19,7 @@ def tokens_that_fit(kv_bytes: int, longest: int, least: int, free: int | None, s
     token's keys and values over all layers; 0: the model has none. With `free` unknown (None, or 0 as
     `available_memory` says it) the result is `least`. Where nothing fits it is 0.
     """
+    longest = min(longest, LONGEST_TEXT)  # a model's file may say any number
     if not kv_bytes:
         return max(longest, least)
     if not free:

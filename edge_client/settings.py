@@ -142,7 +142,7 @@ class VerifierSection:
 
     addresses: tuple[str, ...] = setting(
         ("127.0.0.1:50051",),
-        "verifiers that serve the same model; the fastest is used, the others replace it if it fails",
+        "verifiers of one model, under one name; the fastest is used, the others replace it if it fails",
         form="HOST:PORT",
         check=_check_addresses,
         alias="--verifier",

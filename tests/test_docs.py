@@ -18,6 +18,8 @@ PAGES = (
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "clients").glob("*.md")),
     *sorted((ROOT / "lab" / "integrations").glob("*/README.md")),
+    ROOT / "lab" / "measured" / "README.md",
+    *sorted((ROOT / "lab" / "docs").glob("*.md")),
 )
 FOR_NEWCOMERS = (
     ROOT / "README.md",
@@ -56,7 +58,7 @@ def endpoints(text: str) -> set[tuple[str, str]]:
 class NoVerifiers:
     """A `VerifierChoice` of none."""
 
-    def route(self, key: str, skill: object) -> object:
+    def route(self, key: str, skill: object, target: str) -> object:
         raise LookupError(key)
 
     async def heard(self, patience: float) -> None:

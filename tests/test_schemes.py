@@ -16,7 +16,7 @@ from simulator.schemes import run_scheme
 from simulator.world import World
 
 ROOT = Path(__file__).resolve().parent.parent
-REPORT = json.loads((ROOT / "docs" / "measured" / "published.json").read_text(encoding="utf-8"))
+REPORT = json.loads((ROOT / "lab" / "measured" / "published.json").read_text(encoding="utf-8"))
 COLUMNS = "| system | source | runs as | file | claim | ours | difference |"
 
 
@@ -84,7 +84,7 @@ def test_a_rows_figures_are_those_of_the_report(row: Row) -> None:
 
 
 def test_every_claim_has_its_row_and_is_in_the_report() -> None:
-    """After a change of claims: `forerun simulate published --json > docs/measured/published.json`."""
+    """After a change of claims: `forerun simulate published --json > lab/measured/published.json`."""
     named = [(each.system, each.quantity, each.figure) for each in CLAIMS]
     assert [(each["system"], each["quantity"], each["claim"]) for each in REPORT] == named
     assert {claim.system for claim in CLAIMS} <= {row.system for row in ROWS}

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from common.errors import UserError
 from common.grammar import Grammars, Matcher, Tokens
+from common.llama.cuts import ControlCuts, Special, cut_at
 from common.llama.files import find_model
 from common.llama.gguf import GgufFile
 from common.llama.library import extra_bufts_are_safe, library, native_log
@@ -30,6 +31,8 @@ LARGE_CONTEXT, MAX_UBATCH, MIN_UBATCH = 8192, 512, 64
 attention it keeps a score for each token, cell and head, 1.1 GB at 32,768 cells."""
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ, a constant of llama.cpp's build
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS, another one
+MAX_NUMBER = 2**31 - 1  # llama.cpp reads a file's sizes as uint32 and returns them as int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +85,15 @@ class LlamaSettings:
 UNKNOWN_ATTRIBUTE = 1 << 0  # LLAMA_TOKEN_ATTR_UNKNOWN
 UNUSED_ATTRIBUTE = 1 << 1  # LLAMA_TOKEN_ATTR_UNUSED
 CONTROL_ATTRIBUTE = 1 << 3  # LLAMA_TOKEN_ATTR_CONTROL
+USER_DEFINED_ATTRIBUTE = 1 << 4  # LLAMA_TOKEN_ATTR_USER_DEFINED
+LSTRIP_ATTRIBUTE, RSTRIP_ATTRIBUTE = 1 << 7, 1 << 8  # LLAMA_TOKEN_ATTR_LSTRIP, LLAMA_TOKEN_ATTR_RSTRIP
+SPECIAL_ATTRIBUTES = CONTROL_ATTRIBUTE | USER_DEFINED_ATTRIBUTE | UNKNOWN_ATTRIBUTE
+SENTENCE_PIECE = 1  # LLAMA_VOCAB_TYPE_SPM
 PADDING = re.compile(rb"\[PAD\d*\]")  # converters' name of entries that round the vocabulary up
 LONGEST_VALUE = 256  # bytes of a number in the metadata
+WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 FIRST_PIECE_BYTES = 64  # longer pieces need a second call
+MOST_AT_ONCE = 4096  # bytes that llama.cpp tokenizes in a tenth of a second, whatever they are
 
 
 class LlamaVocabulary:
@@ -148,16 +157,72 @@ class LlamaVocabulary:
         return Tokens(self.pieces(), self.special_ids, self.eos_ids, self.num_vocab)
 
     def tokenize(self, text: str, parse_special: bool) -> list[int]:
-        """Return the ids of `text` without begin and end tokens, which the template adds."""
+        """Return the ids of `text` without begin and end tokens, which the template adds. They are
+        llama.cpp's, whose time for some texts grows by their square: see `common.llama.cuts`."""
         data = text.encode("utf-8")
+        cuts = self._control_cuts if parse_special and len(data) > MOST_AT_ONCE else None
+        if cuts is None:
+            return self._cut(data, parse_special)
+        ids = list[int]()
+        for part in cuts.split(data.decode("latin-1")):
+            ids += [part] if isinstance(part, int) else self._cut(part.encode("latin-1"), False)
+        return ids
+
+    def _cut(self, data: bytes, parse_special: bool) -> list[int]:
+        """Return the ids of a text, which is cut at characters that merge with no other."""
+        loose, text = frozenset[str](), ""
+        if self._is_sentence_piece and len(data) > MOST_AT_ONCE:
+            text = data.decode("utf-8", "surrogateescape")
+            loose = frozenset(set(text) - self._characters)
+        if not loose:
+            return self._ids(data, parse_special)
+        lone = min(loose).encode("utf-8", "surrogateescape")
+        num_before = len(self._ids(lone, parse_special)) - len(lone)  # a space that some vocabularies add
+        ids = list[int]()
+        for piece in cut_at(text, loose, in_runs=num_before > 0):
+            found = self._ids(piece.encode("utf-8", "surrogateescape"), parse_special)
+            ids += found[num_before if ids else 0 :]
+        return ids
+
+    def _ids(self, data: bytes, parse_special: bool) -> list[int]:
+        """Return llama.cpp's ids of a text in UTF-8."""
         capacity = len(data) + 16  # a token is a byte at least; some tokenizers add a space
         ids = (ctypes.c_int32 * capacity)()
         count = self._library.llama_tokenize(
             self._vocab, data, len(data), ids, capacity, False, parse_special
         )
         if count < 0:
-            raise UserError(f"llama.cpp cannot tokenize {text[:40]!r} with this model's vocabulary")
+            beginning = data[:40].decode("utf-8", "replace")
+            raise UserError(f"llama.cpp cannot tokenize {beginning!r} with this model's vocabulary")
         return list(ids[:count])
+
+    @cached_property
+    def _control_cuts(self) -> ControlCuts | None:
+        """Return how control tokens are found in a long text; None if llama.cpp has to."""
+        specials = dict[str, Special]()
+        for token in range(self.num_vocab):
+            attributes = self._attributes(token)
+            if attributes & SPECIAL_ATTRIBUTES:
+                text = self._library.llama_vocab_get_text(self._vocab, token).decode("latin-1")
+                if text in specials:
+                    return None
+                specials[text] = Special(
+                    token,
+                    bool(attributes & (CONTROL_ATTRIBUTE | UNKNOWN_ATTRIBUTE)),
+                    bool(attributes & LSTRIP_ATTRIBUTE),
+                    bool(attributes & RSTRIP_ATTRIBUTE),
+                )
+        return ControlCuts.of(specials)
+
+    @cached_property
+    def _is_sentence_piece(self) -> bool:
+        return bool(self._library.llama_vocab_type(self._vocab) == SENTENCE_PIECE)
+
+    @cached_property
+    def _characters(self) -> frozenset[str]:
+        """Return the characters of all tokens. Another one merges with none beside it."""
+        texts = (self._library.llama_vocab_get_text(self._vocab, token) for token in range(self.num_vocab))
+        return frozenset(" ").union(*(text.decode("utf-8", "replace") for text in texts))
 
     def piece(self, token: int) -> bytes:
         """Return a token's bytes, also of a control token. Raises `UserError` for an unknown id."""
@@ -252,8 +317,8 @@ class LlamaModel(LlamaVocabulary):
         return model
 
     def refuse_unsuited(self, with_states: bool) -> None:
-        """Raise `UserError` for a model that is no decoder, and without `with_states` for a recurrent one.
-        Needs no weights."""
+        """Raise `UserError` for a model that is no decoder or takes no text, and without `with_states` for a
+        recurrent one. Needs no weights."""
         if self.is_recurrent and not with_states:
             raise UserError(
                 f"{self.settings.path} has recurrent layers, and their state cannot be cut back; a target in "
@@ -268,6 +333,8 @@ class LlamaModel(LlamaVocabulary):
         for kind, applies in kinds.items():
             if applies:
                 raise UserError(f"{self.settings.path} is {kind}; it must be a decoder; choose another model")
+        if not self.context_length:
+            raise self._wrong("context_length", 0, 1, MAX_NUMBER)
 
     @property
     def description(self) -> str:
@@ -284,7 +351,8 @@ class LlamaModel(LlamaVocabulary):
 
     @property
     def context_length(self) -> int:
-        """Return the tokens of the longest text in training; 0 if the file does not say. Needs no weights."""
+        """Return the tokens of the longest text in training; 0 if the file does not say. Needs no weights.
+        Raises `UserError` for more than a context may have."""
         return self._number("context_length")
 
     @property
@@ -297,7 +365,8 @@ class LlamaModel(LlamaVocabulary):
     def kv_bytes(self) -> int:
         """Return the bytes of one token's keys and values over all layers; 0 for a model without attention.
 
-        Needs no weights. Where layers have heads of several sizes, all count as the largest.
+        Needs no weights. Where layers have heads of several sizes, all count as the largest. Raises
+        `UserError` for sizes that no model has.
         """
         heads = self._by_layer("attention.head_count")
         width = self._number("embedding_length") // max(1, *heads)
@@ -306,7 +375,7 @@ class LlamaModel(LlamaVocabulary):
         kept = self._by_layer("attention.head_count_kv")
         kept = kept if any(kept) else heads
         shared = self._number("attention.shared_kv_layers")  # the last layers, which keep nothing
-        num_values = own * sum(kept[: len(kept) - shared])
+        num_values = own * sum(kept[: max(0, len(kept) - shared)])
         num_values += len(kept) * self._number("attention.indexer.key_length")
         return num_values * (4 if self.settings.exact else 2)
 
@@ -314,17 +383,31 @@ class LlamaModel(LlamaVocabulary):
         """Return a value of the architecture's metadata; empty if the file has none."""
         return self.metadata(f"{self.metadata('general.architecture')}.{key}")
 
-    def _number(self, key: str) -> int:
-        """Return a whole number of the architecture's metadata; 0 if llama.cpp reports none."""
+    def _number(self, key: str, most: int = MAX_NUMBER) -> int:
+        """Return a whole number of the architecture's metadata; 0 if llama.cpp reports none. Raises
+        `UserError` for one outside [0, most], which would size something."""
         found = self._own(key)
-        return int(found) if found.isdecimal() else 0
+        return self._checked(key, int(found), most) if WHOLE_NUMBER.fullmatch(found) else 0
 
     def _by_layer(self, key: str) -> list[int]:
-        """Return a whole number of the architecture's metadata for each layer."""
-        count = self._number("block_count")
+        """Return a whole number of the architecture's metadata for each layer. Raises as `_number`."""
+        count = self._number("block_count", MAX_LAYERS)
         with GgufFile(self.path) as file:
             found = file.numbers(f"{self.metadata('general.architecture')}.{key}")
-        return found[:count] if len(found) >= count else [self._number(key)] * count
+        if len(found) < count:
+            return [self._number(key)] * count
+        return [self._checked(key, number, MAX_NUMBER) for number in found[:count]]
+
+    def _checked(self, key: str, number: int, most: int) -> int:
+        if not 0 <= number <= most:
+            raise self._wrong(key, number, 0, most)
+        return number
+
+    def _wrong(self, key: str, number: int, least: int, most: int) -> UserError:
+        return UserError(
+            f"the metadata of {self.path} gives {number} as the model's {key}; it must lie in [{least}, "
+            f"{most}]; fetch or convert the file again, or choose another model"
+        )
 
     @cached_property
     def types(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import Any
 
 from common.errors import PeerError, UserError
-from edge_client.api.contents import any_of
+from common.patterns import any_of
 from edge_client.texts.message import Json
 
 Render = Callable[[Sequence[Json], Mapping[str, Any]], str]

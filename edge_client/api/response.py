@@ -103,6 +103,7 @@ def _request_json(request: TextRequest) -> Json:
         "writer": request.writer.value,
         "fallback": request.fallback.value,
         "advised": dict(request.advised),
+        "target": request.target,
         "sampling": asdict(request.sampling),
         "acceptance": {**asdict(request.acceptance), "rule": request.acceptance.rule.value},
     }
@@ -121,6 +122,7 @@ def _read_request(given: Json) -> TextRequest:
         fallback=Fallback(given["fallback"]),
         acceptance=Acceptance(**{**acceptance, "rule": AcceptanceRule(acceptance["rule"])}),
         advised=tuple(given["advised"].items()),
+        target=given.get("target", ""),  # older journals name none
     )
 
 

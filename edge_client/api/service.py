@@ -23,6 +23,7 @@ from edge_client.api.request import CallRule, ChatPrompt, ParsedRequest, Tool, T
 from edge_client.api.response import ResponseSpec
 from edge_client.api.turn_order import is_plain
 from edge_client.core.nouns import Fallback
+from edge_client.core.ranking import target_name
 from edge_client.texts.detokenizer import spelled
 from edge_client.texts.families import HERMES_CALLS, family_of, reading
 from edge_client.texts.infill import Gap, Infill
@@ -56,6 +57,9 @@ and a missing one is known by then."""
 MOST_REFERRED = 65_536
 """Tokens of all texts that one answer may repeat. Further ones are not drafted from: the index of these takes
 the event loop some 50 ms."""
+
+LONG_TEXT = 65_536
+"""Characters of a text that is tokenized in tens of milliseconds at most."""
 
 UNKNOWN_ROOM = 4096
 """Positions of a text until a verifier reports its limit."""
@@ -283,7 +287,7 @@ class TextEndpoints:
     async def tokenize(self, text: str, param: str, special: bool = True) -> tuple[int, ...]:
         """Return the token ids of a text. With `special`, texts of control tokens become those tokens."""
         self._bound(len(text), param)
-        return await _in_thread(self.texts.words.tokenize, text, special)
+        return await self._in_thread(self.texts.words.tokenize, text, special, len(text))
 
     async def detokenize(self, tokens: list[Any]) -> str:
         """Return the text of token ids."""
@@ -315,7 +319,9 @@ class TextEndpoints:
             why = "the target has no tokens to fill in the middle of a text; send a prompt without a suffix"
             raise unsupported("suffix", why)
         self._bound(gap.num_chars, param)
-        found = await _in_thread(infill.prompt, gap, lambda text: words.tokenize(text, False))
+        found = await self._in_thread(
+            infill.prompt, gap, lambda text: words.tokenize(text, False), gap.num_chars
+        )
         return [*words.begin_ids, *found], infill.ends
 
     async def prompt(
@@ -349,7 +355,7 @@ class TextEndpoints:
         hidden = [Tool(**each["function"]) for each in listed]
         text = await self.render(ChatPrompt(messages, settings, replace(chat.tools, listed=tuple(hidden))))
         self._bound(len(text), param)
-        tokens = await _in_thread(self._contents.tokenize, text, mark)
+        tokens = await self._in_thread(self._contents.tokenize, text, mark, len(text))
         return tokens, await asyncio.to_thread(self._form, chat, text.replace(mark, "") if mark else text)
 
     def _form(self, chat: ChatPrompt, prompt: str) -> MessageForm:
@@ -365,9 +371,21 @@ class TextEndpoints:
         """Return the token ids of the texts that the answer may repeat, `MOST_REFERRED` at most together."""
         found, left = list[tuple[int, ...]](), MOST_REFERRED
         for text in asked.references:
-            found.append((await _in_thread(self.texts.words.tokenize, text, False))[:left])
+            tokens = await self._in_thread(self.texts.words.tokenize, text, False, len(text))
+            found.append(tokens[:left])
             left -= len(found[-1])
         return tuple(filter(None, found))
+
+    async def _in_thread(
+        self, tokenize: Callable[[T, Any], Sequence[int]], text: T, how: Any, num_chars: int
+    ) -> tuple[int, ...]:
+        """Tokenize in a thread: a long text, which takes seconds, in one of few that are for these alone."""
+        pool = self.texts.admission.long_texts if num_chars > LONG_TEXT else None
+        try:
+            return tuple(await asyncio.get_running_loop().run_in_executor(pool, tokenize, text, how))
+        except UnicodeEncodeError as error:  # from a template; a client's is refused with its body
+            why = "the text holds half a surrogate pair, which is not a character"
+            raise ApiError(400, why) from error
 
     def _bound(self, num_chars: int, param: str) -> None:
         """Raise `ApiError` for a text that cannot fit, before tokenizing it for seconds."""
@@ -403,7 +421,7 @@ class TextEndpoints:
         limit = self._limit(len(prompt), asked.max_tokens, dialect, writer)
         advised = {} if writer is Writer.DRAFT else self.sampling_defaults()
         advised = {name: value for name, value in advised.items() if name in asked.left_out}
-        identity = dialect.prefix + secrets.token_hex(12)
+        identity, told = dialect.prefix + secrets.token_hex(12), self.texts.verifiers.best()
         request = TextRequest(
             prompt=prompt,
             sampling=replace(asked.sampling, max_tokens=limit, **advised),
@@ -418,6 +436,7 @@ class TextEndpoints:
             references=references,
             acceptance=asked.acceptance,
             advised=tuple(advised.items()),
+            target="" if told is None else target_name(told.model),
         )
         return ResponseSpec(
             dialect,
@@ -485,14 +504,6 @@ def is_default(name: str) -> bool:
     return name.removesuffix(LATEST) in SYNONYMS or name.startswith(ANTHROPICS)
 
 
-async def _in_thread(tokenize: Callable[[T, Any], Sequence[int]], text: T, how: Any) -> tuple[int, ...]:
-    """Tokenize in a thread, because a long text takes seconds."""
-    try:
-        return tuple(await asyncio.to_thread(tokenize, text, how))
-    except UnicodeEncodeError as error:  # from a template; a client's is refused with its body
-        raise ApiError(400, "the text holds half a surrogate pair, which is not a character") from error
-
-
 def _another(request: TextRequest, number: int) -> TextRequest:
     """Return the request of a further choice: with another seed, derived from the first one's."""
     if not number:
@@ -510,11 +521,6 @@ def unknown_model(name: str, models: Iterable[str]) -> ApiError:
     """Return the error for a model that is none of `models`."""
     words = f"the model {name!r} does not exist here; there are: {', '.join(models)}"
     return ApiError(404, words, param="model", code="model_not_found")
-
-
-def target_name(told: str) -> str:
-    """Return a target's name without local folders. Ids of the hub stay unchanged."""
-    return told.rstrip("/").rpartition("/")[2] if told.startswith(("/", ".", "~")) else told
 
 
 @lru_cache(maxsize=8)

@@ -8,6 +8,7 @@ share only.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -46,6 +47,25 @@ class VerifierCandidate:
     fits: bool | None = None  # its token table and its protocol are ours; None: not known yet
     rtt: float | None = None  # seconds; None: not measured
     turn: float | None = None  # seconds that a session waits for its next tokens there; None: not told
+
+
+def target_name(model: str) -> str:
+    """Return a target's name without local folders. Ids of the hub stay unchanged."""
+    return model.rstrip("/").rpartition("/")[2] if model.startswith(("/", ".", "~")) else model
+
+
+def common_target(served: Sequence[tuple[str, bool]]) -> str:
+    """Return the target of verifiers that are used as one; empty if none is known.
+
+    `served` holds, in the order of configuration, the name of each verifier's target and whether the verifier
+    answers now. A name that a verifier answers with goes before others, so an update that renames a target
+    leaves no gap. Of such names that of the most verifiers is taken, and of equals the first.
+    """
+    answering, told = Counter[str](), Counter[str]()
+    for name, answers in served:
+        answering[name] += answers
+        told[name] += 1
+    return max(told, key=lambda name: (answering[name] > 0, told[name]), default="")
 
 
 @dataclass(frozen=True, slots=True)

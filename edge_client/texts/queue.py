@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict, deque
+from concurrent.futures import ThreadPoolExecutor
 
 from common.errors import CapacityError
 
 FIRST_GUESS = 5.0
 """Seconds assumed for a text until the first one has ended."""
+
+MOST_LONG = 2
+"""Long texts that are tokenized at the same time. They leave the other threads to short ones."""
 
 
 class QueuePlace:
@@ -57,6 +61,7 @@ class Admission:
         self.num_refused = 0
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client
         self._usual_time = FIRST_GUESS  # seconds of a text, smoothed
+        self.long_texts = ThreadPoolExecutor(MOST_LONG, "long-texts")  # tokenizes them
 
     @property
     def num_waiting(self) -> int:

@@ -52,6 +52,7 @@ class TextRequest:
     acceptance: Acceptance = COUPLED
     advised: tuple[tuple[str, float], ...] = ()  # sampling values that the target's makers chose, by name
     begun: Begun = NOTHING
+    target: str = ""  # name of the target that writes; empty: the one that its first verifier serves
 
     @property
     def drafts(self) -> bool:

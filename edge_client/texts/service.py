@@ -63,8 +63,9 @@ class DraftSource(Protocol):
 class VerifierChoice(Protocol):
     """Chooses among the verifiers (`Verifiers`)."""
 
-    def route(self, key: str, skill: DraftSkill) -> StreamSource:
-        """Return the source of a session's streams. `skill` is that of the session's drafts."""
+    def route(self, key: str, skill: DraftSkill, target: str) -> StreamSource:
+        """Return the source of a session's streams. `skill` is that of the session's drafts. All streams go
+        to verifiers of `target`; empty: of that of the first stream."""
         ...
 
     async def heard(self, patience: float) -> None:
@@ -266,7 +267,8 @@ class TextService:
             assert seat is not None, "asked for before"
             eos = self._eos_ids(request.writer)
             return lambda written: AloneRun(seat, request.prompt, request.sampling, eos, self._clock, written)
-        route = self.verifiers.route(key_of(self._name, request.prompt), self._skill(request, seat))
+        key, skill = key_of(self._name, request.prompt), self._skill(request, seat)
+        route = self.verifiers.route(key, skill, request.target)
 
         def begin(written: Sequence[int]) -> SessionRun:
             policy = make_policy(_policy_of(request, has_seat=seat is not None))

@@ -11,7 +11,7 @@ from common.errors import NOT_LET_IN, Code, ForerunError, UnavailableError
 from common.estimators import RttEstimator
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description
-from edge_client.core.ranking import VerifierCandidate
+from edge_client.core.ranking import VerifierCandidate, target_name
 from edge_client.network.channel import OWN_CONNECTION, Held, VerifierChannel
 from edge_client.network.tls import TlsSettings, explain
 from edge_client.verifiers.addresses import VerifierAddress
@@ -37,7 +37,7 @@ class Health(Enum):
     READY = "ready"
     FULL = "full"  # it has its maximum of sessions
     DRAINING = "draining"  # it goes away
-    UNFIT = "unfit"  # its tokens or its protocol differ
+    UNFIT = "unfit"  # its tokens, its protocol or its target differ
     UNREACHABLE = "unreachable"
 
 
@@ -98,6 +98,17 @@ class VerifierMember:
     @property
     def is_reachable(self) -> bool:
         return self.health not in (Health.ASKED, Health.UNREACHABLE)
+
+    @property
+    def target(self) -> str:
+        """Return the name of its target, as it last said; empty while unknown, or if it does not fit."""
+        told = self.description if self._fits is not False else None
+        return "" if told is None else target_name(told.model)
+
+    @property
+    def takes_texts(self) -> bool:
+        """Tell whether it answers and does not go away."""
+        return self.health in (Health.READY, Health.FULL)
 
     def candidate(self) -> VerifierCandidate:
         load = self.description.load if self.description is not None else None

@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.errors import (
     NOT_LET_IN,
@@ -30,6 +30,7 @@ from edge_client.core.ranking import (
     VerifierCandidate,
     best,
     choose,
+    common_target,
     has_another,
     pause,
 )
@@ -48,6 +49,12 @@ FRESH = 2.0
 """Seconds after which a verifier's last probe is too old for a new session, which has it probed again."""
 
 
+OTHER_TARGET = (
+    "it serves {own}, and this device's texts are written by {target}; serve the same model under the same "
+    "name at all verifiers of a pair, or give this one a pair of its own ([pairs.NAME])"
+)
+
+
 @dataclass(slots=True)
 class StreamPlace:
     """Holds a configured address and the machines behind it."""
@@ -60,8 +67,9 @@ class StreamPlace:
 class Verifiers:
     """Manages the verifiers as an async context manager. Entering does not fail without any; `heard` waits.
 
-    A verifier must have the draft's `vocabulary`; None accepts any. Raises `UserError` for an invalid
-    address, one beyond this machine without TLS or `insecure`, and TLS files that cannot be used.
+    A verifier must have the draft's `vocabulary`; None accepts any. New texts are by the common `target`, and
+    each text is to its end by the target that it began with. Raises `UserError` for an invalid address, one
+    beyond this machine without TLS or `insecure`, and TLS files that cannot be used.
     """
 
     def __init__(
@@ -82,6 +90,7 @@ class Verifiers:
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by member's address
         self._lookups: dict[str, asyncio.Task[None]] = {}  # by place's address
         self._listeners: list[Callable[[], None]] = []
+        self._noted = dict[str, tuple[str, str]]()  # by address of one with another target, that and ours
         self._routes: dict[Route, None] = {}  # under way, in the order of their beginnings
         self._changed = asyncio.Event()
 
@@ -101,9 +110,24 @@ class Verifiers:
         for place in self._places:
             place.members.clear()
 
-    def route(self, key: str, skill: DraftSkill = NO_DRAFT) -> Route:
+    def route(self, key: str, skill: DraftSkill = NO_DRAFT, target: str = "") -> Route:
         """Return a session's route. Its key decides among verifiers that are equally good for its drafts."""
-        return Route(key, self, skill)
+        return Route(key, self, skill, target)
+
+    @property
+    def target(self) -> str:
+        """Return the name of the target of new texts; empty if no verifier has told one."""
+        return common_target([(each.target, each.takes_texts) for each in self.members if each.target])
+
+    def of(self, target: str) -> list[VerifierMember]:
+        """Return the verifiers of `target`; empty: of that of new texts, or of an unknown one.
+
+        A lost verifier of a given target comes back with its next answer, since it may serve another by then.
+        """
+        if target:
+            found = (each for each in self.members if each.target == target)
+            return [each for each in found if each.health is not Health.UNREACHABLE]
+        return [each for each in self.members if each.target in ("", self.target)]
 
     async def heard(self, patience: float) -> None:
         """Wait until a verifier has answered, all have failed, or `patience` seconds have passed.
@@ -127,11 +151,12 @@ class Verifiers:
 
     def best(self) -> Description | None:
         """Return what the best ready verifier serves, else one that was ready once, else None."""
-        ready = {str(each.address): each for each in self.members if each.health is Health.READY}
+        members = self.of("")
+        ready = {str(each.address): each for each in members if each.health is Health.READY}
         found = best([each.candidate() for each in ready.values()], NO_DRAFT)
         if found:
             return ready[found[0].name].description
-        known = (each.description for each in self.members if each.health is not Health.UNFIT)
+        known = (each.description for each in members if each.health is not Health.UNFIT)
         return next((each for each in known if each is not None), None)
 
     def refusal(self) -> ForerunError | None:
@@ -147,7 +172,15 @@ class Verifiers:
 
     def snapshot(self) -> tuple[VerifierStatus, ...]:
         """Return the status of all verifiers in the order of their configuration."""
-        return tuple(member.status() for member in self.members)
+        target = self.target
+        return tuple(self._status(member, target) for member in self.members)
+
+    @staticmethod
+    def _status(member: VerifierMember, target: str) -> VerifierStatus:
+        status, own = member.status(), member.target
+        if own in ("", target) or status.health not in (Health.READY, Health.FULL, Health.DRAINING):
+            return status
+        return replace(status, health=Health.UNFIT, why=OTHER_TARGET.format(own=own, target=target))
 
     def listen(self, on_change: Callable[[], None]) -> Callable[[], None]:
         """Call `on_change` whenever a verifier's health changes. Return a function that ends this."""
@@ -181,11 +214,24 @@ class Verifiers:
                 logger.exception("! the verifier %s could not be probed", member.address)
                 member.failures += 1
             member.answered_at = time.monotonic()
+            self._note_others()
             self._changed.set()
             well = member.is_reachable and member.health is not Health.DRAINING
             self._look_up(place, RESOLVE_OFTEN if well else RESOLVE_AGAIN)
             member.idle = 0 if self._routes else member.idle + 1
             await self._rest(member)
+
+    def _note_others(self) -> None:
+        """Warn once of each verifier that serves another target than the new texts'."""
+        target = self.target
+        before, self._noted = self._noted, {}
+        for member in self.members:
+            if (own := member.target) not in ("", target):
+                address = str(member.address)
+                self._noted[address] = own, target
+                if before.get(address) != (own, target):
+                    why = OTHER_TARGET.format(own=own, target=target)
+                    logger.warning("x %s gets no new text: %s", address, why)
 
     async def _rest(self, member: VerifierMember) -> None:
         """Wait for the next probe's time or for an earlier reason, and always for a moment."""
@@ -240,10 +286,14 @@ class Verifiers:
 
 
 class Route:
-    """Opens each stream of one session at the best verifier that has not just failed. A `StreamSource`."""
+    """Opens each stream of one session at the best verifier that has not just failed. A `StreamSource`.
 
-    def __init__(self, key: str, verifiers: Verifiers, skill: DraftSkill) -> None:
+    All of them serve one `target`: if it is empty, that of the first.
+    """
+
+    def __init__(self, key: str, verifiers: Verifiers, skill: DraftSkill, target: str = "") -> None:
         self.address = ""  # of the newest stream's verifier, for people
+        self._target = target
         self._key, self._skill = key, skill
         self._verifiers = verifiers
         self._demerits = Demerits()
@@ -259,17 +309,25 @@ class Route:
         return member is not None and member.channel.shares_machine
 
     def open(self, on_message: OnMessage, on_lost: OnLost) -> VerifierStream:
-        """Open a stream. Raises `UnavailableError` if no verifier fits, `LocalError` after the end."""
+        """Open a stream. Raises `UnavailableError` if no verifier fits now, `PeerError` if all of them serve
+        another target than the text's, and `LocalError` after the end."""
         member, members = self._best(), self._verifiers.members
         if not members:
             raise LocalError("a stream was requested after the verifiers had been closed")
+        if member is None and all(each.target not in ("", self._target) for each in members):
+            raise PeerError(
+                f"no verifier serves {self._target} any more, which wrote this text so far: "
+                f"{_reasons(members)}; send the request again"
+            )
         if member is None:  # a fitting one may replace them, so a session waits as for a lost verifier
             raise UnavailableError(f"no verifier fits this device: {_reasons(members)}")
         self.address = str(member.address)
+        self._target = self._target or member.target
 
         def heard(message: ServerMessage) -> None:
             if isinstance(message, Commit):
                 self._demerits.forget(str(member.address))
+                self._target = self._target or member.target
             elif isinstance(message, Drain):
                 self._blame(member, None)
                 member.drains()
@@ -309,7 +367,7 @@ class Route:
         return None if found is None else members[found.name]
 
     def _candidates(self) -> list[VerifierCandidate]:
-        return [member.candidate() for member in self._verifiers.members]
+        return [member.candidate() for member in self._verifiers.of(self._target)]
 
 
 def _reasons(members: Iterable[VerifierMember]) -> str:

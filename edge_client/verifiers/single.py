@@ -37,7 +37,7 @@ class SingleVerifier:
         if self._channel.shares_machine:  # or a tunnel does: a second answer shows the round trip
             await self._channel.describe()
 
-    def route(self, key: str, skill: DraftSkill) -> StreamSource:
+    def route(self, key: str, skill: DraftSkill, target: str) -> StreamSource:
         return self._channel
 
     async def heard(self, patience: float) -> None:

@@ -1,1 +1,1 @@
-"""Implements `python -m lab bench`, which loads a verifier or the daemon (docs/capacity.md)."""
+"""Implements `python -m lab bench`, which loads a verifier or the daemon (lab/docs/capacity.md)."""

@@ -339,7 +339,7 @@ sessions in a step, so two tokens whose scores agree to six digits may swap."""
 
 BENCH = """\
 Load a verifier on this machine and measure it. The verifier is a process on one core, many clients run on
-another, and gRPC connects them over the loopback interface. docs/capacity.md explains the figures."""
+another, and gRPC connects them over the loopback interface. lab/docs/capacity.md explains the figures."""
 
 
 def add_parser(commands: Any) -> None:

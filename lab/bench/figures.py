@@ -1,4 +1,4 @@
-"""Computes the figures of a load, and medians over repeats (docs/capacity.md, "The report")."""
+"""Computes the figures of a load, and medians over repeats (lab/docs/capacity.md, "The report")."""
 
 from __future__ import annotations
 

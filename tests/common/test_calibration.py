@@ -329,8 +329,8 @@ def test_texts_with_filters_and_without_teach_each_other_nothing(filters: dict[s
 
 
 def test_what_is_shipped_is_what_the_measured_fit_says() -> None:
-    """docs/measured/calibration.json is written by the command that `SHIPPED` names."""
-    path = Path(__file__).parents[2] / "docs" / "measured" / "calibration.json"
+    """lab/measured/calibration.json is written by the command that `SHIPPED` names."""
+    path = Path(__file__).parents[2] / "lab" / "measured" / "calibration.json"
     points = json.loads(path.read_text(encoding="utf-8"))["points"]
     assert [point["temperature"] for point in points] == [temperature for temperature, _ in SHIPPED.points]
     for point, (_, prior) in zip(points, SHIPPED.points, strict=True):

@@ -12,10 +12,10 @@ class OddVerifier:
 
     def __init__(self, described: bytes, said: bytes) -> None:
         self.num_sessions = 0
-        self._described, self._said = described, said
+        self.described, self._said = described, said
 
     async def describe(self, request: bytes, context: object) -> bytes:
-        return self._described
+        return self.described
 
     async def session(self, requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
         self.num_sessions += 1

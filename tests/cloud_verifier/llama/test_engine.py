@@ -257,6 +257,18 @@ def test_a_file_that_cannot_be_served_is_refused_before_its_weights_are_loaded(
     assert "loading the weights" not in works
 
 
+@pytest.mark.parametrize("slots", [SLOTS, None])
+@pytest.mark.parametrize("context", [0, 2**31, 2**32 - 1])
+def test_a_target_with_an_impossible_context_length_is_refused(
+    context: int, slots: int | None, tmp_path: Path
+) -> None:
+    from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
+
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", TinyShape(context=context))
+    with pytest.raises(UserError, match=rf"tiny\.gguf.* {context} .*context_length"):
+        load_engine(str(path), slots, 64, 256, ONE_THREAD)
+
+
 def test_texts_that_cannot_repeat_themselves_are_refused_if_they_must(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.api.contents import MARKS, Contents, any_of
+from common.patterns import any_of
+from edge_client.api.contents import MARKS, Contents
 from edge_client.api.errors import ApiError
 
 CONTROL = ("<|im_start|>", "<|im_end|>", "<s>", "<|im", "a|>")

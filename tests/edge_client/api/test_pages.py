@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from common.privacy import Privacy
+from edge_client.api.service import LONG_TEXT
 from edge_client.api.status import PairStatus, StatusPage
 from edge_client.core.nouns import Fallback
 from edge_client.texts.figures import SUMMED
@@ -174,6 +175,34 @@ async def test_others_are_answered_while_a_long_text_is_read(path: str, body: di
         words.may_go.set()
         answer = await asking
     assert (other.status_code, answer.status_code) == (200, 200)
+
+
+class SlowAtLong(Patient):
+    """Reads a short text at once."""
+
+    def tokenize(self, text: str, parse_special: bool) -> list[int]:
+        read = super().tokenize if len(text) > LONG_TEXT else Letters().tokenize
+        return read(text, parse_special)
+
+
+async def test_long_texts_leave_threads_to_short_ones() -> None:
+    """There are 32 threads at most, and four more than processors."""
+    async with world() as found:
+        found.describe(max_positions=2**20, max_session_positions=2**20)
+        found.texts.words = words = SlowAtLong()
+        body = {"content": "a" * (LONG_TEXT + 1)}
+        asking = [asyncio.create_task(found.client.post("/tokenize", json=body)) for _ in range(40)]
+        await asyncio.to_thread(words.reads.wait, 30)
+        async with asyncio.timeout(20):
+            short = await found.client.post("/tokenize", json={"content": "abc"})
+        for given_up in asking[:20]:  # their threads go on
+            given_up.cancel()
+        async with asyncio.timeout(20):
+            again = await found.client.post("/tokenize", json={"content": "cba"})
+        words.may_go.set()
+        answers = await asyncio.gather(*asking[20:])
+    assert {short.status_code, again.status_code, *(each.status_code for each in answers)} == {200}
+    assert all(each.json()["count"] == LONG_TEXT + 1 for each in answers)
 
 
 @pytest.mark.parametrize(

@@ -16,20 +16,23 @@ import pytest
 
 from common.sampling import SamplingParams
 from edge_client.api.app import Api, ApiSettings
+from edge_client.api.openai import Completion
 from edge_client.api.page import tree_routes
 from edge_client.api.pairs import Pairs
+from edge_client.api.response import ResponseSpec
 from edge_client.api.security import Gate
 from edge_client.api.service import Defaults, TextEndpoints
 from edge_client.api.status import PairStatus, StatusPage
 from edge_client.core.nouns import Fallback
-from edge_client.network.channel import VerifierChannel
+from edge_client.core.ranking import DraftSkill
+from edge_client.network.channel import StreamSource, VerifierChannel
 from edge_client.texts.journal import Journal
 from edge_client.texts.metrics import metrics_page
 from edge_client.texts.queue import Admission
 from edge_client.texts.service import TextService, TextSettings
 from tests.drivers.tiny import EOS, VOCABULARY, running
 from tests.edge_client.api.test_durable import filled
-from tests.edge_client.api.world import LETTERS, Letters, OneVerifier, Seats, events_of
+from tests.edge_client.api.world import LETTERS, Letters, OneVerifier, Seats, events_of, world
 from tests.worlds.models import target_alone
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
@@ -365,3 +368,24 @@ async def test_one_ready_pair_is_enough_and_else_each_says_why() -> None:
 
         assert why(unfit, fit) == why(fit, unfit) == ""
         assert all(name in why(unfit, unfit) for name in SALTS)
+
+
+async def test_a_text_keeps_the_target_that_its_prompt_was_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the journal, from which a later run continues it."""
+    async with world() as found:
+        found.describe(model="/srv/models/m")
+        targets, route = list[str](), found.verifier.route
+
+        def asked(key: str, skill: DraftSkill, target: str) -> StreamSource:
+            targets.append(target)
+            return route(key, skill, target)
+
+        monkeypatch.setattr(found.verifier, "route", asked)
+        await found.complete()
+        assert targets == ["m"]
+        spec = await found.api.pairs.first.read(Completion, {"prompt": "abc"})
+    told = json.loads(json.dumps(spec.to_json()))
+    again = ResponseSpec.from_json(told, (), frozenset())
+    assert [each.target for each in again.requests] == ["m"]
+    del told["requests"][0]["target"]  # as an older version wrote it
+    assert ResponseSpec.from_json(told, (), frozenset()).requests[0].target == ""

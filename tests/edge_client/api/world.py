@@ -140,7 +140,7 @@ class OneVerifier:
             async with asyncio.timeout(patience):
                 await self.spoken.wait()
 
-    def route(self, key: str, skill: DraftSkill) -> StreamSource:
+    def route(self, key: str, skill: DraftSkill, target: str) -> StreamSource:
         return self.channel
 
     def refusal(self) -> ForerunError | None:

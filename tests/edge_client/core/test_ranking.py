@@ -13,9 +13,11 @@ from edge_client.core.ranking import (
     VerifierCandidate,
     best,
     choose,
+    common_target,
     has_another,
     key_of,
     pause,
+    target_name,
     token_time,
 )
 
@@ -206,3 +208,31 @@ def test_a_verifier_is_asked_quickly_while_it_is_needed_and_hardly_ever_while_it
 
 def test_devices_do_not_ask_in_step() -> None:
     assert (pause(0, 0, 0.0), pause(0, 0, 1.0)) == (3.75, 6.25)
+
+
+@pytest.mark.parametrize(
+    ("served", "target"),
+    [
+        ("", ""),
+        ("a", "a"),
+        ("a b", "a"),  # the first of equals
+        ("b a a", "a"),  # most
+        ("a- a- b", "b"),  # b's alone answers
+        ("a- b-", "a"),  # none answers
+        ("b- a- a-", "a"),
+        ("a- a b b", "a"),
+        ("b b a", "b"),
+        ("b b- a", "b"),
+    ],
+)
+def test_new_texts_are_by_the_target_of_most_verifiers(served: str, target: str) -> None:
+    """A minus marks a verifier that does not answer now."""
+    assert common_target([(each[0], len(each) == 1) for each in served.split()]) == target
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [("/srv/models/m", "m"), ("./m/", "m"), ("~/m", "m"), ("organisation/m", "organisation/m"), ("m", "m")],
+)
+def test_folders_of_a_verifiers_machine_make_no_other_target(told: str, name: str) -> None:
+    assert target_name(told) == name

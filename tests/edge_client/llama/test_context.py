@@ -16,6 +16,7 @@ from common.llama.library import ALL_LAYERS, free_memory, offloaded_layers
 from common.llama.model import LlamaModel, LlamaSettings
 from common.llama.runtime import LlamaRuntime
 from common.memory import tokens_that_fit
+from common.wire.bounds import MAX_COMMITTED_TOKENS, MAX_PROMPT_TOKENS
 from edge_client.drafting.model import LEAST_CELLS, SEAT_TOKENS, SharedDraftModel, choose_context
 from edge_client.llama.group import DraftGroup, MemberDrafter
 from edge_client.settings import load_config
@@ -24,7 +25,7 @@ from forerun.commands.edge import PipeOptions
 from forerun.commands.relay import RelayOptions
 from forerun.options import read_fields
 from tests.edge_client.llama.tiny_architectures import write_architecture
-from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
+from tests.edge_client.llama.tiny_gguf import TinyShape, write_copy, write_tiny_gguf
 from tests.edge_client.llama.tree_world import GREEDY, exact_settings
 
 pytestmark = pytest.mark.llama
@@ -42,6 +43,7 @@ KIB, GIB = 1 << 10, 1 << 30
         (KIB, 2**20, None, 16_384),  # unknown memory
         (KIB, 2**20, 0, 16_384),
         (0, 2**20, 1024, 2**20),  # only states: no memory by tokens
+        (0, 2**31 - 1, 1024, MAX_PROMPT_TOKENS + MAX_COMMITTED_TOKENS),  # as many as a session may bring
     ],
 )
 def test_kv_memory_holds_one_longest_text_within_a_share_of_what_is_free(
@@ -99,6 +101,46 @@ def test_the_bytes_of_a_cell_are_those_that_llama_cpp_keeps(
     with LlamaModel(settings, weights=False) as tokens:
         assert tokens.context_length == TinyShape.context
         assert 0 <= sizes[1] - sizes[0] - tokens.kv_bytes <= 32
+
+
+@pytest.mark.parametrize("context", [0, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("n_ctx", [0, 512])
+async def test_a_draft_with_an_impossible_context_length_is_refused(
+    context: int, n_ctx: int, tmp_path: Path
+) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", TinyShape(context=context))
+    draft = SharedDraftModel(replace(exact_settings(path), n_ctx=n_ctx), 1)
+    with pytest.raises(UserError, match=rf"m\.gguf.* {context} .*context_length"):
+        await draft.load()
+    await draft.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "number"),
+    [
+        ("block_count", 513),
+        ("block_count", 2**32 - 1),
+        ("embedding_length", 2**31),
+        ("attention.head_count", 2**31),
+        ("attention.head_count_kv", 2**32 - 1),
+    ],
+)
+def test_a_size_that_no_model_has_is_named(key: str, number: int, model: Path, tmp_path: Path) -> None:
+    content = bytearray(model.read_bytes())
+    at = content.index(key.encode() + (4).to_bytes(4, "little")) + len(key) + 4  # behind gguf_type uint32
+    content[at : at + 4] = number.to_bytes(4, "little")
+    (tmp_path / "m.gguf").write_bytes(content)
+    with (
+        LlamaModel(LlamaSettings(str(tmp_path / "m.gguf")), weights=False) as tokens,
+        pytest.raises(UserError, match=rf" {number} .*{key}"),
+    ):
+        _ = tokens.kv_bytes
+
+
+def test_more_layers_that_keep_nothing_than_there_are_keep_nothing(model: Path, tmp_path: Path) -> None:
+    path = write_copy(tmp_path / "m.gguf", model, {"llama.attention.shared_kv_layers": 3})
+    with LlamaModel(LlamaSettings(str(path)), weights=False) as tokens:
+        assert tokens.kv_bytes == 0
 
 
 async def test_a_context_is_chosen_at_each_loading(model: Path) -> None:

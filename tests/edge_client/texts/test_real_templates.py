@@ -112,7 +112,7 @@ class Described:
     async def heard(self, patience: float) -> None:
         raise AssertionError("the target is known")
 
-    def route(self, key: str, skill: object) -> Any:
+    def route(self, key: str, skill: object, target: str) -> Any:
         raise AssertionError("no text is written")
 
 

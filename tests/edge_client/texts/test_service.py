@@ -140,9 +140,9 @@ async def test_a_text_begins_with_what_the_one_before_it_taught() -> None:
 
 async def test_a_texts_acceptance_ranks_the_verifiers_for_the_next() -> None:
     class Asked(OneVerifier):
-        def route(self, key: str, skill: DraftSkill) -> StreamSource:
+        def route(self, key: str, skill: DraftSkill, target: str) -> StreamSource:
             skills.append(skill)
-            return super().route(key, skill)
+            return super().route(key, skill, target)
 
     def accept(session: EdgeSession) -> None:
         session.stats.drafted = 60

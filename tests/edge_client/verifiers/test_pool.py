@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -329,7 +330,7 @@ async def test_a_verifier_that_tells_a_long_turn_gets_no_session_while_another_i
 ) -> None:
     monkeypatch.setattr("edge_client.core.ranking.FAST_SHARE", 0.5)
     busy, idle = (
-        described(model=name, load=VerifierLoad(3, 9, turn_us=turn))
+        described(version=name, load=VerifierLoad(3, 9, turn_us=turn))
         for name, turn in (("busy", 60_000_000), ("idle", 3_000))  # no loopback makes up for a minute
     )
     async with odd_verifier(busy) as (_, first), odd_verifier(idle) as (_, second):
@@ -338,12 +339,82 @@ async def test_a_verifier_that_tells_a_long_turn_gets_no_session_while_another_i
                 await all_ready(pool)
                 best = pool.best()
                 assert best is not None
-                assert best.model == "idle"
+                assert best.version == "idle"
                 for key in map(str, range(8)):
                     route = pool.route(key)
                     with contextlib.suppress(UnavailableError):
                         route.open(lambda _: None, lambda _: None)
                     assert route.address == second
+
+
+async def test_a_text_is_written_by_one_target_though_another_has_its_tokens() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        own = await stack.enter_async_context(running(step_time=0.003))
+        other = await stack.enter_async_context(running(name="other", salt=2))
+        link = await stack.enter_async_context(Link.to(own.address))
+        places, meanwhile = [str(link.address), other.address], list[str]()
+        pool = await stack.enter_async_context(Verifiers(places, vocabulary=VOCABULARY))
+        await until(lambda: health(pool) == ["ready", "unfit"], pool)
+        tasks = list[asyncio.Task[None]]()
+
+        async def away() -> None:
+            await link.disable()
+            link.cut()
+            await until(lambda: health(pool) == ["unreachable", "ready"], pool)
+            run, where = await written(pool, "of the other")  # the only target that answers
+            meanwhile[:] = [pool.target, *where]
+            assert run.session.text == target_alone((1, 2, 3), LONG, EOS, salt=2)
+            await link.enable()
+
+        for name in sessions_of(*places)[:2]:  # at home at either
+            tasks.clear()
+            run, where = await written(pool, name, lambda _: tasks.append(asyncio.create_task(away())))
+            await tasks[0]
+            assert (run.session.text, where) == (TEXT, places[:1])
+            assert run.session.stats.resumes >= 1
+            assert meanwhile == ["other", other.address]
+            await until(lambda: health(pool) == ["ready", "unfit"], pool)
+        assert "tiny" in pool.snapshot()[1].why
+        described = pool.best()
+        assert described is not None
+        assert described.model == "tiny"
+
+
+async def test_a_target_is_renamed_by_one_verifier_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its texts always have a verifier, and a text that began with the old name goes to no other."""
+    monkeypatch.setattr(module, "FRESH", 0.0)
+    caplog.set_level(logging.WARNING, module.__name__)
+    async with contextlib.AsyncExitStack() as stack:
+        odd = [await stack.enter_async_context(odd_verifier(described(model="/old/m"))) for _ in range(3)]
+        places = [address for _, address in odd]
+        pool = await stack.enter_async_context(Verifiers(places, vocabulary=VOCABULARY))
+        await all_ready(pool)
+
+        def goes_to(target: str, key: str) -> str:
+            route = pool.route(key, target=target)
+            route.open(lambda _: None, lambda _: None).abandon()
+            return route.address
+
+        async def warned() -> int:
+            for _ in range(3):
+                await pool.heard(60.0)
+            return len(caplog.records)
+
+        keys = sessions_of(*places)
+        assert (await warned(), {goes_to("", key) for key in keys}) == (0, set(places))
+        for renamed, target, num_warnings in ((1, "m", 1), (2, "n", 2), (3, "n", 2)):
+            odd[renamed - 1][0].described = described(model="n")
+            assert await warned() == num_warnings
+            assert pool.target == target
+            new, old = places[:renamed], places[renamed:]
+            assert {goes_to("", key) for key in keys} == set(new if target == "n" else old)
+            assert {goes_to("n", key) for key in keys} == set(new)
+            if old:
+                assert {goes_to("m", key) for key in keys} == set(old)
+        with pytest.raises(PeerError):
+            goes_to("m", "a")
 
 
 async def test_a_balancer_in_between_is_told_by_what_to_choose() -> None:

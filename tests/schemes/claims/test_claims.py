@@ -14,7 +14,7 @@ from simulator.experiment import Job, Pool
 from simulator.figures import SessionResult
 from simulator.world import World
 
-REPORT = Path(__file__).resolve().parents[3] / "docs" / "measured" / "published.json"
+REPORT = Path(__file__).resolve().parents[3] / "lab" / "measured" / "published.json"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_a_claim_holds_within_its_bound(claim: Claim, found: dict[tuple[str, str
 
 @pytest.mark.slow
 def test_the_report_is_what_is_found(found: dict[tuple[str, str], Comparison]) -> None:
-    """`forerun simulate published --json > docs/measured/published.json` makes it."""
+    """`forerun simulate published --json > lab/measured/published.json` makes it."""
     report = json.loads(REPORT.read_text(encoding="utf-8"))
     told = {(each["system"], each["quantity"]): each["ours"] for each in report}
     assert told == {key: pytest.approx(each.ours, abs=1e-4) for key, each in found.items()}
