@@ -59,6 +59,6 @@ class RequestScheduler(VerifyScheduler):
             nodes.append(tree.grow(nodes[-1], token, 0.0) if child is None else tree.live[child])
         session.plan(chunk, nodes, self.memory)
         num_rows = chunk + len(nodes)
-        self._running = Running({key: session}, session.ready_at, num_rows, 0, chunk, NOBODY_SPARED)
+        self._steps.running = Running({key: session}, session.ready_at, num_rows, 0, chunk, NOBODY_SPARED)
         margins = np.full(len(tokens), np.inf, np.float32)  # the engine does not say them
         self.on_step_done(StepResult((np.array(tokens, np.int32),), (margins,)), now)
