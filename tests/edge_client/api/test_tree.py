@@ -39,7 +39,7 @@ async def watched(**fields: Any) -> tuple[list[dict[str, Any]], dict[str, Any], 
 
 
 async def test_the_tree_grows_is_pruned_and_tells_what_became_text() -> None:
-    events, answer, end = await watched()
+    events, answer, end = await watched(forerun={"policy": "tree"})
     trees = [event["tree"] for event in events if "tree" in event]
     assert end == b"data: [DONE]"
     assert answer["choices"][0]["text"] == alone(max_tokens=LENGTH, ignore_eos=True)
