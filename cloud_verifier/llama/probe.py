@@ -55,7 +55,7 @@ CONTEXT = 24
 LEAST_SLOTS = 96
 """KV slots that the check takes, at most."""
 
-BUDGET = 1.5
+BUDGET = 1.0
 """Seconds in which decodes are measured again, to have each at its best."""
 
 SLACK, FACTOR = 0.01, 4.0
