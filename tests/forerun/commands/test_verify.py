@@ -19,13 +19,12 @@ from tests.cloud_verifier.configured import configured
 TARGET = Path(__file__).parents[3] / "lab" / "demo_models" / "target"
 
 
-def open_once_it_is_read(pipe: Path, reader: subprocess.Popen[bytes]) -> int:
-    """The other end of a pipe, when somebody reads it; nothing announces that."""
+def end_when_read(pipe: Path, reader: subprocess.Popen[str]) -> None:
+    """End a pipe whenever somebody reads it, until the process is gone; nothing announces that."""
     while reader.poll() is None:
         with contextlib.suppress(OSError):  # nobody does yet
-            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
         time.sleep(0.01)
-    raise AssertionError(f"it ended with {reader.returncode} and never read {pipe.name}")
 
 
 def name(model: str, *words: str) -> str:
@@ -65,18 +64,18 @@ def test_plain_text_on_a_network_is_said(
 @pytest.mark.grpc
 def test_one_that_is_told_to_go_while_it_loads_goes(tmp_path: Path) -> None:
     """With a status of its own: the first process of a container hears no signal that it does not ask for.
-    One of its weights is a pipe that nobody fills, so it loads until it is told. The pipe ends after the
-    signal: what comes just before a read is heard after it."""
+    One of its weights is a pipe, so it loads until somebody writes there. That is after the signal."""
     model = tmp_path / "target"
     shutil.copytree(TARGET, model)
     pipe = model / "a.safetensors"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "forerun", "verify", "--model", str(model), "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(command) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            end = open_once_it_is_read(pipe, process)
+            assert process.stderr is not None
+            assert any(str(model) in line for line in process.stderr), "it tells what it loads"
             process.send_signal(signal.SIGTERM)
-            os.close(end)
+            end_when_read(pipe, process)
             assert process.wait(60) == 128 + signal.SIGTERM
         finally:
             process.kill()
