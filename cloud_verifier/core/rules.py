@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib.metadata import entry_points
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from common.acceptance import AcceptanceRule
 from common.chances import SAMPLE, Chances, SeededChances
 from common.choice import choose_adjusted
 from common.errors import LocalError
+from common.offers import offered
 from common.sampling import SamplingParams
 
 FloatArray = NDArray[np.float64]
@@ -100,10 +100,11 @@ def rule_of(rule: AcceptanceRule) -> Rule:
     An installed package offers it as an entry point of the group `forerun.rules`, as `schemes` does. Raise
     `LocalError` if none does.
     """
-    for entry in entry_points(group=GROUP, name=rule.title):
-        made: Rule = entry.load()
-        return made
-    raise LocalError(f"no installed package offers the acceptance rule {rule.title}")
+    entry = offered(GROUP).get(rule.title)
+    if entry is None:
+        raise LocalError(f"no installed package offers the acceptance rule {rule.title}")
+    made: Rule = entry.load()
+    return made
 
 
 def decide(

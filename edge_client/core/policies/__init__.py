@@ -6,10 +6,10 @@ A package offers a policy as an entry point of the group `forerun.policies`, as 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from inspect import signature
 
+from common import offers
 from common.errors import UserError
 from edge_client.core.policies.adaptive import AdaptivePolicy, AdaptiveSettings
 from edge_client.core.policies.base import GrowthPolicy, GrowthView, TokenCandidate
@@ -27,10 +27,9 @@ POLICIES: dict[str, Callable[..., GrowthPolicy]] = {
 GROUP = "forerun.policies"
 
 
-@cache
 def offered() -> Mapping[str, EntryPoint]:
     """Return the policies that installed packages offer, by name, in the order of the names."""
-    return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
+    return offers.offered(GROUP)
 
 
 def policy_named(name: str) -> Callable[..., GrowthPolicy]:
