@@ -123,7 +123,7 @@ class Running:
     num_rows: int
     num_reads: int
     num_prefilled: int
-    spared: Mapping[int, float]  # see `StepBatch`
+    spared: Mapping[int, float]  # see `StepDraft`
 
 
 @dataclass(frozen=True, slots=True)

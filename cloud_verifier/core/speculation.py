@@ -189,7 +189,7 @@ class SpeculationBudget:
 
     def settle(self, parts: Sequence[StepProgress], spared: Mapping[int, float] = NOBODY_SPARED) -> float:
         """Enter a step's results into the sessions' balances. Return what a draft row cost all of them, in
-        tokens. `spared` is that of `StepBatch`."""
+        tokens. `spared` is that of `StepDraft`."""
         if not any(part.num_outputs > 1 for part in parts):
             for part in parts:
                 part.session.account.settle(0, self.max_slowdown, 0.0)

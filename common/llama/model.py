@@ -368,11 +368,12 @@ class LlamaModel(LlamaVocabulary):
         Needs no weights. Where layers have heads of several sizes, all count as the largest. Raises
         `UserError` for sizes that no model has.
         """
-        heads = self._by_layer("attention.head_count")
+        with GgufFile(self.path) as file:
+            heads = self._by_layer(file, "attention.head_count")
+            kept = self._by_layer(file, "attention.head_count_kv")
         width = self._number("embedding_length") // max(1, *heads)
         parts = ("key",) if self.keeps_latents else ("key", "value")
         own = sum(self._number(f"attention.{part}_length") or width for part in parts)
-        kept = self._by_layer("attention.head_count_kv")
         kept = kept if any(kept) else heads
         shared = self._number("attention.shared_kv_layers")  # the last layers, which keep nothing
         num_values = own * sum(kept[: max(0, len(kept) - shared)])
@@ -389,11 +390,10 @@ class LlamaModel(LlamaVocabulary):
         found = self._own(key)
         return self._checked(key, int(found), most) if WHOLE_NUMBER.fullmatch(found) else 0
 
-    def _by_layer(self, key: str) -> list[int]:
+    def _by_layer(self, file: GgufFile, key: str) -> list[int]:
         """Return a whole number of the architecture's metadata for each layer. Raises as `_number`."""
         count = self._number("block_count", MAX_LAYERS)
-        with GgufFile(self.path) as file:
-            found = file.numbers(f"{self.metadata('general.architecture')}.{key}")
+        found = file.numbers(f"{self.metadata('general.architecture')}.{key}")
         if len(found) < count:
             return [self._number(key)] * count
         return [self._checked(key, number, MAX_NUMBER) for number in found[:count]]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from common.acceptance import Draft
 from common.calibration import Calibration, promised
 from common.tree import Node
 from edge_client.core.nouns import Expansion
 from edge_client.core.policies import GrowthView
+from edge_client.core.sent_nodes import Untold
 
 
 class CoupledRule:
     """Says how an acceptance rule uses a draft step's results. Other rules override what differs."""
 
     takes_guesses = True  # nodes may come from other sources than the draft model
-    untold: Callable[[Node], Draft | None] | None = None  # the distribution that travels with a node
+    untold: Untold | None = None  # the distribution that travels with a node
 
     def __init__(
         self, view: GrowthView, expansions: Mapping[int, Expansion], calibration: Calibration

@@ -4,10 +4,9 @@ choices."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import starmap
 
-from common.acceptance import Draft
 from common.calibration import LEAST_MISS, SHIPPED, Calibration, promised
 from common.chances import Chances, SeededChances
 from common.errors import LocalError
@@ -21,6 +20,7 @@ from edge_client.core.hints import Hints
 from edge_client.core.nouns import DraftRow, Expansion, Reroot, SessionConfig
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate
 from edge_client.core.policies.base import missing_above
+from edge_client.core.sent_nodes import Untold
 from edge_client.core.sources import EarlierText, GivenText, ProposalSource
 
 MOST_LIVE = 400
@@ -60,7 +60,7 @@ class Growth:
         self._sources = _sources_of(config, shared) if guesses else []
 
     @property
-    def untold(self) -> Callable[[Node], Draft | None] | None:
+    def untold(self) -> Untold | None:
         """Return the function that gives the distributions to send with nodes; None if none are needed."""
         return self._rule.untold
 
