@@ -61,6 +61,11 @@ TEMPLATE = """\
 <|im_start|>assistant{{ "\\n" }}"""
 """A chat template in the manner of Qwen and Hermes. As Qwen 3.5's, it refuses a later system message."""
 
+CONTENT = "{{ message.content or '' }}"
+THOUGHT = "<think>\n{{ message.reasoning_content }}\n</think>{{ '\n\n' }}"
+THINKING = TEMPLATE.replace(CONTENT, f"{{% if message.reasoning_content %}}{THOUGHT}{{% endif %}}{CONTENT}")
+"""Shows the reasoning of earlier messages, too."""
+
 
 class Bytes:
     """`Words` of the scripted target."""

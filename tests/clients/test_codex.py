@@ -12,7 +12,7 @@ import pytest
 from edge_client.api import codex as catalog
 from tests.clients.answers import call
 from tests.clients.programs import WORD, launch, output_of
-from tests.clients.scripted import MODEL, NUM_SLOTS, TEMPLATE, newest, scripted
+from tests.clients.scripted import MODEL, NUM_SLOTS, THINKING, newest, scripted
 from tests.edge_client.api.served import TOKEN
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc, pytest.mark.codex]
@@ -29,11 +29,6 @@ base_url = "http://{address}/v1"
 command = "cat"
 args = ["{token}"]
 """
-
-CONTENT = "{{ message.content or '' }}"
-THOUGHT = "<think>\n{{ message.reasoning_content }}\n</think>{{ '\n\n' }}"
-THINKING = TEMPLATE.replace(CONTENT, f"{{% if message.reasoning_content %}}{THOUGHT}{{% endif %}}{CONTENT}")
-"""Shows the reasoning of earlier messages, which Codex sends back."""
 
 
 def configure(home: Path, address: str) -> None:

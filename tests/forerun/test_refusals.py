@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pytest
 
 from forerun.cli import main
-from tests import wording
+from tests.refusals import refuse
 
 COMPLETE = "edge complete --draft none.gguf --prompt x --verifier"
 VERIFY, RECORD, DEV = "verify --model none", "record --out a.jsonl", "certs dev --out out --name localhost"
@@ -77,7 +76,4 @@ top --once --sort tenant
 def test_nonsense_is_refused_before_anything_is_done(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(shlex.split(line)) == 2
-    wording.keep(capsys.readouterr().err)
-    assert not [*tmp_path.iterdir()]
+    refuse(main, line, tmp_path, monkeypatch, capsys)

@@ -15,18 +15,17 @@ from common.wire.describe import Description
 from edge_client.api.app import Api, ApiSettings
 from edge_client.api.pairs import Pairs
 from edge_client.api.security import Gate
-from edge_client.api.service import Defaults, TextEndpoints
+from edge_client.api.service import Defaults
 from edge_client.core.nouns import ChangeMode, Emit, Mode, ModeStatus, SessionStats, Shown, Traffic
 from edge_client.network.channel import VerifierChannel
 from edge_client.texts.figures import SessionRun
-from edge_client.texts.infill import Infill, InfillFamily
 from edge_client.texts.request import TextRequest
 from edge_client.texts.service import TextService, TextSettings
-from tests.clients.answers import call
-from tests.clients.scripted import MODEL, TABLE, TEMPLATE, Bytes, newest
-from tests.edge_client.api.world import OneVerifier
+from tests.clients.answers import CITY, call
+from tests.clients.scripted import MODEL, TABLE, THINKING, Bytes, newest
+from tests.edge_client.api.world import Filling, OneVerifier
 
-WEATHER, CITY = call("weather", city="Ulm"), {"name": "Ulm", "inhabitants": 126949}
+WEATHER = call("weather", city="Ulm")
 ANSWERS = {
     "plain": "Hello, I am here.",
     "empty": "",
@@ -49,10 +48,6 @@ CITY_SCHEMA = {
 }
 ARGUMENTS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FUNCTION = {"name": "weather", "description": "Returns the weather.", "parameters": ARGUMENTS}
-CONTENT = "{{ message.content or '' }}"
-THOUGHT = "<think>\n{{ message.reasoning_content }}\n</think>{{ '\\n\\n' }}"
-THINKING = TEMPLATE.replace(CONTENT, f"{{% if message.reasoning_content %}}{THOUGHT}{{% endif %}}{CONTENT}")
-assert THINKING != TEMPLATE
 
 CHANGING = re.compile(
     r'("(?:[a-z_]*_(?:ms|at|duration)|created|seed)": ?)'
@@ -60,8 +55,11 @@ CHANGING = re.compile(
 )
 """Fields of time and drawn seeds, which differ from run to run."""
 
-NAMES = re.compile(r"\b((?:chatcmpl|cmpl|infill)-|(?:resp|msg|fc|ctc|rs|call|toolu|item|seq)_)[0-9A-Za-z]+")
-"""Names of texts, items and calls, which are drawn."""
+NAMES = re.compile(
+    r"\b((?:chatcmpl|cmpl|infill)-|(?:resp|msg|fc|ctc|rs|call|toolu|item|seq)_)"
+    r'[0-9A-Za-z]+(?![0-9A-Za-z]|":)'
+)
+"""Names of texts, items and calls, which are drawn. A key, such as `item_id`, is none."""
 
 
 def masked(body: str) -> list[str]:
@@ -125,12 +123,6 @@ class ScriptedTexts(TextService):
         return lambda written: ScriptedRun(
             len(request.prompt) + len(written), tokens[len(written) : request.sampling.max_tokens]
         )
-
-
-class Filling(TextEndpoints):
-    """A target that fills gaps."""
-
-    infill = Infill(InfillFamily("<P>", "<S>", "<M>"), {"<P>": 1, "<S>": 2, "<M>": 3})
 
 
 PLAIN: dict[str, dict[str, Any]] = {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pytest
 
 from lab.__main__ import main
-from tests import wording
+from tests.refusals import refuse
 
 CAPACITY = "bench capacity --target formula --drafts off"
 
@@ -30,7 +29,4 @@ bench daemon --clients 0
 def test_nonsense_is_refused_before_anything_is_done(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(shlex.split(line)) == 2
-    wording.keep(capsys.readouterr().err)
-    assert not [*tmp_path.iterdir()]
+    refuse(main, line, tmp_path, monkeypatch, capsys)

@@ -1,0 +1,25 @@
+"""What all command lines hold: nonsense is refused before anything is done."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests import wording
+
+
+def refuse(
+    main: Callable[[Sequence[str]], int],
+    line: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Run a line in an empty folder. It must say what is wrong, end with 2 and leave no file."""
+    monkeypatch.chdir(folder)
+    assert main(shlex.split(line)) == 2
+    wording.keep(capsys.readouterr().err)
+    assert not [*folder.iterdir()]
