@@ -17,12 +17,12 @@ from starlette.routing import Route
 from common.errors import LocalError
 from common.privacy import Privacy
 from edge_client.api.app import Api, ApiSettings
+from edge_client.api.daemon_status import StatusPage
 from edge_client.api.embeddings import Embedder
 from edge_client.api.listening import UNIX, Listening, raise_descriptor_limit
 from edge_client.api.page import page_routes, tree_routes
 from edge_client.api.pairs import Pairs
 from edge_client.api.security import Gate
-from edge_client.api.status import StatusPage
 from edge_client.api.stored import MOST, StoredResponses
 from edge_client.drafting.models import DraftModels
 from edge_client.pair import DraftFiles, Pair, open_pair
@@ -30,8 +30,8 @@ from edge_client.process import run_file as daemon_file
 from edge_client.process.notify import Notifier, ServiceWatchdog
 from edge_client.process.paths import EdgePaths, ensure_token, make_private, path_of
 from edge_client.settings import ApiSection, EdgeConfig
+from edge_client.texts.device_metrics import metrics_page
 from edge_client.texts.journal import Journal
-from edge_client.texts.metrics import metrics_page
 from edge_client.texts.queue import Admission
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from common.llama.library import offloaded_layers
 from common.llama.model import FEWEST_SEQUENCES, MOST_SEQUENCES, LlamaSettings
 from common.privacy import Privacy
 from common.wire.bounds import model_name
-from edge_client.api.service import Defaults, TextEndpoints
-from edge_client.api.status import PairStatus, verifier_status
+from edge_client.api.daemon_status import PairStatus, verifier_status
+from edge_client.api.endpoints import Defaults, TextEndpoints
 from edge_client.core.nouns import Fallback
 from edge_client.drafting.model import SharedDraftModel
 from edge_client.drafting.models import DraftModels
@@ -26,7 +26,7 @@ from edge_client.texts.datastore import IndexFiles
 from edge_client.texts.earlier import EarlierTexts
 from edge_client.texts.index_child import renew_in_child
 from edge_client.texts.queue import Admission
-from edge_client.texts.service import TextService, TextSettings
+from edge_client.texts.text_service import TextService, TextSettings
 from edge_client.verifiers import Verifiers
 
 

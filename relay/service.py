@@ -34,7 +34,7 @@ from edge_client.network.channel import OnLost, OnMessage, VerifierChannel, Veri
 from edge_client.network.drafts import DraftSeat
 from edge_client.network.generation import Generation
 from edge_client.network.tls import Metadata
-from edge_client.texts.service import DraftSource
+from edge_client.texts.text_service import DraftSource
 from relay.session import RelaySession, config_of
 
 logger = logging.getLogger(__name__)

@@ -74,11 +74,11 @@ class NoVerifiers:
 def served() -> set[tuple[str, str]]:
     """Methods and paths that the daemon has."""
     from edge_client.api.app import Api, ApiSettings
+    from edge_client.api.endpoints import Defaults, TextEndpoints
     from edge_client.api.page import page_routes, tree_routes
     from edge_client.api.pairs import Pairs
     from edge_client.api.security import Gate
-    from edge_client.api.service import Defaults, TextEndpoints
-    from edge_client.texts.service import TextService, TextSettings
+    from edge_client.texts.text_service import TextService, TextSettings
     from tests.drivers.tiny import VOCABULARY
     from tests.edge_client.api.world import Letters
 

@@ -19,23 +19,23 @@ from starlette.types import ASGIApp
 
 from common.errors import ForerunError
 from edge_client.api import codex, ollama_models
-from edge_client.api.dialect import Dialect
-from edge_client.api.dialects import DIALECTS, error_body
 from edge_client.api.embeddings import Embedder
-from edge_client.api.errors import ApiError, api_error, log_refusal, stopping, too_long, wrong
-from edge_client.api.fields import MAX_DEPTH, MAX_TEXT, Fields, is_too_deep
-from edge_client.api.messages import AnthropicMessages, model_card, model_list
-from edge_client.api.openai import read_chat
+from edge_client.api.endpoints import TextEndpoints
 from edge_client.api.pairs import Pairs
 from edge_client.api.replay import ReplayStream, TextStreams
 from edge_client.api.response import JsonResponse, event_stream, whole
-from edge_client.api.responses import Responses
 from edge_client.api.security import Gate, Guarded
-from edge_client.api.service import TextEndpoints
 from edge_client.api.stored import MOST, StoredResponses
+from edge_client.formats.anthropic import AnthropicMessages, model_card, model_list
+from edge_client.formats.api_error import ApiError, api_error, log_refusal, stopping, too_long, wrong
+from edge_client.formats.dialect import Dialect
+from edge_client.formats.dialects import DIALECTS, error_body
+from edge_client.formats.fields import MAX_DEPTH, MAX_TEXT, Fields, is_too_deep
+from edge_client.formats.json_text import has_half, well_formed
+from edge_client.formats.openai import read_chat
+from edge_client.formats.responses import Responses
 from edge_client.texts.journal import Journal
-from edge_client.texts.json_text import has_half, well_formed
-from edge_client.texts.request import Writer
+from edge_client.texts.text_request import Writer
 
 MAX_CONVERSATION_CHARS = 256
 

@@ -6,7 +6,7 @@ needs all fields below, as in its option `model_catalog_json`.
 
 from __future__ import annotations
 
-from edge_client.api.dialect import Json
+from edge_client.formats.dialect import Json
 
 VERSION = "client_version"
 """Parameter of Codex' requests, which tells them from OpenAI's."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from common.errors import UserError
 from common.grammar.trial import in_thread
-from edge_client.api.errors import ApiError
+from edge_client.formats.api_error import ApiError
 from edge_client.process.paths import read_token
 
 MOST_BYTES = 64 * 2**20

@@ -6,10 +6,10 @@ Shapes: Ollama's docs/api.md. Zed reads `capabilities` and `model_info`, Open We
 from __future__ import annotations
 
 from common.errors import ForerunError
-from edge_client.api.dialect import Json
+from edge_client.api.endpoints import DEFAULT, TextEndpoints
 from edge_client.api.pairs import Pairs
-from edge_client.api.service import DEFAULT, TextEndpoints
-from edge_client.texts.request import Writer
+from edge_client.formats.dialect import Json
+from edge_client.texts.text_request import Writer
 
 VERSION = "0.12.10"
 """Version of Ollama's API that is spoken. Clients refuse servers older than what they need."""

@@ -13,14 +13,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from common.tree import SpeculationTree
-from edge_client.api.dialect import DONE, KEEP_ALIVE
-from edge_client.api.errors import ApiError
 from edge_client.api.response import event_stream
 from edge_client.core.session import EdgeSession
+from edge_client.formats.api_error import ApiError
+from edge_client.formats.dialect import DONE, KEEP_ALIVE
+from edge_client.formats.json_text import json_text
 from edge_client.network.generation import Generation
 from edge_client.texts.detokenizer import Words, spelled
-from edge_client.texts.json_text import json_text
-from edge_client.texts.service import Live, TextService
+from edge_client.texts.text_service import Live, TextService
 
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from edge_client.api.service import (
+from edge_client.api.endpoints import (
     DEFAULT,
     FIRST_WORD,
     LATEST,
@@ -14,8 +14,8 @@ from edge_client.api.service import (
     is_default,
     unknown_model,
 )
-from edge_client.texts.request import Writer
-from edge_client.texts.service import TextService
+from edge_client.texts.text_request import Writer
+from edge_client.texts.text_service import TextService
 
 
 class Pairs:

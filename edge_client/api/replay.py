@@ -16,11 +16,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
 
 from common.errors import UserError
-from edge_client.api.dialect import Dialect, Json
-from edge_client.api.dialects import BY_NAME
-from edge_client.api.errors import ApiError, api_error, stopping, too_long
 from edge_client.api.pairs import Pairs
 from edge_client.api.response import ResponsePart, ResponseSpec, parts
+from edge_client.formats.api_error import ApiError, api_error, stopping, too_long
+from edge_client.formats.dialect import Dialect, Json
+from edge_client.formats.dialects import BY_NAME
 from edge_client.texts.journal import Journal, JournalEntry, RecordedStream
 from edge_client.texts.queue import QueuePlace
 

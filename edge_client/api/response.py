@@ -15,24 +15,24 @@ from common.acceptance import Acceptance, AcceptanceRule
 from common.errors import ForerunError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
-from edge_client.api.dialect import SSE, ChoiceEnd, Dialect, Heading, StopReason, Usage
-from edge_client.api.dialects import BY_NAME
-from edge_client.api.errors import ApiError, api_error, log_refusal
 from edge_client.core.nouns import Fallback
-from edge_client.texts.detokenizer import TextSpan, TokenOrigin, Words
-from edge_client.texts.events import AnswerEvent, Json, TextAdded, origins_of, to_json
-from edge_client.texts.json_text import json_text
-from edge_client.texts.message import (
+from edge_client.formats.api_error import ApiError, api_error, log_refusal
+from edge_client.formats.dialect import SSE, ChoiceEnd, Dialect, Heading, StopReason, Usage
+from edge_client.formats.dialects import BY_NAME
+from edge_client.formats.json_text import json_text
+from edge_client.formats.message import (
     ContentAdded,
     Message,
     MessageForm,
     MessagePart,
     arguments_object,
 )
+from edge_client.formats.message_reader import MessageReader
+from edge_client.texts.detokenizer import TextSpan, TokenOrigin, Words
+from edge_client.texts.events import AnswerEvent, Json, TextAdded, origins_of, to_json
 from edge_client.texts.queue import QueuePlace
-from edge_client.texts.reader import MessageReader
-from edge_client.texts.request import NOTHING, Begun, TextRequest, Writer
-from edge_client.texts.service import Live, TextService
+from edge_client.texts.text_request import NOTHING, Begun, TextRequest, Writer
+from edge_client.texts.text_service import Live, TextService
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge_client.api.errors import ApiError, log_refusal
+from edge_client.formats.api_error import ApiError, log_refusal
 
 OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/page.js", "/page.css", "/favicon.ico"))
 """Paths that supervisors and browsers request without a token. They reveal nothing about texts."""

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from edge_client.api.dialect import Json
-from edge_client.api.errors import ApiError, wrong
 from edge_client.api.response import ResponseSpec
-from edge_client.api.response_items import MAX_ITEMS
-from edge_client.api.responses import Responses
+from edge_client.formats.api_error import ApiError, wrong
+from edge_client.formats.dialect import Json
+from edge_client.formats.response_items import MAX_ITEMS
+from edge_client.formats.responses import Responses
 
 logger = logging.getLogger(__name__)
 

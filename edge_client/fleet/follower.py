@@ -12,7 +12,7 @@ from edge_client.core.nouns import Fallback
 from edge_client.fleet.document import Kill
 from edge_client.pair import Pair
 from edge_client.settings import EdgeConfig
-from edge_client.texts.service import Orders
+from edge_client.texts.text_service import Orders
 from edge_client.verifiers import Health, VerifierStatus
 
 Reconfigure = Callable[[Mapping[str, Any]], EdgeConfig]

@@ -34,7 +34,7 @@ from edge_client.texts.events import (
     TextAdded,
 )
 from edge_client.texts.figures import SessionRun, TextAccount, TextFigures, add_up
-from edge_client.texts.request import Begun, TextRequest, Writer
+from edge_client.texts.text_request import Begun, TextRequest, Writer
 
 UNFINISHED = 8
 """Tokens of an unfinished character at most: four bytes, and some tokens without text."""

@@ -20,7 +20,7 @@ from typing import Any
 from common.errors import UserError
 from common.messages import TokenLogprobs
 from edge_client.texts.detokenizer import TokenOrigin
-from edge_client.texts.request import NOTHING, Begun
+from edge_client.texts.text_request import NOTHING, Begun
 
 logger = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from forerun.chat.asking import Json
 
 DONE = "[DONE]"
 STOPPING = "daemon_stopping"
-"""Code of the error by which a daemon that stops ends an answer (`edge_client.api.errors`)."""
+"""Code of the error by which a daemon that stops ends an answer (`edge_client.formats.api_error`)."""
 
 PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds between attempts to find the daemon again. The last pause repeats."""

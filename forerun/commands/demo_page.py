@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edge_client.api.errors import ApiError
-from edge_client.api.fields import Fields
 from edge_client.daemon import DaemonSurroundings, EdgeDaemon
+from edge_client.formats.api_error import ApiError
+from edge_client.formats.fields import Fields
 from edge_client.pair import DraftFiles
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import ApiSection, DraftSection, EdgeConfig, VerifierSection

@@ -34,7 +34,7 @@ from edge_client.texts.events import (
     TextAdded,
     TextEvent,
 )
-from edge_client.texts.request import TextRequest, Writer
+from edge_client.texts.text_request import TextRequest, Writer
 from forerun.chat.display import legend, new_display, stats_line
 from forerun.commands import config, daemon, process, service
 from forerun.options import (
@@ -52,7 +52,7 @@ from forerun.terminal import Painter, note
 
 if TYPE_CHECKING:
     from edge_client.network.tls import TlsSettings
-    from edge_client.texts.service import TextService
+    from edge_client.texts.text_service import TextService
 
 COMPLETE = """\
 Write one completion without the daemon: draft on this device, let the verifier decide, and show the text as
@@ -441,7 +441,7 @@ async def _texts(
     from edge_client.drafting.models import DraftModels
     from edge_client.texts.datastore import IndexFiles, place_of
     from edge_client.texts.earlier import EarlierTexts
-    from edge_client.texts.service import TextService, TextSettings
+    from edge_client.texts.text_service import TextService, TextSettings
     from edge_client.verifiers.single import SingleVerifier
 
     previews = options.drafting and options.previews

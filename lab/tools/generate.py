@@ -40,7 +40,7 @@ def files() -> dict[Path, str]:
 
 def known_metrics() -> frozenset[str]:
     """Name every series that a verifier or an edge exports."""
-    from edge_client.texts.metrics import SECONDS, SUMS  # needs prometheus_client
+    from edge_client.texts.device_metrics import SECONDS, SUMS  # needs prometheus_client
 
     known = {metric.exposed for metric in METRICS} | {
         f"{name}_total" for name, _ in (*SUMS.values(), *SECONDS.values())

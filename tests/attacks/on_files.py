@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from edge_client.api.errors import ApiError
 from edge_client.api.replay import ReplayStream
+from edge_client.formats.api_error import ApiError
 from tests.attacks.stages import Stage, expect
 
 Over = asyncio.Event

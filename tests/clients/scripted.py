@@ -21,12 +21,12 @@ from cloud_verifier.server.worker import Worker
 from common.messages import Open
 from common.vocabulary import Vocabulary
 from edge_client.api.app import Api, ApiSettings
+from edge_client.api.endpoints import Defaults, TextEndpoints
 from edge_client.api.listening import Listening
 from edge_client.api.pairs import Pairs
 from edge_client.api.security import Gate
-from edge_client.api.service import Defaults, TextEndpoints
 from edge_client.network.channel import VerifierChannel
-from edge_client.texts.service import TextService, TextSettings
+from edge_client.texts.text_service import TextService, TextSettings
 from tests.edge_client.api.served import TOKEN
 from tests.edge_client.api.world import OneVerifier, Seats
 

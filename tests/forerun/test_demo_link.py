@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_client.api.errors import ApiError
+from edge_client.formats.api_error import ApiError
 from forerun.commands.demo_page import MAX_RTT_MS, DemoLinkState, read_link
 
 NOW = DemoLinkState(60.0, 5.0, True)

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from edge_client.texts.service import TextSettings
+from edge_client.texts.text_service import TextSettings
 from tests.edge_client.api.world import Filling, World, world
 
 PATIENCE = 60.0

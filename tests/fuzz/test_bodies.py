@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 
-from edge_client.api.dialects import DIALECTS
+from edge_client.formats.dialects import DIALECTS
 from tests.edge_client.api.world import Filling, world
 from tests.fuzz.bodies import GOOD, check, run
 

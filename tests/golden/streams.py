@@ -13,14 +13,14 @@ from common.messages import FinishReason
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description
 from edge_client.api.app import Api, ApiSettings
+from edge_client.api.endpoints import Defaults
 from edge_client.api.pairs import Pairs
 from edge_client.api.security import Gate
-from edge_client.api.service import Defaults
 from edge_client.core.nouns import ChangeMode, Emit, Mode, ModeStatus, SessionStats, Shown, Traffic
 from edge_client.network.channel import VerifierChannel
 from edge_client.texts.figures import SessionRun
-from edge_client.texts.request import TextRequest
-from edge_client.texts.service import TextService, TextSettings
+from edge_client.texts.text_request import TextRequest
+from edge_client.texts.text_service import TextService, TextSettings
 from tests.clients.answers import CITY, call
 from tests.clients.scripted import MODEL, TABLE, THINKING, Bytes, newest
 from tests.edge_client.api.world import Filling, OneVerifier

@@ -13,7 +13,7 @@ from typing import Any
 
 from common.errors import UserError
 from common.llama.model import LlamaModel
-from edge_client.texts.templates import ChatTemplate
+from edge_client.formats.chat_template import ChatTemplate
 from lab.benchmarks.real_sizes.pair import Prompt
 from simulator.documents import read_text
 

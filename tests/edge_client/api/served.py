@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from edge_client.api.dialect import Dialect
+from edge_client.api.endpoints import TextEndpoints
 from edge_client.api.response import ResponseSpec
 from edge_client.api.security import Gate
-from edge_client.api.service import TextEndpoints
-from edge_client.texts.service import TextService, TextSettings
+from edge_client.formats.dialect import Dialect
+from edge_client.texts.text_service import TextService, TextSettings
 from simulator.proxy.link import Link
 from tests.drivers.tiny import SlowTarget
 from tests.edge_client.api.world import Seats, World, world

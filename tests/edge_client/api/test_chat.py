@@ -14,9 +14,9 @@ import pytest
 from cloud_verifier.core.rate_limits import Quota, Quotas
 from common.errors import UserError
 from common.sampling import SamplingDefaults
-from edge_client.api.service import Defaults
+from edge_client.api.endpoints import Defaults
 from edge_client.network.channel import VerifierChannel
-from edge_client.texts.service import TextSettings
+from edge_client.texts.text_service import TextSettings
 from tests.edge_client.api.world import OneVerifier, Seats, World, alone, events_of, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]

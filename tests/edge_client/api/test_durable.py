@@ -14,16 +14,16 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_client.texts.detokenizer import TextSpan
-from edge_client.texts.journal import Journal
-from edge_client.texts.message import (
+from edge_client.formats.message import (
     ArgumentsAdded,
     CallBegun,
     ContentAdded,
     MessagePart,
     ReasoningAdded,
 )
-from edge_client.texts.service import Orders
+from edge_client.texts.detokenizer import TextSpan
+from edge_client.texts.journal import Journal
+from edge_client.texts.text_service import Orders
 from lab.benchmarks.daemon import Reading
 from lab.benchmarks.stream_forms import FORMS
 from tests.edge_client.api.test_messages import assembled

@@ -15,11 +15,11 @@ import pytest
 
 from common.errors import Code, UserError
 from common.vocabulary import Vocabulary
-from edge_client.api.errors import api_error
-from edge_client.api.fields import MAX_DEPTH, Fields
-from edge_client.api.openai import ChatCompletion, tool_call
 from edge_client.api.security import Gate
-from edge_client.texts.service import TextSettings
+from edge_client.formats.api_error import api_error
+from edge_client.formats.fields import MAX_DEPTH, Fields
+from edge_client.formats.openai import ChatCompletion, tool_call
+from edge_client.texts.text_service import TextSettings
 from edge_client.verifiers import Verifiers
 from tests import wording
 from tests.drivers.tiny import TABLE, VOCABULARY
@@ -187,21 +187,21 @@ async def test_what_changes_nothing_is_accepted(more: dict[str, Any]) -> None:
 
 
 async def test_an_unknown_field_is_logged_once_with_what_was_meant(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "edge_client.api.fields")
+    caplog.set_level(logging.DEBUG, "edge_client.formats.fields")
     async with world() as found:
         await found.chat(temprature=1, metadata={"a": "b"})
-    (line,) = (each.getMessage() for each in caplog.records if each.name == "edge_client.api.fields")
+    (line,) = (each.getMessage() for each in caplog.records if each.name == "edge_client.formats.fields")
     wording.keep(line)
 
 
 async def test_a_refused_request_is_logged_without_its_words(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "edge_client.api.errors")
+    caplog.set_level(logging.INFO, "edge_client.formats.api_error")
     async with world(gate=Gate(token="secret")) as found:
         own = {"authorization": "Bearer secret"}
         await found.client.post(CHAT, json=OK | {"model": "private words"}, headers=own)
         await found.client.post(CHAT, json={}, headers={"authorization": "Bearer private words"})
         await found.client.get("/private%0Awords", headers=own)
-    lines = [each.getMessage() for each in caplog.records if each.name == "edge_client.api.errors"]
+    lines = [each.getMessage() for each in caplog.records if each.name == "edge_client.formats.api_error"]
     assert [line.split(": ")[1] for line in lines] == [
         "404 model_not_found",
         "401 invalid_api_key",

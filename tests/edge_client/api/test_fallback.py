@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from common.sampling import SamplingParams
-from edge_client.texts.service import TextSettings
+from edge_client.texts.text_service import TextSettings
 from simulator.proxy import Link
 from tests.drivers.tiny import EOS
 from tests.edge_client.api.world import LETTERS, Letters, Seats, World, alone, world
@@ -113,7 +113,7 @@ async def test_waiting_the_text_is_the_targets_and_the_mode_is_told() -> None:
 async def test_failing_the_stream_ends_with_an_error_and_what_was_written_stands(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "edge_client.api.errors")
+    caplog.set_level(logging.INFO, "edge_client.formats.api_error")
     async with watched() as found:
         async for _ in found.stream(forerun={"fallback": "fail"}):
             if len(found.text) >= 20:
@@ -123,7 +123,7 @@ async def test_failing_the_stream_ends_with_an_error_and_what_was_written_stands
     assert (before.status_code, "retry-after" in before.headers) == (503, True)
     error = found.events[-1]["error"]
     assert error["code"] == "verifier_unavailable"
-    logged = [each.getMessage() for each in caplog.records if each.name == "edge_client.api.errors"]
+    logged = [each.getMessage() for each in caplog.records if each.name == "edge_client.formats.api_error"]
     assert [error["message"], before.json()["error"]["message"]] == [
         line.partition("verifier_unavailable: ")[2] for line in logged
     ]

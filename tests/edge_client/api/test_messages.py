@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from edge_client.api.dialect import ChoiceEnd, StopReason, Usage
-from edge_client.api.errors import ApiError
-from edge_client.api.fields import Fields
-from edge_client.api.messages import AnthropicMessages
-from edge_client.api.request import CallRule, ChatPrompt
-from edge_client.texts.message import ArgumentsAdded, CallBegun, Message, MessagePart
-from tests.edge_client.api.test_dialects import ENDED, message_of, said, streamed, thought
-from tests.edge_client.api.test_dialects import messages_dialect as formed
+from edge_client.formats.anthropic import AnthropicMessages
+from edge_client.formats.api_error import ApiError
+from edge_client.formats.dialect import ChoiceEnd, StopReason, Usage
+from edge_client.formats.fields import Fields
+from edge_client.formats.message import ArgumentsAdded, CallBegun, Message, MessagePart
+from edge_client.formats.parsed_request import CallRule, ChatPrompt
+from tests.edge_client.formats.test_dialects import ENDED, message_of, said, streamed, thought
+from tests.edge_client.formats.test_dialects import messages_dialect as formed
 
 Json = dict[str, Any]
 

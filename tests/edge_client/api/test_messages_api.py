@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from edge_client.api.security import Gate
-from edge_client.texts.service import Orders
+from edge_client.texts.text_service import Orders
 from tests.edge_client.api.test_messages import assembled
 from tests.edge_client.api.world import World, alone, world
 

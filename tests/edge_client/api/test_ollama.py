@@ -8,12 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_client.api.dialect import ChoiceEnd, StopReason
-from edge_client.api.fields import Fields
-from edge_client.api.ollama import OllamaChat, OllamaGenerate
-from edge_client.api.request import ChatPrompt
-from edge_client.texts.message import ArgumentsAdded, CallBegun, MessagePart
-from tests.edge_client.api.test_dialects import (
+from edge_client.formats.dialect import ChoiceEnd, StopReason
+from edge_client.formats.fields import Fields
+from edge_client.formats.message import ArgumentsAdded, CallBegun, MessagePart
+from edge_client.formats.ollama import OllamaChat, OllamaGenerate
+from edge_client.formats.parsed_request import ChatPrompt
+from tests.edge_client.api.test_durable import begin
+from tests.edge_client.api.world import Filling, World, alone, world
+from tests.edge_client.formats.test_dialects import (
     ENDED,
     TIMES,
     USAGE,
@@ -24,8 +26,6 @@ from tests.edge_client.api.test_dialects import (
     streamed,
     thought,
 )
-from tests.edge_client.api.test_durable import begin
-from tests.edge_client.api.world import Filling, World, alone, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_client.api.dialect import KEEP_ALIVE
+from edge_client.formats.dialect import KEEP_ALIVE
 from tests.edge_client.api.served import TOKEN, Served, served
 from tests.edge_client.api.world import World, alone
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from common.privacy import Privacy
-from edge_client.api.service import LONG_TEXT
-from edge_client.api.status import PairStatus, StatusPage
+from edge_client.api.daemon_status import PairStatus, StatusPage
+from edge_client.api.endpoints import LONG_TEXT
 from edge_client.core.nouns import Fallback
+from edge_client.texts.device_metrics import SECONDS, SUMS
 from edge_client.texts.figures import SUMMED
-from edge_client.texts.metrics import SECONDS, SUMS
-from edge_client.texts.service import TextSettings
+from edge_client.texts.text_service import TextSettings
 from tests.edge_client.api.world import Letters, events_of, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
@@ -45,7 +45,7 @@ async def test_response_metrics_and_log_tell_the_same_numbers(caplog: pytest.Log
     from prometheus_client.parser import text_string_to_metric_families
 
     told: list[dict[str, Any]] = []
-    with caplog.at_level(logging.INFO, "edge_client.texts.service"):
+    with caplog.at_level(logging.INFO, "edge_client.texts.text_service"):
         async with world() as found:
             told.append((await found.chat(max_tokens=25, ignore_eos=True))["forerun"])
             streamed = await found.post_chat(stream=True, max_tokens=12, ignore_eos=True)

@@ -16,20 +16,20 @@ import pytest
 
 from common.sampling import SamplingParams
 from edge_client.api.app import Api, ApiSettings
-from edge_client.api.openai import Completion
+from edge_client.api.daemon_status import PairStatus, StatusPage
+from edge_client.api.endpoints import Defaults, TextEndpoints
 from edge_client.api.page import tree_routes
 from edge_client.api.pairs import Pairs
 from edge_client.api.response import ResponseSpec
 from edge_client.api.security import Gate
-from edge_client.api.service import Defaults, TextEndpoints
-from edge_client.api.status import PairStatus, StatusPage
 from edge_client.core.nouns import Fallback
 from edge_client.core.ranking import DraftSkill
+from edge_client.formats.openai import Completion
 from edge_client.network.channel import StreamSource, VerifierChannel
+from edge_client.texts.device_metrics import metrics_page
 from edge_client.texts.journal import Journal
-from edge_client.texts.metrics import metrics_page
 from edge_client.texts.queue import Admission
-from edge_client.texts.service import TextService, TextSettings
+from edge_client.texts.text_service import TextService, TextSettings
 from tests.drivers.tiny import EOS, VOCABULARY, running
 from tests.edge_client.api.test_durable import filled
 from tests.edge_client.api.world import LETTERS, Letters, OneVerifier, Seats, events_of, world

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from common.errors import UnavailableError
-from edge_client.api.openai import ChatCompletion
 from edge_client.api.response import ResponseSpec
-from edge_client.texts.service import Orders
+from edge_client.formats.openai import ChatCompletion
+from edge_client.texts.text_service import Orders
 from tests.edge_client.api.world import Letters, World, alone, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from edge_client.api.errors import ApiError
 from edge_client.api.replay import ReplayStream, StreamStore
+from edge_client.formats.api_error import ApiError
 from tests import wording
 
 FRAMES = [b"id: 1\ndata: a\n\n", b"id: 2\ndata: bb\n\n", b"id: 3\ndata: ccc\n\n"]

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client.api.response import _ours
+from edge_client.formats.message import ContentAdded
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin
 from edge_client.texts.events import TextAdded
-from edge_client.texts.message import ContentAdded
 
 SPEC: Any = SimpleNamespace(origins=True)
 SPANS = st.lists(st.sampled_from(["", "a", "bc"]), min_size=1, max_size=12)

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.grammar import json_schema_grammar
-from edge_client.api.dialect import ChoiceEnd, Heading, StopReason
-from edge_client.api.errors import ApiError, api_error
-from edge_client.api.fields import Fields
-from edge_client.api.request import CallRule, ChatPrompt, ParsedRequest
-from edge_client.api.responses import Responses
-from edge_client.texts.message import ArgumentsAdded, CallBegun, MessagePart
-from tests.edge_client.api.test_dialects import USAGE, message_of, messages, said, thought
+from edge_client.formats.api_error import ApiError, api_error
+from edge_client.formats.dialect import ChoiceEnd, Heading, StopReason
+from edge_client.formats.fields import Fields
+from edge_client.formats.message import ArgumentsAdded, CallBegun, MessagePart
+from edge_client.formats.parsed_request import CallRule, ChatPrompt, ParsedRequest
+from edge_client.formats.responses import Responses
 from tests.edge_client.api.world import World, alone, world
+from tests.edge_client.formats.test_dialects import USAGE, message_of, messages, said, thought
 
 pytestmark = pytest.mark.sdk
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from edge_client.api.dialect import Heading, Json
-from edge_client.api.errors import ApiError
-from edge_client.api.fields import Fields
 from edge_client.api.response import ResponseSpec
-from edge_client.api.responses import Responses
 from edge_client.api.stored import StoredResponses
+from edge_client.formats.api_error import ApiError
+from edge_client.formats.dialect import Heading, Json
+from edge_client.formats.fields import Fields
+from edge_client.formats.message import MessageForm
+from edge_client.formats.responses import Responses
 from edge_client.texts.journal import Journal
-from edge_client.texts.message import MessageForm
 from tests.edge_client.api.test_durable import WHOLE, again_of, begin, filled
 from tests.edge_client.api.test_responses import check, create, parsed, text_of
 from tests.edge_client.api.world import World, alone, world

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from common.errors import UnavailableError
-from edge_client.api.service import Defaults
-from edge_client.api.status import PairStatus
+from edge_client.api.daemon_status import PairStatus
+from edge_client.api.endpoints import Defaults
 from edge_client.core.nouns import Fallback
 from edge_client.texts.earlier import EarlierTexts
-from edge_client.texts.service import Orders
+from edge_client.texts.text_service import Orders
 from tests.edge_client.api.world import World, alone, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]

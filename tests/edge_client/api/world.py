@@ -19,19 +19,19 @@ from common.sampling import SamplingParams
 from common.wire.describe import Description
 from edge_client.api.app import Api, ApiSettings
 from edge_client.api.embeddings import Embedder
+from edge_client.api.endpoints import Defaults, TextEndpoints
 from edge_client.api.pairs import Pairs
 from edge_client.api.security import Gate
-from edge_client.api.service import Defaults, TextEndpoints
 from edge_client.api.stored import StoredResponses
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.nouns import Drafted, DraftRow, Expand, Expansion, MoveTip, SessionDrafter, StartDrafter
 from edge_client.core.ranking import DraftSkill
+from edge_client.formats.infill import Infill, InfillFamily
 from edge_client.network.channel import StreamSource, VerifierChannel
+from edge_client.texts.device_metrics import metrics_page
 from edge_client.texts.earlier import EarlierTexts
-from edge_client.texts.infill import Infill, InfillFamily
 from edge_client.texts.journal import Journal
-from edge_client.texts.metrics import metrics_page
-from edge_client.texts.service import TextService, TextSettings
+from edge_client.texts.text_service import TextService, TextSettings
 from tests.drivers.drafter_thread import DrafterThread
 from tests.drivers.tiny import EOS, VOCABULARY, System, running
 from tests.worlds.models import VOCAB, TinyDrafter, target_alone

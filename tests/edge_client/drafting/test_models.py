@@ -20,7 +20,7 @@ from edge_client.pair import DraftFiles, open_pair
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import load_config
 from edge_client.texts.queue import Admission
-from edge_client.texts.request import Writer
+from edge_client.texts.text_request import Writer
 
 pytestmark = pytest.mark.llama
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_client.api.service import TextEndpoints
+from edge_client.api.endpoints import TextEndpoints
 from edge_client.core.nouns import Fallback
 from edge_client.fleet.document import Kill, report
 from edge_client.settings import FLEET_MAY_SET, load_config
@@ -31,7 +31,7 @@ CANARY = "fedcbafedcbafedcba"
 @contextlib.asynccontextmanager
 async def linked(**flags: object) -> AsyncIterator[tuple[World, FleetFollower]]:
     """A daemon whose owner has set these flags, and what its fleet sees of it."""
-    from edge_client.api.status import PairStatus
+    from edge_client.api.daemon_status import PairStatus
     from edge_client.fleet.follower import FleetFollower
     from edge_client.pair import Pair
     from edge_client.verifiers import Verifiers

@@ -8,7 +8,7 @@ import pytest
 
 from common.llama.model import LlamaModel, LlamaSettings
 from common.vocabulary import Vocabulary
-from edge_client.texts.infill import FAMILIES, ExtraFile, Gap, Infill, InfillFamily
+from edge_client.formats.infill import FAMILIES, ExtraFile, Gap, Infill, InfillFamily
 
 pytestmark = pytest.mark.llama
 

@@ -33,7 +33,7 @@ from edge_client.texts.events import (
     TextAdded,
 )
 from edge_client.texts.figures import TextAccount
-from edge_client.texts.request import Begun, TextRequest, Writer
+from edge_client.texts.text_request import Begun, TextRequest, Writer
 from tests.edge_client.api.world import LETTERS, Letters
 
 PROMPT = (1, 2, 3)

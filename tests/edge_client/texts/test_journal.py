@@ -13,7 +13,7 @@ import pytest
 from common.errors import UserError
 from edge_client.texts.detokenizer import TokenOrigin
 from edge_client.texts.journal import Journal
-from edge_client.texts.request import Begun
+from edge_client.texts.text_request import Begun
 from tests import wording
 
 HEAD = {"prompt": [1, 2, 3]}

@@ -19,8 +19,8 @@ from edge_client.core.ranking import NO_DRAFT, DraftSkill
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import OnLost, OnMessage, StreamSource, VerifierStream
 from edge_client.network.generation import Generation
-from edge_client.texts.request import TextRequest, Writer
-from edge_client.texts.service import Orders, TextService, TextSettings
+from edge_client.texts.text_request import TextRequest, Writer
+from edge_client.texts.text_service import Orders, TextService, TextSettings
 from tests import wording
 from tests.drivers.tiny import VOCABULARY
 from tests.edge_client.api.world import Letters, OneVerifier, Seats

@@ -194,12 +194,12 @@ class TinyStage:
 
     async def _start(self) -> None:
         from edge_client.api.app import Api, ApiSettings
+        from edge_client.api.endpoints import Defaults, TextEndpoints
         from edge_client.api.listening import Listening
         from edge_client.api.pairs import Pairs
         from edge_client.api.security import Gate
-        from edge_client.api.service import Defaults, TextEndpoints
         from edge_client.texts.journal import Journal
-        from edge_client.texts.service import TextService, TextSettings
+        from edge_client.texts.text_service import TextService, TextSettings
         from edge_client.verifiers import Verifiers
         from tests.drivers.tiny import VOCABULARY
         from tests.edge_client.api.world import TEMPLATE, Letters, Seats

@@ -1,0 +1,219 @@
+"""Reads one JSON object of a request field by field. Unread fields are ignored, with a log line each."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any, TypeVar
+
+from edge_client.formats.api_error import ApiError, unsupported, wrong
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+OTHER_NAMES = {
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "stop_sequences": "stop",
+    "random_seed": "seed",
+    "input": "messages",
+}
+"""Names here of fields of other servers' APIs."""
+
+WITHOUT_EFFECT = frozenset(
+    (
+        "cache_control",
+        "client_metadata",
+        "context_management",
+        "include",
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "service_tier",
+        "store",
+        "truncation",
+        "verbosity",
+    )
+)
+"""Known fields that cannot change a text here. Prompts are cached by their tokens, not by a key."""
+
+
+MAX_TEXT = 2**23
+"""Characters of a text that a model reads, as many as a body may have."""
+
+MAX_DEPTH = 128
+"""Lists and objects within each other. Deeper values would exhaust the stack of what reads them."""
+
+MAX_LOGGED = 16
+"""Unknown fields of one object that are logged."""
+
+
+class Fields:
+    """Reads one field per call and raises `ApiError` for a value that is not allowed.
+
+    A null field counts as absent, as OpenAI's clients send it. `at` stands before names in messages.
+    """
+
+    def __init__(self, values: Mapping[str, Any], at: str = "") -> None:
+        self.values = {name: value for name, value in values.items() if value is not None}
+        self.at = at
+        self._read = set[str]()
+
+    def has(self, name: str) -> bool:
+        """Tell whether the field is present, without reading it."""
+        return name in self.values
+
+    def any(self, name: str) -> Any:
+        """Return any value; None if the field is absent."""
+        self._read.add(name)
+        return self.values.get(name)
+
+    def text(self, name: str, default: str = "", longest: int = 2**20) -> str:
+        must = f"must be a string of at most {longest} characters"
+        return self._checked(name, default, lambda it: isinstance(it, str) and len(it) <= longest, must)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        return self._checked(name, default, lambda it: isinstance(it, bool), "must be true or false")
+
+    def whole(self, name: str, default: int, low: int, high: int) -> int:
+        """Return a whole number. Some clients write it as 16.0."""
+        must = f"must be a whole number from {low} to {high}"
+        return int(
+            self._checked(
+                name, default, lambda it: is_number(it) and low <= it <= high and it == int(it), must
+            )
+        )
+
+    def number(self, name: str, default: float, low: float, high: float) -> float:
+        must = f"must be a number from {low:g} to {high:g}"
+        return float(self._checked(name, default, lambda it: is_number(it) and low <= it <= high, must))
+
+    def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
+        return self._checked(name, default, lambda it: it in allowed, f"must be one of {', '.join(allowed)}")
+
+    def object(self, name: str) -> Fields | None:
+        """Return a nested object; None if it is absent."""
+        value: Any = self._checked(name, None, lambda it: isinstance(it, dict), "must be an object")
+        return None if value is None else Fields(value, f"{self.at}{name}.")
+
+    def needed(self, name: str) -> Fields:
+        """Return a nested object, which must be there."""
+        if (found := self.object(name)) is None:
+            raise self.missing(name)
+        return found
+
+    def schema(self, name: str) -> dict[str, Any]:
+        """Return a JSON schema, which must be there."""
+        value = self.any(name)
+        if not isinstance(value, dict):
+            raise self.wrong(name, "must be a JSON schema, an object")
+        return value
+
+    def list(self, name: str, longest: int) -> list[Any]:
+        """Return a list, which is empty if the field is absent."""
+        must = f"must be a list of at most {longest} entries"
+        none: list[Any] = []
+        return self._checked(name, none, lambda it: isinstance(it, list) and len(it) <= longest, must)
+
+    def only(self, name: str, allowed: tuple[Any, ...], why: str) -> None:
+        """Read a field and refuse values other than `allowed`, which change nothing."""
+        value = self.any(name)
+        if value is not None and not any(value == each and type(value) is type(each) for each in allowed):
+            raise unsupported(f"{self.at}{name}", f"{self.at}{name} is not supported here: {why}")
+
+    def entry(self, name: str, at: int, value: Any) -> Fields:
+        """Return an entry of the list `name`, which must be an object."""
+        where = f"{self.at}{name}[{at}]"
+        if not isinstance(value, dict):
+            raise wrong(where, f"{where} must be an object")
+        return Fields(value, f"{where}.")
+
+    def entries(self, name: str, longest: int) -> Iterator[Fields]:
+        """Yield the entries of a list, which must be objects."""
+        for at, each in enumerate(self.list(name, longest)):
+            yield self.entry(name, at, each)
+
+    def having(self, **values: Any) -> Fields:
+        """Return these fields with other values of some; None leaves a field out. What is read there counts
+        as read here."""
+        found = Fields({**self.values, **values}, self.at)
+        found._read = self._read
+        return found
+
+    def ignore(self, name: str, why: str) -> None:
+        """Read a field that has no effect, and log it if it is there."""
+        if self.any(name) is not None:
+            self._log(name, why)
+
+    def finish(self) -> None:
+        """Log the fields that have not been read. They are ignored."""
+        if not logger.isEnabledFor(logging.DEBUG):
+            return  # to look for a similar name takes 50 µs, and a body can have a million
+        for name, near in islice(self._unread(), MAX_LOGGED):
+            self._log(name, f"it is not a known field{f'; did you mean {near}?' if near else ''}")
+
+    def refuse_rest(self) -> None:
+        """Refuse the fields that have not been read."""
+        for name, near in self._unread():
+            hint = f"; did you mean {near}?" if near else ""
+            words = f"{self.at}{name} is not a field that this daemon knows{hint}"
+            raise wrong(f"{self.at}{name}", words, "unknown_parameter")
+
+    def _log(self, name: str, why: str) -> None:
+        logger.debug("the request's %s%s is ignored: %s", self.at, name, why)
+
+    def _unread(self) -> Iterator[tuple[str, str]]:
+        """Yield the fields that have not been read, each with a similar known name."""
+        for name in self.values:
+            if name in self._read or name in WITHOUT_EFFECT:
+                continue
+            other = [OTHER_NAMES[name]] if OTHER_NAMES.get(name) in self._read else []
+            yield name, next(iter(other or difflib.get_close_matches(name, self._read, 1)), "")
+
+    def missing(self, name: str) -> ApiError:
+        """Return the error of a field that must be there."""
+        return wrong(f"{self.at}{name}", f"{self.at}{name} is missing")
+
+    def wrong(self, name: str, must: str) -> ApiError:
+        """Return the error of a field's value."""
+        shown = repr(self.values[name]) if name in self.values else "missing or null"
+        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+        return wrong(f"{self.at}{name}", f"{self.at}{name} is {shown}; it {must}")
+
+    def _checked(self, name: str, default: T, is_allowed: Callable[[Any], bool], must: str) -> T:
+        value: Any = self.any(name)
+        if value is None:
+            return default
+        if not is_allowed(value):
+            raise self.wrong(name, must)
+        checked: T = value
+        return checked
+
+
+def is_number(value: object) -> bool:
+    """Tell whether a JSON value is a finite number, and no boolean."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def are_token_ids(values: list[Any], size: float = math.inf) -> bool:
+    """Tell whether each value is a token id below `size`."""
+    return all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each < size for each in values)
+
+
+def is_too_deep(value: Any) -> bool:
+    """Tell whether a JSON value has lists and objects more than `MAX_DEPTH` deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+        if not level:
+            return False
+    return True

@@ -1,0 +1,128 @@
+"""llama-server's `/infill`, which completion in editors speaks (llama.vim, llama.vscode).
+
+Fields and their order in the prompt: llama.cpp, tools/server/README.md, "POST /infill".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge_client.formats.dialect import ChoiceEnd, Dialect, Json, StopReason, Usage
+from edge_client.formats.fields import MAX_TEXT, Fields
+from edge_client.formats.infill import ExtraFile, Gap
+from edge_client.formats.message import ContentAdded, Message, MessagePart
+from edge_client.formats.parsed_request import MOST, ONE_TEXT, ParsedRequest, read_asked
+
+MAX_EXTRA = 1024
+"""Pieces of other files. Editors send some tens."""
+
+STOPS = {StopReason.STOP: "eos", StopReason.LENGTH: "limit", StopReason.CALLS: "eos"}
+
+
+class InfillCompletion(Dialect):
+    """Reads and forms `/infill`.
+
+    A request for no tokens (`n_predict` 0), by which editors let the server read files ahead, writes one
+    token and does not show it.
+    """
+
+    name, path, prefix, param = "infill", "/infill", "infill-", "input_prefix"
+
+    @staticmethod
+    def read(fields: Fields) -> ParsedRequest:
+        gap = Gap(
+            fields.text("input_prefix", longest=MAX_TEXT),
+            fields.text("input_suffix", longest=MAX_TEXT),
+            fields.text("prompt", longest=MAX_TEXT),
+            [_read_extra(each) for each in fields.entries("input_extra", MAX_EXTRA)],
+        )
+        fields.only("n_probs", (0,), "use /v1/completions with logprobs")
+        for name in ("grammar", "json_schema"):
+            fields.only(name, ("", {}), "use /v1/completions")
+        for name in ("samplers", "cache_prompt", "n_indent", "t_max_prompt_ms", "t_max_predict_ms"):
+            fields.ignore(name, "the text does not depend on it here")
+        shown = [each for each in fields.list("response_fields", 256) if isinstance(each, str)]
+        number = fields.whole("n_predict", -1, -2, MOST)
+        form = {"shown": shown if fields.has("response_fields") else None, "hidden": number == 0}
+        seed = fields.any("seed")
+        own: Json = {
+            "max_tokens": max(number, 1) if number >= 0 else None,
+            "seed": None if seed == -1 else seed,
+        }
+        return read_asked(fields.having(**own, **ONE_TEXT), gap, form=form)
+
+    def added(self, parts: Sequence[MessagePart], ours: Json, choice: int) -> list[Json]:
+        text = "".join(part.text for part in parts if isinstance(part, ContentAdded))
+        if not (text or ours) or self.heading.form["hidden"]:
+            return []
+        found = {"index": choice, "content": text, "tokens": [], "stop": False}
+        return [{**found, "forerun": ours} if ours else found]
+
+    def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
+        return [self._last("", end, usage)]
+
+    def whole(self, choices: Sequence[tuple[Message, ChoiceEnd]], usage: Usage) -> Json:
+        ((message, end),) = choices
+        return self._last(message.text, end, usage)
+
+    def _last(self, content: str, end: ChoiceEnd, usage: Usage) -> Json:
+        """Return the last object, or what the request selected of it."""
+        hidden, shown = self.heading.form["hidden"], self.heading.form["shown"]
+        found = {
+            "index": 0,
+            "content": "" if hidden else content,
+            "tokens": [],
+            "stop": True,
+            "model": self.heading.model,
+            "tokens_predicted": 0 if hidden else usage.text,
+            "tokens_evaluated": usage.prompt,
+            "tokens_cached": usage.cached,
+            "truncated": False,
+            "stop_type": "word" if end.stopped_by is not None else STOPS[end.finish],
+            "stopping_word": end.stopped_by or "",
+            "has_new_line": "\n" in content,
+            "generation_settings": {"seed": end.ours["seed"]},
+            "timings": _timings(end.ours, usage),
+            "forerun": end.ours,
+        }
+        return found if shown is None else _selected(found, shown)
+
+
+def _read_extra(fields: Fields) -> ExtraFile:
+    found = ExtraFile(fields.text("filename", longest=4096), fields.text("text", longest=MAX_TEXT))
+    fields.finish()
+    return found
+
+
+def _timings(ours: Mapping[str, Any], usage: Usage) -> Json:
+    """Return llama-server's figures. The prompt's time is that of the first token, queues included."""
+    first, rest = ours["first_token_ms"], max(0.0, ours["elapsed_ms"] - ours["first_token_ms"])
+    return {
+        "cache_n": usage.cached,
+        **_pace("prompt", usage.prompt - usage.cached, first),
+        **_pace("predicted", usage.text, rest),
+        "draft_n": ours["proposed"],
+        "draft_n_accepted": ours["accepted"],
+    }
+
+
+def _pace(name: str, count: int, took: float) -> Json:
+    return {
+        f"{name}_n": count,
+        f"{name}_ms": round(took, 3),
+        f"{name}_per_token_ms": round(took / count, 3) if count else 0.0,
+        f"{name}_per_second": round(1e3 * count / took, 3) if took else 0.0,
+    }
+
+
+def _selected(found: Json, names: Sequence[str]) -> Json:
+    """Return fields by name, each under its whole name; `a/b` is the field `b` of `a`."""
+    told = dict[str, Any]()
+    for name in names:
+        value: Any = found
+        for step in name.split("/"):
+            value = value.get(step) if isinstance(value, dict) else None
+        if value is not None:
+            told[name] = value
+    return told

@@ -1,0 +1,353 @@
+"""Reads a text as a message by a response template, while it is written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import regex
+
+from edge_client.formats.call_reader import JsonCalls, JsonShape, WholeCalls
+from edge_client.formats.call_values import properties_of
+from edge_client.formats.message import ContentAdded, MessageForm, MessagePart, ReasoningAdded
+from edge_client.formats.message_spans import Piece, Sink, Source, SpanQueue, Trimmed
+from edge_client.formats.response_template import Anchor, Region, ResponseTemplate, bounded, load_template
+from edge_client.texts.detokenizer import TextSpan
+
+REASONING = ("reasoning_content", "reasoning", "thinking")
+CALLS = "tool_calls"
+
+SEARCH_TIME = 0.05
+"""Seconds for one search of a pattern. Those in use take microseconds."""
+
+TIME = 0.5
+TIME_PER_CHARACTER = 5e-5
+"""Seconds of this thread for the searches in a text: at most `TIME` at once, which characters replenish. A
+template that needs more is not followed any further. Those in use take 1 to 15 µs a character."""
+
+MAX_INERT = 4096
+"""Characters that a reader knows to begin no mark."""
+
+KEPT = 256
+"""Characters that stay before the place of reading, for patterns that look behind."""
+
+
+class MessageReader:
+    """Reads one text in pieces, as a form says. The constructor raises `PeerError` for a malformed template.
+
+    The parts so far are a function of the text so far: it is read character by character, so they do not
+    depend on where the pieces were cut. Text that is no reasoning and no call is content. So is a call that
+    cannot be read, with its marks, and all text after a template that takes too long.
+    """
+
+    def __init__(self, form: MessageForm) -> None:
+        self.num_reasoning = 0  # tokens so far, those of marks included
+        self._sink = Sink()
+        self._queue = SpanQueue()
+        self._text, self._place, self._before = "", 0, 0  # read up to `_place`; characters dropped before
+        self._tools = properties_of(form.tools)
+        template = load_template(form.template) if form.template is not None else None
+        self._template: ResponseTemplate | None = template
+        self._regions = tuple(  # whose marks count: without tools the text of a call is content
+            each
+            for each in (template.regions if template is not None else ())
+            if form.tools or each.name != CALLS
+        )
+        self._region: Region | None = None  # None: outside
+        self._calls: JsonCalls | WholeCalls | None = None
+        self._raw = list[Piece]()  # the text of the calls' region, until one is certain
+        self._num_calls = 0
+        self._is_plain = True  # no region so far
+        self._watches = dict[str, _Watch]()  # by the present region's name; empty outside
+        self._barred = -1  # place where an empty mark was found before
+        self._time_left = TIME
+        self._until = 0.0  # of this thread's processor time; a search may run until then
+        outside = template.outside if template is not None else None
+        self._content = Trimmed(self._sink, ContentAdded)
+        self._reasoning = Trimmed(self._sink, ReasoningAdded)
+        for region in (*self._regions, outside):
+            if region is not None and region.name != CALLS:
+                trimmed = self._reasoning if region.name in REASONING else self._content
+                trimmed.join, trimmed.strips = region.join, region.strips
+        if template is not None and form.prefix:
+            self._read(Source(TextSpan(form.prefix, None, 0), is_hidden=True))
+
+    def feed(self, spans: Sequence[TextSpan]) -> list[MessagePart]:
+        """Add text and return the parts that are certain now."""
+        for span in spans:
+            self._read(Source(span))
+        return self._sink.drain()
+
+    def finish(self) -> list[MessagePart]:
+        """End the text and return the rest. What cannot be read as a call is content."""
+        if self._template is not None:
+            self._until = time.thread_time() + self._time_left
+            self._try(at_end=True)
+            self._end_calls()
+        self._show(self._queue.rest())
+        self._reasoning.finish(is_verbatim=False)
+        self._content.finish(self._is_plain)
+        return self._sink.drain()
+
+    # Text -------------------------------------------------------------------------------------------------
+
+    def _read(self, source: Source) -> None:
+        if self._template is None:
+            self._sink.show(ContentAdded, [(source, source.span.text)])
+            return
+        self._until = time.thread_time() + self._time_left
+        if not source.span.text:
+            self._queue.push(source, "")
+        for at, char in enumerate(source.span.text):
+            self._queue.push(source, char)
+            self._text += char
+            self._until += TIME_PER_CHARACTER
+            if not self._try(at_end=False):
+                if rest := source.span.text[at + 1 :]:
+                    self._sink.show(ContentAdded, [(source, rest)])
+                return
+            if self._place > 4 * KEPT:
+                cut = self._place - KEPT
+                self._text, self._place, self._before = self._text[cut:], KEPT, self._before + cut
+        self._time_left = min(TIME, self._until - time.thread_time())
+
+    def _try(self, at_end: bool) -> bool:
+        """Read on as far as is certain. Return False if the template takes too long."""
+        try:
+            while self._step(at_end):
+                pass
+        except (TimeoutError, MemoryError):
+            self._give_up()
+            return False
+        return True
+
+    def _give_up(self) -> None:
+        """Read the rest as content."""
+        self._template, self._region, self._is_plain = None, None, True
+        if isinstance(self._calls, JsonCalls):
+            self._calls.stop()
+            self._sink.add(self._calls.release())
+        self._content.add([*self._raw, *self._queue.rest()], is_verbatim=True)
+        self._content.finish(is_verbatim=True)
+        self._calls, self._raw = None, []
+
+    def _step(self, at_end: bool) -> bool:
+        """Read on by one mark, or to the end of what is certain. Return whether there may be more."""
+        if isinstance(self._calls, JsonCalls) and not self._calls.is_whole:
+            return self._read_json(self._calls)
+        found, end = self._find(at_end)
+        if isinstance(self._calls, JsonCalls):  # after the value only its mark may stand
+            until = found[1].start() if found is not None else end
+            if self._text[self._place : until].strip():
+                self._leave()
+                return True
+        if found is None:
+            self._show(self._take(end))
+            return False
+        region, match = found
+        self._show(self._take(match.start()))
+        if region is not self._region and region.open is not None:
+            self._open(region, match)
+        elif region is self._region:
+            self._close(region, self._take(match.end()))
+        else:  # a mark outside, without meaning
+            self._take(match.end())
+            self._content.end_region()
+        return True
+
+    def _find(self, at_end: bool) -> tuple[tuple[Region, regex.Match[str]] | None, int]:
+        """Return the first mark that is certain, with its region, and where the certain text ends.
+
+        Of marks at one place the longest counts, and a beginning before an end.
+        """
+        best: tuple[tuple[int, int, bool, str], Region, regex.Match[str]] | None = None
+        end, watch = len(self._text), self._watch()
+        if not at_end and end - self._place == 1 and self._text[self._place] in watch.inert:
+            return None, end
+        for region, anchor, is_open in watch.anchors:
+            match = self._search(anchor.pattern, partial=not at_end)
+            if match is None or self._is_void(match, region, is_open):
+                continue
+            if not at_end and self._may_change(match, anchor):
+                end = min(end, match.start())
+                continue
+            key = (match.start(), match.start() - match.end(), not is_open, region.name)
+            if best is None or key < best[0]:
+                best = key, region, match
+        if best is None and end == len(self._text) == self._place + 1 > 1:  # from there on no \A matches
+            watch.learn(self._text[self._place])
+        if best is None or best[2].start() >= end:
+            return None, end
+        return best[1:], end
+
+    def _search(self, pattern: regex.Pattern[str], partial: bool) -> regex.Match[str] | None:
+        def search(limit: float) -> regex.Match[str] | None:
+            return pattern.search(self._text, self._place, partial=partial, timeout=limit)
+
+        left = self._until - time.thread_time()
+        if left <= 0:
+            raise TimeoutError
+        return bounded(search, min(SEARCH_TIME, left))
+
+    def _watch(self) -> _Watch:
+        """Return the marks that count now."""
+        assert self._template is not None, "asked for before"
+        name = self._region.name if self._region is not None else ""
+        if name in self._watches:
+            return self._watches[name]
+        if self._region is not None:
+            listed = [(self._region, self._region.close, False)]
+        else:
+            listed = [(each, each.open, True) for each in self._regions]
+            if (outside := self._template.outside) is not None:
+                listed.append((outside, outside.close, False))
+        watch = _Watch(
+            [(region, anchor, is_open) for region, anchor, is_open in listed if anchor is not None]
+        )
+        return self._watches.setdefault(name, watch)
+
+    def _may_change(self, match: regex.Match[str], anchor: Anchor) -> bool:
+        if match.partial:
+            return True
+        return match.end() == len(self._text) and (anchor.may_grow or match.start() == match.end())
+
+    def _is_void(self, match: regex.Match[str], region: Region, is_open: bool) -> bool:
+        """Tell whether an empty mark changes nothing, or was found here before."""
+        if match.partial or match.start() != match.end():
+            return False
+        return (not is_open and region is not self._region) or (
+            is_open and self._before + match.start() == self._barred
+        )
+
+    def _take(self, until: int) -> list[Piece]:
+        pieces = self._queue.take(until - self._place)
+        self._place = until
+        return pieces
+
+    def _show(self, pieces: list[Piece]) -> None:
+        """Add text to the present region."""
+        if self._calls is not None:
+            self._raw += pieces
+            if isinstance(self._calls, WholeCalls):
+                self._calls.body += (text for _, text in pieces)
+        elif self._region is not None and self._region.name in REASONING:
+            self._count(pieces)
+            self._reasoning.add(pieces, is_verbatim=False)
+        elif self._region is not None or self._template is None or self._template.outside is not None:
+            self._content.add(pieces, self._is_plain)
+
+    def _count(self, pieces: Sequence[Piece]) -> None:
+        for source, _ in pieces:
+            if not source.is_thought:
+                source.is_thought = True
+                self.num_reasoning += source.span.num_tokens
+
+    # Regions ----------------------------------------------------------------------------------------------
+
+    def _open(self, region: Region, match: regex.Match[str]) -> None:
+        if match.start() == match.end():
+            self._barred = self._before + match.start()
+        text = match.group()
+        self._show(self._take(match.start() + len(text) - len(text.lstrip())))
+        mark = self._take(match.end())
+        self._region = region
+        if region.name == CALLS:
+            captures = {name: each for name, each in match.groupdict().items() if each is not None}
+            shape = JsonShape.of(region, captures)
+            self._raw = mark
+            self._calls = (
+                WholeCalls(region, captures, self._tools)
+                if shape is None
+                else JsonCalls(shape, self._tools, self._num_calls)
+            )
+            return
+        self._is_plain = False
+        self._content.end_region()
+        if region.name in REASONING:
+            self._count(mark)
+
+    def _close(self, region: Region, mark: list[Piece]) -> None:
+        if isinstance(self._calls, WholeCalls):
+            self._raw += mark
+            self._read_calls(self._calls)
+        elif region.name in REASONING:
+            self._count(mark)
+            self._reasoning.end_region()
+        else:
+            self._content.end_region()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._region, self._calls, self._raw = None, None, []
+
+    # Calls ------------------------------------------------------------------------------------------------
+
+    def _read_json(self, calls: JsonCalls) -> bool:
+        """Read JSON to the present end of the text. Return whether there may be more to read."""
+        while self._place < len(self._text):
+            if not calls.feed(self._text[self._place]):
+                self._spoil(calls)
+                return True
+            self._raw += self._take(self._place + 1)
+            self._pass_on(calls)
+            if calls.is_whole:
+                if self._region is not None and self._region.close is None:
+                    self._leave()
+                return True
+        return False
+
+    def _pass_on(self, calls: JsonCalls) -> None:
+        if found := calls.release():
+            if self._num_calls <= calls.index:
+                self._begin_calls(calls.index + 1)
+            self._sink.add(found)
+        if calls.is_begun:
+            self._raw = []
+
+    def _begin_calls(self, number: int) -> None:
+        """End the content before a call that is certain now."""
+        self._num_calls, self._is_plain = number, False
+        self._content.end_region()
+
+    def _spoil(self, calls: JsonCalls) -> None:
+        """Go on outside. What is no call so far is content."""
+        calls.stop()
+        self._pass_on(calls)
+        self._content.add(self._raw, self._is_plain)
+        self._leave()
+
+    def _read_calls(self, calls: WholeCalls, is_cut_off: bool = False) -> None:
+        try:
+            parts = calls.finish(self._num_calls, is_cut_off)
+        except ValueError:
+            self._content.add(self._raw, self._is_plain)
+            return
+        self._begin_calls(self._num_calls + len(parts) // 2)
+        self._sink.add(parts)
+
+    def _end_calls(self) -> None:
+        """Read a call that the text's end has cut off. A call is not guessed from a half of it."""
+        match self._calls:
+            case JsonCalls() as calls if not calls.is_whole:
+                self._spoil(calls)
+            case WholeCalls() as calls:
+                self._show(self._queue.rest())
+                self._read_calls(calls, is_cut_off=True)
+                self._leave()
+
+
+class _Watch:
+    """Holds marks that count in one region, and whether each begins another.
+
+    `inert` are characters at which no mark begins, whatever stands before them.
+    """
+
+    def __init__(self, anchors: Sequence[tuple[Region, Anchor, bool]]) -> None:
+        self.anchors = anchors
+        self.inert = set[str]()
+        self._learns = not any(anchor.looks_around for _, anchor, _ in anchors)
+
+    def learn(self, char: str) -> None:
+        """Note that no mark begins at a character."""
+        if self._learns and len(self.inert) < MAX_INERT:
+            self.inert.add(char)
