@@ -7,6 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from common.prompt_lookup import SharedTexts
+from common.suffix_index import GrowingIndex
+from edge_client.core.nouns import SessionConfig
+from edge_client.core.policies import make_policy
 from simulator.drafts import BetaDraft, Draft, logged_draft, recorded_draft
 from simulator.events import Draws
 from simulator.figures import SessionResult
@@ -15,6 +19,7 @@ from simulator.knowledge import BEST, KINDS, NUM_CANDIDATES, VOCAB_SIZE
 from simulator.link import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader
 from simulator.schemes import run_scheme
+from simulator.system import SimulatedDevice, knowledge_of, simulate
 from simulator.world import DeviceSpec, VerifierSpec, World
 
 
@@ -70,6 +75,35 @@ def test_off_the_mark_guesses_cost_less_than_a_fiftieth(scheme: str) -> None:
         results = [run_scheme(scheme, replace(world, seed=seed))[0] for seed in (1, 2)]
         taken[recall] = sum(result.arrivals[-1] for result in results)
     assert taken[True] < 1.02 * taken[False]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_slow_device_that_copies_is_never_slower_where_nothing_repeats(seed: int) -> None:
+    """The tokens are drawn, so two that stood side by side foretell nothing."""
+    slow = DeviceSpec(draft_time=0.060, recall=True)
+    verifier = VerifierSpec().with_product_limits()
+    world = World(LinkSpec(rtt=0.060), slow, verifier, BetaDraft(0.65), tokens=400, seed=seed)
+    (helped,), (alone,) = run_scheme("adaptive", world), run_scheme("off", world)
+    assert helped.arrivals[-1] <= alone.arrivals[-1] + 0.001
+
+
+@pytest.mark.parametrize("given", ["reference", "index"])
+def test_a_file_that_is_rewritten_takes_few_target_steps(given: str) -> None:
+    """Every fiftieth token differs, and the device knows the old text."""
+    world = World(LinkSpec(rtt=0.06), DeviceSpec(recall=True), draft=BetaDraft(0.7), tokens=1000)
+    knowledge = knowledge_of(world, 0)
+    old = [knowledge.truth(position) for position in range(64, 1064)]
+    old[::50] = [VOCAB_SIZE - 99] * len(old[::50])
+
+    class Editor(SimulatedDevice):
+        def _config(self) -> SessionConfig:
+            return replace(super()._config(), references=(tuple(old),) if given == "reference" else ())
+
+        def _shared(self) -> SharedTexts:
+            return SharedTexts(files=(GrowingIndex(old),) if given == "index" else ())
+
+    (result,) = simulate(world, lambda _: make_policy("adaptive"), Editor)
+    assert result.stats.target_steps < 0.15 * world.tokens
 
 
 def test_a_drawn_text_has_tokens_of_many_kinds_for_those_who_look_things_up() -> None:

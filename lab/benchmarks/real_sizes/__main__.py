@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -29,10 +28,9 @@ from pathlib import Path
 from common.errors import UserError
 from edge_client.core.policies import make_policy
 from forerun.terminal import ProgressBar
-from lab.bench.report import Machine, add_report, finish
+from lab.bench.report import Machine
 from lab.benchmarks.real_sizes.end_to_end import Cell, EndToEndReport, EndToEndSettings, lines_of, measure
 from lab.benchmarks.real_sizes.kinds import KINDS, published_prompts
-from lab.benchmarks.real_sizes.long_prompts import DRAFT, LongSettings, lines_of_long, measure_long, summary
 from lab.benchmarks.real_sizes.pair import FORMATS, SHAPES, Pair
 from lab.benchmarks.real_sizes.predicted import DraftRecord
 from lab.benchmarks.real_sizes.texts import agreement, certainty, open_model, short_prompts, texts_of
@@ -67,16 +65,6 @@ def make_parser() -> argparse.ArgumentParser:
     option("--lookups", nargs="+", choices=("off", "on"), default=["off"], help="repeated text (%(default)s)")
     option("--out", type=Path, metavar="FILE", help="JSON report; its finished cells are not run again")
     compared.set_defaults(run=_end_to_end)
-    long = actions.add_parser("long-prompts", help="measure long prompts and second turns")
-    _add_pair(long, texts=3, tokens=1000)
-    option = long.add_argument
-    option("--prompt", type=int, default=20_000, metavar="N", help="tokens of a first prompt (%(default)s)")
-    option("--new", type=int, default=200, metavar="N", help="new tokens of a second prompt (%(default)s)")
-    option("--target-step", type=float, default=30.0, metavar="MS", help="(%(default)s)")
-    option("--prompt-row", type=float, default=0.1, metavar="MS", help="time per prompt row (%(default)s)")
-    option("--rtt", type=float, default=60.0, metavar="MS", help="(%(default)s)")
-    add_report(long)
-    long.set_defaults(run=_long_prompts, shape="wide")
     return parser
 
 
@@ -170,24 +158,6 @@ def _end_to_end(options: argparse.Namespace) -> None:
                 if options.out is not None:
                     report.write(options.out)
             print(*lines_of(report.rows[cell]), sep="\n", end="\n\n", flush=True)
-
-
-def _long_prompts(options: argparse.Namespace) -> None:
-    pair = _pair(options)
-    settings = LongSettings(
-        options.rtt,
-        options.target_step,
-        options.prompt_row,
-        options.prompt,
-        options.new,
-        options.tokens,
-        options.texts,
-    )
-    with ProgressBar(sys.stderr) as bar, tempfile.TemporaryDirectory(prefix="forerun-long-") as folder:
-        rows = asyncio.run(measure_long(pair, settings, Path(folder), partial(bar.show, 0, 1)))
-    common = {**asdict(settings), "shape": options.shape, "draft": DRAFT}
-    report = {"settings": common, "machine": Machine().told(), "results": rows, "summary": summary(rows)}
-    finish(options, report, list(lines_of_long(rows)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

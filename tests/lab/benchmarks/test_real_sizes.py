@@ -260,26 +260,3 @@ def test_a_tiny_pair_is_made_and_every_policy_writes_its_texts(
     assert "adaptive over the best" in capfd.readouterr().out
     assert main(words) == 0
     assert out.read_bytes() == first
-
-
-@pytest.mark.soak
-@pytest.mark.torch
-@pytest.mark.llama
-@pytest.mark.grpc
-def test_a_second_turn_reads_only_what_is_new_on_both_sides(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from lab.benchmarks.real_sizes.__main__ import main
-
-    words = ["long-prompts", "--shape", "tiny", "--folder", str(tmp_path / "pair"), "--json"]
-    words += ["--prompt", "600", "--new", "50", "--tokens", "100", "--texts", "1", "--target-step", "20"]
-    assert main([*words, "--rtt", "4"]) == 0
-    rows = json.loads(capfd.readouterr().out)["results"]
-    found = {(row["scheme"], row["turn"]): row for row in rows}
-    assert found["adaptive", "first"]["draft_read"] >= 600
-    assert found["adaptive", "second"]["draft_read"] < 100, "the new tokens and the end of the answer"
-    assert found["streaming", "first"]["draft_read"] == 0
-    for scheme in ("adaptive", "streaming"):
-        first, second = found[scheme, "first"], found[scheme, "second"]
-        assert first["cached_tokens"] == 0
-        assert second["prompt_tokens"] - second["cached_tokens"] < 60
