@@ -1,15 +1,37 @@
-"""The edge's part of the acceptance rule `coupled`: the draft's best tokens, with calibrated chances."""
+"""The edge's part of the acceptance rule `coupled`: the draft's best tokens, with calibrated chances.
+
+Other rules are found by name. A package offers the edge's part of a rule as an entry point of the group
+`forerun.edge_rules`, as `schemes` does.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from common.acceptance import Acceptance
 from common.calibration import Calibration, promised
+from common.chances import Chances
+from common.errors import LocalError
+from common.offers import offered
 from common.tree import Node
 from edge_client.core.nouns import Expansion
 from edge_client.core.policies import GrowthView
 from edge_client.core.sent_nodes import Untold
+
+GROUP = "forerun.edge_rules"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFacts:
+    """Holds what a rule may read of a session."""
+
+    view: GrowthView
+    expansions: Mapping[int, Expansion]  # those of the live nodes of the view's tree, by id
+    calibration: Calibration
+    acceptance: Acceptance
+    chances: Chances  # for a rule that draws
 
 
 class CoupledRule:
@@ -18,11 +40,9 @@ class CoupledRule:
     takes_guesses = True  # nodes may come from other sources than the draft model
     untold: Untold | None = None  # the distribution that travels with a node
 
-    def __init__(
-        self, view: GrowthView, expansions: Mapping[int, Expansion], calibration: Calibration
-    ) -> None:
-        """`expansions` are those of the live nodes of the view's tree, by id."""
-        self._view, self._expansions, self._calibration = view, expansions, calibration
+    def __init__(self, facts: RuleFacts) -> None:
+        self._view, self._expansions = facts.view, facts.expansions
+        self._calibration = facts.calibration
 
     def choose(self, expansion: Expansion) -> Expansion:
         """Return the tokens that may become children of a node, in the order of preference."""
@@ -55,3 +75,15 @@ class CoupledRule:
         """Learn likewise from an expansion that came when its node was text."""
         self.promised(expansion)
         self.learn(expansion, token)
+
+
+def edge_rule(facts: RuleFacts, *, is_coupled: bool) -> CoupledRule:
+    """Return the edge's part of the acceptance rule. Raise `LocalError` if no installed package offers it."""
+    if is_coupled:
+        return CoupledRule(facts)
+    name = facts.acceptance.rule.title
+    entry = offered(GROUP).get(name)
+    if entry is None:
+        raise LocalError(f"no installed package offers the edge's part of the acceptance rule {name}")
+    rule: CoupledRule = entry.load()(facts)
+    return rule

@@ -13,9 +13,8 @@ from common.errors import LocalError
 from common.messages import INITIAL_CREDIT
 from common.prompt_lookup import LEAST, NO_TEXTS, SharedTexts
 from common.tree import Node, SpeculationTree
-from edge_client.core.coupled import CoupledRule
+from edge_client.core.coupled import RuleFacts, edge_rule
 from edge_client.core.draft_pace import DraftPace
-from edge_client.core.drawing import Drawing, DrawnRule
 from edge_client.core.hints import Hints
 from edge_client.core.nouns import DraftRow, Expansion, Reroot, SessionConfig
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate
@@ -55,7 +54,9 @@ class Growth:
         self._overtaken: dict[int, int] = {}  # the token that followed each node still in draft
         self._policy = policy
         self._judges = config.judges_guesses
-        self._rule = _rule_of(config, self.view, self.expansions, self.calibration, chances)
+        chances = chances or SeededChances(config.sampling.seed)
+        facts = RuleFacts(self.view, self.expansions, self.calibration, config.acceptance, chances)
+        self._rule = edge_rule(facts, is_coupled=not config.draws)
         guesses = self._rule.takes_guesses and policy.fill and policy.name != "off"  # sync, off: as published
         self._sources = _sources_of(config, shared) if guesses else []
 
@@ -211,19 +212,6 @@ class Growth:
                 for source in self._sources:
                     source.forget(node.id)
         return Reroot(tuple(committed), tuple(dead))
-
-
-def _rule_of(
-    config: SessionConfig,
-    view: GrowthView,
-    expansions: dict[int, Expansion],
-    calibration: Calibration,
-    chances: Chances | None,
-) -> CoupledRule:
-    if not config.draws:
-        return CoupledRule(view, expansions, calibration)
-    drawing = Drawing(chances or SeededChances(config.sampling.seed), config.acceptance.rule.replaces)
-    return DrawnRule(view, expansions, calibration, drawing)
 
 
 def _sources_of(config: SessionConfig, shared: SharedTexts) -> list[ProposalSource]:

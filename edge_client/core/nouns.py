@@ -42,7 +42,7 @@ class Expansion:
     id: int
     tokens: tuple[int, ...]
     scores: tuple[float, ...]
-    draft: Draft | None = None  # set by the session where `tokens` were drawn from it; see `drawing`
+    draft: Draft | None = None  # set by a rule that drew `tokens` from it
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ class EdgeSession:
         self._drafter_ok = config.has_drafter
         self._governed = policy if isinstance(policy, AdaptivePolicy) else None
         if config.draws and self._governed is not None:
-            self._governed.hold_nothing_back()  # see `drawing`
+            self._governed.hold_nothing_back()  # a choice of nodes would bias the draws
         self._standing = self._own_standing
         self._offline = Offline(config, None if self._governed is None else self._governed.governor)
 

@@ -13,8 +13,8 @@ from cloud_verifier.core.scheduler import VerifyScheduler
 from common.acceptance import Acceptance, AcceptanceRule
 from common.chances import Chances
 from common.sampling import SamplingParams
-from edge_client.core import drawing
 from edge_client.core.policies import offered, policy_named
+from schemes.rules import drawing
 from tests.worlds.enumeration import distance, law_of
 from tests.worlds.honest import PLAIN, PROMPT, Law, Spec, Text, target_law
 from tests.worlds.models import VOCAB, TinyDrafter, target_alone

@@ -38,7 +38,6 @@ from common.sampling import SamplingParams
 from common.suffix_index import GrowingIndex
 from common.tree import Node
 from edge_client.core.draft_pace import ENOUGH, DraftPace
-from edge_client.core.drawing import FIRST
 from edge_client.core.nouns import (
     DEAR_MASKS,
     NOTHING_READ,
@@ -74,6 +73,7 @@ from edge_client.core.policies import (
     make_policy,
 )
 from edge_client.core.session import EdgeSession, StreamState
+from schemes.rules.drawing import FIRST
 from tests import wording
 
 PROMPT = (7, 8)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from common.acceptance import make_acceptance, quantised
 from common.chances import SeededChances
 from common.sampling import SamplingParams
-from edge_client.core.drawing import FIRST, MOST_DRAWN, Drawing
 from edge_client.core.growth import Growth
 from edge_client.core.nouns import Expansion, SessionConfig
 from edge_client.core.policies.plain import TreePolicy, TreeSettings
 from edge_client.core.sent_nodes import Outgoing
+from schemes.rules.drawing import FIRST, MOST_DRAWN, Drawing
 
 SCORES = st.lists(st.floats(-8, 0), min_size=1, max_size=12)
 FOUND = Expansion(4, (7, 3, 9, 1), (0.0, -0.4, -1.0, -1.5))

@@ -1,4 +1,4 @@
-"""Draws drafts at random for the acceptance rules that need it, and keeps score.
+"""The edge's part of the acceptance rules that need drafts drawn at random: draws them, and keeps score.
 
 The text has the target's law only if the decision to send a node ignores its token. So a growth policy learns
 only a promise made before the draw: from the distribution's shape and from how often such draws came true.
@@ -14,15 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from common.acceptance import TOTAL, Draft, draw, quantised
-from common.calibration import Calibration
 from common.chances import Chances
 from common.errors import LocalError
 from common.estimators import RatioEstimator
 from common.messages import MAX_NODES
 from common.tree import Node, SpeculationTree
-from edge_client.core.coupled import CoupledRule
+from edge_client.core.coupled import CoupledRule, RuleFacts
 from edge_client.core.nouns import Expansion
-from edge_client.core.policies import GrowthView
 
 MOST_DRAWN = 4
 """The most children of a node: the default of the widest policy."""
@@ -51,14 +49,14 @@ class Drawing:
             for first in FIRST
         ]
 
-    def draw(self, found: Expansion) -> Expansion:
+    def draw(self, expansion: Expansion) -> Expansion:
         """Draw children after a node; `scores` are log chances up to a constant. The result holds the
         distribution, and promises as scores: nats, not increasing, independent of the tokens drawn."""
-        if not found.tokens:
-            return found
-        draft = quantised(found.tokens, found.scores)
-        tokens = draw(draft, found.id, MOST_DRAWN, self._chances, self.replaces)
-        return Expansion(found.id, tokens, self._promises(draft, len(tokens)), draft)
+        if not expansion.tokens:
+            return expansion
+        draft = quantised(expansion.tokens, expansion.scores)
+        tokens = draw(draft, expansion.id, MOST_DRAWN, self._chances, self.replaces)
+        return Expansion(expansion.id, tokens, self._promises(draft, len(tokens)), draft)
 
     def observe(self, drawn: Expansion, token: int) -> None:
         """Learn that the target wrote `token` after the node above these children."""
@@ -87,15 +85,9 @@ class DrawnRule(CoupledRule):
 
     takes_guesses = False  # they would bias the draws
 
-    def __init__(
-        self,
-        view: GrowthView,
-        expansions: Mapping[int, Expansion],
-        calibration: Calibration,
-        drawing: Drawing,
-    ) -> None:
-        super().__init__(view, expansions, calibration)
-        self._drawing = drawing
+    def __init__(self, facts: RuleFacts) -> None:
+        super().__init__(facts)
+        self._drawing = Drawing(facts.chances, facts.acceptance.rule.replaces)
 
     def choose(self, expansion: Expansion) -> Expansion:
         return self._drawing.draw(expansion)
@@ -156,10 +148,10 @@ def untold(tree: SpeculationTree, drawn: Mapping[int, Expansion], node: Node) ->
     assert node.parent is not None, "the tip is never sent"
     if node.wire_id:
         return None  # it was drawn again
-    found = drawn.get(node.parent)
-    if found is None or found.draft is None:
+    expansion = drawn.get(node.parent)
+    if expansion is None or expansion.draft is None:
         raise LocalError(f"node {node.id} is to be sent, but it is not known what it was drawn from")
     sent = sum(1 for child in tree.live[node.parent].children.values() if tree.live[child].wire_id)
-    if tuple(dict.fromkeys(found.tokens))[sent] != node.token:
+    if tuple(dict.fromkeys(expansion.tokens))[sent] != node.token:
         raise LocalError(f"node {node.id} is to be sent before one that was drawn before it")
-    return None if sent else found.draft
+    return None if sent else expansion.draft
