@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 CHEAP = 0.002
@@ -31,11 +32,19 @@ MAX_KNOWN = 256
 """Most grammars remembered as cheap, and most tenants whose masks are counted."""
 
 
-class Masked(Protocol):
-    """Describes a session for `MaskTime`, which sets whether its masks are dear and whether known."""
+@dataclass(slots=True)
+class MaskCost:
+    """Says what one session's masks cost. Only `MaskTime` changes it."""
 
-    dear_masks: bool
-    masks_known: bool
+    dear: bool = False
+    known: bool = False  # its first masks have been made
+
+
+class Masked(Protocol):
+    """Describes a session for `MaskTime`."""
+
+    @property
+    def masks(self) -> MaskCost: ...
 
     @property
     def grammar(self) -> str:
@@ -67,25 +76,25 @@ class MaskTime:
 
     def begin(self, session: Masked) -> None:
         """Classify a session whose masks are not known yet."""
-        session.masks_known = False
-        session.dear_masks = bool(session.grammar) and session.grammar not in self._cheap
+        session.masks.known = False
+        session.masks.dear = bool(session.grammar) and session.grammar not in self._cheap
 
     def let_in(self, ready: list[Session], now: float) -> tuple[list[Session], float | None]:
         """Return the sessions of `ready` that may join the next step, in order, and when another one may. At
         most one session with dear masks joins: one of the tenant with the least mask time."""
-        dear = [session for session in ready if session.dear_masks]
+        dear = [session for session in ready if session.masks.dear]
         for session in dear:
-            if not session.masks_known:  # another session may have shown it meanwhile
+            if not session.masks.known:  # another session may have shown it meanwhile
                 self.begin(session)
-        dear = [session for session in dear if session.dear_masks]
+        dear = [session for session in dear if session.masks.dear]
         if not dear:
             return ready, None
         chosen, next_at = None, self._next_at
-        if next_at > now and (new := [session for session in dear if not session.masks_known]):
+        if next_at > now and (new := [session for session in dear if not session.masks.known]):
             dear, next_at = new, min(next_at, self._try_at)
         if next_at <= now:
             chosen = min(dear, key=lambda session: self._had.get(session.tenant, 0.0))
-        let = [session for session in ready if not session.dear_masks or session is chosen]
+        let = [session for session in ready if not session.masks.dear or session is chosen]
         return let, next_at if chosen is None else None
 
     def note(
@@ -95,10 +104,10 @@ class MaskTime:
         over = sum(costs.values()) - FREE - FREE_PART * duration
         for key, cost in sorted(costs.items(), key=lambda item: -item[1]):
             session = sessions[key]
-            known = session.masks_known
-            dear = session.dear_masks and known
-            session.masks_known, session.dear_masks = True, cost > CHEAP and (dear or over > 0)
-            if session.dear_masks:
+            known = session.masks.known
+            dear = session.masks.dear and known
+            session.masks.known, session.masks.dear = True, cost > CHEAP and (dear or over > 0)
+            if session.masks.dear:
                 over -= cost
                 self._charge(session, cost, now)
                 if not known:

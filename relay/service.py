@@ -15,9 +15,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from cloud_verifier.core.nouns import End
 from cloud_verifier.identity.identity import IncomingCall
 from cloud_verifier.identity.tls import LiveServerTls, ServerTls
-from cloud_verifier.server.calls import DESCRIBE, SERVICE_NAME, SESSION, Framing
+from cloud_verifier.server.calls import SERVICE_NAME, SESSION, Framing
 from cloud_verifier.server.grpc_server import listen
-from cloud_verifier.server.interceptor import Guard, Method
+from cloud_verifier.server.interceptor import Guard
 from cloud_verifier.server.outbox import Outbox, Pace
 from common.calibration import Beliefs
 from common.errors import Code, ForerunError, LocalError, PeerError, UnavailableError, UserError
@@ -271,12 +271,9 @@ class RelayServer:
         self.port = 0
 
     async def __aenter__(self) -> RelayServer:
-        methods = {
-            SESSION: Method(lambda data: check_request(data, MOST_POSITIONS), bounds_itself=True),
-            DESCRIBE: Method(),
-        }
+        checks = {SESSION: lambda data: check_request(data, MOST_POSITIONS)}
         options = server_options(message_bytes=MAX_MESSAGE_BYTES)
-        server = self._server = grpc.aio.server(options=options, interceptors=(Guard(methods),))
+        server = self._server = grpc.aio.server(options=options, interceptors=(Guard(checks),))
         pb_grpc.add_VerifierServiceServicer_to_server(self._service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         credentials = None if self._tls is None else self._tls.credentials()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from cloud_verifier.core.arrivals import Arrivals
+from cloud_verifier.core.arrivals import NO_OFFERS, Arrivals
 from common.acceptance import COUPLED
 from common.errors import Code, UserError
 from common.hints import hint_at
@@ -92,7 +92,7 @@ class _Arrivals(Arrivals):
 
     def __init__(self, session: RelaySession) -> None:
         size, first = session.config.vocab_size or MOST_VOCAB, len(session.config.prompt) - 1
-        super().__init__(session.tree, None, size, first, session.view.last_position + 1, CREDIT)
+        super().__init__(session.tree, NO_OFFERS, size, first, session.view.last_position + 1, CREDIT)
         self._session = session
         self._numbers: dict[int, int] = {}  # by node id
 

@@ -1,12 +1,15 @@
-"""Decide which sessions are admitted."""
+"""Decide which sessions are admitted, and when refused callers come again. A tenant's own limits are those of
+`Tenants`."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from cloud_verifier.core.nouns import SchedulerConfig, TargetInfo
-from cloud_verifier.core.tenants import Tenant
+from cloud_verifier.core.quotas import MOST_AHEAD
 from common.errors import CapacityError, Code, PeerError, UnavailableError, UserError
+from common.estimators import IntervalEstimator
 from common.messages import Open
 
 
@@ -48,26 +51,11 @@ def longest_session(max_positions: int, num_slots: int, config: SchedulerConfig)
     return max(0, min(max_positions, num_slots - config.max_nodes_per_session))
 
 
-def check_room(
-    need: Need, config: SchedulerConfig, num_slots: int, num_sessions: int, tenant: Tenant
-) -> None:
-    """Raise `CapacityError` if the verifier or the tenant has its share of sessions or slots."""
+def check_room(num_sessions: int, config: SchedulerConfig) -> None:
+    """Raise `CapacityError` if the verifier has all its sessions."""
     if num_sessions >= config.max_sessions:
         raise CapacityError(
             f"all {config.max_sessions} sessions of this verifier (--max-sessions) are taken; try later"
-        )
-    share = config.max_tenant_share
-    if share == 1:
-        return
-    if tenant.num_sessions + 1 > max(1, int(share * config.max_sessions)):
-        raise CapacityError(
-            f"this tenant has {tenant.num_sessions} sessions here, the most that one may have "
-            "(--max-tenant-share); try later"
-        )
-    if tenant.num_sessions and tenant.num_slots + need.promised > share * num_slots:
-        raise CapacityError(
-            f"this tenant holds {tenant.num_slots} KV slots here and may hold {int(share * num_slots)} "
-            "(--max-tenant-share); try later"
         )
 
 
@@ -94,7 +82,7 @@ def check_open(request: Open, info: TargetInfo, config: SchedulerConfig) -> None
     if rule not in config.rules:
         raise UserError(
             f"the {'' if rule.lossless else 'lossy '}acceptance rule {rule.title} is not allowed on this "
-            f"verifier; it allows {', '.join(each.title for each in config.rules)}",
+            f"verifier; it allows {', '.join(allowed.title for allowed in config.rules)}",
             Code.FAILED_PRECONDITION,
         )
     if (most := need_of(request, config).most) > info.num_slots:
@@ -141,3 +129,48 @@ def _check_tokens(request: Open, vocab_size: int) -> None:
                 f"{name} holds token id {outside}; this target's vocabulary has ids 0 to {vocab_size - 1}"
             )
             raise UserError(message, Code.OUT_OF_RANGE)
+
+
+# When callers that found no room come again.
+
+MOST_SPACING = 0.25
+"""Most seconds between the retry times of two callers that found no room."""
+
+LEAST_TURN = 0.05
+"""Seconds until the first retry time of callers that found no room."""
+
+
+@dataclass(slots=True)
+class RetryTimes:
+    """Gives each caller that found no room a retry time of its own."""
+
+    last_at: float = -math.inf  # seconds; the latest retry time given
+
+    def next(self, now: float, interval: float) -> float:
+        """Return the seconds until the caller's retry; a place becomes free every `interval` seconds."""
+        first = now + min(max(interval, LEAST_TURN), MOST_AHEAD)
+        after = self.last_at + min(interval, MOST_SPACING)
+        self.last_at = after if first <= after <= first + MOST_AHEAD else first
+        return self.last_at - now
+
+
+RETRY_AFTER = 1.0  # seconds, until the rate of ending sessions is known
+
+
+class Vacancies:
+    """Tells callers that found no room when to come again, by how often sessions end."""
+
+    def __init__(self) -> None:
+        self._between_ends = IntervalEstimator(RETRY_AFTER)
+        self._times = RetryTimes()
+        self._last_end_at: float | None = None
+
+    def session_ended(self, now: float) -> None:
+        if self._last_end_at is not None:
+            self._between_ends.sample(now - self._last_end_at)
+        self._last_end_at = now
+
+    def advise(self, error: CapacityError, now: float) -> None:
+        """Give the error a retry time, unless it has one."""
+        if error.retry_after is None:
+            error.retry_after = self._times.next(now, self._between_ends.smoothed)

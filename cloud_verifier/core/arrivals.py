@@ -18,25 +18,41 @@ MAX_PLACES = 4096
 count as dead."""
 
 
-class Offers:
-    """Keeps the distributions that one session's edge sends with its drafts. Driven by `VerifySession`."""
+class NoOffers:
+    """Keeps nothing: the coupled rule needs no more than the nodes. Driven by `VerifySession`."""
+
+    decides = False
+    """Whether another rule than the coupled one makes the choices."""
+
+    num_repeats = 0
+    """Draws that gave a token again. They take room like others, so that what is dropped does not depend on
+    the tokens drawn."""
+
+    def arrived(self, node: Node, draft: Draft | None, vocab_size: int) -> None:
+        """Note a new child of a live node, and the distribution that came with it."""
+
+    def dropped(self, parent: Place, tree: SpeculationTree) -> None:
+        """Note a dropped child."""
+
+    def ask(self, tree: SpeculationTree, nodes: Sequence[Node]) -> Ask | None:
+        """Return the acceptance rule's input for these rows; None for the coupled rule."""
+        return None
+
+
+NO_OFFERS = NoOffers()
+
+
+class Offers(NoOffers):
+    """Keeps the distributions that one session's edge sends with its drafts, for a rule that needs them."""
+
+    decides = True
 
     def __init__(self, acceptance: Acceptance, judge: Judge | None = None) -> None:
-        self.num_repeats = 0
-        """Draws that gave a token again. They take room like others, so that what is dropped does not depend
-        on the tokens drawn."""
         self._acceptance = acceptance
         self._judge = judge if acceptance.rule is AcceptanceRule.JUDGE else None
         self._drawn, self._replaces = acceptance.rule.drawn, acceptance.rule.replaces
         self._drafts: dict[int, Draft | None] = {}  # by the parent's node id; None: no child of it counts
         self._draws: dict[int, list[int]] = {}  # tokens by the parent's node id, in the order of arrival
-
-    @classmethod
-    def of(
-        cls, acceptance: Acceptance, sampling: SamplingParams, judge: Judge | None = None
-    ) -> Offers | None:
-        """Return None where the coupled rule makes the choices."""
-        return cls(acceptance, judge) if acceptance.decides(sampling.greedy) else None
 
     def arrived(self, node: Node, draft: Draft | None, vocab_size: int) -> None:
         """Note a new child of a live node. The first child brings the distribution of all its siblings.
@@ -83,10 +99,15 @@ class Offers:
         return Offer(tuple(child.token for child in sent))
 
 
+def offers_of(acceptance: Acceptance, sampling: SamplingParams, judge: Judge | None = None) -> NoOffers:
+    """Return the keeper of what travels with a session's nodes, by its acceptance rule."""
+    return Offers(acceptance, judge) if acceptance.decides(sampling.greedy) else NO_OFFERS
+
+
 class Arrivals:
     """Puts the nodes of one stream into its session's tree.
 
-    Args: tree; offers, the draft distributions, or None under the coupled rule; vocab_size;
+    Args: tree; offers, which keeps the draft distributions; vocab_size;
     first_anchor, the earliest anchor position; max_length, of prompt and text, in tokens;
     max_live, the most live nodes of the edge.
     """
@@ -94,7 +115,7 @@ class Arrivals:
     def __init__(
         self,
         tree: SpeculationTree,
-        offers: Offers | None,
+        offers: NoOffers,
         vocab_size: int,
         first_anchor: int,
         max_length: int,
@@ -167,17 +188,15 @@ class Arrivals:
                 f"{self._max_length - 1}",
                 Code.OUT_OF_RANGE,
             )
-        most = self._max_live - (self._offers.num_repeats if self._offers is not None else 0)
+        most = self._max_live - self._offers.num_repeats
         if self._tree.num_speculative >= most and self.num_live >= most:
             self.num_dropped += 1
-            if self._offers is not None:
-                self._offers.dropped(parent, self._tree)
+            self._offers.dropped(parent, self._tree)
             return
         place = self._attach(parent, token, logprob)
         if isinstance(place, Node):
             self._number(place, wire_id)
-            if self._offers is not None:
-                self._offers.arrived(place, draft, self._vocab_size)
+            self._offers.arrived(place, draft, self._vocab_size)
         if place is not DEAD:
             self._places[wire_id] = place
             if len(self._places) > MAX_PLACES:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.nouns import SchedulerConfig, StepPlan
 from cloud_verifier.core.session import VerifySession
-from cloud_verifier.core.tenants import Tenants
 from common.tree import Node
 
 # After the engine has run out of memory a step may have half its rows, and then slowly more again.
@@ -71,18 +70,23 @@ class StepDraft:
 class Batcher:
     """Fills a step with tips first, since each commits for certain, and then with prompt tokens up to a time.
 
-    Args: config; rows, the limit of rows a step; cost, of steps; rows_per_read, `TargetInfo`'s; tenants, with
-    their service so far.
+    Args: config; rows, the limit of rows a step; cost, of steps; rows_per_read, `TargetInfo`'s; service,
+    which gives the rows evaluated for a tenant so far.
     """
 
     def __init__(
-        self, config: SchedulerConfig, rows: OomBackoff, cost: StepCost, rows_per_read: int, tenants: Tenants
+        self,
+        config: SchedulerConfig,
+        rows: OomBackoff,
+        cost: StepCost,
+        rows_per_read: int,
+        service: Callable[[str], float],
     ) -> None:
         self._config = config
         self.rows = rows
         self._cost = cost
         self._rows_per_read = rows_per_read
-        self._tenants = tenants
+        self._service_of = service
         self._owed = 0.0  # seconds left over from `keep_pace`, less than one prompt token takes
 
     def batch(self, ready: Sequence[VerifySession], alone: bool = False) -> StepDraft:
@@ -110,33 +114,34 @@ class Batcher:
             spared=NOBODY_SPARED,
         )
 
-    def keep_pace(self, batch: StepDraft, longer: float, num_nodes: int) -> StepDraft:
-        """Return the batch with longer prompt chunks, as drafts make the step longer by the share `longer`.
+    def keep_pace(self, draft: StepDraft) -> StepDraft:
+        """Return the draft with longer prompt chunks if its nodes make the step longer.
 
-        `num_nodes` counts tips and drafts. Prompts keep their share of the longer step, so drafts do not slow
-        them down. A prompt that ends early evaluates its tip in the same step."""
-        if not longer or not batch.reading:
-            return batch
-        sessions = {session.key: session for session in batch.members}
+        Prompts keep their share of the longer step, so nodes do not slow them down. A prompt that ends early
+        evaluates its tip in the same step."""
+        longer, num_nodes = draft.longer, sum(map(len, draft.nodes.values()))
+        if not longer or not draft.reading:
+            return draft
+        sessions = {session.key: session for session in draft.members}
         owed = self._owed + longer * sum(
-            count * self._token_time(sessions[key]) for key, count in batch.chunks.items()
+            count * self._token_time(sessions[key]) for key, count in draft.chunks.items()
         )
-        chunks, num_rows = dict(batch.chunks), num_nodes + sum(batch.chunks.values())
+        chunks, num_rows = dict(draft.chunks), num_nodes + sum(draft.chunks.values())
         most = self._config.max_rows + self._config.chunk - num_rows
         left = _Allowance(self.rows.left(most, num_rows), owed, certain=0)
-        self._read_all(batch.reading, left, chunks)
-        unread = [each for each in batch.reading if chunks.get(each.key, 0) < each.num_prefill]
+        self._read_all(draft.reading, left, chunks)
+        unread = [each for each in draft.reading if chunks.get(each.key, 0) < each.num_prefill]
         full = unread and not left.tokens
         self._owed = left.seconds if unread and not full else 0.0
         kept = 1.0 - left.seconds / owed if full and owed else 1.0
-        ended = [each for each in batch.reading if each not in unread and each.may_evaluate_tip]
+        ended = [each for each in draft.reading if each not in unread and each.may_evaluate_tip]
         room = self.rows.left(max(0, self._config.max_rows - num_nodes), num_nodes + sum(chunks.values()))
         ended = ended[:room]
-        spared = {session.key: kept for session in batch.reading}
+        spared = {session.key: kept for session in draft.reading}
         spared.update((session.key, min(1.0, 1.0 / longer)) for session in ended)
-        late = [each for each in batch.reading if each.key in chunks and each.key not in batch.chunks]
-        members, decoding = (*batch.members, *late), (*batch.decoding, *ended)
-        return replace(batch, members=members, decoding=decoding, chunks=chunks, spared=spared)
+        late = [each for each in draft.reading if each.key in chunks and each.key not in draft.chunks]
+        members, decoding = (*draft.members, *late), (*draft.decoding, *ended)
+        return replace(draft, members=members, decoding=decoding, chunks=chunks, spared=spared)
 
     def reads(self, plan: StepPlan) -> int:
         """Return the KV slots that a step reads; `rows_per_read` rows of an item share one read."""
@@ -194,7 +199,7 @@ class Batcher:
         return self._config.max_prefill_slowdown * (step + self._cost.more(num_reading, 0)) - step
 
     def _service(self, session: VerifySession) -> float:
-        return self._tenants.get(session.tenant).service
+        return self._service_of(session.tenant)
 
 
 def _of(ready: Sequence[VerifySession], keys: Container[int]) -> tuple[VerifySession, ...]:

@@ -1,18 +1,17 @@
 """Count the results of steps and sessions for metrics, logs and views. The counts decide nothing.
 
-They are updated when the driver takes effects, while the engine already runs the next step.
+They are updated by `VerifyScheduler.report`, while the engine already runs the next step.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from statistics import fmean
 
+from cloud_verifier.core.near_ties import NearTies
 from cloud_verifier.core.nouns import FloatArray, RowLogprobs
 from cloud_verifier.core.session import SessionTally, StepProgress, VerifySession
 from common.estimators import IntervalEstimator
@@ -83,39 +82,6 @@ class StepReport:
     waits: Waits
 
 
-# Near ties of committed tokens are counted, and the smallest margin is kept.
-#
-# The text is the target's up to rounding. Unless the engine is deterministic, a choice with a margin below
-# the rounding error could differ in another batch. The counter says how often that could happen.
-
-BOUNDS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-"""Upper bounds of the margin histogram, in logits, a factor of ten apart."""
-
-
-class MarginCounter:
-    """Counts the margins of committed choices, in logits, over all sessions since the verifier began.
-
-    A margin is the choice's score minus the runner-up's. Under sampling the scores are logits over the
-    temperature plus noise, so a margin times the temperature is the change of a logit that turns the choice.
-    Choices of rejected draft rows do not count. Neither do candidates removed by a filter (top-k, top-p,
-    min-p), although rounding may also move a filter's edge.
-    """
-
-    def __init__(self, near_tie: float) -> None:
-        self.near_tie = near_tie  # logits below which rounding could turn a choice
-        self.num_near_ties = 0
-        self.smallest = math.inf
-        self.counts = [0] * (len(BOUNDS) + 1)  # choices by margin: below BOUNDS[0], ..., BOUNDS[-1] or above
-
-    def note(self, margins: FloatArray, temperature: float) -> None:
-        """Count the `margins` of committed choices of one session, any number, as in `StepResult`."""
-        for scaled in margins.tolist():
-            margin = scaled * temperature if temperature > 0.0 else scaled
-            self.num_near_ties += margin < self.near_tie
-            self.smallest = min(self.smallest, margin)
-            self.counts[bisect_right(BOUNDS, margin)] += 1
-
-
 @dataclass(frozen=True, slots=True)
 class Running:
     sessions: dict[int, VerifySession]  # in the order of the plan's items
@@ -130,7 +96,7 @@ class Running:
 class StepDone:
     step: Running
     ended_at: float
-    told_at: float  # when the scheduler was informed
+    reported_at: float  # when the scheduler was informed
     predicted: float  # the predicted duration, seconds
     parts: Sequence[StepProgress]
     margins: Sequence[FloatArray]  # of each part, as in `StepResult`
@@ -148,11 +114,11 @@ class StepDone:
 
 
 class Ledger:
-    """Holds one verifier's totals since it began, and its newest step. `near_tie` as in `MarginCounter`."""
+    """Holds one verifier's totals since it began, and its newest step. `near_tie` as in `NearTies`."""
 
     def __init__(self, near_tie: float) -> None:
         self.counters = VerifierCounters()
-        self.margins = MarginCounter(near_tie)
+        self.near_ties = NearTies(near_tie)
         self.last_step: StepReport | None = None
         self.turn = IntervalEstimator(0.0)  # of a session in a step: its queue time and the step
 
@@ -184,7 +150,7 @@ class Ledger:
         counters, tally = self.counters, part.session.tally
         num_drafts, num_won, num_tokens = part.num_drafts, part.num_won, len(part.tokens)
         temperature = part.session.request.sampling.temperature
-        self.margins.note(margins[part.outputs] if num_drafts else margins[:num_tokens], temperature)
+        self.near_ties.note(margins[part.outputs] if num_drafts else margins[:num_tokens], temperature)
         tally.count_step(done.step.began_at, part.num_rows, num_drafts, part.num_outputs - num_drafts)
         counters.num_evaluated += part.num_outputs
         counters.num_committed += num_tokens
@@ -196,5 +162,5 @@ class Ledger:
         if num_tokens:
             num_server_made = part.server_made.bit_count()
             counters.num_server_made += num_server_made
-            waits.add(tally, done.told_at)
-            tally.count_commit(num_tokens, num_won, num_server_made, done.told_at)
+            waits.add(tally, done.reported_at)
+            tally.count_commit(num_tokens, num_won, num_server_made, done.reported_at)

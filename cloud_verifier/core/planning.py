@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cloud_verifier.core.batching import Batcher, StepDraft
+from cloud_verifier.core.draft_budget import DraftBudget
 from cloud_verifier.core.memory import KvMemory
+from cloud_verifier.core.node_credit import Credit
 from cloud_verifier.core.nouns import SchedulerConfig, StepPlan
-from cloud_verifier.core.rate_limits import RateLimiter
 from cloud_verifier.core.session import VerifySession
-from cloud_verifier.core.speculation import Credit, SpeculationBudget
+from cloud_verifier.core.tenants import Tenants
 
 
 class StepPlanner:
@@ -20,15 +21,15 @@ class StepPlanner:
         self,
         config: SchedulerConfig,
         batcher: Batcher,
-        speculation: SpeculationBudget,
+        budget: DraftBudget,
         credit: Credit,
-        rate_limiter: RateLimiter,
+        tenants: Tenants,
     ) -> None:
         self._config = config
         self._batcher = batcher
-        self._speculation = speculation
+        self._budget = budget
         self._credit = credit
-        self._rate_limiter = rate_limiter
+        self._tenants = tenants
 
     def draft(self, ready: Sequence[VerifySession], now: float, alone: bool) -> StepDraft:
         """Return a step of `ready` sessions, least recently served first; without members if none fits.
@@ -37,7 +38,7 @@ class StepPlanner:
         if draft.members:
             draft = self._with_nodes(draft)
             draft = self._with_pace(draft)
-            draft = self._rate_limiter.trim(draft, now)  # quotas
+            draft = self._tenants.trim(draft, now)  # quotas
         return draft
 
     @staticmethod
@@ -60,14 +61,14 @@ class StepPlanner:
         """Give credit only while even sure nodes save time."""
         if sessions:
             most = self._config.max_nodes_per_session - 1
-            self._credit.rows_pay = self._speculation.may_pay(sessions, most)
+            self._credit.rows_pay = self._budget.may_pay(sessions, most)
 
     def _with_nodes(self, draft: StepDraft) -> StepDraft:
         """Pick each tip, and the nodes below it that are worth their rows."""
         self.recall(draft.decoding)
         num_read = sum(draft.chunks.values())
         max_rows = self._batcher.rows.left(self._config.max_rows, num_read)
-        nodes, num_wanted, longer = self._speculation.pick(
+        nodes, num_wanted, longer = self._budget.pick(
             draft.decoding, draft.bearing, max_rows, self._config.max_nodes_per_session, num_read
         )
         self._credit.note(num_wanted, sum(map(len, nodes.values())) - len(nodes))
@@ -76,7 +77,6 @@ class StepPlanner:
 
     def _with_pace(self, draft: StepDraft) -> StepDraft:
         """Let prompts keep their share of a step that nodes make longer."""
-        num_nodes = sum(map(len, draft.nodes.values()))
-        paced = self._batcher.keep_pace(draft, draft.longer, num_nodes)
+        paced = self._batcher.keep_pace(draft)
         ended = paced.decoding[len(draft.decoding) :]  # their prompts end in the longer step
         return replace(paced, nodes={**draft.nodes, **{each.key: [each.tree.tip] for each in ended}})

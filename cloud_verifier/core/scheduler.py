@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from cloud_verifier.core.admission import (
     ANYBODY,
     Caller,
+    Vacancies,
     check_draining,
     check_open,
     check_room,
@@ -19,10 +20,11 @@ from cloud_verifier.core.admission import (
 from cloud_verifier.core.alarms import Alarms
 from cloud_verifier.core.batching import Batcher, OomBackoff, StepDraft, most_rows
 from cloud_verifier.core.cost import MeasuredStepCost, StepCost
-from cloud_verifier.core.guessing import Guessing
+from cloud_verifier.core.draft_budget import DraftBudget
 from cloud_verifier.core.ledger import Ledger, Running, StepDone
 from cloud_verifier.core.lookahead import NextStep, StepsInFlight
 from cloud_verifier.core.memory import KvMemory
+from cloud_verifier.core.node_credit import Credit
 from cloud_verifier.core.nouns import (
     Effect,
     End,
@@ -36,12 +38,13 @@ from cloud_verifier.core.nouns import (
     StepResult,
     TargetInfo,
 )
+from cloud_verifier.core.own_drafter import Guessing
 from cloud_verifier.core.planning import StepPlanner
 from cloud_verifier.core.preemption import Preemption
-from cloud_verifier.core.rate_limits import Quotas, RateLimiter, Vacancies
+from cloud_verifier.core.quotas import Quotas
 from cloud_verifier.core.session import StepProgress, VerifySession
-from cloud_verifier.core.speculation import Credit, SpeculationBudget
-from cloud_verifier.core.tenants import Tenants, TenantTexts
+from cloud_verifier.core.sources import EarlierText, ProposalSource
+from cloud_verifier.core.tenants import Tenants
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.mask_time import MaskTime
 from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose, TokenLogprobs
@@ -67,27 +70,26 @@ class VerifyScheduler:
         self.info = info
         self.config = config or SchedulerConfig()
         self.memory = KvMemory(info.num_slots, self.config.prefix_cache, info.recurrent, info.apart)
-        self.tenants = Tenants()
-        self.rate_limiter = RateLimiter()
+        self.tenants = Tenants(self.config, info.num_slots)
         self.mask_time = MaskTime()
         self.preemption = Preemption(self.config, self.memory, self.tenants)
         self.cost = StepCost(buckets=info.row_buckets, expert_share=info.expert_share)
         if info.row_times:
             self.cost = MeasuredStepCost(info.row_times)
-        self.speculation = SpeculationBudget(self.config.max_slowdown, self.cost, info.rows_per_read)
+        self.budget = DraftBudget(self.config.max_slowdown, self.cost, info.rows_per_read)
         self.credit = Credit(self.config)
         self.guessing = Guessing(info.guess_depth)
         self.ledger = Ledger(info.near_tie)
         self.counters = self.ledger.counters
         self.draining = False
-        self.texts = TenantTexts(self.config.shared_texts)
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
         self.backoff = OomBackoff(most_rows(self.config))
-        self._batcher = Batcher(self.config, self.backoff, self.cost, info.rows_per_read, self.tenants)
-        self._planner = StepPlanner(
-            self.config, self._batcher, self.speculation, self.credit, self.rate_limiter
+        self._batcher = Batcher(
+            self.config, self.backoff, self.cost, info.rows_per_read, self.tenants.service
         )
-        self._effects: list[Effect | StepDone] = []  # of a step: its commits
+        self._planner = StepPlanner(self.config, self._batcher, self.budget, self.credit, self.tenants)
+        self._effects: list[Effect] = []
+        self._unreported: tuple[StepDone, int] | None = None  # a finished step, and its place among effects
         self.waits_until: float | None = None  # seconds; the next step waits for nodes of edges
         self._steps = StepsInFlight()
         self._may_guess = False  # a step is over and nothing was guessed since
@@ -109,7 +111,7 @@ class VerifyScheduler:
     def charge_stream(self, now: float, caller: Caller = ANYBODY) -> None:
         """Charge a new stream. Raises `UnavailableError` while draining, `CapacityError` above the rate."""
         check_draining(self.draining)
-        self.rate_limiter.charge_stream(caller.tenant, now)
+        self.tenants.charge_stream(caller.tenant, now)
 
     def on_open(
         self, key: int, request: Open, now: float, caller: Caller = ANYBODY, came_at: float | None = None
@@ -141,7 +143,7 @@ class VerifyScheduler:
 
     def on_quotas(self, quotas: Quotas, now: float) -> None:
         """Use these quotas from now on. Open sessions continue."""
-        self.rate_limiter.change(quotas, now)
+        self.tenants.change(quotas, now)
 
     def on_propose(self, key: int, message: Propose, now: float) -> None:
         """Take nodes from the edge. Nodes of an ended session may have crossed its end and are ignored."""
@@ -200,7 +202,7 @@ class VerifyScheduler:
         self._may_guess = False
         decoding = [session for session in ready if not session.num_prefill]
         self._planner.recall(decoding)
-        return self.guessing.plan(ready, self.speculation.bare(decoding), now)
+        return self.guessing.plan(ready, self.budget.bare(decoding), now)
 
     def on_guessed(self, result: GuessResult, now: float, ended_at: float | None = None) -> None:
         """Take the guesses, which were made by `ended_at` (default: `now`)."""
@@ -231,7 +233,7 @@ class VerifyScheduler:
         if len(members) < len(self.sessions):  # if all are, they stay in their order
             for session in members:
                 self.sessions.move_to_end(session.key)
-        self.rate_limiter.charge(members, plan)
+        self.tenants.charge(members, plan)
         num_prefilled, num_reads = sum(draft.chunks.values()), self._batcher.reads(plan)
         by_key = {session.key: session for session in members}
         self._steps.running = Running(by_key, now, plan.num_rows, num_reads, num_prefilled, draft.spared)
@@ -249,7 +251,7 @@ class VerifyScheduler:
         planned = self._steps.plan_ahead(
             self.sessions.values(), self.config, self.memory, self.preemption, self._batcher
         )
-        if planned and not self.rate_limiter.charge_ahead(planned.sessions.values()):
+        if planned and not self.tenants.charge_ahead(planned.sessions.values()):
             planned.give_up(self.memory)
             return None
         if planned:
@@ -260,14 +262,20 @@ class VerifyScheduler:
         """Return the slots of the planned step, which the engine will not begin."""
         if planned := self._steps.planned:
             planned.give_up(self.memory)
-            self.rate_limiter.give_back(planned.sessions.values())
+            self.tenants.give_back(planned.sessions.values())
             self._steps.planned = None
 
     def on_step_done(
-        self, result: StepResult, now: float, ended_at: float | None = None, next_began: bool = False
+        self,
+        result: StepResult,
+        now: float,
+        ended_at: float | None = None,
+        next_began: bool = False,
+        report: bool = True,
     ) -> None:
         """Take the running step's choices: commit, reply, and free the slots of dead nodes. The step ended at
-        `ended_at` (default: `now`). `next_began`: the engine has begun the step of `look_ahead`."""
+        `ended_at` (default: `now`). `next_began`: the engine has begun the step of `look_ahead`. Without
+        `report` the driver calls `report` itself, once the engine runs the next step."""
         if not next_began:
             self.look_back()
         if not self._steps.fits(result):
@@ -286,17 +294,27 @@ class VerifyScheduler:
         done = StepDone(running, ended_at, now, predicted, parts, result.margins, result.logprobs)
         self.cost.sample(running.num_rows, running.num_reads, done.duration, num_prompt)
         self.mask_time.note(running.sessions, dict(result.mask_times), now, done.duration)
-        row_price = self.speculation.settle(parts, running.spared)
-        time = self.speculation.note_pace(parts, done.duration + self.guessing.time_spent)
+        row_price = self.budget.settle(parts, running.spared)
+        time = self.budget.note_pace(parts, done.duration + self.guessing.time_spent)
         self.counters.num_guesses_won += self.guessing.settle(parts, time, row_price)
         self._may_guess = self.guessing.depth > 0
         if next_began:
             self.guessing.passed_over()
         self.backoff.on_success()
-        self._effects.append(done)
+        self._unreported = done, len(self._effects)
         for part in parts:
             if part.finish:
                 self._finish(part.session, part.finish, now)
+        if report:
+            self.report()
+
+    def report(self) -> None:
+        """Write the commits of the step that has ended, and enter it into the ledger."""
+        if self._unreported is not None:
+            done, place = self._unreported
+            self._unreported = None
+            self.ledger.enter(done)
+            self._effects[place:place] = [self._commit(part, done, rows) for part, rows in done.commits()]
 
     def on_hints(self, hints: StepHints) -> None:
         """Take the tokens that the engine expects in the middle of the running step, and send them as hints
@@ -348,14 +366,7 @@ class VerifyScheduler:
 
     def effects(self) -> list[Effect]:
         """Return the effects that the driver carries out now, in order. Each is returned once."""
-        taken, self._effects = self._effects, []
-        effects = list[Effect]()
-        for each in taken:
-            if isinstance(each, StepDone):
-                self.ledger.enter(each)
-                effects += [self._commit(part, each, told) for part, told in each.commits()]
-            else:
-                effects.append(each)
+        effects, self._effects = self._effects, []
         return effects
 
     @property
@@ -394,7 +405,7 @@ class VerifyScheduler:
         in_step = [slot for each in members if each.rows for slot in each.rows.slots]
         if planned := self._steps.planned:
             in_step += [slot for slots in planned.slots.values() for slot in slots]
-        self.memory.check_integrity([each.lease for each in owners], in_step)
+        self.memory.check_integrity([session.lease for session in owners], in_step)
         for session in self.sessions.values():
             session.tree.check_integrity()
 
@@ -406,14 +417,12 @@ class VerifyScheduler:
         check_draining(self.draining)
         check_open(request, self.info, self.config)
         caller.check_deadline(now)
-        need, tenant = need_of(request, self.config), self.tenants.get(caller.tenant)
-        self.rate_limiter.check(request, need.promised, tenant, self.memory.num_slots, now)
-        check_room(need, self.config, self.memory.num_slots, len(self.sessions), tenant)
+        self.tenants.check(caller.tenant, request, need_of(request, self.config).promised, now)
+        check_room(len(self.sessions), self.config)
         if self.preemption.num_waiting:
             raise CapacityError("open sessions are waiting for KV slots themselves; try later")
 
     def _admit(self, key: int, request: Open, caller: Caller, now: float) -> VerifySession:
-        recalls = self.config.recall and request.fill
         session = VerifySession(
             key,
             request,
@@ -421,14 +430,14 @@ class VerifyScheduler:
             request.sampling.ends(self._eos),
             self.config.max_live_nodes,
             now,
-            PromptLookup(request.prompt, self.texts.of(caller.tenant)) if recalls else None,
+            self._sources(request, caller.tenant),
             caller.tenant,
             caller.deadline_at,
             self.config.judge,
         )
         self.mask_time.begin(session)
-        self.guessing.begin(session)
         num_cached = self.preemption.admit(session)
+        self.guessing.begin(session)
         self.counters.num_opened += 1
         self.counters.num_resumed += session.tally.resumed
         self.counters.num_prompt_tokens += len(session.tree.committed)
@@ -438,6 +447,12 @@ class VerifyScheduler:
         self._look_after(session, now)
         return session
 
+    def _sources(self, request: Open, tenant: str) -> list[ProposalSource]:
+        """Return the verifier's own sources of proposals for a session, besides the engine's drafter."""
+        if not (self.config.recall and request.fill):
+            return []
+        return [EarlierText(PromptLookup(request.prompt, self.tenants.texts.of(tenant)), request.committed)]
+
     # The step ---------------------------------------------------------------------------------------------
 
     def _ready(self, now: float) -> list[VerifySession]:
@@ -445,7 +460,7 @@ class VerifyScheduler:
         sessions run one by one, to find the one that broke it. Sessions whose deadline has passed, or whose
         tenant is above its rate, stay out."""
         everybody = [session for session in self.sessions.values() if session.ready_by(now)]
-        everybody, more_at = self.rate_limiter.let_in(everybody, now)
+        everybody, more_at = self.tenants.let_in(everybody, now)
         self._alarms.set(QUOTA_KEY, more_at)
         # After the quotas one session with expensive masks is chosen. If it is preempted, another one is
         # chosen: otherwise no step might run, and nothing would wake the verifier.
@@ -474,7 +489,7 @@ class VerifyScheduler:
                 return None
             times.append(until)
         for session in ready:
-            session.ready_at = min(times)
+            session.defer(min(times))
         return min(times, default=None)
 
     def _apply(self, session: VerifySession, choices: IntArray, now: float) -> StepProgress:
@@ -498,7 +513,7 @@ class VerifyScheduler:
     def _commit(self, part: StepProgress, done: StepDone, logprobs: tuple[TokenLogprobs, ...]) -> Reply:
         session = part.session
         echo = session.take_echo()
-        hold = done.told_at - session.proposed_at if echo else 0.0
+        hold = done.reported_at - session.proposed_at if echo else 0.0
         message = Commit(
             start=part.start,
             tokens=tuple(part.tokens),

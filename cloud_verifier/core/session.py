@@ -9,24 +9,21 @@ from enum import Enum
 
 import numpy as np
 
-from cloud_verifier.core.arrivals import Arrivals, Offers
+from cloud_verifier.core.arrivals import Arrivals, offers_of
 from cloud_verifier.core.awaiting import Awaited
+from cloud_verifier.core.draft_account import DraftAccount, RowShare
 from cloud_verifier.core.judge import Judge
 from cloud_verifier.core.memory import KvMemory, Lease
 from cloud_verifier.core.nouns import GuessItem, IntArray, SchedulerConfig, StepItem
-from cloud_verifier.core.own_guesses import OwnGuesses, new_pace
+from cloud_verifier.core.sources import ProposalSource
 from common.acceptance import AcceptanceRule
+from common.calibration import Confidence
 from common.choice import History
 from common.errors import LocalError
-from common.estimators import RatioEstimator
 from common.hints import hint_at
+from common.mask_time import MaskCost
 from common.messages import FinishReason, Hint, Open, Propose
-from common.prompt_lookup import PromptLookup, grow_guesses
 from common.tree import Node, SpeculationTree
-
-MOST_SAVED = 16.0
-"""Most tokens of a session's balance, so that old gains do not pay for a slow phase now."""
-
 
 _FROM_NOTHING: IntArray = np.arange(64, dtype=np.int32)
 _FROM_PREFIX: IntArray = np.array((-1,), dtype=np.int32)  # the parents of a tip alone
@@ -93,63 +90,39 @@ class SessionTally:
         self.num_server_made += num_server_made
 
 
-class DraftAccount:
-    """Keeps the balance of one session: tokens won by its drafts, less tokens lost by the drafts of others;
-    and its pace, by which time is valued.
+class SampledText:
+    """Gives what choices read of one session's text: its prompt and tokens where sampling reads text, and the
+    history where bias or penalties change logits."""
 
-    `SpeculationBudget` enters the sums.
-    """
+    def __init__(self, request: Open) -> None:
+        sampling = request.sampling
+        self._prompt_length = len(request.prompt)
+        self.prompt: IntArray | None = None  # made once: a step may come every few milliseconds
+        if sampling.reads_text or request.acceptance.rule is AcceptanceRule.REFLECTIVE:
+            self.prompt = np.array(request.prompt, dtype=np.int32)
+        self._history: History | None = None  # of the text before the newest step
+        if sampling.logit_bias or sampling.has_penalties:
+            self._history = History.of(sampling, self.prompt, _NO_TOKENS)
+        self._unwritten = self._history  # of the prompt alone
 
-    __slots__ = ("balance", "kept", "pace", "promised")
+    def generated(self, committed: Sequence[int], start: int) -> IntArray | None:
+        """Return the text's tokens before position `start`; None if sampling reads no text."""
+        if self.prompt is None:
+            return None
+        first = self._prompt_length
+        return np.array(committed[first : max(start, first)], dtype=np.int32)
 
-    def __init__(self) -> None:
-        self.balance = 1.0  # tokens won by drafts, less tokens lost by the drafts of others
-        self.promised = 0.0  # expected accepted drafts of the running step, by the edge's probabilities
-        self.kept = RatioEstimator(prior=1.0, prior_weight=4.0)  # accepted drafts per expected ones
-        self.pace = new_pace()
-
-    def promise(self, tree: SpeculationTree, drafts: Sequence[Node]) -> None:
-        """Note the drafts that the next step evaluates."""
-        self.promised = sum(math.exp(tree.worth(node)) for node in drafts)
-
-    def judge(self, num_won: int) -> None:
-        """Compare the step's accepted drafts with the expected number."""
-        if self.promised or num_won:
-            self.kept.add(num_won, self.promised)
-
-    def settle(self, num_won: int, forgiven: float, lost: float) -> None:
-        """Enter a step: tokens won by its drafts, forgiven, and lost by the drafts of others."""
-        self.balance = min(MOST_SAVED, self.balance + num_won + forgiven - lost)
-
-
-REFUSED = 0.95  # share of turns with drafts of which no row was taken, from which on a session pauses
-FADE = 1 / 32  # of that share: some 95 turns in a row lead to a pause
-TRIAL_TURNS = 16  # with drafts, after a pause, until the next one
-SHORTEST_PAUSE, LONGEST_PAUSE = 64, 1024  # turns; each is twice as long as the one before
-
-
-class Refusals:
-    """Knows how often drafts of one session came in time and were not worth a row."""
-
-    def __init__(self) -> None:
-        self._share = 0.0
-        self._until = 0  # turn
-        self._pause = SHORTEST_PAUSE
-
-    def note(self, taken: bool, turn: int) -> None:
-        """Note a step that could have taken drafts of the session's edge."""
-        if taken:
-            self._until, self._pause = 0, SHORTEST_PAUSE
-        elif self.pauses(turn):
-            return  # they had left before the pause was told
-        self._share += FADE * ((not taken) - self._share)
-        if self._share >= REFUSED:
-            self._until, self._pause = turn + self._pause, min(2 * self._pause, LONGEST_PAUSE)
-            self._share = 1.0 - (1.0 - REFUSED) / (1.0 - FADE) ** TRIAL_TURNS
-
-    def pauses(self, turn: int) -> bool:
-        """Return whether the edge's drafts are not wanted in this turn."""
-        return turn < self._until
+    def history(self, committed: Sequence[int], start: int) -> History | None:
+        """Return the history of committed tokens before `start`; None without bias and penalties."""
+        before, unwritten = self._history, self._unwritten
+        if before is None or unwritten is None:
+            return None
+        if start < self._prompt_length + before.num_generated:  # a preempted text is evaluated anew
+            before = unwritten
+        first = self._prompt_length + before.num_generated
+        new = committed[first : max(start, first)]
+        self._history = before.extended(np.array(new, dtype=np.int32))
+        return self._history
 
 
 @dataclass(slots=True)  # not frozen: one is made a session and step, and freezing takes 1 us more
@@ -174,8 +147,6 @@ class StepProgress:
     start: int = 0  # position of the first of them
     server_made: int = 0  # bit i: tokens[i] was not among the edge's nodes
     guessed: int = 0  # bit i: tokens[i] was among the verifier's own guesses
-    made: int = 0  # bit i: without the engine's own drafter tokens[i] would not have been in the tree
-    made_rows: Sequence[int] = ()  # levels of the rows that the step would not have had without that drafter
     finish: FinishReason | None = None
     outputs: Sequence[int] = ()  # the output rows whose choices are the tokens
     lost: bool = False  # the session had ended meanwhile
@@ -194,8 +165,8 @@ class VerifySession:
     """Holds tree, slots and counters of one session. Driven by `VerifyScheduler`.
 
     Args: key, the scheduler's number for it; request, its `Open`, already checked; vocab_size; stop_ids,
-    the tokens that end it; max_live, the most live nodes of the edge; now, seconds; lookup, the source of
-    guesses, or None; tenant, its owner's name; deadline_at, the caller's deadline, seconds; judge, of the
+    the tokens that end it; max_live, the most live nodes of the edge; now, seconds; sources, the verifier's
+    own ones, in order; tenant, its owner's name; deadline_at, the caller's deadline, seconds; judge, of the
     rule `judge`.
 
     Other modules read its fields. Only its own methods change them.
@@ -209,7 +180,7 @@ class VerifySession:
         stop_ids: frozenset[int],
         max_live: int,
         now: float,
-        lookup: PromptLookup | None = None,
+        sources: Sequence[ProposalSource] = (),
         tenant: str = "",
         deadline_at: float | None = None,
         judge: Judge | None = None,
@@ -225,7 +196,6 @@ class VerifySession:
         self.num_promised = 0  # slots, its own and shared ones
         self.num_slots_at_most = 0  # the slots for its longest text
         self.rows: StepRows | None = None  # in the running step
-        self.opened_at = now
         self.tally = SessionTally(now, resumed=bool(request.committed))
         self.ready_at = now  # seconds; its next rows can run since then
         self.num_proposes = 0  # messages
@@ -234,33 +204,28 @@ class VerifySession:
         self.credit_told: int | None = None
         self.deadline_at = deadline_at
         self.stalled_at: float | None = None  # seconds; the edge reads no messages since then
-        self.num_turns = 0  # steps that it was in
-        self.grammar = request.sampling.grammar
-        self.dear_masks = self.masks_known = False  # see `MaskTime`
-        self.rows_taken = 0.0  # draft rows of its own in a step, smoothed
+        self.masks = MaskCost()  # kept by `MaskTime`
         self.awaited = Awaited()
-        self.own: OwnGuesses | None = None  # of the engine's own drafter, if it has one
         self.account = DraftAccount()
-        self.refusals = Refusals()
+        self.share = RowShare()
+        self._sources = list(sources)
         self._stop_ids = stop_ids
-        self._prompt: IntArray | None = None  # made once: a step may come every few milliseconds
-        if request.sampling.reads_text or request.acceptance.rule is AcceptanceRule.REFLECTIVE:
-            self._prompt = np.array(request.prompt, dtype=np.int32)
-        self._history: History | None = None  # of the text before the newest step
-        if request.sampling.logit_bias or request.sampling.has_penalties:
-            self._history = History.of(request.sampling, self._prompt, _NO_TOKENS)
-        self._unwritten = self._history  # of the prompt alone
+        self._text = SampledText(request)
         self._bare_step_granted = False
-        self._offers = Offers.of(request.acceptance, request.sampling, judge)
+        self._offers = offers_of(request.acceptance, request.sampling, judge)
         self.arrivals = Arrivals(
             self.tree, self._offers, vocab_size, self.prompt_length - 1, self.max_length, max_live
         )
-        self._lookup = lookup
-        if lookup is not None:
-            for token in request.committed:
-                lookup.append(token)
 
     # What it is -------------------------------------------------------------------------------------------
+
+    @property
+    def opened_at(self) -> float:
+        return self.tally.opened_at
+
+    @property
+    def grammar(self) -> str:
+        return self.request.sampling.grammar
 
     @property
     def ended(self) -> bool:
@@ -322,8 +287,8 @@ class VerifySession:
         """Whether the session has its tip but no drafts in the running step, and only a tip in the next."""
         rows = self.rows
         alone = rows is not None and len(rows.nodes) == 1 and self.stalled_at is None
-        guesses = self._lookup is not None or self._offers is not None or self.dear_masks
-        plain = not guesses and not self.awaited.is_pending
+        guesses = any(source.copies for source in self._sources)
+        plain = not (guesses or self._offers.decides or self.masks.dear or self.awaited.is_pending)
         return alone and self.request.fill and not self.tree.num_speculative and plain
 
     @property
@@ -356,8 +321,8 @@ class VerifySession:
     def end(self) -> None:
         """End the text. The session keeps its slots while it is in a step."""
         self._move(SessionEvent.END)
-        if self._lookup is not None:
-            self._lookup.close()
+        for source in self._sources:
+            source.close()
 
     def abandon(self, memory: KvMemory, keep: bool = True) -> None:
         """Give up every slot, after the end and the last step. With `keep` the cache takes evaluated ones."""
@@ -401,25 +366,31 @@ class VerifySession:
         """Return the time until which the next step should wait for the edge's nodes; None if it need not."""
         return None if self.num_prefill else self.awaited.until(now)
 
+    def defer(self, until: float) -> None:
+        """Note that the step which the session could join waits for announced nodes."""
+        self.ready_at = until
+
+    def add_source(self, source: ProposalSource) -> None:
+        self._sources.append(source)
+
     def guess(self, most: int) -> None:
-        """Add guesses copied from earlier in the text, `most` live ones at most. Guesses do not count against
-        the edge's credit."""
-        if self._lookup is None:
-            return
-        guessed = self.tree.num_speculative - self.arrivals.num_live
-        grow_guesses(self.tree, self._lookup, self.max_length - 1, most - guessed)
+        """Let the sources grow nodes, `most` live ones at most. Such nodes do not count against the edge's
+        credit."""
+        room = most - (self.tree.num_speculative - self.arrivals.num_live)
+        for source in self._sources:
+            source.grow(self.tree, self.max_length - 1, room)
 
     @property
     def guess_room(self) -> int:
         """Return the levels of guesses below the tip that could still save a step."""
         return self.max_length - 2 - len(self.lease.slots)
 
-    def guess_item(self, depth: int, width: int) -> GuessItem:
-        """Return the session's item of the engine's next guesses; depth 0 only reads what is evaluated."""
-        assert self.own is not None, "the engine has a drafter"
+    def guess_item(self, depth: int, width: int, confidence: Confidence) -> GuessItem:
+        """Return the session's item of the engine's next guesses; depth 0 only reads what is evaluated.
+        Arguments as of `GuessItem`."""
         position = len(self.lease.slots)
         tip = self.tree.committed[position]
-        history = self._history_before(position)
+        history = self._text.history(self.tree.committed, position)
         if history is not None and position >= self.prompt_length:
             history = history.extended(np.array([tip], dtype=np.int32))
         return GuessItem(
@@ -428,14 +399,14 @@ class VerifySession:
             tip,
             min(depth, self.guess_room),
             width,
-            self.own.calibration.confidence,
+            confidence,
             self.request.sampling,
             history,
         )
 
     def step_nodes(self) -> list[Node]:
         """Return the live nodes below the tip whose choice could be needed, parents before children."""
-        if self.dear_masks:  # each node would need one
+        if self.masks.dear:  # each node would need one
             return []
         last = self.max_length - 1
         return [node for node in self.tree.speculative() if node.position < last]
@@ -447,7 +418,7 @@ class VerifySession:
         slots = memory.take(self.lease, chunk + len(nodes))
         self.rows = StepRows(chunk, nodes, slots, self._bare_step_granted)
         if nodes and self.arrivals.has_live:
-            self.refusals.note(any(node.wire_id for node in nodes[1:]), self.num_turns)
+            self.share.offered(any(node.wire_id for node in nodes[1:]))
         self._bare_step_granted = self._bare_step_granted and not nodes  # a prefill chunk leaves it
         if not chunk and len(nodes) == 1:  # the most frequent case; this takes a third of the time
             row = np.array((nodes[0].token, nodes[0].position, slots[0]), dtype=np.int32)
@@ -463,11 +434,11 @@ class VerifySession:
             where,
             _counting(chunk, len(nodes)),
             self.request.sampling,
-            self._prompt,
-            self._generated(start) if self._prompt is not None else None,
-            self._offers.ask(self.tree, nodes) if self._offers is not None and nodes else None,
+            self._text.prompt,
+            self._text.generated(self.tree.committed, start),
+            self._offers.ask(self.tree, nodes) if nodes else None,
             self.request.logprobs,
-            self._history_before(start),
+            self._text.history(self.tree.committed, start),
             self.request.hints,
             self.prompt_length,
         )
@@ -487,10 +458,10 @@ class VerifySession:
             row[1:],
             _counting(0, 1),
             self.request.sampling,
-            self._prompt,
-            self._generated(position) if self._prompt is not None else None,
+            self._text.prompt,
+            self._text.generated(self.tree.committed, position),
             logprobs=self.request.logprobs,
-            history=self._history_before(position),
+            history=self._text.history(self.tree.committed, position),
             hint=self.request.hints,
             prompt_length=self.prompt_length,
         )
@@ -532,8 +503,7 @@ class VerifySession:
         if self.awaited.is_told:
             had_nodes = any(node.wire_id for node in nodes[1:])
             self.awaited.committed(self.tree.tip_position, had_nodes, self.arrivals.has_live, now)
-        self.num_turns += 1
-        self.rows_taken += (progress.num_drafts - self.rows_taken) / 8
+        self.share.turn_over(progress.num_drafts)
         return progress
 
     def abort_step(self, memory: KvMemory) -> StepProgress:
@@ -572,11 +542,9 @@ class VerifySession:
     ) -> None:
         for node, choice in zip(rows.nodes, choices, strict=True):
             node.choice = choice
-        if self.own is not None:
-            progress.made_rows = self.own.made_rows(rows.nodes)
         self._walk(progress)
-        if self._lookup is not None:
-            self._lookup.recycle(rows.nodes, self.tree.committed)
+        for source in self._sources:
+            source.forget(self.tree, rows.nodes)
         on_path = [output for output, node in enumerate(rows.nodes) if node.committed]
         progress.outputs = on_path[: len(progress.tokens)]  # the last one may be a tip that ends the text
         kept, freed = rows.slots[: rows.chunk], list[int]()
@@ -586,21 +554,17 @@ class VerifySession:
 
     def _walk(self, progress: StepProgress) -> None:
         """Commit the target's choices from the tip on, as far as they are known."""
-        tree, tokens, own = self.tree, progress.tokens, self.own
+        tree, tokens, sources = self.tree, progress.tokens, self._sources
         progress.start = len(tree.committed)
         while progress.finish is None and (token := tree.tip.choice) is not None:
-            child, bit = tree.tip.children.get(token), 1 << len(tokens)
-            if own is not None:
-                own.observe(token)
-            tree.advance(token)
-            if not tree.tip.wire_id:  # no node, or a guess that the edge did not propose
+            child, bit = tree.live.get(tree.tip.children.get(token, 0)), 1 << len(tokens)
+            if child is None or not child.wire_id:  # no node, or a guess that the edge did not propose
                 progress.server_made |= bit
-                progress.guessed |= bit if child is not None else 0
-            if own is not None:
-                progress.guessed |= bit if own.guessed(tree.tip) else 0
-                progress.made |= bit if own.made(tree.tip) else 0
-            if self._lookup is not None:
-                self._lookup.append(token)
+            if child is not None and (not child.wire_id or any(each.proposed(child) for each in sources)):
+                progress.guessed |= bit
+            for source in sources:
+                source.learn(tree, token)
+            tree.advance(token)
             tokens.append(token)
             progress.finish = self.finish_reason()
 
@@ -609,23 +573,6 @@ class VerifySession:
         if rows is None:
             raise AssertionError(f"session {self.key} is not in the step")
         return rows
-
-    def _generated(self, start: int) -> IntArray:
-        return np.array(
-            self.tree.committed[self.prompt_length : max(start, self.prompt_length)], dtype=np.int32
-        )
-
-    def _history_before(self, start: int) -> History | None:
-        """Return the history of committed tokens before `start`; None without bias and penalties."""
-        known, unwritten = self._history, self._unwritten
-        if known is None or unwritten is None:
-            return None
-        if start < self.prompt_length + known.num_generated:  # a preempted text is evaluated anew
-            known = unwritten
-        first = self.prompt_length + known.num_generated
-        new = self.tree.committed[first : max(start, first)]
-        self._history = known.extended(np.array(new, dtype=np.int32))
-        return self._history
 
 
 def _counting(start: int, count: int) -> IntArray:

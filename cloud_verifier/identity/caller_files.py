@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.core.rate_limits import Quota, Quotas
+from cloud_verifier.core.quotas import Quota, Quotas
 from cloud_verifier.identity.identity import MARKS, SERIAL, Who
 from common.config.live_files import LiveFiles, read_bytes
 from common.config.setting import entries_of, from_data

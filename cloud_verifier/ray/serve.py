@@ -53,8 +53,8 @@ class RayCall:
             callback(self)
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
-        found: list[tuple[str, Any]] = self._context.invocation_metadata()
-        return found
+        entries: list[tuple[str, Any]] = self._context.invocation_metadata()
+        return entries
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         """Return nothing: the proxy's port has no TLS."""
@@ -89,12 +89,12 @@ class RayFace:
     async def Describe(self, request: pb.DescribeRequest, grpc_context: Any) -> pb.DescribeResponse:
         call = RayCall(grpc_context)
         try:
-            answer: pb.DescribeResponse | bytes = await self._describe(request, call)
+            answer: pb.DescribeResponse = await self._describe(request, call)
         except grpc.aio.AbortError:
             return pb.DescribeResponse()  # gRPC sends the status in its place
         finally:
             call.over()
-        return pb.DescribeResponse.FromString(answer) if isinstance(answer, bytes) else answer
+        return answer
 
     async def Session(
         self, request_stream: AsyncIterator[pb.SessionRequest], grpc_context: Any

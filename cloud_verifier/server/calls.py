@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
@@ -17,8 +16,6 @@ from cloud_verifier.core.admission import check_count, longest_session
 from cloud_verifier.core.nouns import Chat, End, TargetInfo
 from cloud_verifier.identity.caller_files import Denied
 from cloud_verifier.identity.identity import NOBODY, Identity, IncomingCall, Who
-from cloud_verifier.server.connections import ConnectionTable, Peer, peer_of
-from cloud_verifier.server.interceptor import Questions
 from cloud_verifier.server.outbox import Outbox, Pace
 from cloud_verifier.server.worker import Worker
 from common.config.live_files import LiveFiles
@@ -49,13 +46,6 @@ MOST_TABLES = 8
 """Token tables in transit at once. Each has some 2 MB, and a client may not read it. Honest edges request a
 table only after a mismatch, to find the first difference."""
 
-MOST_TABLES_OF_ONE = 4
-"""Token tables in transit to one address at once, so that other addresses find places."""
-
-TABLE_TIME = 10.0
-"""Seconds for sending a token table. If it takes longer and another edge finds no place, its connection is
-closed."""
-
 RICH_DETAILS_KEY = "grpc-status-details-bin"
 """Key of Google's richer error model (https://google.aip.dev/193), for clients that do not know the detail of
 `common.wire.status`."""
@@ -64,7 +54,7 @@ NO_CHAT = Chat("")
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
-SESSION, DESCRIBE = f"/{SERVICE_NAME}/Session", f"/{SERVICE_NAME}/Describe"
+SESSION = f"/{SERVICE_NAME}/Session"
 
 
 class Framing:
@@ -96,8 +86,7 @@ class Framing:
 
 class VerifierService(pb_grpc.VerifierServiceServicer):
     """Serves session streams and `Describe` of one worker. `identity` identifies callers, `privacy` is the
-    least level, and `denied` is the deny list. `connections` are those of the port; `questions` paces their
-    requests."""
+    least level, and `denied` is the deny list."""
 
     def __init__(
         self,
@@ -107,30 +96,23 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         identity: Identity,
         privacy: Privacy = Privacy.PADDED,
         denied: LiveFiles[Denied] | None = None,
-        connections: ConnectionTable | None = None,
-        questions: Questions | None = None,
     ) -> None:
-        self._connections = connections or ConnectionTable()
-        self._questions = questions or Questions()
         self._privacy = privacy
         self._denied = denied
         self._known_denied = Denied()  # the list that open streams were checked against
         self._here: dict[int, Who] = {}  # by stream
-        self._tables: dict[object, tuple[Peer | None, float]] = {}  # in transit: peer and start, seconds
-        self._floods: dict[str, set[Pace]] = {}  # by tenant: see `Pace`
+        self._num_tables = 0  # in transit
         self._worker = worker
         self._info = info
         self._table = table
         self._identity = identity
 
-    async def Describe(
-        self, request: pb.DescribeRequest, context: IncomingCall
-    ) -> pb.DescribeResponse | bytes:
+    async def Describe(self, request: pb.DescribeRequest, context: IncomingCall) -> pb.DescribeResponse:
         answer = self._description(request, self.who(context).tenant)
-        if not request.include_vocabulary:
-            return answer
-        self._take_table_place(context)
-        return answer.SerializeToString() + self._table_bytes
+        if request.include_vocabulary:
+            self._take_table_place(context)
+            answer.MergeFromString(self._table_bytes)
+        return answer
 
     def _description(self, request: pb.DescribeRequest, tenant: str) -> pb.DescribeResponse:
         """Describe the verifier without its token table."""
@@ -161,7 +143,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                 grammars=info.grammars,
                 max_session_positions=longest or None,
                 sampling_defaults=info.sampling_defaults,
-                max_text_tokens=scheduler.rate_limiter.longest_text(tenant),
+                max_text_tokens=scheduler.tenants.longest_text(tenant),
                 repeats=info.repeats,
                 step_times=tuple((rows, max(1, round(1e6 * time))) for rows, time in info.row_times),
             )
@@ -175,15 +157,12 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
             who = self.who(context)
         except ForerunError as error:
             refused = error
-        connection = context.peer()
-        key, outbox = self._worker.connect(who.tenant, context.time_remaining(), connection)
+        key, outbox = self._worker.connect(who.tenant, context.time_remaining(), context.peer())
         framing = Framing(self._privacy)
-        pace = Pace(asyncio.get_running_loop().time(), flooding=self._floods.setdefault(who.tenant, set()))
         self._here[key] = who
         reader: asyncio.Task[None] | None = None
         if refused is None:
-            peer = peer_of(connection)
-            reader = asyncio.create_task(self._read(key, requests, outbox, framing, pace, peer))
+            reader = asyncio.create_task(self._read(key, requests, outbox, framing))
         else:  # none of its messages is read
             self._worker.violate(key, refused)
         try:
@@ -196,12 +175,7 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                 reader.cancel()
             del self._here[key]
             self._worker.disconnect(key)
-            pace.end()
-            if not any(each.tenant == who.tenant for each in self._here.values()):
-                self._floods.pop(who.tenant, None)
         if item.error is not None:
-            if not isinstance(item.error, CapacityError | UnavailableError):
-                await self._questions.turn(context)
             await context.abort(*self._status(item.error))
 
     @cached_property
@@ -210,19 +184,14 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
 
     def _take_table_place(self, context: IncomingCall) -> None:
         """Take a place for sending the token table until the call is over. Raises `CapacityError`."""
-        peer, now = peer_of(context.peer()), asyncio.get_running_loop().time()
-        source, leaving = None if peer is None else peer.source, [*self._tables.values()]
-        of_one = [(to, began) for to, began in leaving if to and to.source == source]
-        if len(of_one) >= MOST_TABLES_OF_ONE or len(leaving) >= MOST_TABLES:
-            asked = of_one if len(of_one) >= MOST_TABLES_OF_ONE else leaving
-            if late := {to for to, began in asked if to and now >= began + TABLE_TIME}:
-                self._connections.cut(late)
-            whose = " of this address" if asked is of_one else ""
-            words = f"{len(asked)} edges{whose} are being told the token table; ask again"
+        if self._num_tables >= MOST_TABLES:
+            words = f"{self._num_tables} edges are being told the token table; ask again"
             raise CapacityError(words, None, RETRY_AFTER)
-        table = object()
-        self._tables[table] = peer, now
-        context.add_done_callback(lambda _: self._tables.__delitem__(table))
+        self._num_tables += 1
+        context.add_done_callback(lambda _: self._give_table_place_back())
+
+    def _give_table_place_back(self) -> None:
+        self._num_tables -= 1
 
     def turn_away(self) -> None:
         """End the streams of callers that the current deny list names."""
@@ -257,25 +226,16 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         return status._replace(trailing_metadata=(*status.trailing_metadata, details))
 
     async def _read(
-        self,
-        key: int,
-        requests: AsyncIterator[pb.SessionRequest],
-        outbox: Outbox,
-        framing: Framing,
-        pace: Pace,
-        peer: Peer | None,
+        self, key: int, requests: AsyncIterator[pb.SessionRequest], outbox: Outbox, framing: Framing
     ) -> None:
         """Pass the stream's messages to the worker. An end without `Close` is a disconnect."""
-        opened = False
+        opened, pace = False, Pace(asyncio.get_running_loop().time())
         try:
             self._worker.charge_stream(key)
-            with contextlib.ExitStack() as stack:
-                async for request in requests:
-                    await self._take_request(key, request, opened, framing, pace)
-                    del request  # free it while waiting for the next one
-                    if not opened:
-                        stack.enter_context(self._connections.in_use(peer))
-                    opened = True
+            async for request in requests:
+                await self._take_request(key, request, opened, framing, pace)
+                del request  # free it while waiting for the next one
+                opened = True
         except ForerunError as error:
             self._worker.violate(key, error)
         except Exception:  # outermost frame of this task: the edge learns of a defect, without its details

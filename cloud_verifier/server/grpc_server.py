@@ -13,9 +13,8 @@ from grpc_reflection.v1alpha import reflection
 from cloud_verifier.core.nouns import TargetInfo
 from cloud_verifier.identity.identity import EVERYBODY, Identity
 from cloud_verifier.identity.tls import LiveServerTls, ServerTls
-from cloud_verifier.server.calls import DESCRIBE, SERVICE_NAME, SESSION, VerifierService
-from cloud_verifier.server.connections import ConnectionTable
-from cloud_verifier.server.interceptor import Guard, Method, Questions
+from cloud_verifier.server.calls import SERVICE_NAME, SESSION, VerifierService
+from cloud_verifier.server.interceptor import Guard
 from cloud_verifier.server.lifecycle import FLUSH_TIME, NO_FILES, Lifecycle
 from cloud_verifier.server.worker import Worker
 from cloud_verifier.telemetry.monitor import DENIED
@@ -59,10 +58,7 @@ class Server:
     ) -> None:
         self._worker = worker
         self._tls = None if tls is None else LiveServerTls(tls)
-        self._connections, self._questions = ConnectionTable(), Questions()
-        self._service = VerifierService(
-            worker, info, table, identity, privacy, files.get(DENIED), self._connections, self._questions
-        )
+        self._service = VerifierService(worker, info, table, identity, privacy, files.get(DENIED))
         self.lifecycle = Lifecycle(worker, self._service, self._tls, files)
         self._address = address
         self._max_positions = info.max_positions
@@ -73,30 +69,23 @@ class Server:
 
     async def __aenter__(self) -> Server:
         most = self._max_positions
-        methods = {
-            SESSION: Method(lambda data: check_request(data, most), bounds_itself=True),
-            DESCRIBE: Method(first=self._service.who),
-        }
         server = self._server = grpc.aio.server(
             options=server_options(message_bytes=session_bytes(most)),
-            interceptors=(Guard(methods, self._questions),),
+            interceptors=(Guard({SESSION: lambda data: check_request(data, most)}),),
         )
         pb_grpc.add_VerifierServiceServicer_to_server(self._service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         credentials = None if self._tls is None else self._tls.credentials()
-        self.port = self._connections.port = listen(server, self._address, credentials)
+        self.port = listen(server, self._address, credentials)
         await server.start()
         await self.lifecycle.__aenter__()
-        self._watch = asyncio.create_task(self._connections.run())
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None, "entered before"
-        self._watch.cancel()
-        await asyncio.gather(self._watch, return_exceptions=True)
         await self._server.stop(grace=self._time_left())
         await self.lifecycle.__aexit__()
 

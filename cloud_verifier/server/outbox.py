@@ -70,8 +70,8 @@ class Outbox:
     def _weigh(self, item: Outgoing, sign: int) -> None:
         if not isinstance(item, Commit):
             return
-        told = sum(1 + len(each.top) for each in item.logprobs)
-        self._size += sign * (TOKEN_BYTES * len(item.tokens) + LOGPROB_BYTES * told)
+        num_logprobs = sum(1 + len(each.top) for each in item.logprobs)
+        self._size += sign * (TOKEN_BYTES * len(item.tokens) + LOGPROB_BYTES * num_logprobs)
         self._num_tokens += sign * len(item.tokens)
         limit = FULL // 2 if self._full else FULL
         full = self._size > limit and self._num_tokens > (LEAST_TOKENS // 2 if self._full else LEAST_TOKENS)
@@ -110,37 +110,14 @@ MESSAGE_RATE, MESSAGE_BURST = 500.0, 1500
 """Messages of one stream a second, and at once after a pause. An edge sends one message for each draft step
 or commit, so a hundred a second are many."""
 
-TENANT_RATE = 1000.0
-"""Messages a second that all flooding streams of one tenant share (`Pace`)."""
-
 
 class Pace:
-    """Limits the rate of a stream's incoming messages. A message that comes too soon waits.
+    """Limits the rate of a stream's incoming messages. A message that comes too soon waits."""
 
-    The streams of one tenant share `flooding`. It holds the streams whose messages have waited and that have
-    made no pause since; they share `TENANT_RATE`. A stream within its own rate is not affected by others.
-    """
-
-    def __init__(
-        self,
-        now: float,
-        rate: float = MESSAGE_RATE,
-        burst: float = MESSAGE_BURST,
-        flooding: set[Pace] | None = None,
-    ) -> None:
-        self._rate, self._burst = rate, burst
-        self._free_at = now - burst / rate  # seconds; the time at which the next message may be taken
-        self._flooding = set[Pace]() if flooding is None else flooding
+    def __init__(self, now: float) -> None:
+        self._free_at = now - MESSAGE_BURST / MESSAGE_RATE  # seconds; when the next message may be taken
 
     def take(self, now: float) -> float:
         """Take a message and return the seconds that it must wait."""
-        rate = min(self._rate, TENANT_RATE / len(self._flooding)) if self in self._flooding else self._rate
-        self._free_at = max(self._free_at, now - self._burst / self._rate) + 1.0 / rate
-        if self._free_at > now:
-            self._flooding.add(self)
-        elif self._free_at <= now - self._burst / self._rate / 2:
-            self._flooding.discard(self)
+        self._free_at = max(self._free_at, now - MESSAGE_BURST / MESSAGE_RATE) + 1.0 / MESSAGE_RATE
         return max(0.0, self._free_at - now)
-
-    def end(self) -> None:
-        self._flooding.discard(self)

@@ -24,7 +24,7 @@ from cloud_verifier.core.nouns import (
     StepResult,
     TargetEngine,
 )
-from cloud_verifier.core.rate_limits import Quotas
+from cloud_verifier.core.quotas import Quotas
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.around import check_grammar, guess, listen, prepare_grammars, stats_of
 from cloud_verifier.server.outbox import Outbox
@@ -338,7 +338,7 @@ class Worker:
             self.scheduler.on_step_failed(_failure(outcome.result), self._clock())
         else:
             ended_at, next_began = outcome.ended_at, outcome.next_began
-            self.scheduler.on_step_done(outcome.result, self._clock(), ended_at, next_began)
+            self.scheduler.on_step_done(outcome.result, self._clock(), ended_at, next_began, report=False)
 
     def _book_guesses(self, outcome: GuessOutcome) -> None:
         if isinstance(outcome.result, BaseException):
@@ -384,6 +384,7 @@ class Worker:
         self._wake.set()
 
     def _deliver(self) -> None:
+        self.scheduler.report()
         for effect in self.scheduler.effects():
             if isinstance(effect, End):
                 if effect.error is not None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cloud_verifier.core.ledger import BOUNDS
-from cloud_verifier.core.rate_limits import LIMITS
+from cloud_verifier.core.near_ties import BOUNDS
+from cloud_verifier.core.tenants import LIMITS
 from cloud_verifier.telemetry.instruments import Histogram
 from cloud_verifier.telemetry.monitor import FILES
 from cloud_verifier.telemetry.snapshot import LiveSession, SessionMode, Snapshot
@@ -101,7 +101,7 @@ def _of_live(value: Callable[[LiveSession], float]) -> Callable[[Snapshot], Mapp
 
 
 def _margins(snapshot: Snapshot) -> Histogram:
-    return Histogram(BOUNDS, [*snapshot.scheduler.ledger.margins.counts], math.nan)
+    return Histogram(BOUNDS, [*snapshot.scheduler.ledger.near_ties.counts], math.nan)
 
 
 def _used(snapshot: Snapshot) -> float:
@@ -210,11 +210,11 @@ OWN = (
         "Share of the wanted draft rows that other sessions' rows displace, smoothed. Credit shrinks as it "
         "grows."),
     # choices
-    Metric("forerun_near_ties", "counter", lambda s: s.scheduler.ledger.margins.num_near_ties,
+    Metric("forerun_near_ties", "counter", lambda s: s.scheduler.ledger.near_ties.num_near_ties,
         "Committed tokens whose margin was so small that different rounding might have changed the choice."),
-    Metric("forerun_near_tie_margin", "gauge", lambda s: s.scheduler.ledger.margins.near_tie,
+    Metric("forerun_near_tie_margin", "gauge", lambda s: s.scheduler.ledger.near_ties.near_tie,
         "Margin in logits below which a choice is a near tie."),
-    Metric("forerun_smallest_margin", "gauge", lambda s: s.scheduler.ledger.margins.smallest,
+    Metric("forerun_smallest_margin", "gauge", lambda s: s.scheduler.ledger.near_ties.smallest,
         "Smallest margin of a committed token, in logits; infinite before the first token."),
     Metric("forerun_choice_margin", "histogram", _margins,
         "Margins of committed tokens over the runner-up, in logits. The sum is not kept."),
@@ -273,10 +273,10 @@ OWN = (
     Metric("forerun_failed_file_reloads", "counter", lambda s: _all_of(FILES, s.trust.failures),
         "Newer files that could not be used; the previous file stays. The log names the reason.", "file"),
     Metric("forerun_quota_refusals", "counter",
-        lambda s: _all_of(LIMITS, s.scheduler.rate_limiter.refused),
+        lambda s: _all_of(LIMITS, s.scheduler.tenants.refused),
         "Sessions refused by their tenant's quota, by limit; also counted in `forerun_refusals_total`.",
         "limit"),
-    Metric("forerun_quota_held", "counter", lambda s: s.scheduler.rate_limiter.num_held,
+    Metric("forerun_quota_held", "counter", lambda s: s.scheduler.tenants.num_held,
         "Times that a ready session stayed out of a step because its tenant had used up its rate."),
 )  # fmt: skip
 

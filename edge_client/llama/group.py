@@ -30,7 +30,7 @@ from operator import itemgetter
 from common.errors import CapacityError, ForerunError, LocalError, UserError
 from common.estimators import WidthTimes
 from common.llama.runtime import NO_KV_SLOT, LlamaRuntime
-from common.mask_time import MaskTime
+from common.mask_time import MaskCost, MaskTime
 from common.sampling import SamplingParams
 from edge_client.core.nouns import (
     DEAR_MASKS,
@@ -94,8 +94,7 @@ class GroupMember:
     num_rows: int = 0  # draft rows evaluated for it so far
     reading: ReadingTime = NOTHING_READ  # in the draft step under way
     grammar: str = ""  # of its text
-    dear_masks: bool = False  # see `MaskTime`
-    masks_known: bool = False
+    masks: MaskCost = field(default_factory=MaskCost)  # kept by `MaskTime`
 
     @property
     def tenant(self) -> str:
@@ -309,7 +308,7 @@ class DraftGroup:
 
     def _is_held_back(self, member: GroupMember) -> bool:
         """Tell whether the member's masks would delay others."""
-        return member.dear_masks and self._is_shared
+        return member.masks.dear and self._is_shared
 
     def _let_in(self, now: float) -> tuple[list[GroupMember], float | None]:
         """Return the members to serve, and the time at which the masks of others may go on."""

@@ -69,10 +69,15 @@ class ClockedScheduler(VerifyScheduler):
     _ended_at = 0.0  # of the newest step
 
     def on_step_done(
-        self, result: StepResult, now: float, ended_at: float | None = None, next_began: bool = False
+        self,
+        result: StepResult,
+        now: float,
+        ended_at: float | None = None,
+        next_began: bool = False,
+        report: bool = True,
     ) -> None:
         self._ended_at = now if ended_at is None else ended_at
-        super().on_step_done(result, now, ended_at, next_began)
+        super().on_step_done(result, now, ended_at, next_began, report)
 
     def effects(self) -> list[Effect]:
         """Take the effects, as the worker does after every step, and record their commits."""

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cloud_verifier.core.nouns import Chat, SchedulerConfig
-from cloud_verifier.core.rate_limits import Quotas
+from cloud_verifier.core.quotas import Quotas
 from cloud_verifier.identity.caller_files import live_limits
 from cloud_verifier.server.calls import SERVICE_NAME
 from cloud_verifier.server.lifecycle import FLUSH_TIME
@@ -334,7 +334,7 @@ async def test_a_refusal_says_when_to_come_again_and_a_changed_file_holds_at_onc
         system.server.lifecycle.look()
         await write(grpc.StatusCode.OK)
         seen = system.worker.snapshot()
-        assert seen.scheduler.rate_limiter.refused == {"positions_per_second": 1}
+        assert seen.scheduler.tenants.refused == {"positions_per_second": 1}
         assert seen.trust.reloads == {TENANT_LIMITS: 1}
         assert isinstance(limits.value, Quotas)
 
@@ -359,6 +359,6 @@ async def test_a_stream_too_many_is_refused_before_it_says_anything(tmp_path: Pa
         other = stub.Session(metadata=(("x-tenant", "globex"),))
         await other.write(REQUEST)
         assert await other.read() is not grpc.aio.EOF
-        assert system.worker.scheduler.rate_limiter.refused == {"sessions_per_second": 1}
+        assert system.worker.scheduler.tenants.refused == {"sessions_per_second": 1}
         for call in (*begun, other):
             call.cancel()

@@ -90,15 +90,8 @@ class Details(grpc.HandlerCallDetails):
 DETAILS = Details()
 
 
-async def _one() -> AsyncIterator[bytes]:
-    yield b"one"
-
-
 class GoneContext:
     """Of a call whose client has gone: gRPC can send nothing on it."""
-
-    def peer(self) -> str:
-        return "ipv4:192.0.2.1:5000"
 
     async def abort(self, *status: object) -> None:
         raise grpc.aio.InternalError("Failed to send the status")
@@ -119,18 +112,18 @@ async def test_a_client_that_went_while_it_was_answered_is_no_defect(
 ) -> None:
     """It may go at any moment; were it an error, anybody could fill the log with tracebacks."""
 
-    async def found(details: object) -> Any:
+    async def continuation(details: object) -> Any:
         return handler
 
-    guard, gone = Guard(), GoneContext()
-    handler: Any = grpc.stream_stream_rpc_method_handler(_refusing)
-    guarded = await guard.intercept_service(found, DETAILS)
+    guard, gone = Guard({}), GoneContext()
+    handler: Any = grpc.stream_stream_rpc_method_handler(_refusing, same)
+    guarded = await guard.intercept_service(continuation, DETAILS)
     with pytest.raises(asyncio.CancelledError):
         await anext(guarded.stream_stream(None, gone))
-    handler = grpc.unary_unary_rpc_method_handler(_writing)
-    guarded = await guard.intercept_service(found, DETAILS)
+    handler = grpc.unary_unary_rpc_method_handler(_writing, same)
+    guarded = await guard.intercept_service(continuation, DETAILS)
     with pytest.raises(asyncio.CancelledError):
-        await guarded.stream_unary(_one(), gone)
+        await guarded.unary_unary(b"one", gone)
     assert not caplog.records
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from cloud_verifier.core.batching import LEAST_PREFILL, Batcher, OomBackoff
+from cloud_verifier.core.batching import LEAST_PREFILL, Batcher, OomBackoff, StepDraft
 from cloud_verifier.core.cost import StepCost
 from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.nouns import SchedulerConfig, StepPlan
@@ -21,13 +23,13 @@ class Yard:
         self.tenants = Tenants()
         config = SchedulerConfig(**limits)  # type: ignore[arg-type]  # as the fields are
         self.rows = rows = OomBackoff(1000)
-        self.batcher = Batcher(config, rows, StepCost(0.010, per_row, per_read), per, self.tenants)
+        self.batcher = Batcher(config, rows, StepCost(0.010, per_row, per_read), per, self.tenants.service)
         self.ready: list[VerifySession] = []
 
     def session(self, prompt: int, read: int = 0, tenant: str = "", opened_at: float = 0.0) -> VerifySession:
         key = len(self.ready) + 1
         request = ask((1,) * prompt)
-        found = VerifySession(key, request, VOCAB, frozenset(), 128, opened_at, None, tenant)
+        found = VerifySession(key, request, VOCAB, frozenset(), 128, opened_at, (), tenant)
         found.admit(self.memory.open(tenant, (), prompt + 50), prompt + 50, prompt + 50)
         self.memory.settle(found.lease, self.memory.take(found.lease, read), ())
         self.tenants.enter(tenant, 1)
@@ -81,15 +83,21 @@ def test_prompts_take_what_the_step_of_others_can_bear(
     assert [*yard.chunks().items()] == [*enumerate(chunks, writers + 1)]
 
 
+def drafted(batch: StepDraft, num_nodes: int, longer: float) -> StepDraft:
+    """The batch with so many nodes, which make its step longer by this share."""
+    session = batch.members[0]
+    return replace(batch, nodes={session.key: [session.tree.tip] * num_nodes}, longer=longer)
+
+
 def test_prompts_have_their_share_of_what_drafts_add_to_a_step() -> None:
     yard = Yard(per_row=1e-4, prefill_chunk=256, max_prefill_slowdown=1.75)
     yard.decoding()
     yard.session(1000)
     batch = yard.batcher.batch(yard.ready)
-    assert yard.batcher.keep_pace(batch, 0.0, 1) is batch
-    longer = yard.batcher.keep_pace(batch, 0.5, 16)
+    assert yard.batcher.keep_pace(batch) is batch
+    longer = yard.batcher.keep_pace(drafted(batch, 16, 0.5))
     assert (longer.chunks, longer.spared) == ({2: 77 + 38}, {2: 1.0})
-    again = yard.batcher.keep_pace(batch, 0.5, 16)
+    again = yard.batcher.keep_pace(drafted(batch, 16, 0.5))
     assert again.chunks == {2: 77 + 39}, "half a token was left over"
 
 
@@ -99,11 +107,11 @@ def test_a_prompt_that_ends_by_what_drafts_add_writes_at_once() -> None:
     short, long = yard.session(81), yard.session(1000, opened_at=1.0)
     batch = yard.batcher.batch(yard.ready)
     assert batch.chunks == {2: 79}
-    longer = yard.batcher.keep_pace(batch, 0.1, 3)
+    longer = yard.batcher.keep_pace(drafted(batch, 3, 0.1))
     assert (longer.chunks, longer.spared) == ({2: 80, 3: 6}, {2: 1.0, 3: 1.0})
     assert longer.decoding == (*batch.decoding, short)
     assert longer.members == (*batch.members, long)
-    longer = yard.batcher.keep_pace(batch, 4.0, 3)
+    longer = yard.batcher.keep_pace(drafted(batch, 3, 4.0))
     assert longer.spared == {2: 0.25, 3: 1.0}, "a step of five that could have been two delays it by three"
 
 
@@ -120,10 +128,10 @@ def test_where_a_step_has_no_rows_left_prompts_fall_behind() -> None:
     yard.session(1000)
     batch = yard.batcher.batch(yard.ready)
     assert batch.chunks == {2: 60}
-    longer = yard.batcher.keep_pace(batch, 0.5, 40)
+    longer = yard.batcher.keep_pace(drafted(batch, 40, 0.5))
     assert longer.chunks == {2: 60}
     assert longer.spared[2] == pytest.approx(0.0)
-    longer = yard.batcher.keep_pace(batch, 0.5, 25)
+    longer = yard.batcher.keep_pace(drafted(batch, 25, 0.5))
     assert longer.chunks == {2: 75}
     assert longer.spared[2] == pytest.approx(0.5)
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.ledger import BOUNDS, MarginCounter, Waits
+from cloud_verifier.core.ledger import Waits
+from cloud_verifier.core.near_ties import BOUNDS, NearTies
 from cloud_verifier.core.nouns import RowLogprobs, StepResult
 from common.errors import PeerError
 from common.messages import Propose, TokenLogprobs
@@ -158,7 +159,7 @@ def some(*margins: float) -> np.ndarray:
 
 @given(st.lists(st.lists(st.floats(0, 100, width=32), max_size=5), max_size=6), st.floats(0, 3))
 def test_counts_add_up_and_the_smallest_is_kept(batches: list[list[float]], temperature: float) -> None:
-    counter = MarginCounter(0.01)
+    counter = NearTies(0.01)
     for batch in batches:
         counter.note(some(*batch), temperature)
     scaled = [margin * (temperature or 1.0) for batch in batches for margin in batch]
@@ -170,7 +171,7 @@ def test_counts_add_up_and_the_smallest_is_kept(batches: list[list[float]], temp
 
 
 def test_a_choice_without_a_runner_up_is_far_from_a_tie() -> None:
-    counter = MarginCounter(0.1)
+    counter = NearTies(0.1)
     counter.note(some(math.inf), 1.0)
     assert (sum(counter.counts), counter.num_near_ties, counter.counts[-1]) == (1, 0, 1)
 
@@ -191,8 +192,8 @@ def test_only_choices_on_the_committed_path_count() -> None:
     bench.propose(1, chain(3, 8, anchor=None))
     step(bench, {1: 0.5, 2: 0.25, 3: 0.125, 5: 0.01, 8: 0.02})
     assert bench.text(1) == [2, 3, 4]
-    assert sum(bench.scheduler.ledger.margins.counts) == 3
-    assert bench.scheduler.ledger.margins.smallest == 0.125
+    assert sum(bench.scheduler.ledger.near_ties.counts) == 3
+    assert bench.scheduler.ledger.near_ties.smallest == 0.125
 
 
 def test_a_token_that_ends_the_text_brings_no_choice_of_its_own() -> None:
@@ -201,8 +202,8 @@ def test_a_token_that_ends_the_text_brings_no_choice_of_its_own() -> None:
     bench.open(1, ask((1,), ignore_eos=False))
     bench.propose(1, chain(2, 3, anchor=0))
     step(bench, {1: 0.5, 2: 0.25, 3: 1e-9})
-    assert sum(bench.scheduler.ledger.margins.counts) == 2
-    assert bench.scheduler.ledger.margins.smallest == 0.25
+    assert sum(bench.scheduler.ledger.near_ties.counts) == 2
+    assert bench.scheduler.ledger.near_ties.smallest == 0.25
 
 
 def test_sessions_of_one_step_count_by_their_own_temperature() -> None:
@@ -210,5 +211,5 @@ def test_sessions_of_one_step_count_by_their_own_temperature() -> None:
     bench.open(1, ask((1,)))
     bench.open(2, ask((2,), temperature=0.5))
     step(bench, {1: 0.75, 2: 1.0})
-    assert bench.scheduler.ledger.margins.smallest == 0.5
-    assert sum(bench.scheduler.ledger.margins.counts) == 2
+    assert bench.scheduler.ledger.near_ties.smallest == 0.5
+    assert sum(bench.scheduler.ledger.near_ties.counts) == 2

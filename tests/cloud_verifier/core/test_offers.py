@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cloud_verifier.core.arrivals import Offers
+from cloud_verifier.core.arrivals import Offers, offers_of
 from cloud_verifier.core.memory import KvMemory
 from cloud_verifier.core.nouns import Ask, Offer, StepItem
 from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.sources import EarlierText, ProposalSource
 from common.acceptance import Acceptance, AcceptanceRule, Draft
 from common.errors import Code, PeerError
 from common.messages import Open, Propose
@@ -28,10 +29,8 @@ def opening(acceptance: Acceptance = REJECTION) -> Open:
     return replace(ask(temperature=1.0), acceptance=acceptance)
 
 
-def make(
-    request: Open | None = None, max_live: int = 32, recall: PromptLookup | None = None
-) -> VerifySession:
-    return VerifySession(5, request or opening(), VOCAB, frozenset(), max_live, 0.0, recall)
+def make(request: Open | None = None, max_live: int = 32, *sources: ProposalSource) -> VerifySession:
+    return VerifySession(5, request or opening(), VOCAB, frozenset(), max_live, 0.0, sources)
 
 
 def siblings(*tokens: int, draft: Draft | None = None, anchor: int = 0) -> Propose:
@@ -109,15 +108,14 @@ def test_the_coupled_rule_asks_for_nothing_and_costs_nothing(temperature: float)
 
 def test_greedy_text_is_decided_by_the_coupled_rule_unless_a_rule_is_made_for_it() -> None:
     greedy = SamplingParams()
-    assert Offers.of(REJECTION, greedy) is None
-    assert Offers.of(Acceptance(AcceptanceRule.TYPICAL), greedy) is None
-    assert Offers.of(Acceptance(AcceptanceRule.BILD), greedy) is not None
+    assert not offers_of(REJECTION, greedy).decides
+    assert not offers_of(Acceptance(AcceptanceRule.TYPICAL), greedy).decides
+    assert offers_of(Acceptance(AcceptanceRule.BILD), greedy).decides
 
 
 def test_guesses_of_the_verifier_are_not_offered_until_the_edge_draws_them() -> None:
     request = replace(opening(), prompt=(2, 7, 3, 2, 7, 3, 2, 7, 3, 2))
-    session = make(request, recall=PromptLookup(request.prompt))
-    session, memory = leased(session)
+    session, memory = leased(make(request, 32, EarlierText(PromptLookup(request.prompt))))
     session.guess(4)
     (guess, *_) = session.tree.speculative()
     assert guess.token == 7
@@ -142,7 +140,7 @@ def test_what_was_told_of_nodes_that_are_gone_is_forgotten() -> None:
         session.receive(siblings(7, draft=HALVES, anchor=position), 0.0)
         item = plan(session, memory)
         session.apply(np.full(len(item.outputs), 1, np.int32), memory, 0.0)
-    assert session._offers is not None
+    assert isinstance(session._offers, Offers)
     assert len(session._offers._drafts) <= 2
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_verifier.core.admission import Caller
+from cloud_verifier.core.admission import Caller, RetryTimes
 from cloud_verifier.core.nouns import End, Reply, StepPlan, StepResult
-from cloud_verifier.core.rate_limits import MAX_BUCKETS, MOST_AHEAD, Meters, Quota, Quotas, Rate, RetryTimes
+from cloud_verifier.core.quotas import MAX_BUCKETS, MOST_AHEAD, Meters, Quota, Quotas, Rate
 from common.errors import CapacityError, ForerunError, UnavailableError, UserError
 from common.messages import Finish
 from tests import wording
@@ -219,7 +219,7 @@ def test_a_tenant_has_no_more_than_its_quota(
     assert type(end.error) is error
     wording.keep(str(end.error))
     assert ends(found.open(3, tenant="b")) == ends(found.open(4, tenant="b")) == []
-    assert found.scheduler.rate_limiter.refused == {limit: 1}
+    assert found.scheduler.tenants.refused == {limit: 1}
 
 
 def test_who_has_had_its_rate_is_told_when_to_come_again() -> None:
@@ -240,7 +240,7 @@ def test_who_begins_too_many_sessions_is_refused_before_anything_is_read() -> No
     with wording.raises(CapacityError) as refused:
         found.scheduler.charge_stream(0.1, Caller("a"))
     assert refused.value.retry_after == pytest.approx(0.4)
-    assert found.scheduler.rate_limiter.refused == {"sessions_per_second": 1}
+    assert found.scheduler.tenants.refused == {"sessions_per_second": 1}
     found.scheduler.charge_stream(0.1, Caller("b"))
     found.scheduler.charge_stream(0.6, Caller("a"))
     with pytest.raises(CapacityError):
@@ -256,7 +256,7 @@ def test_a_verifier_that_drains_sends_elsewhere_who_asks_too_often() -> None:
     for _ in range(3):
         with wording.raises(UnavailableError):
             found.scheduler.charge_stream(0.0, Caller("a"))
-    assert found.scheduler.rate_limiter.refused == {}
+    assert found.scheduler.tenants.refused == {}
 
 
 # In a step --------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_whose_rate_is_used_up_waits_and_the_alarm_says_until_when() -> None:
     found.step(0.0)
     assert found.scheduler.next_step(0.0) is None
     assert found.scheduler.next_timer_at == pytest.approx(0.1)
-    assert found.scheduler.rate_limiter.num_held == 1
+    assert found.scheduler.tenants.num_held == 1
     found.scheduler.on_timer(0.1)
     assert rows(found.begin(0.1)) == {1: [3]}
 
@@ -309,9 +309,9 @@ def test_a_step_looked_ahead_to_is_charged_and_given_back_if_it_is_not_run() -> 
     scheduler = found.scheduler
     plan = found.begin()
     assert scheduler.look_ahead() is not None
-    assert scheduler.rate_limiter.meters.room("a", 0.0) == 0
+    assert scheduler.tenants.positions.room("a", 0.0) == 0
     found.end(plan)
-    assert scheduler.rate_limiter.meters.room("a", 0.0) == 1, "the engine had not begun it"
+    assert scheduler.tenants.positions.room("a", 0.0) == 1, "the engine had not begun it"
     found.begin()
     assert scheduler.look_ahead() is None
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core import speculation
+from cloud_verifier.core import node_credit
 from cloud_verifier.core.admission import Caller
 from cloud_verifier.core.alarms import SLACK, Alarms
 from cloud_verifier.core.nouns import Effect, End, Reply, SchedulerConfig, StepResult
@@ -321,8 +321,8 @@ def test_an_echo_without_news_is_zero_and_holds_nothing() -> None:
 
 
 def test_credit_divides_the_budget_and_is_told_only_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation, "LIVE_NODE_BUDGET", 100)
-    monkeypatch.setattr(speculation, "MIN_CREDIT", 30)
+    monkeypatch.setattr(node_credit, "LIVE_NODE_BUDGET", 100)
+    monkeypatch.setattr(node_credit, "MIN_CREDIT", 30)
     bench = Bench(max_live_nodes=64)
     assert bench.open(1) == [Reply(1, Opened(0, 64))]
     assert [commit.credit for commit in commits(bench.step())] == [None]

@@ -9,7 +9,7 @@ import pytest
 
 from cloud_verifier.core.admission import Caller
 from cloud_verifier.core.nouns import SchedulerConfig, StepPlan, StepResult, TargetInfo
-from cloud_verifier.core.rate_limits import Quota, Quotas
+from cloud_verifier.core.quotas import Quota, Quotas
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.mask_time import SHARE, TRY_EVERY
 from common.messages import Commit, Open
@@ -142,7 +142,7 @@ def test_a_tenant_with_one_dear_session_is_served_as_much_as_one_with_many() -> 
 def test_a_tenant_beyond_its_rate_keeps_no_other_from_its_turn() -> None:
     machine = Machine({2: 0.02, 3: 0.02})
     slow = Quotas(tenants={"slow": Quota(positions_per_second=0.5, burst=8)})
-    machine.scheduler.rate_limiter.change(slow, 0.0)
+    machine.scheduler.tenants.change(slow, 0.0)
     machine.open(2, "dear", tenant="slow")
     machine.open(3, "dear 3", tenant="other")
     machine.run(20.0)

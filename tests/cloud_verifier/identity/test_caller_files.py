@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.core.rate_limits import Quota, Quotas
+from cloud_verifier.core.quotas import Quota, Quotas
 from cloud_verifier.identity.caller_files import live_denied, live_limits, read_denied, read_limits
 from cloud_verifier.identity.identity import Who
 from common.errors import Code, UserError

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.core.rate_limits import Quota, Quotas
+from cloud_verifier.core.quotas import Quota, Quotas
 from common.errors import UserError
 from common.sampling import SamplingDefaults
 from edge_client.api.endpoints import Defaults

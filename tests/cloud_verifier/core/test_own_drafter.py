@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from cloud_verifier.core.guessing import SURE
 from cloud_verifier.core.nouns import (
     Followers,
     GuessPlan,
@@ -16,7 +15,7 @@ from cloud_verifier.core.nouns import (
     StepResult,
     TargetInfo,
 )
-from cloud_verifier.core.own_guesses import LEAST, OwnGuesses, Wins, won_by_level
+from cloud_verifier.core.own_drafter import LEAST, SURE, OwnGuesses, Wins, won_by_level
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.calibration import Calibration, Confidence, Prior
 from common.messages import Commit, Wait
@@ -62,8 +61,8 @@ def test_a_node_that_the_edge_proposed_is_guessed_and_not_made() -> None:
     guesses = own(tree)
     guesses.take([said((), 0.7, 0.3)])
     other = tree.live[tree.tip.children[6]]
-    assert (guesses.guessed(sent), guesses.made(sent)) == (True, False)
-    assert (guesses.guessed(other), guesses.made(other)) == (True, True)
+    assert (guesses.proposed(sent), guesses.made(sent)) == (True, False)
+    assert (guesses.proposed(other), guesses.made(other)) == (True, True)
     assert sent.logprob == pytest.approx(math.log(0.7), abs=0.01)  # who is surer counts
 
 
@@ -85,7 +84,7 @@ def test_a_node_that_the_edge_proposes_later_is_no_longer_made_by_the_drafter_al
     guesses.take([said((), 0.7, 0.3)])
     node = tree.live[tree.tip.children[5]]
     node.wire_id = 1
-    assert (guesses.guessed(node), guesses.made(node)) == (True, False)
+    assert (guesses.proposed(node), guesses.made(node)) == (True, False)
 
 
 def test_the_drafter_is_calibrated_by_what_the_target_writes() -> None:
@@ -93,7 +92,7 @@ def test_the_drafter_is_calibrated_by_what_the_target_writes() -> None:
     guesses = own(tree)
     for _ in range(60):  # it claims nine in ten and is wrong each time
         guesses.take([said((), 0.9, 0.1)])
-        guesses.observe(6)
+        guesses.learn(tree, 6)
         tree.advance(6)
     assert guesses.calibration.num_observed == 60
     assert guesses.calibration.confidence.sharpness < 0.5
@@ -103,19 +102,19 @@ def test_the_drafter_is_calibrated_by_what_the_target_writes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "num_tokens", "won"),
+    ("made", "won"),
     [
-        (0b0000, 4, {}),
-        (0b0001, 4, {0: 3}),  # only the first was the drafter's: without it one token, not four
-        (0b0111, 4, {0: 1, 1: 1, 2: 1}),
-        (0b0100, 4, {2: 1}),  # two nodes of the edge, then one of its own
-        (0b0101, 5, {0: 2, 2: 2}),
-        (0b1000, 4, {}),  # the last token was not evaluated
-        (0b1, 1, {}),
+        ("....", {}),
+        ("x...", {0: 3}),  # only the first was the drafter's: without it one token, not four
+        ("xxx.", {0: 1, 1: 1, 2: 1}),
+        ("..x.", {2: 1}),  # two nodes of the edge, then one of its own
+        ("x.x..", {0: 2, 2: 2}),
+        ("...x", {}),  # the last token was not evaluated
+        ("x", {}),
     ],
 )
-def test_a_level_wins_the_tokens_that_end_with_it(made: int, num_tokens: int, won: dict[int, int]) -> None:
-    assert won_by_level(made, num_tokens) == won
+def test_a_level_wins_the_tokens_that_end_with_it(made: str, won: dict[int, int]) -> None:
+    assert won_by_level([mark == "x" for mark in made]) == won
 
 
 def test_a_level_that_is_not_tried_any_more_is_forgotten() -> None:
@@ -262,8 +261,7 @@ def test_time_in_which_the_edge_drafts_costs_less(due_us: int, guesses: bool) ->
     bench.open()
     bench.run(5)
     session = bench.scheduler.sessions[1]
-    assert session.own is not None
-    session.own.uncovered.add(800, 100.0)
+    bench.scheduler.guessing.own[1].uncovered.add(800, 100.0)
     session.awaited.told(Wait(due_us, 10))
     session.awaited.committed(session.tree.tip_position, had_nodes=False, has_nodes=False, now=bench.now)
     bench.run(1)

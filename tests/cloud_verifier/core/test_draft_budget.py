@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_verifier.core.cost import MeasuredStepCost, StepCost
+from cloud_verifier.core.draft_account import MOST_SAVED, RowShare
+from cloud_verifier.core.draft_budget import DraftBudget
+from cloud_verifier.core.node_credit import MIN_CREDIT, TRIAL, Credit
 from cloud_verifier.core.nouns import SchedulerConfig
-from cloud_verifier.core.session import MOST_SAVED, Refusals, StepProgress, VerifySession
-from cloud_verifier.core.speculation import MIN_CREDIT, TRIAL, Credit, SpeculationBudget
+from cloud_verifier.core.session import StepProgress, VerifySession
 from common.messages import Propose, pack_logprob
 from tests.cloud_verifier.core.bench import VOCAB, ask
 
@@ -30,9 +32,9 @@ def session(key: int, *chances: float, balance: float = 1.0, fill: bool = True) 
     return found
 
 
-def taught(max_slowdown: float = 0.02) -> SpeculationBudget:
+def taught(max_slowdown: float = 0.02) -> DraftBudget:
     """It has seen what rows cost."""
-    sharing = SpeculationBudget(max_slowdown, StepCost())
+    sharing = DraftBudget(max_slowdown, StepCost())
     for num_rows in (1, 20) * 200:
         sharing.cost.sample(num_rows, 0, BASE + PER_ROW * (num_rows - 1))
     assert sharing.cost.per_row == pytest.approx(PER_ROW, rel=1e-3)
@@ -40,7 +42,7 @@ def taught(max_slowdown: float = 0.02) -> SpeculationBudget:
 
 
 def drafts(
-    sharing: SpeculationBudget, *sessions: VerifySession, share: int = 16, max_rows: int = 256
+    sharing: DraftBudget, *sessions: VerifySession, share: int = 16, max_rows: int = 256
 ) -> dict[int, int]:
     """How many draft rows each gets."""
     picked = sharing.pick(sessions, sessions, max_rows, share).nodes
@@ -49,16 +51,16 @@ def drafts(
 
 
 def test_a_row_that_is_almost_certain_is_tried_however_dear_it_seems() -> None:
-    sharing = SpeculationBudget(0.02, StepCost())
+    sharing = DraftBudget(0.02, StepCost())
     for num_rows, duration in ((5, 2.0), (1, 0.005), (1, 0.005)):  # one step was slow for another reason
         sharing.cost.sample(num_rows, 0, duration)
     assert sharing.cost.per_row >= sharing.cost.predict(1, 0)
     assert drafts(sharing, session(1, 0.8, 0.15)) == {1: 1}
 
 
-def on_a_processor() -> SpeculationBudget:
+def on_a_processor() -> DraftBudget:
     """It has seen steps of a processor: the second row takes as long as the first, the next seven nothing."""
-    sharing = SpeculationBudget(0.02, StepCost())
+    sharing = DraftBudget(0.02, StepCost())
     for rows in (1, 2, 4, 9, 17) * 60:
         sharing.cost.sample(rows, 0, {1: 0.122, 2: 0.260, 4: 0.234, 9: 0.270, 17: 0.287}[rows])
     return sharing
@@ -122,7 +124,7 @@ def brought(each: VerifySession, num_drafts: int, num_won: int) -> StepProgress:
 
 @pytest.mark.parametrize(("make", "num_drafts"), [(taught, 10), (on_a_processor, 7)])
 def test_a_balance_is_what_was_won_less_what_others_cost(
-    make: Callable[[], SpeculationBudget], num_drafts: int
+    make: Callable[[], DraftBudget], num_drafts: int
 ) -> None:
     """Rows share what they add, whatever the table."""
     sharing, loud, quiet = make(), session(1, balance=1.0), session(2, balance=1.0)
@@ -183,7 +185,7 @@ def test_what_a_step_promises_is_the_chance_of_its_paths() -> None:
 
 
 def test_a_verifier_whose_steps_take_no_time_takes_every_row() -> None:
-    sharing, poor = SpeculationBudget(0.02, StepCost()), session(2, balance=0.0)
+    sharing, poor = DraftBudget(0.02, StepCost()), session(2, balance=0.0)
     for _ in range(3):
         sharing.cost.sample(1, 0, 0.0)
         sharing.settle([brought(poor, 0, 0)])
@@ -217,9 +219,9 @@ def test_no_step_costs_anybody_more_than_it_has(
 BUCKETS = (4, 8, 16, 32)
 
 
-def padding() -> SpeculationBudget:
+def padding() -> DraftBudget:
     """It has seen that a bucket takes as long as its last row."""
-    sharing = SpeculationBudget(0.02, StepCost(buckets=BUCKETS))
+    sharing = DraftBudget(0.02, StepCost(buckets=BUCKETS))
     for num_rows in BUCKETS * 100:
         sharing.cost.sample(num_rows, 0, BASE + 3 * PER_ROW * num_rows)
     return sharing
@@ -275,7 +277,7 @@ CONFIG = SchedulerConfig()
 
 def lagging(rows_taken: float = 0.0, lag: int = 0, fill: bool = True, num_turns: int = 0) -> VerifySession:
     found = VerifySession(1, ask(fill=fill), VOCAB, frozenset(), 128, 0.0)
-    found.rows_taken, found.arrivals.lag, found.num_turns = rows_taken, lag, num_turns
+    found.share.num_rows, found.share.num_turns, found.arrivals.lag = rows_taken, num_turns, lag
     return found
 
 
@@ -295,7 +297,7 @@ def test_while_nobody_stays_out_the_budget_is_divided() -> None:
 def test_who_sends_in_vain_has_no_credit_but_for_a_trial_now_and_then() -> None:
     found, credit = lagging(), pressed(1.0)
     told = []
-    for found.num_turns in range(1, 1 + 3 * TRIAL):
+    for found.share.num_turns in range(1, 1 + 3 * TRIAL):
         told.append(credit.of(found, 4))
     assert sorted(set(told)) == [0, MIN_CREDIT]
     assert told.count(MIN_CREDIT) == 3
@@ -315,37 +317,39 @@ def test_where_even_sure_rows_do_not_pay_there_is_no_credit_for_an_edge_that_can
     cost = MeasuredStepCost([(rows, 1e-3 * ms) for rows, ms in times.items()])
     crowd = [lagging(), lagging()]
     credit = Credit(CONFIG)
-    credit.rows_pay = SpeculationBudget(0.02, cost).may_pay(crowd, CONFIG.max_nodes_per_session - 1)
+    credit.rows_pay = DraftBudget(0.02, cost).may_pay(crowd, CONFIG.max_nodes_per_session - 1)
     assert credit.of(crowd[0], 2) == (128 if pays else 0)
     assert credit.of(lagging(fill=False), 2) == 128
 
 
 def test_what_is_not_measured_may_pay() -> None:
     cost = StepCost(fixed=0.040, per_row=0.1)
-    assert SpeculationBudget(0.02, cost).may_pay([lagging()], 15)
+    assert DraftBudget(0.02, cost).may_pay([lagging()], 15)
 
 
 def test_an_edge_whose_drafts_are_never_worth_a_row_pauses_and_tries_again_less_and_less_often() -> None:
-    refusals = Refusals()
+    share = RowShare()
     begins, pauses = list[int](), False
     for turn in range(2000):
-        refusals.note(False, turn)
-        if refusals.pauses(turn) is not pauses:
+        share.offered(False)
+        if share.pauses is not pauses:
             pauses = not pauses
             begins += [turn] * pauses
+        share.turn_over(0)
     gaps = [after - before for before, after in pairwise(begins)]
     assert 50 <= begins[0] <= 100
     assert len(gaps) > 2
     assert all(1.5 * before < after for before, after in pairwise(gaps))
-    refusals.note(True, 2000)
-    assert not refusals.pauses(2000)
+    share.offered(True)
+    assert not share.pauses
 
 
 def test_one_row_in_ten_turns_is_no_reason_to_pause() -> None:
-    refusals = Refusals()
+    share = RowShare()
     for turn in range(1000):
-        refusals.note(turn % 10 == 0, turn)
-        assert not refusals.pauses(turn)
+        share.offered(turn % 10 == 0)
+        assert not share.pauses
+        share.turn_over(1)
 
 
 @pytest.mark.parametrize(
@@ -394,7 +398,7 @@ def test_rows_that_wake_experts_are_drafted_only_where_they_pay(
     time: Callable[[int], float], chances: list[float], best: int, num_sessions: int
 ) -> None:
     """Between drafts a prompt's chunk is read, which wakes nearly all experts."""
-    sharing = SpeculationBudget(0.02, StepCost(expert_share=4 / 128 if time is woken_time else 0.0))
+    sharing = DraftBudget(0.02, StepCost(expert_share=4 / 128 if time is woken_time else 0.0))
     crowd = [session(key, *chances) for key in range(1, 1 + num_sessions)]
     taken: dict[int, int] = {}
     for step in range(200):

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from cloud_verifier.core.batching import NOBODY_SPARED
 from cloud_verifier.core.cost import StepCost
-from cloud_verifier.core.nouns import SchedulerConfig
 from cloud_verifier.core.session import StepProgress, VerifySession
 from common.tree import Node
 
@@ -50,7 +49,7 @@ class DraftCandidate(NamedTuple):
     weight: float  # seconds that its row takes by the line: its share of the time that all rows add
 
 
-class SpeculationBudget:
+class DraftBudget:
     """Picks draft rows, and keeps every session's balance in tokens: won by drafts, less lost by others'.
 
     A step of n tokens wins n - 1. Draft rows of others that lengthen a step by the share x lose x. Each step
@@ -88,9 +87,9 @@ class SpeculationBudget:
         for session in decoding:
             session.account.promise(session.tree, ())
             if session.tree.num_speculative:
-                found = self._offers(session, share - 1)
-                offers += found
-                num_wanted += self._best(found, [session], [session])
+                own = self._offers(session, share - 1)
+                offers += own
+                num_wanted += self._best(own, [session], [session])
         if not offers:
             return PickedDrafts(nodes, num_wanted, 0.0)
         offers.sort()
@@ -102,9 +101,8 @@ class SpeculationBudget:
         for offer in taken:
             nodes[offer.key].append(offer.node)
         for session in decoding:
-            own = nodes[session.key]
-            if len(own) > 1:
-                session.account.promise(session.tree, own[1:])
+            if len(taken_nodes := nodes[session.key]) > 1:
+                session.account.promise(session.tree, taken_nodes[1:])
         return PickedDrafts(nodes, num_wanted, longer / bare if bare else 0.0)
 
     def _bearable(
@@ -123,7 +121,7 @@ class SpeculationBudget:
         """
         while True:
             price = self._price(offers, decoding, beside)
-            payers = _Payers({each.key: max(each.account.balance, 0.0) * bare for each in bearing})
+            payers = _Payers({session.key: max(session.account.balance, 0.0) * bare for session in bearing})
             taken = payers.choose(_in_turns(offers, room), price, room)
             if len(taken) == len(offers) or self._price(taken, decoding, beside) <= price * (1 + 1e-9):
                 return taken, payers
@@ -338,53 +336,3 @@ def _in_turns(offers: Sequence[DraftCandidate], room: int) -> Sequence[DraftCand
         counts[offer.session.tenant] += 1
         (first if counts[offer.session.tenant] <= share else later).append(offer)
     return first + later
-
-
-# Node credit: the live nodes that each edge may have here, by the number that would be evaluated.
-
-LIVE_NODE_BUDGET = 2048  # live nodes over all sessions
-MIN_CREDIT = 8  # a session may always propose so many
-GAIN = 1 / 8  # of RFC 9002's smoothed RTT: a change is followed within a dozen steps
-NO_PRESSURE = 0.01  # nearly every row that is wanted is taken
-HOPELESS_PRESSURE = 0.9  # above it a session without draft rows gets no credit
-RARELY = 1 / 16  # draft rows a turn below which a session counts as getting none
-TRIAL = 16  # turns after which such a session may try again
-AHEAD = 2.0  # turns for which nodes are kept: the next one, and the one after
-
-
-class Credit:
-    """Sets each session's credit. Without pressure the budget of live nodes is divided among the sessions.
-
-    Under pressure the credit moves towards use: the rows that a session gets in a step and the tokens that
-    its edge has not seen yet, for two turns. Near full pressure a session with hardly any rows gets no
-    credit, except for occasional trials, because its messages cost more than its drafts bring. The same
-    holds where rows are so dear that none of its drafts is worth one."""
-
-    def __init__(self, config: SchedulerConfig) -> None:
-        self.pressure = 0.0  # share of the wanted draft rows that other sessions' rows displace
-        self.rows_pay = True  # drafts that are sure to be right would save time (`SpeculationBudget.may_pay`)
-        self._config = config
-
-    def note(self, num_wanted: int, num_taken: int) -> None:
-        """Note a step of `num_taken` draft rows, of `num_wanted` if each session had been alone."""
-        if num_wanted:
-            left_out = max(0.0, 1.0 - num_taken / num_wanted)
-            self.pressure += GAIN * (left_out - self.pressure)
-
-    def of(self, session: VerifySession, num_sessions: int) -> int:
-        """Return the current credit of a session, one of `num_sessions`."""
-        share = min(self._config.max_live_nodes, LIVE_NODE_BUDGET // max(1, num_sessions))
-        if session.request.fill and (not self.rows_pay or session.refusals.pauses(session.num_turns)):
-            return 0
-        if self.pressure < NO_PRESSURE:
-            return max(MIN_CREDIT, share)
-        used = AHEAD * (session.rows_taken + session.arrivals.lag)
-        hopeless = self.pressure >= HOPELESS_PRESSURE and session.rows_taken < RARELY
-        if hopeless and session.request.fill and not _on_trial(session):
-            return 0
-        return max(MIN_CREDIT, round(share + self.pressure * (min(share, used) - share)))
-
-
-def _on_trial(session: VerifySession) -> bool:
-    """Return whether the session has a trial: at its beginning, and every `TRIAL` turns, staggered."""
-    return not session.num_turns or (session.num_turns + session.key) % TRIAL == 0
