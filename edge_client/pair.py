@@ -16,10 +16,11 @@ from common.privacy import Privacy
 from common.wire.bounds import model_name
 from edge_client.api.daemon_status import PairStatus, verifier_status
 from edge_client.api.endpoints import Defaults, TextEndpoints
-from edge_client.core.nouns import Fallback
-from edge_client.drafting.model import SharedDraftModel
-from edge_client.drafting.models import DraftModels
-from edge_client.network.tls import TlsSettings
+from edge_client.core.effects import Fallback
+from edge_client.draft.draft_models import DraftModels
+from edge_client.draft.shared_model import SharedDraftModel
+from edge_client.network.client_tls import TlsSettings
+from edge_client.network.verifiers import Verifiers
 from edge_client.process.paths import path_of
 from edge_client.settings import DraftSection, EdgeConfig, VerifierSection
 from edge_client.texts.datastore import IndexFiles
@@ -27,7 +28,6 @@ from edge_client.texts.earlier import EarlierTexts
 from edge_client.texts.index_child import renew_in_child
 from edge_client.texts.queue import Admission
 from edge_client.texts.text_service import TextService, TextSettings
-from edge_client.verifiers import Verifiers
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,10 @@ from common.wire.codec import decode_request
 from common.wire.options import MAX_MESSAGE_BYTES, server_options
 from common.wire.wire_fields import check_padding, check_request
 from edge_client.core.policies import make_policy
+from edge_client.draft.late_seat import DraftSeat
 from edge_client.network.channel import OnLost, OnMessage, VerifierChannel, VerifierStream
-from edge_client.network.drafts import DraftSeat
+from edge_client.network.client_tls import Metadata
 from edge_client.network.generation import Generation
-from edge_client.network.tls import Metadata
 from edge_client.texts.text_service import DraftSource
 from relay.session import RelaySession, config_of
 

@@ -30,7 +30,7 @@ from common.messages import (
 )
 from common.tree import Committed, Node, Place
 from edge_client.core.draft_pace import DraftPace
-from edge_client.core.nouns import (
+from edge_client.core.effects import (
     NOTHING_READ,
     Connect,
     Effect,

@@ -1,10 +1,10 @@
 """Associates devices with verifiers: which of several serves each session.
 
-`nearest` takes the shortest round trip. `pace` is the product's choice (`edge_client.core.ranking`), for one
-device after the other, each of which knows the turns that the sessions before it have caused. `matching`
-solves the association problem of UARA (Koh & Yang, arXiv 2511.01695) by two phases of matching, with full
-knowledge of all devices. Their bandwidths and computing shares, which they learn by reinforcement, are not
-allotted here: a verifier serves its sessions in common steps.
+`nearest` takes the shortest round trip. `pace` is the product's choice (`edge_client.core.verifier_choice`),
+for one device after the other, each of which knows the turns that the sessions before it have caused.
+`matching` solves the association problem of UARA (Koh & Yang, arXiv 2511.01695) by two phases of matching,
+with full knowledge of all devices. Their bandwidths and computing shares, which they learn by reinforcement,
+are not allotted here: a verifier serves its sessions in common steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from statistics import fmean
 
-from edge_client.core.ranking import DraftSkill, VerifierCandidate, choose, token_time
+from edge_client.core.verifier_choice import DraftSkill, VerifierCandidate, choose, token_time
 from simulator.events import Draws
 from simulator.world import NEAREST, PACE, VerifierSpec, World
 

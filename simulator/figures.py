@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.core.nouns import SessionStats
+from edge_client.core.effects import SessionStats
 
 DIGITS = 3  # of a figure behind the point: more than a measurement can say
 

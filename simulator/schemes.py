@@ -10,7 +10,7 @@ from common.errors import UserError
 from common.messages import Open
 from common.tree import Node
 from common.wire.size import request_size, response_size
-from edge_client.core.nouns import Emit, SessionStats
+from edge_client.core.effects import Emit, SessionStats
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate, make_policy
 from edge_client.core.policies.base import expandable, unsent
 from simulator.association import dealt

@@ -27,9 +27,9 @@ from common.messages import Close, Commit, Open, Propose, ServerMessage
 from common.prompt_lookup import NO_TEXTS, SharedTexts
 from common.sampling import SamplingParams
 from common.wire.size import request_size, response_size
-from edge_client.core import nouns as edge_effects
+from edge_client.core import effects as edge_effects
 from edge_client.core.draft_pace import AFTER_REST
-from edge_client.core.nouns import NOTHING_READ, DraftRow, Expansion, ReadingTime, Reroot, SessionConfig
+from edge_client.core.effects import NOTHING_READ, DraftRow, Expansion, ReadingTime, Reroot, SessionConfig
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession
 from simulator.association import dealt

@@ -10,7 +10,7 @@ from typing import Any
 
 from common.calibration import Prior
 from common.wire.options import version
-from edge_client.models.prior_file import FORMAT, VERSION, point_as_json
+from edge_client.draft.prior_file import FORMAT, VERSION, point_as_json
 from forerun.options import REQUIRED, add_command, argument, option, write_out
 from forerun.terminal import note
 from schemes.policies.pacer import StopScorer

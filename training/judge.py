@@ -18,7 +18,7 @@ from common.acceptance import COUPLED, AcceptanceRule, make_acceptance
 from common.errors import UserError
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
-from edge_client.core.nouns import DraftRow, Reroot, SessionDrafter
+from edge_client.core.effects import DraftRow, Reroot, SessionDrafter
 from edge_client.core.policies import make_policy
 from edge_client.texts.detokenizer import spelled
 from forerun import demo_pair
@@ -185,7 +185,7 @@ class LoadedPair:
 def _train(options: JudgeTrainOptions) -> int:
     from cloud_verifier.engine.loading import load_engine
     from common.llama.model import LlamaSettings
-    from edge_client.llama.group import DraftGroup, MemberDrafter
+    from edge_client.draft.group import DraftGroup, MemberDrafter
 
     tasks = read_prompts(options.tasks)
     note("loading the draft model and the target model")

@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.messages import Commit, Open
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
-from edge_client.core.nouns import DraftRow, Expansion, Reroot, SessionDrafter
+from edge_client.core.effects import DraftRow, Expansion, Reroot, SessionDrafter
 from forerun import demo_pair
 from forerun.options import (
     REQUIRED,
@@ -102,7 +102,7 @@ def record(options: RecordOptions, prompts: Sequence[str]) -> Recording:
     """Record both models. Raise `UserError` if models, prompts or machine do not fit each other."""
     from cloud_verifier.engine.loading import load_engine
     from common.llama.model import LlamaSettings
-    from edge_client.llama.group import DraftGroup, MemberDrafter
+    from edge_client.draft.group import DraftGroup, MemberDrafter
 
     note("loading the draft model and the target model")
     sampling, context = options.sampling, options.context

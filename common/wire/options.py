@@ -14,7 +14,7 @@ KEY_ENTRY = "x-session-id"
 KEEPALIVE_TIME_MS = 2_000
 """Silence on a connection with a call after which the edge pings. With the answer's timeout a frozen peer is
 detected within 5 s. A connection without a call is never pinged, so that an idle laptop's radio can sleep; an
-edge that needs a verifier checks it first (`edge_client.verifiers`)."""
+edge that needs a verifier checks it first (`edge_client.network.verifiers`)."""
 
 KEEPALIVE_TIMEOUT_MS = 2_000
 """Time after which a verifier that has not answered a ping counts as gone. Pings are answered below Python

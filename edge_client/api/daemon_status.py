@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge_client.core.nouns import Fallback, Mode
+from edge_client.core.effects import Fallback, Mode
 from edge_client.network.generation import Generation
+from edge_client.network.member import Health, VerifierStatus
 from edge_client.texts.text_service import Orders, TextService
-from edge_client.verifiers import Health, VerifierStatus
 
 
 def verifier_status(found: VerifierStatus) -> dict[str, Any]:

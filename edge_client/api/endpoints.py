@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from common.errors import UnavailableError, UserError
 from common.sampling import MAX_SEED, SamplingParams
 from edge_client.api.response import ResponseSpec
-from edge_client.core.nouns import Fallback
-from edge_client.core.ranking import target_name
+from edge_client.core.effects import Fallback
+from edge_client.core.verifier_choice import target_name
 from edge_client.formats.api_error import (
     TOO_LONG,
     ApiError,

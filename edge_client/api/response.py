@@ -15,7 +15,7 @@ from common.acceptance import Acceptance, AcceptanceRule
 from common.errors import ForerunError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
-from edge_client.core.nouns import Fallback
+from edge_client.core.effects import Fallback
 from edge_client.formats.api_error import ApiError, api_error, log_refusal
 from edge_client.formats.dialect import SSE, ChoiceEnd, Dialect, Heading, StopReason, Usage
 from edge_client.formats.dialects import BY_NAME

@@ -16,7 +16,7 @@ from common.chances import Chances
 from common.errors import LocalError
 from common.offers import offered
 from common.tree import Node
-from edge_client.core.nouns import Expansion
+from edge_client.core.effects import Expansion
 from edge_client.core.policies import GrowthView
 from edge_client.core.sent_nodes import Untold
 

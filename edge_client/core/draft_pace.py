@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from common.estimators import IntervalEstimator, WidthTimes
-from edge_client.core.nouns import ReadingTime
+from edge_client.core.effects import ReadingTime
 
 ROWS: Mapping[int, float] = {1: 0.0053, 2: 0.0056}
 """Seconds of a draft step by rows, before any measurement: a 0.5B model on a laptop's accelerator."""

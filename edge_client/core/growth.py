@@ -15,8 +15,8 @@ from common.prompt_lookup import LEAST, NO_TEXTS, SharedTexts
 from common.tree import Node, SpeculationTree
 from edge_client.core.coupled import RuleFacts, edge_rule
 from edge_client.core.draft_pace import DraftPace
-from edge_client.core.hints import Hints
-from edge_client.core.nouns import DraftRow, Expansion, Reroot, SessionConfig
+from edge_client.core.effects import DraftRow, Expansion, Reroot, SessionConfig
+from edge_client.core.expected_tokens import Hints
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate
 from edge_client.core.policies.base import missing_above
 from edge_client.core.sent_nodes import Untold

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from common.calibration import Confidence, promised
 from common.messages import FinishReason
 from common.tree import Node
-from edge_client.core.nouns import (
+from edge_client.core.effects import (
     ChangeMode,
     Effect,
     Expansion,

@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 from common.errors import CapacityError, Code, ForerunError, UnavailableError
 from common.noise import MASK_64, noise_output, noise_stream
-from edge_client.core.nouns import SessionConfig
+from edge_client.core.effects import SessionConfig
 
 GROWTH = 3.0
 """The greatest factor between a pause and the next: "decorrelated jitter" (M. Brooker, "Exponential Backoff

@@ -30,8 +30,7 @@ from common.messages import (
 from common.prompt_lookup import NO_TEXTS, SharedTexts
 from common.tree import Node
 from edge_client.core.draft_pace import ENOUGH, DraftPace
-from edge_client.core.growth import Growth
-from edge_client.core.nouns import (
+from edge_client.core.effects import (
     GOES_AHEAD,
     NOTHING_READ,
     ONLY_REPEATS,
@@ -54,6 +53,7 @@ from edge_client.core.nouns import (
     StartDrafter,
     StepTimeSums,
 )
+from edge_client.core.growth import Growth
 from edge_client.core.offline import Offline
 from edge_client.core.policies import AdaptivePolicy, GrowthPolicy
 from edge_client.core.policies.governor import SETTLED

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from common.prompt_lookup import PromptLookup, SharedTexts, grow_guesses
 from common.tree import SpeculationTree
+from edge_client.core.given_text import Reference
 from edge_client.core.policies import TokenCandidate
-from edge_client.core.reference import Reference
 
 MOST_GUESSED = 32
 """New nodes from earlier texts after a Commit: what a verifier evaluates in the two steps of a usual round

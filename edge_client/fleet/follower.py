@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.errors import UserError
-from edge_client.core.nouns import Fallback
+from edge_client.core.effects import Fallback
 from edge_client.fleet.document import Kill
+from edge_client.network.member import Health, VerifierStatus
 from edge_client.pair import Pair
 from edge_client.settings import EdgeConfig
 from edge_client.texts.text_service import Orders
-from edge_client.verifiers import Health, VerifierStatus
 
 Reconfigure = Callable[[Mapping[str, Any]], EdgeConfig]
 """Merges the document's settings, by name, below all local ones -> the new configuration. Raises `UserError`

@@ -12,7 +12,7 @@ from typing import Any
 from common.acceptance import Acceptance, make_acceptance
 from common.errors import UserError
 from common.sampling import DRAWN_SEED_BITS, MAX_LOGIT_BIAS_ENTRIES, MAX_SEED, SamplingParams
-from edge_client.core.nouns import Fallback
+from edge_client.core.effects import Fallback
 from edge_client.core.policies import make_policy
 from edge_client.formats.api_error import ApiError, unsupported, wrong
 from edge_client.formats.fields import Fields, are_token_ids, is_number

@@ -1,1 +1,2 @@
-"""The edge's end of the wire: channels and streams to a verifier, and the driver of one session."""
+"""The edge's end of the wire: the choice between verifiers, channels and streams to them, and the driver of
+one session."""

@@ -25,7 +25,7 @@ from common.wire.describe import Description, decode_description, encode_describ
 from common.wire.options import KEY_ENTRY, Options, channel_options, host_and_port, is_loopback
 from common.wire.padding import down_grain, pad, pad_open, up_grain
 from common.wire.status import to_error
-from edge_client.network.tls import LiveClientTls, Metadata, TlsSettings
+from edge_client.network.client_tls import LiveClientTls, Metadata, TlsSettings
 
 logger = logging.getLogger(__name__)
 

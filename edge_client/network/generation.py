@@ -11,7 +11,7 @@ from typing import assert_never
 
 from common.errors import ForerunError, LocalError, UnavailableError
 from common.messages import Commit, FinishReason, ServerMessage
-from edge_client.core.nouns import (
+from edge_client.core.effects import (
     NOTHING_READ,
     ChangeMode,
     Connect,
@@ -34,8 +34,8 @@ from edge_client.core.nouns import (
     Withdraw,
 )
 from edge_client.core.session import EdgeSession
+from edge_client.draft.late_seat import Drafts
 from edge_client.network.channel import Held, StreamSource, VerifierStream
-from edge_client.network.drafts import Drafts
 
 logger = logging.getLogger(__name__)
 

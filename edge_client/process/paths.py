@@ -56,7 +56,7 @@ class EdgePaths:
 
     @property
     def pace(self) -> Path:
-        """The measured pace of draft models on this device (`edge_client.llama.measure_pace`)."""
+        """The measured pace of draft models on this device (`edge_client.draft.measure_pace`)."""
         return self.state / "pace.json"
 
     @property

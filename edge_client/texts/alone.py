@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from common.errors import ForerunError, LocalError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
-from edge_client.core.nouns import (
+from edge_client.core.effects import (
     DraftRow,
     Expand,
     Expansion,
@@ -22,7 +22,7 @@ from edge_client.core.nouns import (
     StartDrafter,
     Traffic,
 )
-from edge_client.network.drafts import Drafts
+from edge_client.draft.late_seat import Drafts
 
 
 class AloneRun:

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import assert_never
 
 from common.messages import FinishReason, TokenLogprobs
-from edge_client.core.nouns import (
+from edge_client.core.effects import (
     ChangeMode,
     Emit,
     Fallback,

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from common.messages import FinishReason
-from edge_client.core.nouns import Mode, SessionStats, Shown, Traffic
+from edge_client.core.effects import Mode, SessionStats, Shown, Traffic
 from edge_client.texts.detokenizer import TokenOrigin
 
 

@@ -9,7 +9,7 @@ from common.acceptance import COUPLED, Acceptance
 from common.errors import UserError
 from common.messages import TokenLogprobs
 from common.sampling import SamplingParams
-from edge_client.core.nouns import Fallback
+from edge_client.core.effects import Fallback
 from edge_client.texts.detokenizer import TokenOrigin
 
 

@@ -22,12 +22,12 @@ from common.prompt_lookup import SharedTexts
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description
 from edge_client.core.draft_pace import DraftPace
-from edge_client.core.nouns import Fallback, Mode, SessionConfig
+from edge_client.core.effects import Fallback, Mode, SessionConfig
 from edge_client.core.policies import make_policy
-from edge_client.core.ranking import NO_DRAFT, DraftSkill, key_of
 from edge_client.core.session import EdgeSession
+from edge_client.core.verifier_choice import NO_DRAFT, DraftSkill, key_of
+from edge_client.draft.late_seat import DraftSeat, LateSeat
 from edge_client.network.channel import StreamSource
-from edge_client.network.drafts import DraftSeat, LateSeat
 from edge_client.network.generation import Generation
 from edge_client.texts.alone import AloneRun
 from edge_client.texts.answer import TextAnswer

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from common.config.pages import Flag, add_flags, flags_from
 from common.errors import UserError
-from edge_client.models.prior_file import read_priors
+from edge_client.draft.prior_file import read_priors
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import SCHEMA, EdgeConfig, load_config
 from forerun.cli import own_version
@@ -25,7 +25,7 @@ from forerun.options import ConfigOption, add_fields, files_read, given_flags, l
 from forerun.terminal import note
 
 if TYPE_CHECKING:
-    from edge_client.daemon import DaemonSurroundings
+    from edge_client.edge_daemon import DaemonSurroundings
     from edge_client.pair import DraftFiles
 
 DESCRIPTION = """\
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _run(config: EdgeConfig, paths: EdgePaths, around: DaemonSurroundings) -> int:
-    from edge_client.daemon import EdgeDaemon
+    from edge_client.edge_daemon import EdgeDaemon
 
     sys.setswitchinterval(SWITCH_INTERVAL)
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -122,7 +122,7 @@ async def _run(config: EdgeConfig, paths: EdgePaths, around: DaemonSurroundings)
 
 def surroundings(config: EdgeConfig, paths: EdgePaths) -> DaemonSurroundings:
     """Return what only the command line knows: environment, files and version."""
-    from edge_client.daemon import DaemonSurroundings
+    from edge_client.edge_daemon import DaemonSurroundings
     from edge_client.process.notify import watchdog_interval
 
     return DaemonSurroundings(

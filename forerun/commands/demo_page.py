@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edge_client.daemon import DaemonSurroundings, EdgeDaemon
+from edge_client.edge_daemon import DaemonSurroundings, EdgeDaemon
 from edge_client.formats.api_error import ApiError
 from edge_client.formats.fields import Fields
 from edge_client.pair import DraftFiles

@@ -23,7 +23,7 @@ from common.messages import FinishReason
 from common.privacy import LEVELS, Privacy
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
-from edge_client.models.prior_file import read_priors
+from edge_client.draft.prior_file import read_priors
 from edge_client.process.paths import find_paths
 from edge_client.texts.detokenizer import TokenOrigin, spelled
 from edge_client.texts.events import (
@@ -51,7 +51,7 @@ from forerun.options import (
 from forerun.terminal import Painter, note
 
 if TYPE_CHECKING:
-    from edge_client.network.tls import TlsSettings
+    from edge_client.network.client_tls import TlsSettings
     from edge_client.texts.text_service import TextService
 
 COMPLETE = """\
@@ -115,7 +115,7 @@ class TlsOptions:
     @property
     def channel_tls(self) -> TlsSettings | None:
         """Return the TLS settings; None for plain text. Raise `UserError`."""
-        from edge_client.network.tls import TlsSettings
+        from edge_client.network.client_tls import TlsSettings
 
         found = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_name, self.token_file)
         if not (self.tls or any(found)):
@@ -438,11 +438,11 @@ async def _texts(
     Raise `UserError` if the draft's tokens are not the verifier's. If the verifier does not answer, start
     with the draft's own guesses (--offline preview), or raise `UnavailableError`.
     """
-    from edge_client.drafting.models import DraftModels
+    from edge_client.draft.draft_models import DraftModels
+    from edge_client.network.single import SingleVerifier
     from edge_client.texts.datastore import IndexFiles, place_of
     from edge_client.texts.earlier import EarlierTexts
     from edge_client.texts.text_service import TextService, TextSettings
-    from edge_client.verifiers.single import SingleVerifier
 
     previews = options.drafting and options.previews
     settings = TextSettings(

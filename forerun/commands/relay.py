@@ -14,8 +14,8 @@ from typing import Any
 from common.errors import UserError
 from common.privacy import LEVELS, Privacy
 from common.wire.options import host_and_port, is_loopback
+from edge_client.network.addresses import parse_address
 from edge_client.process.paths import find_paths
-from edge_client.verifiers.addresses import parse_address
 from forerun.commands.edge import TlsOptions
 from forerun.options import (
     REQUIRED,
@@ -85,7 +85,7 @@ def _run(options: RelayOptions) -> int:
 
 async def _serve(options: RelayOptions) -> None:
     from cloud_verifier.identity.tls import ServerTls
-    from edge_client.drafting.models import DraftModels
+    from edge_client.draft.draft_models import DraftModels
     from edge_client.network.channel import VerifierChannel
     from relay.service import RelayServer, RelayService, RelaySettings
 

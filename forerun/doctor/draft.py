@@ -24,15 +24,15 @@ from common.llama.model import LlamaSettings
 from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
-from edge_client.network.tls import TlsSettings
+from edge_client.network.client_tls import TlsSettings
 from edge_client.settings import DraftSection
 from forerun.doctor.device import Finding, check_processor, fail, ok, skip, warn
 
 if TYPE_CHECKING:
     from common.llama.runtime import LlamaRuntime
     from edge_client.core.draft_pace import DraftPace
+    from edge_client.draft.late_seat import Drafts
     from edge_client.network.channel import VerifierChannel
-    from edge_client.network.drafts import Drafts
 
 PROMPT = "The weather report for tomorrow says that"
 STEPS = 64
@@ -211,7 +211,7 @@ def _run(asked: ChildQuestion) -> None:
         return
     from common.llama.runtime import LlamaRuntime
     from edge_client.core.draft_pace import DraftPace
-    from edge_client.llama.measure_pace import measure_pace
+    from edge_client.draft.measure_pace import measure_pace
 
     began = time.monotonic()
     settings = LlamaSettings(
@@ -235,8 +235,8 @@ def _run(asked: ChildQuestion) -> None:
 def _draft_steps(runtime: LlamaRuntime, prompt: tuple[int, ...], text: tuple[int, ...]) -> dict[str, Any]:
     """Draft along `text` after `prompt`, a step a token. Return the step time, and how often the best
     candidate was the text's next token."""
-    from edge_client.core.nouns import DraftRow, Reroot
-    from edge_client.llama.group import DraftGroup, MemberDrafter
+    from edge_client.core.effects import DraftRow, Reroot
+    from edge_client.draft.group import DraftGroup, MemberDrafter
 
     runtime.clear()
     drafter = MemberDrafter(DraftGroup(runtime, 1))
@@ -255,7 +255,7 @@ def _draft_steps(runtime: LlamaRuntime, prompt: tuple[int, ...], text: tuple[int
 async def _with_verifier(
     asked: ChildQuestion, runtime: LlamaRuntime, pace: DraftPace, prompt: tuple[int, ...]
 ) -> None:
-    from edge_client.drafting.pool import DraftPool
+    from edge_client.draft.seats import DraftPool
     from edge_client.network.channel import VerifierChannel
 
     async with VerifierChannel(asked.address, tls=asked.tls) as channel:
@@ -291,7 +291,7 @@ async def _write(
     pace: DraftPace,
 ) -> dict[str, Any]:
     """Write a greedy text by the target, with drafts or without."""
-    from edge_client.core.nouns import SessionConfig
+    from edge_client.core.effects import SessionConfig
     from edge_client.core.policies import make_policy
     from edge_client.core.session import EdgeSession
     from edge_client.network.generation import Generation

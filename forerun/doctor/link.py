@@ -16,7 +16,7 @@ from common.errors import ForerunError, UserError
 from common.wire.describe import Description
 from common.wire.options import host_and_port
 from edge_client.network.channel import VerifierChannel
-from edge_client.network.tls import TlsSettings, explain
+from edge_client.network.client_tls import TlsSettings, explain
 from edge_client.process.paths import expand
 from edge_client.settings import VerifierSection
 from forerun.doctor.device import Finding, Level, fail, ok, skip, warn

@@ -224,7 +224,7 @@ def _plain(plan: Plan, stage: Stage, texts: Sequence[LoadText]) -> LoadJob:
 def _recorded(plan: Plan, texts: Sequence[LoadText]) -> dict[int, list[Candidates]]:
     """Return the draft model's candidates before every token of each text."""
     from common.llama.model import LlamaSettings
-    from edge_client.llama.group import DraftGroup, MemberDrafter
+    from edge_client.draft.group import DraftGroup, MemberDrafter
     from training.record import said_before
 
     note("the draft model reads the texts")

@@ -24,7 +24,7 @@ from common.errors import CapacityError, ForerunError
 from common.messages import FinishReason
 from common.privacy import Privacy
 from common.wire.describe import Description
-from edge_client.core.nouns import NOTHING_READ, Drafted, Expand, MoveTip, SessionConfig, StartDrafter
+from edge_client.core.effects import NOTHING_READ, Drafted, Expand, MoveTip, SessionConfig, StartDrafter
 from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import OWN_CONNECTION, VerifierChannel

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.sampling import SamplingParams
-from edge_client.core.nouns import DraftRow, Expansion, Reroot
+from edge_client.core.effects import DraftRow, Expansion, Reroot
 from lab.bench.load import LoadText
 from simulator.events import Draws
 from simulator.knowledge import NUM_CANDIDATES, BetaKnowledge, Candidates, Knowledge, ReplayedKnowledge

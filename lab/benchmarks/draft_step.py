@@ -23,8 +23,8 @@ from typing import Any
 
 from common.llama.model import LlamaSettings
 from common.llama.runtime import ALL_SEQUENCES, LlamaRuntime
-from edge_client.core.nouns import DraftRow, Reroot
-from edge_client.llama.group import DraftGroup, MemberDrafter
+from edge_client.core.effects import DraftRow, Reroot
+from edge_client.draft.group import DraftGroup, MemberDrafter
 from lab.bench.report import finish, table
 from lab.benchmarks.plans import SAMPLINGS
 from lab.benchmarks.reports import carry_out, parser_of

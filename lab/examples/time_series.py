@@ -23,7 +23,7 @@ from cloud_verifier.server.worker import Worker
 from common.choice import Choice, Logits, choose, rank
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
-from edge_client.core import nouns as edge
+from edge_client.core import effects as edge
 from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel

@@ -20,7 +20,7 @@ from common.estimators import RatioEstimator
 from common.messages import MAX_NODES
 from common.tree import Node, SpeculationTree
 from edge_client.core.coupled import CoupledRule, RuleFacts
-from edge_client.core.nouns import Expansion
+from edge_client.core.effects import Expansion
 
 MOST_DRAWN = 4
 """The most children of a node: the default of the widest policy."""

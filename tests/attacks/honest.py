@@ -14,12 +14,12 @@ from typing import Any, Self
 
 from common.errors import ForerunError
 from common.sampling import SamplingParams
-from edge_client.core.nouns import SessionConfig
+from edge_client.core.effects import SessionConfig
 from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel
+from edge_client.network.client_tls import TlsSettings
 from edge_client.network.generation import Generation
-from edge_client.network.tls import TlsSettings
 from forerun.rig import START_TIMEOUT, RigProcess
 from lab.benchmarks.http_stream import BrokenError, HttpClient
 from simulator.figures import percentile

@@ -22,12 +22,12 @@ from common.errors import CapacityError, ForerunError
 from common.pb import verifier_pb2 as pb
 from common.sampling import SamplingParams
 from common.wire.status import Status
-from edge_client.core.nouns import SessionConfig
+from edge_client.core.effects import SessionConfig
 from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import OWN_CONNECTION, VerifierChannel
+from edge_client.network.client_tls import TlsSettings
 from edge_client.network.generation import Generation
-from edge_client.network.tls import TlsSettings
 from forerun.commands.dev_certs import Authority, spiffe_id
 from tests.attacks.honest import PROMPT
 from tests.attacks.stages import GRACE, HONEST, HOSTILE, TENANT_KEY, VerifierStage, expect, log_bytes

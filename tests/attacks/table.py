@@ -3,7 +3,7 @@
 For all of them: the processes live and keep to 2 GiB with their children. An honest text beside the attack is
 the same as without it, and the 95th percentile of its gaps stays below three times the undisturbed one. When
 told to go, the processes are gone within their grace. Attacks over MQTT are played by
-tests/edge_client/fleet/test_device.py.
+tests/edge_client/fleet/test_fleet_task.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 
 from common.errors import ForerunError, LocalError
-from edge_client.core.nouns import (
+from edge_client.core.effects import (
     NOTHING_READ,
     Drafted,
     Expand,

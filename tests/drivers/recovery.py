@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from edge_client.network.generation import Generation
-from edge_client.verifiers import Health, Verifiers
+from edge_client.network.member import Health
+from edge_client.network.verifiers import Verifiers
 from simulator.proxy import Link, Timeout, both_ways, rtt
 from tests.drivers.tiny import generation, running
 

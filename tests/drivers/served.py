@@ -10,7 +10,7 @@ from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
 from common.messages import TokenLogprobs
 from common.sampling import SamplingParams
-from edge_client.core.nouns import SessionConfig
+from edge_client.core.effects import SessionConfig
 from edge_client.core.policies import TreePolicy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel

@@ -12,7 +12,7 @@ from common.acceptance import AcceptanceRule, make_acceptance
 from common.errors import LocalError, UnavailableError
 from common.messages import FinishReason, Open
 from common.sampling import SamplingParams
-from edge_client.core.nouns import (
+from edge_client.core.effects import (
     ChangeMode,
     Emit,
     Fallback,

@@ -12,8 +12,8 @@ from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
 from common.errors import Code, UserError
 from common.vocabulary import Vocabulary
-from edge_client.verifiers.single import SingleVerifier
-from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
+from edge_client.network.single import SingleVerifier
+from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 from tests.worlds.models import TinyTarget
 
 pytestmark = [pytest.mark.llama, pytest.mark.grpc]

@@ -30,7 +30,7 @@ from common.wire.status import to_detail, to_error
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
-from edge_client.verifiers import Verifiers
+from edge_client.network.verifiers import Verifiers
 from tests.drivers.drafter_thread import DrafterThread
 from tests.drivers.ray_tiny import APPLICATION
 from tests.drivers.tiny import EOS, VOCABULARY, generation

@@ -25,11 +25,12 @@ from cloud_verifier.telemetry.snapshot import overview
 from common.errors import Code, UserError
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
-from edge_client.core.nouns import Fallback
+from edge_client.core.effects import Fallback
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
-from edge_client.network.tls import TlsSettings
-from edge_client.verifiers import Health, Verifiers
+from edge_client.network.client_tls import TlsSettings
+from edge_client.network.member import Health
+from edge_client.network.verifiers import Verifiers
 from forerun.commands.dev_certs import TokenKey, as_json
 from forerun.commands.verifier_table import as_json as top_json
 from forerun.commands.verifier_table import table

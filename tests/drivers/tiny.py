@@ -21,7 +21,7 @@ from common.config.live_files import LiveFiles
 from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
-from edge_client.core.nouns import Fallback, SessionConfig
+from edge_client.core.effects import Fallback, SessionConfig
 from edge_client.core.policies import GrowthPolicy, TreePolicy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import StreamSource, VerifierChannel

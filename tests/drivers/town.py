@@ -25,7 +25,7 @@ from common.sampling import SamplingParams
 from common.wire.codec import decode_response, encode_request
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
-from edge_client.network.tls import TlsSettings
+from edge_client.network.client_tls import TlsSettings
 from forerun.commands.dev_certs import Authority, TokenKey, as_json, spiffe_id
 from tests.drivers.tiny import VOCABULARY, System, generation, running
 

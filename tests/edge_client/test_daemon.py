@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 
 from lab import demo_models
-from tests.edge_client.llama.tiny_gguf import write_copy
+from tests.edge_client.draft.tiny_gguf import write_copy
 from tests.ports import free_port
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from tests.worlds.models import target_alone
 if TYPE_CHECKING:
     from cloud_verifier.identity.tls import ServerTls
     from edge_client.network.channel import VerifierChannel
+    from edge_client.network.client_tls import TlsSettings
     from edge_client.network.generation import Generation
-    from edge_client.network.tls import TlsSettings
     from tests.drivers.tiny import System
 
 pytestmark = pytest.mark.grpc
@@ -86,7 +86,7 @@ class Site:
 
     @property
     def edge_tls(self) -> TlsSettings:
-        from edge_client.network.tls import TlsSettings
+        from edge_client.network.client_tls import TlsSettings
 
         return TlsSettings(self.ca("edge"), *self.pair("edge"))
 
@@ -138,7 +138,7 @@ async def asked_anew(system: System, tls: TlsSettings) -> str:
 
 
 async def test_the_verifiers_certificate_and_its_ca_are_renewed_under_a_text(site: Site) -> None:
-    from edge_client.network.tls import TlsSettings
+    from edge_client.network.client_tls import TlsSettings
 
     second = Authority()
     only_second = site.folder / "second.crt"
@@ -220,7 +220,7 @@ async def test_a_secret_that_the_kubelet_has_swapped_is_taken(site: Site) -> Non
 
 
 async def test_an_edge_whose_own_certificate_has_expired_is_told_in_words(site: Site) -> None:
-    from edge_client.network.tls import explain
+    from edge_client.network.client_tls import explain
 
     site.first.issue(*site.pair("edge"), EXPIRED)
     async with site.running() as (system, channel):

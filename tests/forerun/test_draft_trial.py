@@ -23,7 +23,7 @@ COMMANDS = {
 @pytest.fixture
 def deadly(tmp_path: Path) -> Path:
     """It reads well, and llama.cpp ends the process that loads it: two tokens have one text."""
-    from tests.edge_client.llama.tiny_gguf import write_tiny_gguf
+    from tests.edge_client.draft.tiny_gguf import write_tiny_gguf
 
     path = write_tiny_gguf(tmp_path / "draft.gguf")
     path.write_bytes(path.read_bytes().replace(b"<filler1>", b"<filler2>"))
@@ -34,7 +34,7 @@ def test_what_has_passed_is_kept_though_nothing_was_kept_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from common.llama.model import LlamaSettings
-    from tests.edge_client.llama.tiny_gguf import write_tiny_gguf
+    from tests.edge_client.draft.tiny_gguf import write_tiny_gguf
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with open_draft(LlamaSettings(str(write_tiny_gguf(tmp_path / "draft.gguf")))):

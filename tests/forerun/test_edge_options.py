@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from edge_client.network.tls import TlsSettings
+from edge_client.network.client_tls import TlsSettings
 from edge_client.settings import load_config
 from forerun.cli import build_parser
 from forerun.commands.edge import PipeOptions

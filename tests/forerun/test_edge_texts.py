@@ -11,11 +11,11 @@ import pytest
 
 from common.errors import UnavailableError
 from common.sampling import SamplingParams
+from edge_client.network.single import SingleVerifier
 from edge_client.texts.detokenizer import TextSpan, TokenOrigin
 from edge_client.texts.events import ModeChanged, PreviewAdded, PreviewWithdrawn, TextAdded
 from edge_client.texts.text_request import TextRequest, Writer
 from edge_client.texts.text_service import TextService, TextSettings
-from edge_client.verifiers.single import SingleVerifier
 from forerun.commands.edge import _print_event, write_text
 from tests.drivers.tiny import EOS, VOCABULARY, running
 from tests.edge_client.api.world import LETTERS, Letters, Seats

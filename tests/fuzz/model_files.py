@@ -104,8 +104,8 @@ def _gguf(folder: Path) -> Play:
     from common.llama import library, runtime, trial_child  # noqa: F401
     from common.llama.files import find_model
     from common.llama.trial import TrialRequest
-    from edge_client.llama import group  # noqa: F401
-    from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
+    from edge_client.draft import group  # noqa: F401
+    from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 
     shapes = (
         TinyShape(270, 32, 64, 2, 2, 1),
@@ -171,8 +171,8 @@ def _as_the_daemon(path: Path) -> None:
     from common.llama.model import LlamaModel, LlamaSettings
     from common.llama.runtime import LlamaRuntime
     from common.sampling import SamplingParams
-    from edge_client.core.nouns import DraftRow
-    from edge_client.llama.group import DraftGroup, MemberDrafter
+    from edge_client.core.effects import DraftRow
+    from edge_client.draft.group import DraftGroup, MemberDrafter
 
     settings = LlamaSettings(str(path), n_ctx=512, n_seq_max=16, n_batch=64, max_rows=8, threads=1)
     with LlamaModel(settings, weights=False) as words:

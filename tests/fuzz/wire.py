@@ -24,7 +24,7 @@ from common.sampling import SamplingParams
 from common.wire.status import Status
 from edge_client.core.policies import TreePolicy
 from edge_client.network.channel import VerifierChannel
-from edge_client.network.tls import TlsSettings
+from edge_client.network.client_tls import TlsSettings
 from tests.drivers.drafter_thread import DrafterThread
 from tests.drivers.tiny import System, generation, running
 from tests.drivers.town import Town

@@ -22,8 +22,8 @@ from common.errors import ForerunError
 from common.messages import ClientMessage, Commit, Open, ServerMessage
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request, encode_response
-from edge_client.core import nouns as edge_effects
-from edge_client.core.nouns import ModeStatus
+from edge_client.core import effects as edge_effects
+from edge_client.core.effects import ModeStatus
 from forerun.cli import build_parser
 from forerun.prompts import bundled
 from lab.demo_models import TARGET_DIR

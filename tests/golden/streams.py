@@ -16,7 +16,7 @@ from edge_client.api.app import Api, ApiSettings
 from edge_client.api.endpoints import Defaults
 from edge_client.api.pairs import Pairs
 from edge_client.api.security import Gate
-from edge_client.core.nouns import ChangeMode, Emit, Mode, ModeStatus, SessionStats, Shown, Traffic
+from edge_client.core.effects import ChangeMode, Emit, Mode, ModeStatus, SessionStats, Shown, Traffic
 from edge_client.network.channel import VerifierChannel
 from edge_client.texts.figures import SessionRun
 from edge_client.texts.text_request import TextRequest

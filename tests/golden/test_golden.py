@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import CapacityError, UnavailableError
-from edge_client.core.nouns import Mode, ModeStatus
+from edge_client.core.effects import Mode, ModeStatus
 from tests.golden.__main__ import FOLDER
 from tests.golden.records import RECORDS, differences, digest, plain, world_of
 

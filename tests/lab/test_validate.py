@@ -46,7 +46,7 @@ RECORDED = RecordedSetting(
 
 
 def times(fixed: float, per_row: float, rows: tuple[int, ...]) -> dict[str, Any]:
-    """As `edge_client.core.nouns.StepTimes` puts them into JSON."""
+    """As `edge_client.core.effects.StepTimes` puts them into JSON."""
     counts = {str(each): 3 for each in rows}
     return {"counts": counts, "totals": {str(n): 3 * (fixed + per_row * (n - 1)) for n in rows}}
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.clients.programs import FOLDER, IN_ITS_ENVIRONMENT
 from tests.conftest import REAL_MODELS, WHERE_PROGRAMS_ARE
-from tests.edge_client.llama.tiny_gguf import write_copy
+from tests.edge_client.draft.tiny_gguf import write_copy
 from tests.edge_client.test_daemon import PATIENCE, accepts, ready, start, wait_until
 from tests.ports import free_port
 from tests.real.test_stack import UNDRAFTED, Stack, text_of

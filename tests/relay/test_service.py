@@ -16,7 +16,7 @@ from common.pb import verifier_pb2 as pb
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
 from edge_client.core.draft_pace import DraftPace
-from edge_client.core.nouns import Drafted, Expand, MoveTip, StartDrafter
+from edge_client.core.effects import Drafted, Expand, MoveTip, StartDrafter
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation

@@ -22,7 +22,7 @@ from common.messages import (
     ServerMessage,
 )
 from common.sampling import SamplingParams
-from edge_client.core.nouns import Effect, Expand, Expansion, Finished, Send
+from edge_client.core.effects import Effect, Expand, Expansion, Finished, Send
 from edge_client.core.policies import TreePolicy
 from edge_client.core.session import StreamState
 from relay.session import CREDIT, RelaySession, config_of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.core.nouns import SessionStats
+from edge_client.core.effects import SessionStats
 from simulator.experiment import as_dict, percentiles, run_experiment
 from simulator.figures import (
     GAP,

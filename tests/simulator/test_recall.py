@@ -9,7 +9,7 @@ import pytest
 
 from common.prompt_lookup import SharedTexts
 from common.suffix_index import GrowingIndex
-from edge_client.core.nouns import SessionConfig
+from edge_client.core.effects import SessionConfig
 from edge_client.core.policies import make_policy
 from simulator.drafts import BetaDraft, Draft, logged_draft, recorded_draft
 from simulator.events import Draws

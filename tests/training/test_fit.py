@@ -10,7 +10,7 @@ import pytest
 
 from common.calibration import SHIPPED
 from edge_client.core.policies import make_policy
-from edge_client.models.prior_file import read_priors
+from edge_client.draft.prior_file import read_priors
 from forerun.cli import main
 from schemes.policies.pacer import PacerPolicy
 from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording

@@ -11,7 +11,7 @@ import pytest
 from cloud_verifier.core.nouns import TargetInfo
 from common.errors import ForerunError
 from common.sampling import SamplingParams
-from edge_client.core.nouns import DraftRow, Expansion
+from edge_client.core.effects import DraftRow, Expansion
 from forerun.cli import main
 from simulator.files import experiment_from
 from simulator.recordings import Recording, RecordingHeader, read_recording, write_recording

@@ -31,7 +31,7 @@ from common.errors import LocalError
 from common.messages import Commit, Open, Propose
 from common.sampling import SamplingParams
 from common.tree import Node, SpeculationTree
-from edge_client.core.nouns import Expansion
+from edge_client.core.effects import Expansion
 from edge_client.core.sent_nodes import Outgoing
 from schemes.rules.drawing import untold
 from tests.worlds.enumeration import Branch, law_of

@@ -27,7 +27,7 @@ from common.errors import PeerError, UserError
 from common.messages import Open
 from common.noise import gumbel, noise_bits
 from common.sampling import SamplingParams
-from edge_client.core.nouns import NOTHING_READ, DraftRow, Expansion, ReadingTime, Reroot, SessionDrafter
+from edge_client.core.effects import NOTHING_READ, DraftRow, Expansion, ReadingTime, Reroot, SessionDrafter
 
 FloatArray = NDArray[np.float32]
 TokenArray = NDArray[np.int32]

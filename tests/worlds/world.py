@@ -23,12 +23,12 @@ from common.messages import Close, Commit, Drain, Open, Propose, ServerMessage, 
 from common.prompt_lookup import SharedTexts
 from common.sampling import SamplingParams
 from common.suffix_index import GrowingIndex
-from edge_client.core import nouns as edge_effects
+from edge_client.core import effects as edge_effects
 from edge_client.core.draft_pace import AFTER_REST, DraftPace
-from edge_client.core.nouns import NOTHING_READ, Mode, ReadingTime, SessionConfig
+from edge_client.core.effects import NOTHING_READ, Mode, ReadingTime, SessionConfig
 from edge_client.core.policies import GrowthPolicy
-from edge_client.core.ranking import Demerits, VerifierCandidate, choose, has_another
 from edge_client.core.session import EdgeSession
+from edge_client.core.verifier_choice import Demerits, VerifierCandidate, choose, has_another
 from tests.worlds.models import FINGERPRINT, VOCAB, TinyDrafter, TinyTarget, begin
 
 Down = ServerMessage | server_effects.End

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from common.errors import UserError
 from common.messages import INITIAL_CREDIT, NO_WAIT, Wait
 from common.tree import Node, SpeculationTree
-from edge_client.core.nouns import Mode, ModeStatus
+from edge_client.core.effects import Mode, ModeStatus
 from edge_client.core.policies.base import (
     PATH_LOGPROB,
     GrowthView,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from edge_client.core.nouns import Mode, ModeStatus
+from edge_client.core.effects import Mode, ModeStatus
 from edge_client.core.policies.base import GrowthView
 
 STOP, GO_ON = 0.01, 0.02

@@ -94,7 +94,7 @@ async def ask(
     address: str, prompt: Sequence[int], sampling: SamplingParams, fingerprint: bytes
 ) -> tuple[list[int], dict[str, Any]]:
     """Return the verifier's text after `prompt` to an edge that drafts nothing, and its seconds."""
-    from edge_client.core.nouns import SessionConfig
+    from edge_client.core.effects import SessionConfig
     from edge_client.core.policies import TreePolicy
     from edge_client.core.session import EdgeSession
     from edge_client.network.channel import VerifierChannel

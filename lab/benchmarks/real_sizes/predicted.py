@@ -9,10 +9,10 @@ from typing import Any
 
 from common.llama.model import LlamaSettings
 from common.llama.runtime import LlamaRuntime
-from edge_client.core.nouns import SessionConfig
+from edge_client.core.effects import SessionConfig
 from edge_client.core.policies import make_policy
-from edge_client.llama.group import DraftGroup, MemberDrafter
-from edge_client.llama.measure_pace import PaceTables, measure_pace
+from edge_client.draft.group import DraftGroup, MemberDrafter
+from edge_client.draft.measure_pace import PaceTables, measure_pace
 from lab.benchmarks.real_sizes.pair import PairText
 from simulator.drafts import recorded_draft
 from simulator.link import LinkSpec

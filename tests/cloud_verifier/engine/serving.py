@@ -13,7 +13,7 @@ from cloud_verifier.engine.engine import TorchEngine
 from common.messages import Commit, Open, Propose
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
-from edge_client.core.nouns import NOTHING_READ, DraftRow, Expansion, Reroot, SessionConfig
+from edge_client.core.effects import NOTHING_READ, DraftRow, Expansion, Reroot, SessionConfig
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel

@@ -40,7 +40,7 @@ REFUSED: dict[str, tuple[str, dict[str, int]]] = {
 def engine_of(
     path: Path, architecture: str, *, deterministic: bool | None = None, **more: Any
 ) -> Iterator[LlamaEngine]:
-    from tests.edge_client.llama.tiny_architectures import write_architecture
+    from tests.edge_client.draft.tiny_architectures import write_architecture
 
     write_architecture(path, architecture, **more)
     options = LlamaOptions(threads=1, deterministic=deterministic)
@@ -51,7 +51,7 @@ def engine_of(
 @pytest.mark.grpc
 @pytest.mark.parametrize("architecture", REPEATING)
 async def test_an_attention_only_decoder_is_served(tmp_path: Path, architecture: str) -> None:
-    from tests.edge_client.llama.tiny_architectures import ARCHITECTURES, EXPERTS
+    from tests.edge_client.draft.tiny_architectures import ARCHITECTURES, EXPERTS
 
     # Quantised layers around a router in f32 are the hard case.
     has_experts = ARCHITECTURES[architecture].items() >= EXPERTS.items()
@@ -93,7 +93,7 @@ def test_logits_of_other_tokens_than_asked_for_are_refused(
 def test_what_is_no_attention_only_decoder_is_refused_before_its_weights_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    from tests.edge_client.llama.tiny_architectures import write_header
+    from tests.edge_client.draft.tiny_architectures import write_header
 
     tried, run = list[bool](), trial._try
 

@@ -159,7 +159,7 @@ def test_a_target_whose_texts_need_not_repeat_passes_the_check() -> None:
 
 
 def test_what_a_file_says_is_what_edges_hear(served: tuple[LlamaEngine, Table], tmp_path: Path) -> None:
-    from tests.edge_client.llama.tiny_gguf import END_OF_TEXT, Fields, write_copy, write_tiny_gguf
+    from tests.edge_client.draft.tiny_gguf import END_OF_TEXT, Fields, write_copy, write_tiny_gguf
 
     info = served[0].info
     assert (info.name, info.vocab_size, info.num_slots) == (DRAFT_GGUF.stem, len(served[1]), SLOTS)
@@ -244,7 +244,7 @@ def test_texts_and_rows_of_logits_repeat_themselves(deterministic: bool | None) 
 def test_a_file_that_cannot_be_served_is_refused_before_its_weights_are_loaded(
     tmp_path: Path, architecture: str
 ) -> None:
-    from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
+    from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 
     path = write_tiny_gguf(tmp_path / "tiny.gguf", TinyShape(architecture=architecture))
     works = list[str]()
@@ -262,7 +262,7 @@ def test_a_file_that_cannot_be_served_is_refused_before_its_weights_are_loaded(
 def test_a_target_with_an_impossible_context_length_is_refused(
     context: int, slots: int | None, tmp_path: Path
 ) -> None:
-    from tests.edge_client.llama.tiny_gguf import TinyShape, write_tiny_gguf
+    from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 
     path = write_tiny_gguf(tmp_path / "tiny.gguf", TinyShape(context=context))
     with pytest.raises(UserError, match=rf"tiny\.gguf.* {context} .*context_length"):

@@ -19,8 +19,8 @@ from edge_client.api.security import Gate
 from edge_client.formats.api_error import api_error
 from edge_client.formats.fields import MAX_DEPTH, Fields
 from edge_client.formats.openai import ChatCompletion, tool_call
+from edge_client.network.verifiers import Verifiers
 from edge_client.texts.text_service import TextSettings
-from edge_client.verifiers import Verifiers
 from tests import wording
 from tests.drivers.tiny import TABLE, VOCABULARY
 from tests.edge_client.api.world import Filling, World, world

@@ -13,7 +13,7 @@ import pytest
 from common.privacy import Privacy
 from edge_client.api.daemon_status import PairStatus, StatusPage
 from edge_client.api.endpoints import LONG_TEXT
-from edge_client.core.nouns import Fallback
+from edge_client.core.effects import Fallback
 from edge_client.texts.device_metrics import SECONDS, SUMS
 from edge_client.texts.figures import SUMMED
 from edge_client.texts.text_service import TextSettings

@@ -22,8 +22,8 @@ from edge_client.api.page import tree_routes
 from edge_client.api.pairs import Pairs
 from edge_client.api.response import ResponseSpec
 from edge_client.api.security import Gate
-from edge_client.core.nouns import Fallback
-from edge_client.core.ranking import DraftSkill
+from edge_client.core.effects import Fallback
+from edge_client.core.verifier_choice import DraftSkill
 from edge_client.formats.openai import Completion
 from edge_client.network.channel import StreamSource, VerifierChannel
 from edge_client.texts.device_metrics import metrics_page

@@ -9,7 +9,7 @@ import pytest
 from common.errors import UnavailableError
 from edge_client.api.daemon_status import PairStatus
 from edge_client.api.endpoints import Defaults
-from edge_client.core.nouns import Fallback
+from edge_client.core.effects import Fallback
 from edge_client.texts.earlier import EarlierTexts
 from edge_client.texts.text_service import Orders
 from tests.edge_client.api.world import World, alone, world

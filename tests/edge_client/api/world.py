@@ -24,8 +24,16 @@ from edge_client.api.pairs import Pairs
 from edge_client.api.security import Gate
 from edge_client.api.stored import StoredResponses
 from edge_client.core.draft_pace import DraftPace
-from edge_client.core.nouns import Drafted, DraftRow, Expand, Expansion, MoveTip, SessionDrafter, StartDrafter
-from edge_client.core.ranking import DraftSkill
+from edge_client.core.effects import (
+    Drafted,
+    DraftRow,
+    Expand,
+    Expansion,
+    MoveTip,
+    SessionDrafter,
+    StartDrafter,
+)
+from edge_client.core.verifier_choice import DraftSkill
 from edge_client.formats.infill import Infill, InfillFamily
 from edge_client.network.channel import StreamSource, VerifierChannel
 from edge_client.texts.device_metrics import metrics_page

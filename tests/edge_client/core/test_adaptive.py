@@ -13,7 +13,7 @@ from common.estimators import RttEstimator
 from common.messages import INITIAL_CREDIT, NO_WAIT, Commit, Wait
 from common.tree import Node, SpeculationTree
 from edge_client.core.draft_pace import ENOUGH, SharedCores
-from edge_client.core.nouns import Mode
+from edge_client.core.effects import Mode
 from edge_client.core.policies import (
     AdaptivePolicy,
     AdaptiveSettings,

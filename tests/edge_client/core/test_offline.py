@@ -10,7 +10,7 @@ import pytest
 from common.errors import CapacityError, LocalError, UnavailableError
 from common.messages import INITIAL_CREDIT, Commit, Finish, FinishReason, Opened, Propose
 from common.sampling import SamplingParams
-from edge_client.core.nouns import (
+from edge_client.core.effects import (
     ChangeMode,
     Effect,
     Emit,

@@ -7,7 +7,7 @@ import pytest
 from common.errors import CapacityError, Code, LocalError, PeerError, UnavailableError
 from common.messages import Commit, Opened
 from common.sampling import SamplingParams
-from edge_client.core.nouns import Connect, Effect, Finished, Probe, SessionConfig
+from edge_client.core.effects import Connect, Effect, Finished, Probe, SessionConfig
 from edge_client.core.policies import GrowthPolicy, OffPolicy, SyncPolicy
 from edge_client.core.reconnect import (
     LONGEST,

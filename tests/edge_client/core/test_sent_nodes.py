@@ -14,7 +14,7 @@ from common.errors import LocalError
 from common.messages import MAX_NODES, Open, Propose, Wait
 from common.sampling import SamplingParams
 from common.tree import Node, SpeculationTree
-from edge_client.core.nouns import Expansion
+from edge_client.core.effects import Expansion
 from edge_client.core.sent_nodes import Outgoing, Untold
 from schemes.rules.drawing import untold
 from tests import wording

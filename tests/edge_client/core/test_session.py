@@ -38,7 +38,7 @@ from common.sampling import SamplingParams
 from common.suffix_index import GrowingIndex
 from common.tree import Node
 from edge_client.core.draft_pace import ENOUGH, DraftPace
-from edge_client.core.nouns import (
+from edge_client.core.effects import (
     DEAR_MASKS,
     NOTHING_READ,
     ChangeMode,

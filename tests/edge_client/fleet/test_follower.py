@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from edge_client.api.endpoints import TextEndpoints
-from edge_client.core.nouns import Fallback
+from edge_client.core.effects import Fallback
 from edge_client.fleet.document import Kill, report
 from edge_client.settings import FLEET_MAY_SET, load_config
 from simulator.proxy import Link, Timeout
@@ -33,8 +33,8 @@ async def linked(**flags: object) -> AsyncIterator[tuple[World, FleetFollower]]:
     """A daemon whose owner has set these flags, and what its fleet sees of it."""
     from edge_client.api.daemon_status import PairStatus
     from edge_client.fleet.follower import FleetFollower
+    from edge_client.network.verifiers import Verifiers
     from edge_client.pair import Pair
-    from edge_client.verifiers import Verifiers
 
     async with world() as found, Verifiers((found.system.address,)) as verifiers:
         await verifiers.heard(10)
@@ -154,7 +154,7 @@ async def test_telemetry_has_what_the_device_counted_and_no_text() -> None:
 
 
 async def test_a_document_over_a_real_broker_stops_new_texts(tmp_path: Path) -> None:
-    from edge_client.fleet.device import Fleet
+    from edge_client.fleet.fleet_task import Fleet
     from tests.edge_client.fleet.world import World as FleetWorld
     from tests.edge_client.fleet.world import running
 
@@ -176,7 +176,7 @@ async def test_a_document_over_a_real_broker_stops_new_texts(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("trouble", ["dies", "swallows everything", "was never there"])
 async def test_whatever_the_broker_does_texts_are_written(tmp_path: Path, trouble: str) -> None:
-    from edge_client.fleet.device import Fleet
+    from edge_client.fleet.fleet_task import Fleet
     from tests.edge_client.fleet.world import World as FleetWorld
     from tests.edge_client.fleet.world import running
 

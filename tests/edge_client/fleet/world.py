@@ -14,8 +14,8 @@ from typing import Any, cast
 import aiomqtt
 import trustme
 
-from edge_client.fleet.device import Fleet
 from edge_client.fleet.document import Document, Sign, desired_topic, read_report, seal, topic
+from edge_client.fleet.fleet_task import Fleet
 from edge_client.fleet.keys import generate, public_path, read_private, signer
 from edge_client.fleet.mqtt import connected, subscribe
 from edge_client.settings import FleetSection

@@ -9,7 +9,7 @@ import pytest
 from common.errors import CapacityError, LocalError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
-from edge_client.core.nouns import DraftRow, Expansion
+from edge_client.core.effects import DraftRow, Expansion
 from edge_client.texts.alone import AloneRun
 from tests import wording
 from tests.drivers.drafter_thread import DrafterThread

@@ -10,7 +10,7 @@ import pytest
 from common.errors import UnavailableError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
-from edge_client.core.nouns import (
+from edge_client.core.effects import (
     ChangeMode,
     Emit,
     Fallback,

@@ -15,8 +15,8 @@ from common.errors import UnavailableError, UserError
 from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.wire.describe import Description
-from edge_client.core.ranking import NO_DRAFT, DraftSkill
 from edge_client.core.session import EdgeSession
+from edge_client.core.verifier_choice import NO_DRAFT, DraftSkill
 from edge_client.network.channel import OnLost, OnMessage, StreamSource, VerifierStream
 from edge_client.network.generation import Generation
 from edge_client.texts.text_request import TextRequest, Writer

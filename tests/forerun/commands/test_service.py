@@ -314,7 +314,7 @@ else:
     sys.exit("not denied")
 import grpc
 import llguidance
-from edge_client.llama.group import DraftGroup, MemberDrafter
+from edge_client.draft.group import DraftGroup, MemberDrafter
 from common.llama.library import native_log
 from common.llama.runtime import LlamaRuntime
 from common.llama.model import LlamaSettings

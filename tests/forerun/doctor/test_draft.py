@@ -16,7 +16,7 @@ from tests import wording
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.edge_client.llama.tiny_gguf import write_tiny_gguf
+    from tests.edge_client.draft.tiny_gguf import write_tiny_gguf
 
     return write_tiny_gguf(tmp_path_factory.mktemp("draft") / "tiny.gguf")
 
@@ -130,8 +130,8 @@ async def test_the_draft_is_ranked_by_the_targets_own_text(tiny: Path) -> None:
     from common.llama.model import LlamaSettings
     from common.llama.runtime import LlamaRuntime
     from common.sampling import SamplingParams
-    from edge_client.core.nouns import DraftRow, Reroot
-    from edge_client.llama.group import DraftGroup, MemberDrafter
+    from edge_client.core.effects import DraftRow, Reroot
+    from edge_client.draft.group import DraftGroup, MemberDrafter
     from forerun.doctor.draft import _draft_steps
 
     with LlamaRuntime(LlamaSettings(str(tiny), n_ctx=512)) as runtime:

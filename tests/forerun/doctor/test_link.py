@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_client.network.tls import TlsSettings
+from edge_client.network.client_tls import TlsSettings
 from edge_client.settings import VerifierSection
 from forerun.doctor.device import Finding, Level
 from forerun.doctor.link import LinkFound, _certificate, check_link, round_trips, tls_for

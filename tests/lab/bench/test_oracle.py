@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.sampling import SamplingParams
-from edge_client.core.nouns import DraftRow, Reroot
+from edge_client.core.effects import DraftRow, Reroot
 from lab.bench.formula import VOCAB_SIZE, formula_text
 from lab.bench.load import LoadText
 from lab.bench.oracle import KnowingDrafter, Oracle

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cloud_verifier.core.nouns import StepItem, StepPlan, TargetInfo
 from common.errors import UserError
 from common.llama.model import LlamaModel, LlamaSettings
-from edge_client.llama.measure_pace import PaceTables
+from edge_client.draft.measure_pace import PaceTables
 from lab.benchmarks.plans import item_of
 from lab.benchmarks.real_sizes.end_to_end import Cell, EndToEndSettings, ratio
 from lab.benchmarks.real_sizes.kinds import KINDS, published_prompts

@@ -20,7 +20,7 @@ from common.acceptance import make_acceptance
 from common.errors import UnavailableError, UserError
 from common.messages import FinishReason
 from common.sampling import SamplingParams
-from edge_client.core.nouns import SessionConfig
+from edge_client.core.effects import SessionConfig
 from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel

@@ -14,7 +14,7 @@ from cloud_verifier.server.worker import Worker
 from common.choice import choose
 from common.messages import TokenLogprobs
 from common.sampling import SamplingParams
-from edge_client.core.nouns import NOTHING_READ, DraftRow, Expansion, Reroot, SessionConfig
+from edge_client.core.effects import NOTHING_READ, DraftRow, Expansion, Reroot, SessionConfig
 from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from common.acceptance import make_acceptance, quantised
 from common.chances import SeededChances
 from common.sampling import SamplingParams
+from edge_client.core.effects import Expansion, SessionConfig
 from edge_client.core.growth import Growth
-from edge_client.core.nouns import Expansion, SessionConfig
 from edge_client.core.policies.plain import TreePolicy, TreeSettings
 from edge_client.core.sent_nodes import Outgoing
 from schemes.rules.drawing import FIRST, MOST_DRAWN, Drawing

@@ -1,0 +1,90 @@
+"""Opens the draft models of all pairs, and unloads idle ones when another needs their memory."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from common.child import available_memory
+from common.llama.model import LlamaModel, LlamaSettings
+from common.llama.trial import ModelTrials
+from common.vocabulary import Vocabulary
+from edge_client.draft.measure_pace import KeptPaces
+from edge_client.draft.shared_model import SharedDraftModel
+from edge_client.process.paths import EdgePaths
+
+logger = logging.getLogger(__name__)
+
+MEMORY = 2.0
+"""Memory that a model needs to be loaded, by the size of its file: as much again for KV cache and buffers."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedDraft:
+    """Holds a draft file's tokens, which stay in memory, and its model."""
+
+    words: LlamaModel
+    vocabulary: Vocabulary  # of `words`
+    model: SharedDraftModel | None  # None: only the tokens are used
+
+
+class DraftModels:
+    """Opens draft models; pairs with the same file and settings share one. `stack` closes them.
+
+    Before a model is loaded with too little free memory, idle models are unloaded, but none that is kept for
+    ever. `available` returns the bytes of free memory; 0 where they are unknown.
+    """
+
+    def __init__(
+        self, paths: EdgePaths, stack: AsyncExitStack, available: Callable[[], int] | None = None
+    ) -> None:
+        self._trials, self._paces = ModelTrials(paths.tried), KeptPaces(paths.pace)
+        self._stack = stack
+        self._available = available or available_memory
+        self._opened: dict[tuple[LlamaSettings, LlamaSettings | None, bool, int, float], OpenedDraft] = {}
+
+    def open(
+        self,
+        settings: LlamaSettings,
+        *,
+        drafting: bool,
+        seats: int,
+        keep_alive: float,
+        small: LlamaSettings | None = None,
+    ) -> OpenedDraft:
+        """Open the tokens and, if `drafting`, the draft model, whose weights are loaded when they are needed.
+
+        `small` is a smaller draft model in front of it. Another process tries each file first. Raises
+        `UserError` for an unloadable file.
+        """
+        key = settings, small, drafting, seats, keep_alive
+        if key not in self._opened:
+            logger.info("> reading the tokens of %s", settings.path)
+            model, words = None, None
+            if drafting:
+                model = SharedDraftModel(
+                    settings, seats, keep_alive, self._trials, self._paces, self._make_room, small
+                )
+                self._stack.push_async_callback(model.close)
+                words = model.tokens
+            else:
+                self._trials.ensure(settings, weights=False)
+                words = self._stack.enter_context(LlamaModel(settings, weights=False))
+            self._opened[key] = OpenedDraft(words, Vocabulary(words.token_table()), model)
+        return self._opened[key]
+
+    async def _make_room(self, settings: LlamaSettings, size: int) -> None:
+        """Unload idle models until one of `size` bytes fits, those first that would be unloaded first.
+
+        The free memory of an accelerator is unknown, so a model that goes there needs all idle ones away.
+        """
+        needed = math.inf if settings.gpu_layers else MEMORY * size
+        models = [each.model for each in self._opened.values() if each.model is not None]
+        idle = {model: left for model in models if (left := model.seconds_left) is not None}
+        for model in sorted(idle, key=idle.__getitem__):
+            if self._available() >= needed:
+                return
+            await model.unload()

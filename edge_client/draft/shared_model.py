@@ -1,0 +1,301 @@
+"""Manages the daemon's draft model: loads it when a text needs it and unloads it after an idle time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+
+from common.errors import ForerunError, UserError
+from common.grammar.trial import in_thread
+from common.llama.files import find_model
+from common.llama.library import free_memory
+from common.llama.model import LlamaModel, LlamaSettings
+from common.llama.runtime import LlamaRuntime
+from common.llama.trial import ModelTrials
+from common.memory import DRAFT_SHARE, tokens_that_fit
+from common.vocabulary import Vocabulary
+from edge_client.core.draft_pace import DraftPace
+from edge_client.draft.measure_pace import KeptPaces, PaceTables
+from edge_client.draft.seats import DraftPool, PoolSeat
+
+logger = logging.getLogger(__name__)
+
+CLOSE_PATIENCE = 30.0
+"""Seconds that a turn under way may take to end: more than a prompt's batch on a slow processor."""
+
+
+SEAT_TOKENS = 1024
+"""Tokens for each seat that an automatic context has at least, as far as memory allows: a chat."""
+
+LEAST_CELLS = 512
+"""Cells of an automatic context where memory is short. Texts that need more are written without the draft."""
+
+
+class ModelState(Enum):
+    """Names the state of the weights. The tokens are always loaded."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    FAILED = "failed"
+
+
+MakeRoom = Callable[[LlamaSettings, int], Awaitable[None]]
+
+
+async def _enough_room(settings: LlamaSettings, size: int) -> None:
+    """Make no room."""
+
+
+class SharedDraftModel:
+    """Owns a draft model and its seats, for one event loop, until `close`. The constructor reads the tokens,
+    which stay, and raises `UserError` for an unreadable file.
+
+    The weights are unloaded `keep_alive` seconds after the last release (below 0: never; 0: at once). With
+    `trials` another process loads the file first; without, a crash of llama.cpp ends this process.
+    `make_room` runs before the weights are loaded, with their settings and bytes. `small` is a smaller draft
+    model in front of this one, with the same tokens. With an `n_ctx` of 0 the context is chosen at each
+    loading: see `choose_context`. `free` returns the free bytes, by the number of layers on accelerators.
+    """
+
+    def __init__(
+        self,
+        settings: LlamaSettings,
+        seats: int = 8,
+        keep_alive: float = 300.0,
+        trials: ModelTrials | None = None,
+        paces: KeptPaces | None = None,
+        make_room: MakeRoom = _enough_room,
+        small: LlamaSettings | None = None,
+        free: Callable[[int], int] = free_memory,
+    ) -> None:
+        self.targets = list[Callable[[], int]]()  # each returns the longest text of a target; 0: unknown
+        self._free = free
+        self.pace = DraftPace()  # of this model, over all its texts; measured when it is first loaded
+        self._paces = paces or KeptPaces(None)
+        self._trials = trials
+        if trials is not None:
+            trials.ensure(settings, weights=False)
+        self.tokens = LlamaModel(settings, weights=False)
+        self.size_bytes = Path(self.tokens.path).stat().st_size  # of the file
+        if small is not None:
+            self.size_bytes += Path(find_model(small.path)).stat().st_size
+        self.state = ModelState.UNLOADED
+        self.failure = ""  # why it could not be loaded, as a sentence
+        self.num_seats = seats
+        self._settings = settings
+        self._make_room = make_room
+        self._keep_alive = keep_alive  # seconds
+        self._put_away_at: float | None = None  # by the loop's clock; None: it is in use, or stays
+        self._num_waiting = 0  # callers of `acquire` that have no seat yet
+        self._pool: DraftPool | None = None
+        self._small = small
+        self._runtimes: list[LlamaRuntime] = []  # this model's, and the small one's
+        self._change = asyncio.Lock()  # one loading or unloading at a time
+        self._loading: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._leaving: asyncio.Task[None] | None = None  # an unloading that the timer began
+
+    # --- use --------------------------------------------------------------------------------------------
+
+    async def acquire(self, prompt: Sequence[int] = ()) -> PoolSeat:
+        """Return a seat for a generation on these token ids; load the model if necessary. The caller releases
+        the seat.
+
+        Raise the `UserError` of loading to all waiting callers, and `CapacityError` if all seats are taken.
+        """
+        self._num_waiting += 1
+        try:
+            while self._pool is None:  # it may be unloaded again before this task resumes
+                await self.load()
+            seat = self._pool.seat(prompt)
+            self._set_timer(None)
+            return seat
+        finally:
+            self._num_waiting -= 1
+            self._on_release()
+
+    async def prepare(self, grammar: str) -> None:
+        """Read the tokens for grammars once, in a thread. Raise `UserError` if no draft can follow the
+        grammar."""
+        await in_thread(lambda: self.tokens.grammars.check(grammar))
+
+    async def load(self) -> None:
+        """Load the model in a thread if necessary; later callers wait for it, too. Raise `UserError`."""
+        if self._pool is not None:
+            return
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._load())
+            self._loading.add_done_callback(self._on_load_ended)
+        await asyncio.shield(self._loading)  # others may wait for it when this caller is cancelled
+
+    async def unload(self) -> None:
+        """Unload the weights now unless a text uses them or they stay for ever."""
+        if self.seconds_left is not None:
+            await self._leave()
+
+    async def close(self) -> None:
+        """Unload everything. Draft steps of taken seats fail with `UnavailableError`; their texts continue
+        without drafts."""
+        async with self._change:
+            await self._put_away()
+        self.tokens.close()
+
+    async def ping(self, patience: float) -> bool:
+        """Return whether the drafter is idle, or ends its turn within `patience` seconds."""
+        return self._pool is None or await self._pool.ping(patience)
+
+    # --- monitoring -------------------------------------------------------------------------------------
+
+    @property
+    def num_used(self) -> int:
+        """The number of taken seats."""
+        return 0 if self._pool is None else self._pool.num_seats - self._pool.num_free
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the model is unloaded; None if it is in use, stays, or is unloaded."""
+        at = self._put_away_at
+        return None if self._pool is None or at is None else max(0.0, at - asyncio.get_running_loop().time())
+
+    @property
+    def keep_alive(self) -> float:
+        """Idle seconds until the model is unloaded; see the class. May be set at any time."""
+        return self._keep_alive
+
+    @keep_alive.setter
+    def keep_alive(self, seconds: float) -> None:
+        self._keep_alive = seconds
+        self._on_release()
+
+    # --- loading ----------------------------------------------------------------------------------------
+
+    async def _load(self) -> None:
+        async with self._change:
+            self.state, self.failure = ModelState.LOADING, ""
+            logger.info("> loading the draft model %s", self.tokens.path)
+            try:
+                await self._make_room(self._settings, self.size_bytes)
+                longest = [target() for target in self.targets]
+                longest_text = max(longest) if all(longest) and longest else 0
+                self._runtimes, pool, tables = await asyncio.to_thread(self._open, longest_text)
+            except ForerunError as error:
+                self._on_load_failed(str(error))
+                raise
+            except BaseException:
+                self._on_load_failed("loading the draft model was cancelled; send the request again")
+                raise
+            tables.teach(self.pace)
+            pool.start()
+            self._pool = pool
+            self.state = ModelState.LOADED
+            self._on_release()
+
+    def _on_load_failed(self, reason: str) -> None:
+        self.state, self.failure = ModelState.FAILED, reason
+        logger.warning("x %s", reason)
+
+    def _open(self, longest_text: int) -> tuple[list[LlamaRuntime], DraftPool, PaceTables]:
+        runtimes = list[LlamaRuntime]()
+        try:
+            for settings in self._with_context(longest_text):
+                runtimes.append(LlamaRuntime(settings))
+                runtimes[-1].grammars = self.tokens.grammars  # compiled grammars outlive the weights
+            runtime, *smaller = runtimes
+            for small in smaller:
+                self._check_tokens(small)
+            tables = self._paces.ensure(runtime)
+            pool = DraftPool(runtime, self.num_seats, self._on_release, tables.batches, *smaller)
+            return runtimes, pool, tables
+        except ForerunError:
+            for each in runtimes:
+                each.close()
+            raise
+
+    def _with_context(self, longest_text: int) -> list[LlamaSettings]:
+        """Try the files and return their settings, with a context chosen if none is set."""
+        settings = [each for each in (self._settings, self._small) if each is not None]
+        for each in settings:
+            if self._trials is not None:
+                self._trials.ensure(each, weights=True)
+        if self._settings.n_ctx:
+            return settings
+        kv_bytes = self.tokens.kv_bytes
+        for each in settings[1:]:
+            with LlamaModel(each, weights=False) as small:
+                kv_bytes += small.kv_bytes
+        free = self._free(self._settings.gpu_layers)
+        beside = max(1, free - self.size_bytes) if free else 0  # of which the weights need their part
+        trained = self.tokens.context_length
+        n_ctx = choose_context(trained, longest_text, self.num_seats, kv_bytes, beside)
+        logger.info("the draft's context has %d tokens of %d bytes", n_ctx, kv_bytes)
+        return [replace(each, n_ctx=n_ctx) for each in settings]
+
+    def _check_tokens(self, small: LlamaRuntime) -> None:
+        own, other = (Vocabulary(each.token_table()).fingerprint for each in (self.tokens, small))
+        if own != other:
+            raise UserError(
+                f"the small draft {small.path} has other tokens than the draft model {self.tokens.path}; "
+                "take a smaller model of the same family, or leave draft.small empty"
+            )
+
+    def _on_load_ended(self, task: asyncio.Task[None]) -> None:
+        self._loading = None
+        if not task.cancelled():
+            task.exception()  # waiting callers receive it; without any, `failure` reports it
+
+    # --- unloading --------------------------------------------------------------------------------------
+
+    async def _put_away(self) -> None:
+        pool, runtimes = self._pool, self._runtimes
+        if pool is None:
+            return
+        self._pool, self._runtimes = None, []
+        self.state = ModelState.UNLOADED
+        self._set_timer(None)
+        if await pool.close(CLOSE_PATIENCE):
+            if self.pace.has_drifted:
+                logger.info(
+                    "the draft's steps take %.1f times as long as measured", self.pace.rows.correction
+                )
+                await asyncio.to_thread(self._paces.forget, runtimes[0])
+            for runtime in runtimes:
+                await asyncio.to_thread(runtime.close)
+            logger.info("< the draft model %s is unloaded", self.tokens.path)
+        else:  # freeing memory that its thread still reads would end the process
+            logger.error("! llama.cpp hangs in the draft model; its memory is lost until this process ends")
+
+    def _on_release(self) -> None:
+        """Start the idle time if no seat is taken or awaited."""
+        if self._pool is not None and not self.num_used and not self._num_waiting:
+            now, seconds = asyncio.get_running_loop().time(), self._keep_alive
+            self._set_timer(now + seconds if seconds >= 0 else None)
+
+    def _set_timer(self, at: float | None) -> None:
+        """Set the unloading to this second of the loop's clock; None: not now."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._put_away_at = at
+        self._timer = None if at is None else asyncio.get_running_loop().call_at(at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._leaving = asyncio.create_task(self._leave())
+
+    async def _leave(self) -> None:
+        async with self._change:
+            if self._put_away_at is not None and not self._num_waiting:  # no caller has come since
+                await self._put_away()
+
+
+def choose_context(trained: int, longest_text: int, seats: int, kv_bytes: int, free: int) -> int:
+    """Return the KV cells of an automatic context: for a text as long as the draft was trained on (`trained`)
+    and the target takes (`longest_text`; 0: unknown), and `SEAT_TOKENS` for each seat. They take at most
+    `DRAFT_SHARE` of the `free` bytes (0: unknown), `kv_bytes` each."""
+    longest = min(trained, longest_text) if longest_text else trained
+    least = SEAT_TOKENS * seats
+    return max(LEAST_CELLS, tokens_that_fit(kv_bytes, longest, least, free, DRAFT_SHARE))

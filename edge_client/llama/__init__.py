@@ -1,1 +1,0 @@
-"""The draft model on the device: sessions that share one context of llama.cpp (`common.llama`)."""

@@ -1,1 +1,0 @@
-"""Files beside draft models: priors."""

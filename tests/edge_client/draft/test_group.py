@@ -1,0 +1,650 @@
+"""Sessions that share a context are each answered as if they were alone in it, and each fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from common.errors import CapacityError, ForerunError, LocalError, UserError
+from common.llama.runtime import ByteArray, LlamaRuntime
+from common.mask_time import SHARE
+from edge_client.core.effects import DraftRow, Expansion, Reroot
+from edge_client.draft.group import (
+    ALONE,
+    BATCH_TIME,
+    DraftGroup,
+    MemberAnswer,
+    MemberDrafter,
+    fair_shares,
+)
+from tests import wording
+from tests.edge_client.draft.tree_world import (
+    GREEDY,
+    SAMPLED,
+    TreeWorld,
+    assert_same,
+    check_group,
+    count_decodes,
+    exact_settings,
+    fail_decodes,
+    from_scratch,
+)
+
+pytestmark = pytest.mark.llama
+
+
+@pytest.fixture(scope="module")
+def shared(model: Path) -> Iterator[LlamaRuntime]:
+    with LlamaRuntime(exact_settings(model, n_ctx=1024, n_seq_max=64)) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def runtime(shared: LlamaRuntime) -> LlamaRuntime:
+    shared.clear()
+    return shared
+
+
+class Crowd:
+    """Sessions that ask, commit, prune, end and begin as they like, while the group takes its turns."""
+
+    def __init__(self, group: DraftGroup, chance: Random) -> None:
+        self.group = group
+        self.chance = chance
+        self.worlds = [
+            TreeWorld(drafter, Random(chance.random()), GREEDY if drafter.index % 2 else SAMPLED)
+            for drafter in drafters(group)
+        ]
+        self.under_way: dict[int, list[int]] = {}  # member -> nodes that it asked about
+        self.texts: list[list[int]] = []  # that sessions had; new ones may begin likewise
+        self.num_failed = 0
+
+    def begin(self, place: int, longest: int) -> None:
+        """A new text, which may begin as another did."""
+        chance, world = self.chance, self.worlds[place]
+        text = [chance.randrange(world.num_tokens) for _ in range(chance.randint(1, longest))]
+        if self.texts and chance.random() < 0.6:
+            before = chance.choice(self.texts)
+            text = [*before[: chance.randint(1, len(before))], *text][:longest]
+        world.start(text)
+        self.texts = [*self.texts[-7:], text]
+
+    def act(self, place: int, longest: int) -> None:
+        """One input of a session that has no draft step under way."""
+        chance, world = self.chance, self.worlds[place]
+        choice = chance.random()
+        if not world.text or len(world.text) > longest or choice < 0.05:
+            self.group.release(place)
+            self.begin(place, longest)
+        elif choice < 0.25 and world.paths:
+            world.random_pruning()
+        elif choice < 0.5:
+            world.reroot(world.random_commit())
+        else:
+            rows = self.under_way[place] = world.random_rows()
+            self.group.ask(place, [world.row(node) for node in rows])
+
+    def turn(self, check: Callable[[TreeWorld, int, Expansion], None]) -> None:
+        """One turn of the group; a session that failed begins anew."""
+        for answer in self.group.turn():
+            nodes, world = self.under_way.pop(answer.member), self.worlds[answer.member]
+            if isinstance(answer.outcome, ForerunError):
+                assert isinstance(answer.outcome, CapacityError)
+                self.num_failed += 1
+                world.text = []
+                continue
+            world.learn(nodes, answer.outcome)
+            for node, found in zip(nodes, answer.outcome, strict=True):
+                if self.chance.random() < 0.25:
+                    check(world, node, found)
+        check_group(self.group)
+
+    def run(self, num_steps: int, longest: int, check: Callable[[TreeWorld, int, Expansion], None]) -> None:
+        for _ in range(num_steps):
+            for place in range(len(self.worlds)):
+                if place not in self.under_way and self.chance.random() < 0.7:
+                    self.act(place, longest)
+            self.turn(check)
+        while self.group.has_work:
+            self.turn(check)
+
+
+def checker(oracle: MemberDrafter) -> Callable[[TreeWorld, int, Expansion], None]:
+    """Holds an expansion against its path evaluated from scratch in a context of its own."""
+    return lambda world, node, found: assert_same(
+        found, from_scratch(oracle, world.text_of(node), world.sampling)
+    )
+
+
+def group_on(runtime: LlamaRuntime, size: int, clock: Callable[[], float] = lambda: 0.0) -> DraftGroup:
+    """On a model that takes no time, unless the clock says otherwise."""
+
+    class CheckedGroup(DraftGroup):
+        def turn(self) -> list[MemberAnswer]:
+            answers = super().turn()
+            check_group(self)
+            return answers
+
+    return CheckedGroup(runtime, size, clock=clock)
+
+
+class SlowModel:
+    """A clock by which each token of a batch takes so many seconds."""
+
+    def __init__(self, runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch, per_token: float) -> None:
+        self.now = 0.0
+        self.batches: list[int] = []  # tokens of each
+        decode = runtime.decode
+
+        def slow() -> int:
+            self.batches.append(runtime.batch.struct.n_tokens)
+            self.now += per_token * self.batches[-1]
+            return decode()
+
+        monkeypatch.setattr(runtime, "decode", slow)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class DearMatcher:
+    """Allows every token, and takes 20 ms for each mask."""
+
+    clock: SlowModel
+    width: int
+
+    def allowed(self, path: NDArray[np.int32]) -> NDArray[np.bool_]:
+        self.clock.now += 0.020
+        return np.ones(self.width, np.bool_)
+
+
+def drafters(group: DraftGroup) -> list[MemberDrafter]:
+    """Its members; they keep answers in one place, as any of them may take a turn."""
+    answers: dict[int, MemberAnswer] = {}
+    return [MemberDrafter(group, member.index, answers) for member in group.members]
+
+
+def worlds_on(group: DraftGroup) -> list[TreeWorld]:
+    return [TreeWorld(drafter, Random(drafter.index)) for drafter in drafters(group)]
+
+
+@pytest.mark.parametrize(
+    ("size", "n_ctx", "n_seq_max"),
+    [(8, 1024, 64), (3, 512, 64), (8, 1024, 16), (5, 256, 32), (2, 256, 4), (1, 256, 2)],
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_interleaved_sessions_are_answered_as_if_alone(
+    model: Path, oracle: MemberDrafter, size: int, n_ctx: int, n_seq_max: int, seed: int
+) -> None:
+    with LlamaRuntime(exact_settings(model, n_ctx, n_seq_max)) as runtime:
+        group = group_on(runtime, size)
+        crowd = Crowd(group, Random(seed))
+        crowd.run(90, 70, checker(oracle))
+        for place in range(size):
+            group.release(place)
+        check_group(group)
+        assert n_ctx < 512 or crowd.num_failed == 0
+        assert sum(member.num_rows for member in group.members) > 20 * size
+        for member in group.members:
+            member.session.clear()
+        check_group(group)
+        assert all(runtime.seq_span(sequence) == (-1, -1) for sequence in range(n_seq_max))
+
+
+def ask(group: DraftGroup, worlds: list[TreeWorld], asked: list[list[int]]) -> None:
+    for place, (world, nodes) in enumerate(zip(worlds, asked, strict=True)):
+        group.ask(place, [world.row(node) for node in nodes])
+
+
+def check_answers(
+    group: DraftGroup, worlds: list[TreeWorld], asked: list[list[int]], oracle: MemberDrafter
+) -> None:
+    """All are answered, as if each were alone."""
+    answers = []
+    while group.has_work:
+        answers += group.turn()
+    assert sorted(answer.member for answer in answers) == list(range(len(worlds)))
+    for answer in answers:
+        assert not isinstance(answer.outcome, ForerunError)
+        for node, found in zip(asked[answer.member], answer.outcome, strict=True):
+            assert_same(found, from_scratch(oracle, worlds[answer.member].text_of(node), GREEDY))
+
+
+def test_all_that_wait_are_evaluated_in_one_decode(
+    runtime: LlamaRuntime, oracle: MemberDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_on(runtime, 4)
+    worlds = worlds_on(group)
+    for world in worlds:
+        world.begin([world.chance.randrange(300) for _ in range(20)])
+    asked = [[world.child(world.tip, token) for token in (3, 4, 5)] for world in worlds]
+    ask(group, worlds, asked)
+    num_decodes = count_decodes(runtime, monkeypatch)
+    check_answers(group, worlds, asked, oracle)
+    assert num_decodes() == 1
+
+
+def test_a_long_prompt_holds_nobody_up(runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session that drafts is answered in every turn, and has two thirds of the time."""
+    clock = SlowModel(runtime, monkeypatch, per_token=0.010)
+    group = group_on(runtime, 2, clock)
+    group.measured({1: 0.010, 2: 0.020})
+    slow, quick = worlds_on(group)
+    quick.begin(list(range(10)))
+    slow.start([place % 300 for place in range(200)])
+    group.ask(0, [slow.row(slow.tip)])
+    began, steps = clock.now, 0
+    while group.members[0].asked is not None:
+        node = quick.child(quick.tip, steps % 300)
+        group.ask(1, [quick.row(node)])
+        turn_began = clock.now
+        assert 1 in [answer.member for answer in group.turn()], "every turn evaluates what is asked"
+        assert clock.now - turn_began <= BATCH_TIME + 0.011
+        quick.drafter.reroot(Reroot((), (node,)))
+        quick.paths, quick.tokens = {}, {}
+        steps += 1
+    assert steps * 0.010 >= 0.6 * (clock.now - began)
+
+
+@pytest.mark.parametrize("grammars", ["one", "another each"])
+def test_dear_masks_of_others_leave_a_session_its_pace(
+    runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch, grammars: str
+) -> None:
+    clock = SlowModel(runtime, monkeypatch, per_token=0.003)
+    group = group_on(runtime, 5, clock)
+    monkeypatch.setattr(runtime.grammars, "matcher", lambda grammar: DearMatcher(clock, runtime.num_vocab))
+    plain, *dear = drafters(group)
+    for drafter in (plain, *dear):
+        grammar = "" if drafter is plain else "dear" if grammars == "one" else f"dear {drafter.index}"
+        drafter.start([1, 2, 3], 0, replace(GREEDY, grammar=grammar))
+        group.ask(drafter.index, [DraftRow(0, None, 3, 2)])
+    number, times, answered = 0, list[float](), set[int]()
+    while clock.now < 10.0:
+        for member in group.members:
+            if member.asked is None:
+                rows = 1 if member.index == plain.index else 4
+                group.reroot(member.index, Reroot((), tuple(range(max(1, number - 40), number + 1))))
+                ids = range(number + 1, number + 1 + rows)
+                number += rows
+                group.ask(member.index, [DraftRow(each, 0, each % 300, 3) for each in ids])
+        began = clock.now
+        answers = group.turn()
+        assert plain.index in [answer.member for answer in answers], "it never waits for a turn"
+        answered |= {answer.member for answer in answers if answer.reading.has_dear_masks}
+        times.append(clock.now - began)
+    assert sum(time > 0.010 for time in times) <= 0.05 * len(times)
+    assert sum(time - 0.003 for time in times) <= (SHARE + 0.02) * clock.now
+    assert answered == {drafter.index for drafter in dear}, "they wait, and they do get on"
+
+    group.release(plain.index)
+    turns, began = 0, clock.now
+    while clock.now < began + 2.0:
+        turns += 1
+        group.turn()
+        clock.now += group.pause or 0.0
+        for drafter in dear:
+            if group.members[drafter.index].asked is None:
+                number += 1
+                group.ask(drafter.index, [DraftRow(number, 0, number % 300, 3)])
+    assert turns < 20, "between two of them nothing is to be done"
+
+
+def test_dear_masks_of_a_lone_session_wait_for_nothing(
+    runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SlowModel(runtime, monkeypatch, per_token=0.003)
+    group = group_on(runtime, 2, clock)
+    monkeypatch.setattr(runtime.grammars, "matcher", lambda grammar: DearMatcher(clock, runtime.num_vocab))
+    (lone, other) = drafters(group)
+    lone.start([1, 2, 3], 0, replace(GREEDY, grammar="dear"))
+    for first in range(0, 40, 4):
+        rows = [DraftRow(0, None, 3, 2)] if not first else []
+        group.ask(lone.index, rows or [DraftRow(first + each, 0, first + each, 3) for each in range(4)])
+        assert group.pause == 0.0
+        (answer,) = group.turn()
+        assert not answer.reading.has_dear_masks
+    other.start([1, 2, 3], 0, GREEDY)
+    group.ask(lone.index, [DraftRow(50, 0, 50, 3)])
+    group.ask(other.index, [DraftRow(0, None, 3, 2)])
+    assert {answer.member for answer in group.turn()} == {lone.index, other.index}, "no debt"
+
+
+def test_reading_uses_the_time_in_which_nobody_drafts(
+    runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that has a text and rests asks for nothing: after a moment the reader goes on."""
+    clock = SlowModel(runtime, monkeypatch, per_token=0.010)
+    group = group_on(runtime, 2, clock)
+    group.measured({1: 0.010, 2: 0.020})
+    slow, resting = worlds_on(group)
+    resting.begin(list(range(10)))
+    slow.start([place % 300 for place in range(100)])
+    group.ask(0, [slow.row(slow.tip)])
+    began = clock.now
+    while group.has_work:
+        group.turn()
+        clock.now += group.pause or 0.0
+    assert clock.now - began <= 100 * 0.010 + 0.011
+
+
+@pytest.mark.parametrize(("beside", "longest"), [(False, ALONE * 0.005), (True, BATCH_TIME)])
+def test_a_batch_of_a_prompt_is_short_where_another_session_has_a_text(
+    runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch, beside: bool, longest: float
+) -> None:
+    clock = SlowModel(runtime, monkeypatch, per_token=0.005)
+    group = group_on(runtime, 2, clock)
+    world, other = worlds_on(group)
+    if beside:
+        other.start([1, 2])
+    world.start(list(range(200)))
+    assert not group.has_work, "what nobody asks about is not read"
+    world.expand([world.tip])
+    first, *batches = clock.batches
+    assert first <= runtime.n_batch
+    assert sum(batches) + first == 200
+    assert 0.5 * longest < max(batches) * 0.005 <= longest
+
+
+def test_draft_rows_are_shared_out_fairly(runtime: LlamaRuntime) -> None:
+    """Eight sessions, each asking again as soon as it is answered, for one to eight rows at a time."""
+    group = group_on(runtime, 8)
+    worlds = worlds_on(group)
+    for world in worlds:
+        world.begin([world.chance.randrange(300) for _ in range(world.chance.randint(1, 40))])
+    waiting: dict[int, list[int]] = {}
+    for _ in range(150):
+        for place, world in enumerate(worlds):
+            if place not in waiting:
+                world.reroot([(world.new_id(), world.chance.randrange(300))] if len(world.text) < 50 else [])
+                count = world.chance.randint(1, 8)
+                waiting[place] = [world.tip] if world.tip not in world.expanded else []
+                waiting[place] += [world.child(world.tip, token) for token in range(count)]
+                group.ask(place, [world.row(node) for node in waiting[place]])
+        for answer in group.turn():
+            assert not isinstance(answer.outcome, ForerunError)
+            worlds[answer.member].learn(waiting.pop(answer.member), answer.outcome)
+            world = worlds[answer.member]
+            world.drafter.reroot(Reroot((), tuple(world.paths)))
+            world.paths, world.tokens = {}, {}
+    rows = [member.num_rows for member in group.members]
+    assert sum(rows) > 150 * 10
+    assert jain(rows) >= 0.95
+
+
+def test_a_session_asking_for_much_takes_nothing_from_one_that_asks_for_little(runtime: LlamaRuntime) -> None:
+    group = group_on(runtime, 2)
+    greedy, modest = worlds_on(group)
+    for world in (greedy, modest):
+        world.begin([1, 2, 3])
+    many = [greedy.child(greedy.tip, token) for token in range(40)]
+    group.ask(0, [greedy.row(node) for node in many])
+    for token in range(3):
+        group.ask(1, [modest.row(modest.child(modest.tip, token))])
+        assert [answer.member for answer in group.turn()] == [1]
+    (answer,) = group.turn()
+    assert answer.member == 0
+
+
+def test_a_lone_session_may_have_all_branches_and_gives_them_up(runtime: LlamaRuntime) -> None:
+    group = group_on(runtime, 8)
+    worlds = worlds_on(group)
+    rich, *others = worlds
+    rich.begin([1, 2, 3])
+    all_branches = runtime.n_seq_max - 8
+    rich.expand([rich.child(rich.tip, token) for token in range(all_branches)])
+    assert group.members[0].session.num_branches == all_branches
+    for world in others:
+        world.begin([4, 5, 6])
+        world.expand([world.child(world.tip, token) for token in range(6)])
+    rich.expand([rich.child(node, 7) for node in list(rich.paths)[:3]])
+
+
+def test_branches_kept_by_one_are_taken_by_another(runtime: LlamaRuntime) -> None:
+    group = group_on(runtime, 2)
+    first, second = worlds_on(group)
+    for world in (first, second):
+        world.begin([1, 2, 3])
+    for world in (first, second, first):
+        nodes = [world.child(world.tip, token) for token in range(62)]
+        world.expand(nodes)
+        world.reroot([(world.new_id(), 8)])
+        world.expand([world.tip])
+    assert sum(member.session.num_resyncs for member in group.members) == 0
+
+
+def test_a_released_text_is_not_read_again(runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_on(runtime, 2)
+    world, _ = worlds_on(group)
+    world.begin(list(range(100)))
+    stem = world.child(world.tip, 9)
+    world.expand([stem])
+    group.release(0)
+    check_group(group)
+    num_decodes = count_decodes(runtime, monkeypatch)
+    world.begin([*range(100), 50, 51])
+    assert group.members[0].session.num_held == 102
+    assert num_decodes() <= 2
+
+
+def test_a_prefix_that_another_session_holds_is_shared(
+    runtime: LlamaRuntime, oracle: MemberDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_on(runtime, 2)
+    first, second = worlds_on(group)
+    first.begin(list(range(200)))
+    num_decodes = count_decodes(runtime, monkeypatch)
+    second.start([*range(190), 7, 8])
+    (found,) = second.expand([second.tip])
+    assert num_decodes() <= 2
+    assert_same(found, from_scratch(oracle, second.text, GREEDY))
+    group.release(0)
+    first.start([5, 6])
+    (found,) = second.expand([second.child(second.tip, 3)])
+    assert_same(found, from_scratch(oracle, [*second.text, 3], GREEDY))
+
+
+def test_texts_that_take_turns_are_read_once_and_hold_no_cells_of_each_other(
+    runtime: LlamaRuntime, oracle: MemberDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_on(runtime, 2)
+    worlds = worlds_on(group)
+    for place, world in enumerate(worlds):
+        world.begin([place + 1] * 300)
+        group.release(place)
+    num_decodes = count_decodes(runtime, monkeypatch)
+    for turn in (1, 2, 3):
+        for place, other in enumerate(reversed(worlds)):
+            other.begin([place + 1] * (300 + 2 * turn))  # in the seat of the other text
+            assert runtime.seq_span(place) == (-1, -1)
+            stem = other.child(other.tip, 7)
+            (found,) = other.expand([stem])
+            assert_same(found, from_scratch(oracle, other.text_of(stem), GREEDY))
+            group.release(1 - place)
+    assert num_decodes() <= 3 * 2 * 3
+
+
+def test_kept_texts_go_first_and_the_oldest_of_them_is_forgotten_first(model: Path) -> None:
+    with LlamaRuntime(exact_settings(model, 256, 16)) as runtime:
+        group = group_on(runtime, 4)
+        worlds = worlds_on(group)
+        for place, world in enumerate(worlds[:3]):
+            world.begin([place + 1] * 60)
+        group.release(1)
+        group.release(0)
+        worlds[3].begin([9] * 140)
+        held = [member.session.num_held for member in group.members]
+        assert held == [0, 0, 60, 140]
+        assert [each.tokens[0] for each in group.parked] == [2, 1]
+        group.release(3)
+        worlds[0].begin([5])
+        assert [each.tokens[0] for each in group.parked] == [1, 9]
+        assert sum(member.session.num_resyncs for member in group.members) == 0
+
+
+def test_parked_texts_share_the_cells_of_a_session_with_the_same_beginning(model: Path) -> None:
+    stem = list(range(150))
+    with LlamaRuntime(exact_settings(model, 512, 16)) as runtime:
+        group = group_on(runtime, 3)
+        worlds = worlds_on(group)
+        for end, world in enumerate(worlds):
+            world.begin([*stem, *[end] * 10])
+        for place in range(3):
+            group.release(place)
+        for end, world in enumerate(worlds):
+            world.begin([*stem, *[end] * 70])  # 3 times 220 tokens are more than 512
+        assert [member.session.num_held for member in group.members] == [220] * 3
+        assert sum(member.session.num_resyncs for member in group.members) == 0
+
+
+def test_a_parked_text_without_room_is_read_again(model: Path, oracle: MemberDrafter) -> None:
+    with LlamaRuntime(exact_settings(model, 256, 16)) as runtime:
+        group = group_on(runtime, 2)
+        first, second = worlds_on(group)
+        first.begin([1] * 150)
+        group.release(0)
+        second.begin([2] * 150)
+        first.begin([1] * 90)
+        (found,) = first.expand([first.tip])
+        assert_same(found, from_scratch(oracle, first.text, GREEDY))
+        assert len(group.parked[0].tokens) == 150
+
+
+@pytest.mark.parametrize("window", [0, 100, 200])
+def test_the_beginning_of_a_parked_text_longer_than_a_sliding_window_is_read_again(
+    model: Path, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LlamaRuntime(exact_settings(model, 512, 16)) as runtime:
+        runtime.window = window
+        group = group_on(runtime, 2)
+        first, second = worlds_on(group)
+        first.begin([1] * 150)
+        group.release(0)
+        second.begin([2] * 90)
+        restored = list[int]()
+
+        def restore(sequence: int, state: ByteArray) -> bool:
+            restored.append(sequence)
+            return LlamaRuntime.seq_restore(runtime, sequence, state)
+
+        monkeypatch.setattr(runtime, "seq_restore", restore)
+        first.begin([1] * 140)
+        assert bool(restored) is (window != 100)
+
+
+def test_a_session_that_does_not_fit_fails_alone(model: Path, oracle: MemberDrafter) -> None:
+    with LlamaRuntime(exact_settings(model, 256, 16)) as runtime:
+        group = group_on(runtime, 3)
+        first, second, third = worlds_on(group)
+        first.begin([1] * 100)
+        second.begin([2] * 100)
+        third.start([3] * 100)
+        group.ask(2, [third.row(third.tip)])
+        stems = [first.child(first.tip, token) for token in (3, 4)]
+        for node, found in zip(stems, first.expand(stems), strict=True):
+            assert_same(found, from_scratch(oracle, first.text_of(node), GREEDY))
+        with wording.raises(CapacityError):
+            finish(group)
+        second.expand([second.child(second.tip, 7)])
+        with wording.raises(CapacityError):
+            third.expand([third.tip])
+        group.release(1)
+        third.begin([3] * 100)
+
+
+def finish(group: DraftGroup) -> None:
+    """Let the group go on until the only session that asks is answered."""
+    while not (answers := group.turn()):
+        pass
+    (answer,) = answers
+    if isinstance(answer.outcome, ForerunError):
+        raise answer.outcome
+
+
+@pytest.mark.parametrize("code", [1, 2, -1, -3])
+@pytest.mark.parametrize("num_failures", [1, 2, 3])
+def test_a_failed_decode_costs_nobody_an_answer(
+    runtime: LlamaRuntime,
+    oracle: MemberDrafter,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    num_failures: int,
+) -> None:
+    group = group_on(runtime, 3)
+    worlds = worlds_on(group)
+    for world in worlds:
+        world.begin([world.chance.randrange(300) for _ in range(20)])
+        world.expand([world.child(world.tip, token) for token in (3, 4, 5)])
+    asked = [[world.child(node, 9) for node in list(world.paths)[:2]] for world in worlds]
+    fail_decodes(runtime, monkeypatch, code, num_failures)
+    ask(group, worlds, asked)
+    check_answers(group, worlds, asked, oracle)
+
+
+def test_kv_that_one_session_lost_costs_the_others_nothing(
+    runtime: LlamaRuntime, oracle: MemberDrafter
+) -> None:
+    group = DraftGroup(runtime, 2)
+    worlds = worlds_on(group)
+    for world in worlds:
+        world.begin([world.chance.randrange(300) for _ in range(40)])
+    runtime.seq_remove(0, 20)
+    asked = [[world.child(world.tip, 5)] for world in worlds]
+    ask(group, worlds, asked)
+    check_answers(group, worlds, asked, oracle)
+    assert group.members[0].session.num_resyncs > 0
+    assert group.members[1].session.num_resyncs == 0
+    check_group(group)
+
+
+def test_a_defect_of_one_session_ends_it_alone_until_its_next_text(runtime: LlamaRuntime) -> None:
+    group = group_on(runtime, 2)
+    first, second = worlds_on(group)
+    for world in (first, second):
+        world.begin([1, 2, 3])
+    for _ in range(2):
+        with wording.raises(LocalError):
+            first.drafter.expand([DraftRow(88, 77, 4, 5)])
+    second.expand([second.child(second.tip, 3)])
+    with wording.raises(LocalError):
+        first.drafter.start([], 9, GREEDY)
+    with wording.raises(LocalError):
+        first.drafter.expand([])
+    first.begin([1, 2])
+
+
+def test_a_release_ends_the_draft_step_under_way(runtime: LlamaRuntime) -> None:
+    group = group_on(runtime, 2)
+    (world, _) = worlds_on(group)
+    world.start([1, 2, 3])
+    group.ask(0, [world.row(world.tip)])
+    group.release(0)
+    assert not group.has_work
+    assert group.turn() == []
+
+
+def test_more_sessions_than_sequences_are_refused(runtime: LlamaRuntime) -> None:
+    with wording.raises(UserError):
+        group_on(runtime, 33)
+
+
+@given(st.lists(st.integers(0, 20), max_size=10), st.integers(0, 60))
+def test_shares_are_max_min_fair(wanted: list[int], total: int) -> None:
+    shares = fair_shares(wanted, total)
+    assert all(0 <= share <= want for share, want in zip(shares, wanted, strict=True))
+    assert sum(shares) == min(total, sum(wanted))
+    for share, want in zip(shares, wanted, strict=True):
+        assert share == want or share >= max(shares) - 1
+
+
+def jain(values: Sequence[float]) -> float:
+    """Jain's index of fairness: 1 if all are equal, 1 / n if one has everything."""
+    return sum(values) ** 2 / (len(values) * sum(value**2 for value in values))

@@ -1,0 +1,269 @@
+"""A draft model is loaded once for all who wait, and put away when nobody has used it for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from common.errors import CapacityError, UnavailableError, UserError
+from common.llama.model import LlamaSettings
+from common.sampling import SamplingParams
+from edge_client.core.effects import NOTHING_READ
+from edge_client.draft.measure_pace import KeptPaces, PaceTables
+from edge_client.draft.seats import PoolSeat
+from edge_client.draft.shared_model import ModelState, SharedDraftModel
+from edge_client.texts.alone import AloneRun
+from tests import wording
+
+pytestmark = pytest.mark.llama
+
+LONG_WAIT = 60.0  # seconds; only a test that fails waits so long
+NEVER = -1.0
+AT_ONCE = 0.0
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.edge_client.draft.tiny_gguf import write_tiny_gguf
+
+    return write_tiny_gguf(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+def settings(path: Path, n_seq_max: int = 16) -> LlamaSettings:
+    return LlamaSettings(str(path), n_ctx=256, n_seq_max=n_seq_max, n_batch=64, max_rows=8, threads=1)
+
+
+class Loads:
+    """Counts how often weights are loaded, in which threads, and lets them wait."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from common.llama.runtime import LlamaRuntime
+
+        self.threads: list[int] = []
+        self.open = threading.Event()
+        self.open.set()
+        load = LlamaRuntime.__init__
+
+        def wait(runtime: LlamaRuntime, wanted: LlamaSettings) -> None:
+            self.threads.append(threading.get_ident())
+            assert self.open.wait(LONG_WAIT)
+            load(runtime, wanted)
+
+        monkeypatch.setattr(LlamaRuntime, "__init__", wait)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
+    return Loads(monkeypatch)
+
+
+Made = Callable[..., SharedDraftModel]
+
+
+@pytest.fixture
+async def make(path: Path) -> AsyncIterator[Made]:
+    made: list[SharedDraftModel] = []
+
+    def one(seats: int = 2, keep_alive: float = NEVER, **changes: int) -> SharedDraftModel:
+        made.append(SharedDraftModel(settings(path, **changes), seats, keep_alive))
+        return made[-1]
+
+    yield one
+    for model in made:
+        await model.close()
+
+
+async def text_at(seat: PoolSeat) -> list[int]:
+    sampling = SamplingParams(max_tokens=5, ignore_eos=True)
+    run = AloneRun(seat, [1, 2, 3], sampling, ())
+    return [token async for shown in run.shown() for token in shown.tokens]
+
+
+async def until(model: SharedDraftModel, state: ModelState) -> None:
+    """Let the loop run until the model is in that state."""
+    async with asyncio.timeout(LONG_WAIT):
+        while model.state is not state:  # noqa: ASYNC110  the model has no event for it
+            await asyncio.sleep(0)
+
+
+async def test_the_tokens_are_there_without_the_weights(make: Made, path: Path, loads: Loads) -> None:
+    model = make()
+    assert model.state is ModelState.UNLOADED
+    assert model.size_bytes == len(path.read_bytes())  # noqa: ASYNC240  a few kilobytes
+    assert b"".join(map(model.tokens.piece, model.tokens.tokenize("the and", False))) == b"the and"
+    assert len(model.tokens.token_table()) == 300
+    assert loads.threads == []
+
+
+async def test_all_who_wait_wait_for_one_load_and_the_loop_stays_live(make: Made, loads: Loads) -> None:
+    model = make()
+    loads.open.clear()
+    waiting = [asyncio.create_task(model.acquire()) for _ in range(2)]
+    await until(model, ModelState.LOADING)
+    given_up = asyncio.create_task(model.acquire())
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.sleep(0)
+    loads.open.set()
+    seats = await asyncio.gather(*waiting)
+    assert len(loads.threads) == 1
+    assert loads.threads[0] != threading.get_ident()
+    assert (model.state, model.num_used) == (ModelState.LOADED, 2)
+    texts = await asyncio.gather(*map(text_at, seats))
+    assert texts[0] == texts[1]
+    with wording.raises(CapacityError):
+        await model.acquire()
+    assert await model.ping(LONG_WAIT)
+
+
+async def test_a_failure_is_told_to_all_and_the_next_tries_again(
+    make: Made, loads: Loads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from common.llama.runtime import LlamaRuntime
+
+    def refuse(_runtime: LlamaRuntime) -> None:
+        raise UserError("no memory for it; lower n_ctx")
+
+    model = make()
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(LlamaRuntime, "_context_params", refuse)
+        loads.open.clear()
+        waiting = [asyncio.create_task(model.acquire()) for _ in range(2)]
+        await until(model, ModelState.LOADING)
+        loads.open.set()
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, UserError)
+        assert (model.state, model.failure) == (ModelState.FAILED, "no memory for it; lower n_ctx")
+    await text_at(await model.acquire())
+    assert (model.state, model.failure) == (ModelState.LOADED, "")
+
+
+async def test_too_few_sequences_for_the_seats_are_told_as_such(make: Made) -> None:
+    model = make(seats=9)
+    with wording.raises(UserError):
+        await model.load()
+    assert model.state is ModelState.FAILED
+
+
+async def test_a_file_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
+    with wording.raises(UserError):
+        SharedDraftModel(settings(tmp_path / "nothing.gguf"))
+
+
+async def test_at_once_means_after_the_last_seat(make: Made, loads: Loads) -> None:
+    model = make(keep_alive=AT_ONCE)
+    first, second = await model.acquire(), await model.acquire()
+    first.release()
+    assert model.state is ModelState.LOADED
+    await text_at(second)
+    second.release()
+    await until(model, ModelState.UNLOADED)
+    await text_at(await model.acquire())
+    assert len(loads.threads) == 2
+
+
+async def test_a_model_that_is_kept_stays_and_says_how_long(make: Made) -> None:
+    model = make(keep_alive=1000.0)
+    seat = await model.acquire()
+    assert model.seconds_left is None
+    seat.release()
+    assert model.seconds_left == pytest.approx(1000.0, abs=LONG_WAIT)
+    model.keep_alive = NEVER
+    assert model.seconds_left is None
+    assert model.state is ModelState.LOADED
+    model.keep_alive = AT_ONCE
+    await until(model, ModelState.UNLOADED)
+    assert model.seconds_left is None
+
+
+async def test_closing_ends_the_drafting_of_a_taken_seat(make: Made) -> None:
+    model = make()
+    seat = await model.acquire()
+    await text_at(seat)
+    await model.close()
+    with wording.raises(UnavailableError):
+        await text_at(seat)
+    seat.release()
+    assert model.state is ModelState.UNLOADED
+
+
+def copied(path: Path, folder: Path, change: Callable[[bytes], bytes] = bytes) -> Path:
+    """A copy, whole or with something done to it."""
+    file = folder / "draft.gguf"
+    file.write_bytes(change(path.read_bytes()))
+    return file
+
+
+async def test_a_file_that_llama_cpp_dies_of_is_refused_and_this_process_lives(
+    path: Path, tmp_path: Path
+) -> None:
+    from common.llama.trial import ModelTrials
+
+    file, trials = copied(path, tmp_path), ModelTrials(tmp_path / "tried.json")
+    model = SharedDraftModel(settings(file), trials=trials)
+    copied(path, tmp_path, lambda data: data.replace(b"<filler1>", b"<filler2>"))  # while the daemon runs
+    try:
+        with wording.raises(UserError):
+            await model.acquire()
+        assert model.state is ModelState.FAILED
+        wording.keep(model.failure)
+        copied(path, tmp_path)
+        (await model.acquire()).release()  # the next text finds a good file
+    finally:
+        await model.close()
+    copied(path, tmp_path, lambda data: data[:-1])
+    with pytest.raises(UserError, match="cannot be loaded as a GGUF model"):
+        SharedDraftModel(settings(file), trials=trials)
+
+
+async def test_a_smaller_model_in_front_is_loaded_too_and_changes_no_draft(path: Path) -> None:
+    models = [SharedDraftModel(settings(path), 1, NEVER, small=small) for small in (None, settings(path))]
+    assert models[1].size_bytes == 2 * models[0].size_bytes
+    written = []
+    for model in models:
+        seat = await model.acquire()
+        run = AloneRun(seat, [5, 9, 2, 41], SamplingParams(max_tokens=12, ignore_eos=True), ())
+        written.append([token async for shown in run.shown() for token in shown.tokens])
+        seat.release()
+        await model.close()
+    assert written[0] == written[1]
+    assert len(written[0]) == 12
+
+
+async def test_a_smaller_model_with_other_tokens_is_refused(path: Path, tmp_path: Path) -> None:
+    from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
+
+    other = write_tiny_gguf(tmp_path / "other.gguf", TinyShape(user_defined=("<extra>",)))
+    model = SharedDraftModel(settings(path), 1, NEVER, small=settings(other))
+    with pytest.raises(UserError):
+        await model.load()
+    assert model.state is ModelState.FAILED
+    await model.close()
+
+
+@pytest.mark.parametrize(("took", "is_kept"), [(1.0, True), (3.0, False)])
+async def test_a_pace_that_texts_contradict_is_measured_at_the_next_loading(
+    path: Path, tmp_path: Path, took: float, is_kept: bool
+) -> None:
+    """What was measured under load heals: only texts can tell."""
+    file = tmp_path / "pace.json"
+    model = SharedDraftModel(settings(path), 1, LONG_WAIT, paces=KeptPaces(file, lambda: 0.0))
+    await model.load()
+    before = json.loads(file.read_text())
+    for _ in range(100):
+        model.pace.sample(1, took * PaceTables(**_kept(file)).rows[1], NOTHING_READ, 0.0)
+    await model.unload()
+    assert json.loads(file.read_text()) == (before if is_kept else {})
+    await model.load()
+    assert len(json.loads(file.read_text())) == 1
+    await model.close()
+
+
+def _kept(file: Path) -> dict[str, dict[int, float]]:
+    (found,) = json.loads(file.read_text()).values()
+    return {name: {int(size): seconds for size, seconds in table.items()} for name, table in found.items()}
