@@ -13,8 +13,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from queue import Empty, SimpleQueue
 
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
@@ -35,47 +33,39 @@ from edge_client.draft.llama_session import num_equal
 logger = logging.getLogger(__name__)
 
 
-Task = Callable[[], None]
-"""A function that the loop posts and the thread calls between two turns."""
-
 Wish = StartDrafter | MoveTip | Expand | None
 """A seat's request; None: the seat is released."""
 
-
-@dataclass(slots=True, eq=False)
-class DraftPlace:
-    """The loop's side of a place in the group."""
-
-    index: int
-    seat: PoolSeat | None = None  # None: it is free
-    text: list[int] = field(default_factory=list)  # of its latest session, as far as known
+Request = tuple["PoolSeat", Wish] | asyncio.Event
+"""What the loop posts to the thread. An event is set when the turn under way has ended."""
 
 
 class PoolSeat:
     """A generation's place in a pool, until `release`: its `Drafts`. Called from the loop's thread."""
 
-    def __init__(self, pool: DraftPool, place: DraftPlace) -> None:
+    def __init__(self, pool: DraftPool, place: int) -> None:
+        self.place = place
+        self.text: list[int] = []  # of its latest session, as far as known
+        self.is_released = False
         self._pool = pool
-        self._place = place
         self._waiting: deque[Drafted] = deque()  # requested draft steps, in order
-        self._is_released = False
 
     def submit(self, effect: StartDrafter | MoveTip) -> None:
         """Carry the request out before later ones. Raise `LocalError` after `release`."""
+        self._post(effect)
         match effect:
             case StartDrafter():
-                self._place.text = list(effect.tokens)
+                self.text = list(effect.tokens)
             case MoveTip():
-                self._place.text += [token for _, token in effect.change.committed]
-        self._post(effect)
+                self.text += [token for _, token in effect.change.committed]
 
     def expand(self, effect: Expand, on_drafted: Drafted) -> None:
         """Run a draft step. The loop calls `on_drafted` later, unless the seat was released. Raise
         `LocalError` after `release`."""
+        self._post(effect)
         self._waiting.append(on_drafted)
-        self._post(effect, self._on_drafted)
         if self._pool.is_closing:
-            asyncio.get_running_loop().call_soon(self._on_drafted, put_away(), NOTHING_READ)
+            asyncio.get_running_loop().call_soon(self.answer, put_away(), NOTHING_READ)
 
     def num_kept(self, tokens: Sequence[int]) -> int:
         """Return how many leading `tokens` need no new evaluation."""
@@ -83,25 +73,26 @@ class PoolSeat:
 
     def release(self) -> None:
         """Release the seat; its text is kept for a similar one. A second call does nothing."""
-        if not self._is_released:
+        if not self.is_released:
             self._post(None)
-            self._is_released = True
+            self.is_released = True
             self._waiting.clear()
-            self._pool.take_back(self._place)
+            self._pool.on_release()
 
-    def end(self, error: ForerunError) -> None:
-        """Drop all callbacks: the pool answers no more requests of this seat."""
-        while self._waiting:
-            self._on_drafted(error, NOTHING_READ)
-
-    def _on_drafted(self, outcome: Outcome, reading: ReadingTime) -> None:
+    def answer(self, outcome: Outcome, reading: ReadingTime) -> None:
+        """Hand the outcome to the first waiting draft step, if there is one."""
         if self._waiting:
             self._waiting.popleft()(outcome, reading)
 
-    def _post(self, wish: Wish, on_drafted: Drafted | None = None) -> None:
-        if self._is_released:
+    def end(self, error: ForerunError) -> None:
+        """Answer all draft steps with `error`, because the pool answers none any more."""
+        while self._waiting:
+            self.answer(error, NOTHING_READ)
+
+    def _post(self, wish: Wish) -> None:
+        if self.is_released:
             raise LocalError("a generation drafts after it released its seat")
-        self._pool.post(partial(self._pool.queue, self._place.index, wish, on_drafted))
+        self._pool.post((self, wish))
 
 
 class DraftPool:
@@ -118,17 +109,18 @@ class DraftPool:
     ) -> None:
         """Call `on_release` whenever a seat is released. `batch_times`: measured seconds of a batch by its
         tokens; None: learnt online. `small`: a smaller draft in front (`CascadeGroup`)."""
-        self._on_release = on_release
+        self.on_release = on_release
+        self.num_seats = seats
+        self.is_closing = False
         self._group = DraftGroup(runtime, seats) if small is None else CascadeGroup(runtime, seats, small)
         if batch_times is not None:
             self._group.measured(batch_times)
-        self._places = tuple(DraftPlace(index) for index in range(seats))
-        self._inbox: SimpleQueue[Sequence[Task] | None] = SimpleQueue()  # of the thread
-        self._held_back: list[Task] | None = None  # while steps that ended together are handed out
+        self._latest: list[PoolSeat | None] = [None] * seats  # by place: who has it, or had it last
+        self._inbox: SimpleQueue[Sequence[Request] | None] = SimpleQueue()  # of the thread
+        self._held_back: list[Request] | None = None  # while steps that ended together are answered
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.is_closing = False
-        self._queues = tuple(deque[tuple[Wish, Drafted | None]]() for _ in range(seats))  # of the thread
-        self._under_way: dict[int, Drafted] = {}  # of the thread: place -> of its draft step
+        self._queues = tuple(deque[tuple[PoolSeat, Wish]]() for _ in range(seats))  # of the thread
+        self._drafting: dict[int, PoolSeat] = {}  # of the thread: by place, whose draft step is under way
         self._thread = threading.Thread(target=self._run, name="drafter", daemon=True)
 
     # --- the loop's side --------------------------------------------------------------------------------
@@ -147,9 +139,9 @@ class DraftPool:
         self._inbox.put(None)
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join, patience)
-        for place in self._places:
-            if place.seat is not None:
-                place.seat.end(put_away())
+        for seat in self._latest:
+            if seat is not None:
+                seat.end(put_away())
         return not self._thread.is_alive()
 
     async def __aenter__(self) -> DraftPool:
@@ -162,51 +154,44 @@ class DraftPool:
     @property
     def num_free(self) -> int:
         """The number of free seats."""
-        return sum(place.seat is None for place in self._places)
-
-    @property
-    def num_seats(self) -> int:
-        return len(self._places)
+        return sum(seat is None or seat.is_released for seat in self._latest)
 
     def seat(self, prompt: Sequence[int] = ()) -> PoolSeat:
         """Return the seat that keeps most of `prompt`, for a text that begins with it. Raise `CapacityError`
         if none is free."""
-        free = [place for place in self._places if place.seat is None]
+        free = [place for place, seat in enumerate(self._latest) if seat is None or seat.is_released]
         if not free:
             raise CapacityError(
                 f"all {self.num_seats} seats of the draft model are taken; try again when a text has ended, "
                 "or raise draft.seats"
             )
         place = max(free, key=lambda place: self._num_held(place, prompt))
-        place.seat = PoolSeat(self, place)
-        return place.seat
+        seat, before = PoolSeat(self, place), self._latest[place]
+        seat.text = before.text if before is not None else []
+        self._latest[place] = seat
+        return seat
 
-    def _num_held(self, place: DraftPlace, tokens: Sequence[int]) -> int:
+    def _num_held(self, place: int, tokens: Sequence[int]) -> int:
         # The thread may park the text at any time, which costs little.
-        held = self._group.members[place.index].session.num_held
-        return num_equal(place.text[:held], tokens)
+        seat, held = self._latest[place], self._group.members[place].session.num_held
+        return 0 if seat is None else num_equal(seat.text[:held], tokens)
 
     def num_kept(self, tokens: Sequence[int]) -> int:
         """Return how many leading `tokens` some text has evaluated: all seats may share them."""
-        held = (self._num_held(place, tokens) for place in self._places)
+        held = (self._num_held(place, tokens) for place in range(self.num_seats))
         return max(self._group.num_kept(tokens), *held)
 
-    def take_back(self, place: DraftPlace) -> None:
-        """Mark the seat of a `PoolSeat` as free."""
-        place.seat = None
-        self._on_release()
-
-    def post(self, task: Task) -> None:
-        """Post a task of a `PoolSeat` to the thread."""
+    def post(self, request: Request) -> None:
+        """Post a request to the thread."""
         if self._held_back is None:
-            self._inbox.put((task,))
+            self._inbox.put((request,))
         else:
-            self._held_back.append(task)
+            self._held_back.append(request)
 
     async def ping(self, patience: float) -> bool:
         """Return whether the thread ends its turn within `patience` seconds."""
         answer = asyncio.Event()
-        self.post(lambda: self._call(answer.set))
+        self.post(answer)
         try:
             async with asyncio.timeout(patience):
                 await answer.wait()
@@ -214,90 +199,79 @@ class DraftPool:
             return False
         return True
 
-    def _hand_out(self, ended: Sequence[tuple[Drafted, Outcome, ReadingTime]]) -> None:
-        """Resume the callers of all these draft steps, and post their next requests together."""
-        loop = asyncio.get_running_loop()
-        if self._held_back is None:
-            self._held_back = []
-        for on_drafted, outcome, reading in ended:
-            loop.call_soon(on_drafted, outcome, reading)
-        loop.call_soon(self._post_held_back)
-
-    def _post_held_back(self) -> None:
-        tasks, self._held_back = self._held_back, None
-        if tasks:
-            self._inbox.put(tasks)
+    def _answer(self, ended: Sequence[tuple[PoolSeat, MemberAnswer]]) -> None:
+        """Answer all these draft steps, then post the next requests of their generations together."""
+        self._held_back = []
+        try:
+            for seat, answer in ended:
+                seat.answer(answer.outcome, answer.reading)
+        finally:
+            requests, self._held_back = self._held_back, None
+            if requests:
+                self._inbox.put(requests)
 
     # --- the thread's side ------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while self._receive():
-            for index in range(self.num_seats):
-                self._carry_out(index)
-            self._hand_back(self._turn())
+            for place in range(self.num_seats):
+                self._carry_out(place)
+            answers = self._turn()
+            if answers:
+                self._call(self._answer, [(self._drafting.pop(each.member), each) for each in answers])
 
     def _receive(self) -> bool:
-        """Sort posted requests to the places; wait for one if idle. Return False at the end."""
-        wait = not any(self._can_go_on(index) for index in range(self.num_seats))
+        """Queue posted requests by place; wait for one if idle. Return False at the end."""
+        wait = not any(self._can_go_on(place) for place in range(self.num_seats))
         while True:
             pause = self._group.pause if wait else 0.0
             try:
-                tasks = self._inbox.get(block=pause != 0.0, timeout=pause)
+                requests = self._inbox.get(block=pause != 0.0, timeout=pause)
             except Empty:
                 return True
-            if tasks is None:
+            if requests is None:
                 return False
             wait = False
-            for task in tasks:
-                task()
+            for request in requests:
+                if isinstance(request, asyncio.Event):
+                    self._call(request.set)
+                    continue
+                seat, wish = request
+                if wish is None:  # its earlier requests are void
+                    self._queues[seat.place].clear()
+                    self._drafting.pop(seat.place, None)
+                self._queues[seat.place].append(request)
 
-    def queue(self, index: int, wish: Wish, on_drafted: Drafted | None) -> None:
-        """Queue a request of a `PoolSeat`. The loop calls the `on_drafted` of an `Expand`."""
-        queue = self._queues[index]
-        if wish is None:  # its earlier requests are void
-            queue.clear()
-            self._under_way.pop(index, None)
-        queue.append((wish, on_drafted))
+    def _can_go_on(self, place: int) -> bool:
+        return bool(self._queues[place]) and place not in self._drafting
 
-    def _can_go_on(self, index: int) -> bool:
-        return bool(self._queues[index]) and index not in self._under_way
-
-    def _carry_out(self, index: int) -> None:
+    def _carry_out(self, place: int) -> None:
         """Carry out a seat's requests in order, up to a draft step, which ends before later ones."""
-        while self._can_go_on(index):
-            wish, on_drafted = self._queues[index].popleft()
-            if on_drafted is not None:
-                self._under_way[index] = on_drafted
+        while self._can_go_on(place):
+            seat, wish = self._queues[place].popleft()
             try:
                 match wish:
                     case StartDrafter():
-                        self._group.begin(index, wish)
+                        self._group.begin(place, wish)
                     case MoveTip():
-                        self._group.reroot(index, wish.change)
+                        self._group.reroot(place, wish.change)
                     case Expand():
-                        self._group.ask(index, wish.rows)
+                        self._drafting[place] = seat
+                        self._group.ask(place, wish.rows)
                     case None:
-                        self._group.release(index)
+                        self._group.release(place)
             except Exception as error:  # outermost frame of a seat's request: only its drafting ends
                 logger.exception("! the drafter failed")
-                self._group.fail(index, LocalError(f"the drafter failed: {error}"))
+                self._group.fail(place, LocalError(f"the drafter failed: {error}"))
 
     def _turn(self) -> list[MemberAnswer]:
         try:
             return self._group.turn()
         except Exception as error:  # outermost frame of a turn: drafting ends, no text does
             logger.exception("! the drafter failed")
-            for index in range(self.num_seats):
-                self._group.fail(index, LocalError(f"the drafter failed: {error}"))
+            for place in range(self.num_seats):
+                self._group.fail(place, LocalError(f"the drafter failed: {error}"))
             return self._group.turn()
-
-    def _hand_back(self, answers: Sequence[MemberAnswer]) -> None:
-        """Hand back, in the loop, all draft steps that ended together."""
-        ended = [(self._under_way.pop(each.member), each.outcome, each.reading) for each in answers]
-        if len(ended) == 1:
-            self._call(*ended[0])
-        elif ended:
-            self._call(self._hand_out, ended)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         """Call the function in the loop's thread."""
