@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.estimators import RatioEstimator
-from common.prompt_lookup import HALF_LIFE, LEAST, LONGEST, PRIOR_WEIGHT, Guess, copied
+from common.prompt_lookup import HALF_LIFE, LEAST, LONGEST, PRIOR_WEIGHT, Guess, copied, grow_guesses
 from common.suffix_index import DEPTH, FIRST, GrowingIndex
+from common.tree import SpeculationTree
+from edge_client.core.sources import ProposalSource
 
 BACK, AHEAD = 16, 128
 """Tokens before and after the expected place among which one equal token is enough: a repeated line, or some
@@ -24,15 +26,18 @@ _Place = tuple[int, int]
 `LONGEST`)."""
 
 
-class Reference:
+class GivenText(ProposalSource):
     """Aligns given texts with a session's text, and learns how far to trust them.
 
-    Driven by `append` for every committed token; `guess` changes nothing. The trust depends on the number of
-    tokens that agreed before, so a text that leaves the reference soon gets no more guesses from it.
+    The trust depends on the number of tokens that agreed before, so a text that leaves the given ones soon
+    gets no more guesses from them.
     """
 
-    def __init__(self, texts: Sequence[Sequence[int]]) -> None:
-        """`texts` are token ids. The answer is expected to begin with the first."""
+    copies = True
+
+    def __init__(self, texts: Sequence[Sequence[int]], committed: Sequence[int] = ()) -> None:
+        """`texts` are token ids. The answer begins with `committed`, and is expected to begin with the first
+        text."""
         self._index = GrowingIndex()
         for text in texts:
             self._index.extend(text)
@@ -40,8 +45,14 @@ class Reference:
         self._tail: list[int] = []  # the newest tokens of the session's text
         self._place: _Place = (FIRST, 0)
         self._by_length = [RatioEstimator(_prior(n), PRIOR_WEIGHT, HALF_LIFE) for n in range(LONGEST + 1)]
+        for token in committed:
+            self.learn(0, token)
 
-    def append(self, token: int) -> None:
+    def grow(self, tree: SpeculationTree, last: int, room: int, surely: float, *, from_tip: bool) -> None:
+        """Grow as `ProposalSource.grow`; doubtful nodes, too."""
+        grow_guesses(tree, self, last, room, from_tip=from_tip)
+
+    def learn(self, node: int, token: int) -> None:
         """Learn from a token that the target wrote, and follow it in the given text."""
         expected, length = self._place
         for said in self._index.tokens(expected, 1):
@@ -75,7 +86,7 @@ class Reference:
         match = index.find(tail)
         away = {at: abs(at - expected - 1) for at in index.places(match, LOOKED_AT)}
         if match.length == 1:
-            away = {at: each for at, each in away.items() if -BACK < at - expected <= AHEAD}
+            away = {at: distance for at, distance in away.items() if -BACK < at - expected <= AHEAD}
         if not away:
             return min(expected + 1, index.size), 0
         return min(away, key=away.__getitem__), min(match.length, LONGEST)

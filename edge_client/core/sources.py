@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from common.prompt_lookup import PromptLookup, SharedTexts, grow_guesses
 from common.tree import SpeculationTree
-from edge_client.core.given_text import Reference
 from edge_client.core.policies import TokenCandidate
 
 MOST_GUESSED = 32
@@ -47,24 +46,6 @@ class ProposalSource:
 
     def close(self) -> None:
         """Let other sessions use this text, which has ended."""
-
-
-class GivenText(ProposalSource):
-    """Copies from texts that the answer probably repeats."""
-
-    copies = True
-
-    def __init__(self, texts: Sequence[Sequence[int]], committed: Sequence[int]) -> None:
-        self._reference = Reference(texts)
-        for token in committed:
-            self._reference.append(token)
-
-    def grow(self, tree: SpeculationTree, last: int, room: int, surely: float, *, from_tip: bool) -> None:
-        """Grow as `ProposalSource.grow`; doubtful nodes, too."""
-        grow_guesses(tree, self._reference, last, room, from_tip=from_tip)
-
-    def learn(self, node: int, token: int) -> None:
-        self._reference.append(token)
 
 
 class EarlierText(ProposalSource):

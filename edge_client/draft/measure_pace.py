@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import LocalError, UserError
-from common.llama.runtime import LlamaRuntime, default_threads
+from common.llama.runtime import LlamaRuntime
 from common.llama.trial import KeptTable, release
 from edge_client.core.draft_pace import DraftPace
 
@@ -33,10 +33,6 @@ LEAST = 0.1
 
 BUDGET = 2.0
 """Seconds for measuring beyond the smallest widths: about as long as loading a 0.5B model."""
-
-
-OWN_LOAD = 0.5
-"""Busy processors that the start of this process alone explains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +87,11 @@ def measure_pace(
         return best
 
     def table(sizes: Iterator[int], outputs: Callable[[int], int]) -> dict[int, float]:
-        found = dict[int, float]()
+        times = dict[int, float]()
         for size in sizes:
-            if len(found) < 2 or clock() < ends_at:
-                found[size] = timed(size, outputs(size))
-        return dict(sorted(found.items()))
+            if len(times) < 2 or clock() < ends_at:
+                times[size] = timed(size, outputs(size))
+        return dict(sorted(times.items()))
 
     try:
         _decode(runtime, 0, context, 1, clock)
@@ -135,25 +131,12 @@ def _decode(
     return clock() - began
 
 
-def machine_load() -> float:
-    """Return the processors that programs kept busy in the last minute, on average; 0.0 where the system does
-    not say."""
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return 0.0
-
-
 class KeptPaces:
-    """Keeps tables by model and settings in the JSON file `path`; None keeps nothing.
+    """Keeps tables by model and settings in the JSON file `path`; None keeps nothing. `SharedDraftModel`
+    forgets tables from which a text's steps differ much, such as those of a busy machine."""
 
-    Tables of a busy machine are used and not kept: the draft's threads had to wait for others. `load` returns
-    the number of busy processors.
-    """
-
-    def __init__(self, path: Path | None, load: Callable[[], float] = machine_load) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._table = KeptTable(path)
-        self._load = load
 
     def ensure(self, runtime: LlamaRuntime) -> PaceTables:
         """Return this model's kept tables for this machine. Without any, call `measure_pace`."""
@@ -161,15 +144,9 @@ class KeptPaces:
         tables = _tables(self._table.load().get(name))
         if tables is not None:
             return tables
-        free = (os.cpu_count() or 1) - (runtime.settings.threads or default_threads())
-        load = self._load()
         logger.info("> measuring the draft's steps, which takes %g s or little more", BUDGET)
         tables = measure_pace(runtime)
-        if load > max(free, OWN_LOAD):
-            words = "%.1f processors were busy: the draft's steps are measured again at its next loading"
-            logger.info(words, load)
-        else:
-            self._table.keep(name, asdict(tables), "the draft is measured again next time")
+        self._table.keep(name, asdict(tables), "the draft is measured again next time")
         return tables
 
     def forget(self, runtime: LlamaRuntime) -> None:
@@ -187,11 +164,11 @@ def _name_of(runtime: LlamaRuntime) -> str:
     return json.dumps(parts)
 
 
-def _tables(found: Any) -> PaceTables | None:
-    """Return the tables in `found`; None without usable ones."""
+def _tables(kept: Any) -> PaceTables | None:
+    """Return the tables that were `kept`; None without usable ones."""
     try:
         rows, batches = (
-            {int(size): float(took) for size, took in found[name].items()} for name in ("rows", "batches")
+            {int(size): float(took) for size, took in kept[name].items()} for name in ("rows", "batches")
         )
         tables = PaceTables(rows, batches)
         tables.teach(DraftPace())

@@ -7,25 +7,22 @@ from collections.abc import Sequence
 
 import pytest
 
-from edge_client.core.given_text import AHEAD, Reference
+from edge_client.core.given_text import AHEAD, GivenText
 
 SURELY = -0.7  # nats; half, as beside a draft model
 OLD = tuple(random.Random(1).sample(range(1000), 400))
 
 
-def after(text: Sequence[int], *references: Sequence[int]) -> Reference:
-    found = Reference(references)
-    for token in text:
-        found.append(token)
-    return found
+def after(text: Sequence[int], *texts: Sequence[int]) -> GivenText:
+    return GivenText(texts, committed=text)
 
 
-def tokens(reference: Reference, most: int = 1000, path: Sequence[int] = ()) -> list[int]:
-    return [guess.token for guess in reference.guess(most, path)]
+def tokens(source: GivenText, most: int = 1000, path: Sequence[int] = ()) -> list[int]:
+    return [guess.token for guess in source.guess(most, path)]
 
 
 def test_the_first_guess_is_the_beginning_of_the_first_text() -> None:
-    assert tokens(Reference([OLD, (7, 8)]), most=20) == list(OLD[:20])
+    assert tokens(GivenText([OLD, (7, 8)]), most=20) == list(OLD[:20])
 
 
 def test_a_text_that_agrees_is_guessed_by_the_hundred() -> None:
@@ -54,10 +51,10 @@ def test_the_place_is_found_again_after_a_change(new: Sequence[int], goes_on_at:
 
 
 def test_tokens_of_a_path_move_the_place_and_teach_nothing() -> None:
-    reference = after(OLD[:50], OLD)
-    before = reference.guess(30)
-    assert tokens(reference, 3, (*OLD[50:60], 2001)) == list(OLD[61:64])
-    assert reference.guess(30) == before
+    source = after(OLD[:50], OLD)
+    before = source.guess(30)
+    assert tokens(source, 3, (*OLD[50:60], 2001)) == list(OLD[61:64])
+    assert source.guess(30) == before
 
 
 def test_of_two_places_that_agree_alike_the_nearer_is_taken() -> None:
@@ -68,10 +65,10 @@ def test_of_two_places_that_agree_alike_the_nearer_is_taken() -> None:
 
 def test_a_text_unlike_the_given_one_soon_gets_no_guess() -> None:
     draw = random.Random(2)
-    reference, proposed = Reference([OLD]), 0
+    source, proposed = GivenText([OLD]), 0
     for _ in range(300):
-        proposed += len(reference.guess(128, (), surely=SURELY))
-        reference.append(draw.choice(OLD))
+        proposed += len(source.guess(128, (), surely=SURELY))
+        source.learn(0, draw.choice(OLD))
     assert proposed < 2 * 300
 
 
@@ -82,5 +79,5 @@ def test_a_guess_is_shorter_after_a_miss_than_amid_agreement() -> None:
 
 
 def test_nothing_is_guessed_without_a_text() -> None:
-    assert Reference([]).guess(10) == []
+    assert GivenText([]).guess(10) == []
     assert after((1, 2, 3), ()).guess(10) == []

@@ -252,7 +252,7 @@ async def test_a_pace_that_texts_contradict_is_measured_at_the_next_loading(
 ) -> None:
     """What was measured under load heals: only texts can tell."""
     file = tmp_path / "pace.json"
-    model = SharedDraftModel(settings(path), 1, LONG_WAIT, paces=KeptPaces(file, lambda: 0.0))
+    model = SharedDraftModel(settings(path), 1, LONG_WAIT, paces=KeptPaces(file))
     await model.load()
     before = json.loads(file.read_text())
     for _ in range(100):
