@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from operator import index
 from typing import Any
 
@@ -13,18 +12,9 @@ from edge_client.fleet.document import Document, Kill, PayloadError, Verify, par
 FORMAT, VERSION = "forerun fleet state", 2
 
 
-@dataclass(eq=False, slots=True)
-class HeldDocument:
-    """Holds an accepted document, and whether its settings could not be applied."""
-
-    document: Document
-    payload: bytes  # verbatim, to be checked again after a restart
-    has_fault: bool = False
-
-
 class DesiredState:
-    """Holds a device's documents. The device calls `load` once, `take` for each message, saves `dump()` if
-    that is true, and then calls `settle`, also as time passes. `wall` is in seconds since 1970.
+    """Holds a device's newest document. The device calls `load` once, `take` for each message, saves `dump()`
+    if that is true, and then calls `settle`, also as time passes. `wall` is in seconds since 1970.
 
     Versions are counted by key: a new key ends all documents of a stolen one, however large their versions.
     Args: key, the fleet's public key in hex; apply, applies settings and returns their fault as a sentence;
@@ -42,9 +32,10 @@ class DesiredState:
         self._tenant, self._key, self._verify = tenant, key, verify
         self._apply, self._obey = apply, obey
         self._versions = dict[str, int]()  # the newest seen, by key
-        self._newest: HeldDocument | None = None  # its kill switch holds
-        self._good: HeldDocument | None = None  # the newest before it whose settings could be applied
-        self._applied: HeldDocument | None = None  # whose settings hold; None: the device's own alone
+        self._payload = b""  # of the newest document, verbatim, to be checked again after a restart
+        self._newest: Document | None = None  # its kill switch holds
+        self._applied: Document | None = None  # its settings hold; None: the device's own alone
+        self._tried: Document | None = None  # its settings were applied last, or could not be
         self.kill = Kill.NONE
         self.rejected = 0
         self.last_refusal = ""  # a sentence, for the person at the device
@@ -52,35 +43,36 @@ class DesiredState:
     @property
     def applied(self) -> int | None:
         """The version of the document whose settings hold."""
-        return self._applied.document.version if self._applied else None
+        return self._applied.version if self._applied else None
 
     @property
     def refused(self) -> int | None:
         """The version of the newest document if its settings do not hold."""
-        newest = self._newest
-        return newest.document.version if newest and newest is not self._applied else None
+        return self._newest.version if self._newest and self._newest is not self._applied else None
 
     def dump(self) -> bytes:
         """Return the facts to keep over a restart, as JSON."""
-        newest, good = (held.payload.decode() if held else "" for held in (self._newest, self._good))
-        found = {"format": FORMAT, "version": VERSION, "versions": self._versions}
-        return json.dumps(found | {"newest": newest, "applied": good}, indent=1).encode()
+        state = {"format": FORMAT, "version": VERSION, "versions": self._versions}
+        return json.dumps(state | {"newest": self._payload.decode()}, indent=1).encode()
 
     def load(self, payload: bytes) -> None:
         """Take the facts of the last run. Raise `PayloadError` if they are none."""
-        found = parse(payload, len(payload))
+        state = parse(payload, len(payload))
         try:
-            if (found["format"], found["version"]) != (FORMAT, VERSION):
+            if (state["format"], state["version"]) != (FORMAT, VERSION):
                 raise ValueError
-            self._versions = {key: index(version) for key, version in found["versions"].items()}
-            newest, good = (found[name].encode() for name in ("newest", "applied"))
+            self._versions = {key: index(version) for key, version in state["versions"].items()}
+            newest = state["newest"].encode()
         except (KeyError, TypeError, ValueError, AttributeError):
             raise PayloadError(f"it is no {FORMAT!r} of version {VERSION}") from None
-        self._newest, self._good = self._known(newest), self._known(good)
+        try:
+            self._newest, self._payload = (self._believed(newest) if newest else None), newest
+        except PayloadError:
+            pass  # no key trusted today signed it
 
     def take(self, payload: bytes) -> bool:
         """Return whether the payload is a new document; `settle` applies it. Never raises."""
-        if not payload or (self._newest is not None and payload == self._newest.payload):
+        if not payload or payload == self._payload:
             return False  # an empty payload clears the topic, which every writer can, and ends nothing
         try:
             document = self._believed(payload)
@@ -91,32 +83,27 @@ class DesiredState:
             self.last_refusal = f"the fleet's document is rejected: {error}"
             return False
         self._versions[self._key] = document.version
-        self._newest, self._good = HeldDocument(document, payload), self._applied or self._good
+        self._newest, self._payload = document, payload
         return True
 
     def settle(self, wall: float) -> None:
-        """Apply the newest document's kill switch and settings, or the last good settings if its own fail.
-        A document ends by this device's clock, which may be set at any time. No older one comes back."""
+        """Apply the newest document's kill switch and settings. Settings that cannot be applied leave those
+        in force. A document ends by this device's clock, which may be set at any time."""
         newest = self._newest
-        live = None if newest is None or newest.document.has_expired(wall) else newest
-        kill = live.document.kill if live else Kill.NONE
+        live = None if newest is None or newest.has_expired(wall) else newest
+        kill = live.kill if live else Kill.NONE
         if kill is not self.kill:
             self.kill = kill
             self._obey(kill)
-        for held in (live, self._good) if live else ():
-            if held and not held.document.has_expired(wall) and (held is self._applied or self._holds(held)):
-                self._applied = held
-                return
-        if self._applied is not None:
-            self._applied = None
+        if live is not None and live is not self._tried:
+            self._tried = live
+            if not (fault := self._apply(live.settings)):
+                self._applied = live
+            else:
+                self.last_refusal = f"the fleet's settings do not hold: {fault}"
+        if self._applied and (live is None or self._applied.has_expired(wall)):
+            self._applied = self._tried = None
             self._apply({})
-
-    def _holds(self, held: HeldDocument) -> bool:
-        """Apply the document's settings. Return whether they hold from now on."""
-        if not held.has_fault and (fault := self._apply(held.document.settings)):
-            held.has_fault = True
-            self.last_refusal = f"the fleet's settings do not hold: {fault}"
-        return not held.has_fault
 
     def _believed(self, payload: bytes) -> Document:
         """Return the document of a payload. Raise `PayloadError`."""
@@ -124,10 +111,3 @@ class DesiredState:
         if document.tenant != self._tenant:
             raise PayloadError(f"it was signed for the tenant {document.tenant}")
         return document
-
-    def _known(self, payload: bytes) -> HeldDocument | None:
-        """Return a document of the last run; None if no key trusted today signed it."""
-        try:
-            return HeldDocument(self._believed(payload), payload) if payload else None
-        except PayloadError:
-            return None

@@ -1,4 +1,4 @@
-"""Connects to a fleet's MQTT 5 broker by aiomqtt, and bounds what the broker may send."""
+"""Connects to a fleet's MQTT 5 broker by aiomqtt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from edge_client.fleet.document import MAX_PAYLOAD
 from edge_client.process.paths import path_of
 from edge_client.settings import FleetSection
 
-logger = logging.getLogger(__name__)
 quiet = logging.getLogger(f"{__name__}.library")
 quiet.setLevel(logging.CRITICAL)  # aiomqtt logs each lost connection; `BrokerError` reports it once
 
@@ -29,11 +28,7 @@ MAX_PACKET = 2 * MAX_PAYLOAD
 """Bytes of a packet: a payload, its topic and MQTT's own. MQTT allows 256 MB."""
 
 MAX_WAITING = 1024
-"""Messages that wait for our reader, beyond which they are dropped; packets that wait for the broker's, and
-messages of QoS 2 for their end, beyond which the connection ends."""
-
-MAX_READS = 10_000
-"""Reads without a turn of the event loop, some 3,000 packets: aiomqtt reads on while TLS has bytes."""
+"""Messages that wait for our reader, beyond which they are dropped."""
 
 KEEPALIVE = 20
 """Seconds; a broker notices a stalled device after one and a half of these."""
@@ -46,31 +41,6 @@ class BrokerError(UnavailableError):
     """Raised if the connection cannot be made, has ended, or denies a subscription."""
 
 
-class _Client(aiomqtt.Client):
-    """Ends the connection to a broker that exceeds limits: aiomqtt 2.5 and paho 2.2 enforce none."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.paho = cast(Any, self._client)  # its inside has no types
-        self._receive, self.paho._sock_recv = self.paho._sock_recv, self._bounded_receive
-        self._num_reads = 0
-
-    def _bounded_receive(self, size: int) -> bytes:
-        paho = self.paho
-        if not self._num_reads:
-            self._loop.call_soon(self._begin_turn)
-        self._num_reads += 1
-        is_large = paho._in_packet["remaining_length"] > MAX_PACKET
-        waiting = max(len(paho._in_messages), len(paho._out_packet))
-        if is_large or waiting > MAX_WAITING or self._num_reads > MAX_READS:
-            logger.warning("! the fleet's broker sends more than this client takes")
-            raise ConnectionAbortedError
-        return bytes(self._receive(size))
-
-    def _begin_turn(self) -> None:
-        self._num_reads = 0
-
-
 @contextlib.asynccontextmanager
 async def connected(
     fleet: FleetSection, name: str, will: aiomqtt.Will | None = None, max_unread: int = MAX_WAITING
@@ -81,7 +51,7 @@ async def connected(
     """
     parts, limits = urlsplit(fleet.broker), Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
     limits.MaximumPacketSize = MAX_PACKET
-    client = _Client(
+    client = aiomqtt.Client(
         parts.hostname or "",
         parts.port or (8883 if fleet.tls else 1883),
         username=fleet.username or None,
@@ -105,7 +75,7 @@ async def connected(
             "address, TLS at both ends, the certificates, and that no other client has this name"
         ) from error
     finally:
-        client.paho._sock_close()  # aiomqtt leaves it open after a failure
+        cast(Any, client)._client._sock_close()  # aiomqtt leaves it open after a failure
 
 
 async def subscribe(client: aiomqtt.Client, topic: str) -> None:

@@ -97,19 +97,19 @@ def test_what_no_trusted_key_signed_for_this_tenant_changes_nothing(payload: byt
     assert (world.holds(), world.desired.rejected) == (NOTHING, 1)
 
 
-def test_settings_that_do_not_hold_leave_the_last_good_ones_and_the_kill_switch_acts() -> None:
+def test_settings_that_cannot_be_applied_leave_those_in_force_and_the_kill_switch_acts() -> None:
+    """Those in force end at their own end, and with a restart."""
     world = World()
-    world.hears(document(1), document(2, settings={"draft.policy": "bad"}, kill=Kill.REMOTE_OFF))
-    for each in (world, World(world.memory)):
-        assert each.holds() == (Kill.REMOTE_OFF, TREE, 1, 2)
+    soon = NOW + DAY / 2
+    bad = document(2, settings={"draft.policy": "bad"}, kill=Kill.REMOTE_OFF)
+    world.hears(document(1, expires_at=soon), bad)
+    assert world.holds() == (Kill.REMOTE_OFF, TREE, 1, 2)
+    again = World(world.memory)
+    world.passes(0.6 * DAY)
+    for each in (world, again):
+        assert each.holds() == (Kill.REMOTE_OFF, {}, None, 2)
         each.hears(document(3, settings=CHAIN))
         assert each.holds() == (Kill.NONE, CHAIN, 3, None)
-
-
-def test_settings_that_the_daemon_refuses_after_a_restart_leave_the_kill_switch_standing() -> None:
-    world = World()
-    world.hears(document(1, kill=Kill.DRAFT_OFF))
-    assert World(world.memory, bad="tree").holds() == (Kill.DRAFT_OFF, {}, None, 1)
 
 
 def test_a_document_holds_until_its_end_and_over_a_restart() -> None:
@@ -197,8 +197,8 @@ def test_no_message_at_no_time_raises_and_versions_only_grow(payloads: list[byte
 def test_the_signature_covers_the_domain() -> None:
     """A signature of the bare text, as another program would make it, is not believed."""
     payload = document(1, kill=Kill.HALT)
-    found = json.loads(payload)
-    bare = json.dumps(found | {"signature": sign()(found["document"].encode()).hex()}).encode()
+    sealed = json.loads(payload)
+    bare = json.dumps(sealed | {"signature": sign()(sealed["document"].encode()).hex()}).encode()
     world = World()
     world.hears(bare)
     assert world.holds() == NOTHING

@@ -1,13 +1,10 @@
-"""A connection carries messages over TLS, fails with an error, and bounds what a hostile broker sends."""
+"""A connection carries messages over TLS, and fails with an error."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
-import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +14,9 @@ import pytest
 from common.errors import UnavailableError, UserError
 from edge_client.settings import FleetSection
 from tests.edge_client.fleet.broker import broker, until
-from tests.edge_client.fleet.flood import packet, read, text
 from tests.ports import refusing
 
 pytestmark = pytest.mark.broker
-
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture(autouse=True)
@@ -44,32 +38,6 @@ async def connect(fleet: FleetSection) -> None:
         await subscribe(client, "mine")
         async for _ in client.messages:
             pass
-
-
-@contextlib.asynccontextmanager
-async def hostile(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """Run a server that grants a subscription and then does as it likes; yield its port."""
-    ended = list[asyncio.Event]()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ended.append(asyncio.Event())
-        over = ended[-1]
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await read(reader)
-            writer.write(packet(0x20, b"\0\0\0"))
-            _, body = await read(reader)
-            writer.write(packet(0x90, body[:2] + b"\0\1"))
-            await serve(reader, writer)
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-        over.set()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
-    for over in ended:
-        await over.wait()
 
 
 @pytest.mark.filterwarnings(
@@ -139,69 +107,3 @@ async def test_what_cannot_be_reached_is_unavailable(tmp_path: Path) -> None:
     ):
         with pytest.raises(UnavailableError):
             await connect(fleet)
-
-
-async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"\x30\xff\xff\xff\x7f")  # 256 MB follow
-    while True:
-        writer.write(bytes(65536))
-        await writer.drain()
-
-
-async def unfinished(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Begin messages of QoS 2."""
-    for number in range(1, 65535):
-        writer.write(packet(0x34, text("mine") + number.to_bytes(2, "big") + b"\0" + bytes(1000)))
-        await writer.drain()
-
-
-def saying(garbage: bytes) -> Serve:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(garbage)
-        await writer.drain()
-
-    return serve
-
-
-GARBAGE = (
-    *(b"\xff" * 100, b"\x00" * 100, packet(0x32, b"\xff\xff"), packet(0x90, b""), packet(0xE0, b"\x8e\0")),
-    *(packet(0x40, b"\0\1\xff\xff"), packet(0x32, b"\0\4\xff\xfe\xfd\xfc\0\1\0x")),
-)
-
-
-@pytest.mark.parametrize("serve", [endless, unfinished, *map(saying, GARBAGE)], ids=range(9))
-async def test_a_hostile_broker_loses_the_connection(serve: Serve) -> None:
-    async with hostile(serve) as port:
-        with pytest.raises(UnavailableError):
-            await connect(at(port))
-
-
-async def test_a_flood_that_never_lets_the_event_loop_turn_is_cut(tmp_path: Path) -> None:
-    """aiomqtt reads on while TLS has decoded bytes: until packets and TLS records end together."""
-    from tests.edge_client.fleet.world import certificates
-
-    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(packet(0x30, text("mine") + bytes(20)) * 100_000)
-        await reader.read()
-
-    pems = tmp_path / "pems"
-    certificates(pems)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(pems / "server.pem", pems / "server.key")
-    async with hostile(flood, context) as port:
-        with pytest.raises(UnavailableError):
-            await connect(at(port, "mqtts", ca=str(pems / "ca.pem")))
-
-
-async def test_an_acknowledgement_that_never_comes_ends_the_connection() -> None:
-    import aiomqtt
-
-    from edge_client.fleet.mqtt import connected, subscribe
-
-    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-
-    async with hostile(mute) as port, connected(at(port), "pi-1") as client:
-        await subscribe(client, "mine")
-        with pytest.raises(aiomqtt.MqttError):
-            await client.publish("mine", b"x", qos=1)
