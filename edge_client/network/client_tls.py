@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import re
 import ssl
 from collections.abc import Iterator
@@ -18,12 +17,6 @@ import grpc
 
 from common.config.live_files import LiveFiles, read_bytes
 from common.errors import UserError
-
-FIRST = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-VALIDITY = re.compile(rb"\x30[\x1e\x20\x22](?:\x17\x0d|\x18\x0f)\d+Z(?:\x17\x0d(\d{12})Z|\x18\x0f(\d{14})Z)")
-"""Two dates, each a UTCTime or, from 2050 on, a GeneralizedTime (RFC 5280 4.1.2.5). Python's `ssl` reads
-only the dates of the peer's certificate. A certificate library would be larger than all other dependencies
-of an edge without its draft model."""
 
 HANDSHAKE_TIME = 2.0
 """Seconds for the handshake that finds the reason of a failure."""
@@ -106,10 +99,10 @@ class LiveClientTls:
 
 def read_token(path: Path) -> str:
     """Read a token. Raises `UserError` without the token in its message."""
-    found = read_bytes(path, "the token file", MAX_TOKEN_BYTES).strip()
-    if not TOKEN.fullmatch(found):
+    token = read_bytes(path, "the token file", MAX_TOKEN_BYTES).strip()
+    if not TOKEN.fullmatch(token):
         raise UserError(f"the token file {path} must hold one word of visible ASCII and nothing else")
-    return found.decode("ascii")
+    return token.decode("ascii")
 
 
 def _no_password() -> str:
@@ -179,26 +172,10 @@ def _about_closing(tls: TlsSettings) -> str:
     """Guess why the server hung up. A gRPC server gives no reason when it rejects a certificate."""
     if tls.cert is None:
         return "it hangs up after the TLS handshake: most likely it wants a client certificate; give one"
-    end = end_of_file(tls.cert)
-    if end is not None and end <= datetime.datetime.now(datetime.UTC):
-        return f"this edge's client certificate ended on {end:%Y-%m-%d}; renew {tls.cert}"
     return (
         "it hangs up after the TLS handshake: most likely it does not accept this edge's client certificate, "
-        "which another CA signed, or which the verifier's clock finds out of date"
+        f"which has ended, or which another CA signed; look at {tls.cert}"
     )
-
-
-def end_of_file(path: Path) -> datetime.datetime | None:
-    """Return when the first certificate of a PEM file ends, or None if there is none."""
-    first = FIRST.search(read_bytes(path, "the TLS client certificate"))
-    try:
-        found = VALIDITY.search(ssl.PEM_cert_to_DER_cert(first[0].decode("ascii"))) if first else None
-        if found is None:
-            return None
-        digits, form = (found[2], "%Y%m%d%H%M%S") if found[2] else (found[1], "%y%m%d%H%M%S")
-        return datetime.datetime.strptime(digits.decode("ascii"), form).replace(tzinfo=datetime.UTC)
-    except ValueError:
-        return None
 
 
 def _about_handshake(error: ssl.SSLError) -> str:

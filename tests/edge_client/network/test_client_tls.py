@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from cloud_verifier.server.worker import Worker
 from common.errors import UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
-from edge_client.network.client_tls import LiveClientTls, TlsSettings, end_of_file
+from edge_client.network.client_tls import LiveClientTls, TlsSettings
 from edge_client.network.member import Health
 from edge_client.network.verifiers import Verifiers
 from tests import wording
@@ -157,25 +156,3 @@ def test_the_token_is_the_files_as_it_is_now(tmp_path: Path) -> None:
     path.unlink()
     assert tls.metadata() == (("authorization", "Bearer another"),)
     assert LiveClientTls(TlsSettings()).metadata() == ()
-
-
-@pytest.mark.parametrize("year", [2020, 2049, 2050, 2099])
-def test_the_end_is_the_certificates(year: int, papers: Papers) -> None:
-    """From 2050 on dates are written in another way."""
-    end = datetime.datetime(year, 3, 4, 5, 6, 7, tzinfo=datetime.UTC)
-    assert end_of_file(papers.issue("device.example", expires=end)[0]) == end
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"no certificate",
-        b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
-        b"-----BEGIN CERTIFICATE-----\n\xff\n-----END CERTIFICATE-----\n",
-        ssl.DER_cert_to_PEM_cert(b"\x30\x1e" + b"\x17\x0d991301000000Z" * 2).encode(),  # a month 13
-    ],
-)
-def test_what_is_no_certificate_has_no_end(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "x.pem").write_bytes(content)
-    assert end_of_file(tmp_path / "x.pem") is None
