@@ -95,13 +95,13 @@ class EdgeDaemon:
     async def _pairs(self, stack: contextlib.AsyncExitStack) -> list[Pair]:
         """Open all pairs, the default first. They share one queue, which admits as many texts at once as the
         largest pair has seats."""
-        found = self._config.each_pair
-        seats = max(each.draft.seats for each in found.values())
+        configs = self._config.each_pair
+        seats = max(each.draft.seats for each in configs.values())
         admission, models = Admission(seats, self._config.api.max_queue), DraftModels(self._paths, stack)
         drafts = self._around.drafts
         return [
             await open_pair(name, config, drafts[name], models, admission, stack)
-            for name, config in found.items()
+            for name, config in configs.items()
         ]
 
     def _api(self, pairs: Sequence[Pair], page: StatusPage, token: str) -> Api:

@@ -47,11 +47,11 @@ class Hints(ProposalSource):
             return candidates
         hinted = self._promised(said)
         left = self.left(node)
-        found = [
+        weighed = [
             TokenCandidate(token, hinted[token] if token in hinted else min(logprob, left))
             for token, logprob in candidates
         ]
-        return sorted(found, key=lambda each: -each.logprob)
+        return sorted(weighed, key=lambda each: -each.logprob)
 
     def left(self, node: int) -> float:
         """Return the log chance that a node with a hint goes on with another token."""

@@ -92,15 +92,15 @@ class Growth:
     def rows(self, nodes: Sequence[Node]) -> tuple[DraftRow, ...]:
         """Return the rows of a draft step and mark them busy. Ancestors that the draft has not evaluated
         precede their node."""
-        tip, found = self.tree.tip, dict[int, Node]()
+        tip, wanted = self.tree.tip, dict[int, Node]()
         for node in nodes:  # the draft model must evaluate the guesses above a node
             missing = missing_above(self.tree, node)
-            found |= {each.id: each for each in (*reversed(missing), node)}
-        for node in found.values():
+            wanted |= {each.id: each for each in (*reversed(missing), node)}
+        for node in wanted.values():
             node.busy = True
         return tuple(
             DraftRow(node.id, None if node is tip else node.parent, node.token, node.position)
-            for node in found.values()
+            for node in wanted.values()
         )
 
     def branch(self, expansions: Sequence[Expansion]) -> None:
@@ -140,10 +140,10 @@ class Growth:
         said = self.expansions.get(node.id)
         if said is None:
             return logprob
-        found = promised(self.calibration.confidence, said.scores)
+        chances = promised(self.calibration.confidence, said.scores)
         if token in said.tokens:
-            return found[said.tokens.index(token)]
-        return min(logprob, math.log(max(1.0 - sum(map(math.exp, found)), LEAST_MISS)))
+            return chances[said.tokens.index(token)]
+        return min(logprob, math.log(max(1.0 - sum(map(math.exp, chances)), LEAST_MISS)))
 
     def guess(self, *, beside_draft: bool, from_tip: bool = True) -> None:
         """Grow the continuation of given and of repeated text; beside a draft model, only its likely part.

@@ -176,12 +176,12 @@ class Offline:
         """Follow the draft's own path below the tip as far as it is known."""
         tree, path, node = view.tree, list[Node](), view.tree.tip
         while not self._is_last(node, len(path)) and node.position < view.last_position:
-            found = said.get(node.id)
-            if found is None or not found.tokens:
+            expansion = said.get(node.id)
+            if expansion is None or not expansion.tokens:
                 break
-            child = node.children.get(found.tokens[0])
+            child = node.children.get(expansion.tokens[0])
             if child is None:
-                node = tree.grow(node, found.tokens[0], promised(confidence, found.scores)[0])
+                node = tree.grow(node, expansion.tokens[0], promised(confidence, expansion.scores)[0])
             else:
                 node = tree.live[child]
             path.append(node)

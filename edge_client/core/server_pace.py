@@ -35,11 +35,11 @@ class ServerPace:
         """Return, for each of the `DEPTHS`, the greatest share of news on the way down from there, where each
         further node of the path is right with the chance `survival`. A node that is no news leads to others
         that are."""
-        best, found = 0.0, list[float]()
+        best, shares = 0.0, list[float]()
         for depth in reversed(range(DEPTHS)):
             best = max(self.news(depth), survival * best)
-            found.append(best)
-        return found[::-1]
+            shares.append(best)
+        return shares[::-1]
 
     def learn(self, message: Commit) -> None:
         """Take the commit of one step."""

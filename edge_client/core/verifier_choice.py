@@ -153,9 +153,11 @@ def choose(
         [each for each in fitting if each.name not in passed_over],
         fitting,
     )
-    found = next((kind for kind in kinds if kind), [])
-    weights = {each.name: blake2b(f"{key}\0{each.name}".encode(), digest_size=8).digest() for each in found}
-    return max(best(found, skill), key=lambda each: weights[each.name], default=None)
+    group = next((kind for kind in kinds if kind), [])
+    weights = {
+        each.name: blake2b(f"{key}\0{each.name}".encode(), digest_size=8).digest() for each in group
+    }
+    return max(best(group, skill), key=lambda each: weights[each.name], default=None)
 
 
 def has_another(candidates: Iterable[VerifierCandidate], passed_over: Container[str]) -> bool:
@@ -171,7 +173,7 @@ def best(candidates: Sequence[VerifierCandidate], skill: DraftSkill) -> list[Ver
         return list(candidates)
     times = [token_time(rtt, each.turn or USUAL_TURN, skill) for each, rtt in measured]
     longest = (1.0 + FAST_SHARE) * min(times)
-    fast = [found for found, time in zip(measured, times, strict=True) if time <= longest]
+    fast = [candidate for candidate, time in zip(measured, times, strict=True) if time <= longest]
     shortest = min(rtt for _, rtt in fast)
     limit = shortest + max(NEAR, NEAR_SHARE * shortest)
     return [each for each, rtt in fast if rtt <= limit]

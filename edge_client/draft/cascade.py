@@ -68,13 +68,13 @@ class CascadeGroup(DraftGroup):
             DraftRow(node.id, None if node.parent is None else node.parent.id, node.token, node.position)
             for node in reversed(list(end.path()))
         ]
-        small, found = MemberDrafter(self._small, index), list[int]()
+        small, chain = MemberDrafter(self._small, index), list[int]()
         with contextlib.suppress(ForerunError):
-            while len(found) < CHAIN:
+            while len(chain) < CHAIN:
                 tokens, last = small.expand(rows)[-1].tokens, rows[-1]
                 if not tokens or tokens[0] >= self._runtime.num_vocab:  # one table may have more padding
                     break
-                found.append(tokens[0])
+                chain.append(tokens[0])
                 self._num_asked += 1
-                rows = [DraftRow(-self._num_asked, last.id, found[-1], last.position + 1)]
-        return found
+                rows = [DraftRow(-self._num_asked, last.id, chain[-1], last.position + 1)]
+        return chain

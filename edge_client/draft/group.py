@@ -417,8 +417,8 @@ class DraftGroup:
 
     def _answer_if_done(self, member: GroupMember) -> None:
         if member.asked is not None and not member.todo:
-            found = [node.expansion for node in member.asked if node.expansion is not None]
-            self._answers.append(MemberAnswer(member.index, found, member.reading))
+            expansions = [node.expansion for node in member.asked if node.expansion is not None]
+            self._answers.append(MemberAnswer(member.index, expansions, member.reading))
             self._answered_at = self._clock()
             member.asked, member.reading = None, NOTHING_READ
 

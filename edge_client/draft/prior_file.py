@@ -38,18 +38,18 @@ def point_as_json(temperature: float, prior: Prior) -> dict[str, float]:
 def read_priors(path: Path) -> PriorTable:
     """Read a prior's file. Raises `UserError` with the file's name and the expected content."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"the prior {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # JSON's errors and UTF-8's
         raise UserError(f"the prior {path} is not JSON in UTF-8: {error}") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path} is no prior; its format should be {FORMAT!r} (`forerun fit` writes it)")
-    if found.get("version") != VERSION:
+    if content.get("version") != VERSION:
         raise UserError(
-            f"the prior {path} has version {found.get('version')!r}; this program reads {VERSION}"
+            f"the prior {path} has version {content.get('version')!r}; this program reads {VERSION}"
         )
-    points = found.get("points")
+    points = content.get("points")
     if not isinstance(points, list):
         raise UserError(f"the prior {path} has no list of points")
     try:

@@ -79,9 +79,9 @@ def report(labels: Mapping[str, str], figures: Mapping[str, float | None]) -> by
 def read_report(payload: bytes) -> tuple[dict[str, str], dict[str, float]]:
     """Return the labels and the figures of a report. Strangers may publish one: anything else in it, such as
     a text with control characters, is left out. Raise `PayloadError`."""
-    found = parse(payload).items()
-    labels = {name: text for name, text in found if isinstance(text, str) and LABEL.fullmatch(text)}
-    return labels, {name: value for name, value in found if _is_number(value)}
+    entries = parse(payload).items()
+    labels = {name: text for name, text in entries if isinstance(text, str) and LABEL.fullmatch(text)}
+    return labels, {name: value for name, value in entries if _is_number(value)}
 
 
 def _label(text: str) -> str:
@@ -99,19 +99,19 @@ def parse(payload: bytes, limit: int = MAX_PAYLOAD) -> dict[str, Any]:
     if len(payload) > limit:
         raise PayloadError(f"the payload has {len(payload)} bytes; at most {limit} are allowed")
     try:
-        found = json.loads(payload.decode(), object_pairs_hook=_once)
+        value = json.loads(payload.decode(), object_pairs_hook=_once)
     except (ValueError, RecursionError):  # JSON's errors and UTF-8's; lists in lists in lists
         raise PayloadError("the payload is not JSON in UTF-8") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise PayloadError("the payload is not a JSON object")
-    return found
+    return value
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError
-    return found
+    return entries
 
 
 # The document -----------------------------------------------------------------------------------------------
@@ -161,10 +161,10 @@ def unseal(payload: bytes, verify: Verify) -> Document:
 
     Raise `PayloadError`.
     """
-    found = parse(payload)
+    envelope = parse(payload)
     try:
-        text, signature = found.pop("document").encode(), bytes.fromhex(found.pop("signature"))
-        if found:
+        text, signature = envelope.pop("document").encode(), bytes.fromhex(envelope.pop("signature"))
+        if envelope:
             raise ValueError
     except (KeyError, AttributeError, TypeError, ValueError):
         raise PayloadError("the payload is not a document and its signature alone") from None

@@ -78,12 +78,12 @@ class FleetFollower:
         Return their fault as a sentence, or an empty one.
         """
         try:
-            found = self.reconfigure(settings).each_pair
-            policies = {name: config.draft.growth_policy() for name, config in found.items()}
+            configs = self.reconfigure(settings).each_pair
+            policies = {name: config.draft.growth_policy() for name, config in configs.items()}
         except UserError as error:
             return str(error)
-        for pair in (each for each in self.pairs if each.name in found):  # the file may have lost one since
-            config = found[pair.name]
+        for pair in (each for each in self.pairs if each.name in configs):  # the file may have lost one since
+            config = configs[pair.name]
             if pair.drafts is not None:
                 pair.drafts.keep_alive = config.draft.keep_alive
             pair.service.defaults = replace(

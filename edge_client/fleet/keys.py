@@ -76,9 +76,9 @@ def read_public(text: str) -> bytes:
 def _read(path: Path, kind: str) -> bytes:
     try:
         with path.open("rb") as file:
-            found = file.read(1024).decode("ascii", "replace").split()
+            words = file.read(1024).decode("ascii", "replace").split()
     except OSError as error:
         raise UserError(f"the key {path} cannot be read: {error.strerror}") from error
-    if len(found) != 2 or found[0] != kind or not KEY.fullmatch(found[1]):
+    if len(words) != 2 or words[0] != kind or not KEY.fullmatch(words[1]):
         raise UserError(f"{path} is not a {kind} file; make one with `forerun fleet keys`")
-    return bytes.fromhex(found[1])
+    return bytes.fromhex(words[1])

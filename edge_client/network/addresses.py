@@ -52,13 +52,13 @@ def parse_address(text: str, *, encrypted: bool = False, insecure: bool = False)
     scheme, colon, _ = plain.partition("://")
     if colon:
         raise UserError(f"the verifier {text!r} names the scheme {scheme!r}; give HOST:PORT, {EXAMPLE}")
-    found = host_and_port(plain)
-    if found is None or any(not letter.isprintable() or letter in " /@,?" for letter in plain):
+    host_port = host_and_port(plain)
+    if host_port is None or any(not letter.isprintable() or letter in " /@,?" for letter in plain):
         raise UserError(f"the verifier {text!r} is not HOST:PORT with a port from 1 to 65535, {EXAMPLE}")
-    if not found[1] or (":" in found[0] and not found[0].startswith("[")):
-        what = "port 0" if not found[1] else "an IPv6 address without brackets"
+    if not host_port[1] or (":" in host_port[0] and not host_port[0].startswith("[")):
+        what = "port 0" if not host_port[1] else "an IPv6 address without brackets"
         raise UserError(f"the verifier {text!r} has {what}; give HOST:PORT or [IPV6]:PORT, {EXAMPLE}")
-    address = VerifierAddress(*found)
+    address = VerifierAddress(*host_port)
     if not (encrypted or insecure or address.is_loopback):
         raise UserError(
             f"the verifier {address} is on another machine, and without TLS every hop on the way can read "
@@ -78,12 +78,12 @@ async def resolve(address: VerifierAddress) -> tuple[VerifierAddress, ...]:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(RESOLVE_TIME):
-            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            answers = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError) as error:
         words = getattr(error, "strerror", None) or "the name server does not answer"
         raise UnavailableError(f"the name {address.host} is not known ({words})") from error
-    old = sorted({str(place[0]) for family, *_, place in found if family == socket.AF_INET})
-    new = sorted({str(place[0]) for family, *_, place in found if family == socket.AF_INET6})
+    old = sorted({str(place[0]) for family, *_, place in answers if family == socket.AF_INET})
+    new = sorted({str(place[0]) for family, *_, place in answers if family == socket.AF_INET6})
     machines = old or [f"[{each}]" for each in new]
     return (
         tuple(VerifierAddress(each, address.port) for each in machines) if len(machines) > 1 else (address,)

@@ -89,8 +89,8 @@ OnLost = Callable[[ForerunError | None], None]
 def shares_machine(address: str, rtt: float | None) -> bool:
     """Tell whether the verifier at `address` runs on this machine, by its round trip (seconds; None: not
     measured)."""
-    found = host_and_port(address.removeprefix("dns:///"))
-    return found is not None and is_loopback(found[0]) and (rtt is None or rtt < SAME_MACHINE)
+    host_port = host_and_port(address.removeprefix("dns:///"))
+    return host_port is not None and is_loopback(host_port[0]) and (rtt is None or rtt < SAME_MACHINE)
 
 
 class StreamSource(Protocol):
@@ -351,8 +351,8 @@ class VerifierChannel:
             raise UnavailableError(words) from error
         if response is None:
             raise PeerError(f"the verifier at {self.address} sent a description that cannot be read")
-        found: pb.DescribeResponse = response
-        return found
+        description: pb.DescribeResponse = response
+        return description
 
     async def explain_mismatch(self, own: Vocabulary) -> str:
         """Fetch all tokens of the verifier and name the first that differs from `own`."""

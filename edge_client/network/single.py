@@ -30,10 +30,10 @@ class SingleVerifier:
 
     async def ask(self, vocabulary: Vocabulary) -> None:
         """Ask what the verifier serves. Raises `UserError` if its tokens differ from `vocabulary`."""
-        found = await self._channel.describe()
-        if found.fingerprint != vocabulary.fingerprint:
+        description = await self._channel.describe()
+        if description.fingerprint != vocabulary.fingerprint:
             raise UserError(await self._channel.explain_mismatch(vocabulary), Code.FAILED_PRECONDITION)
-        self._description = found
+        self._description = description
         if self._channel.shares_machine:  # or a tunnel does: a second answer shows the round trip
             await self._channel.describe()
 

@@ -125,8 +125,8 @@ class Verifiers:
         A lost verifier of a given target comes back with its next answer, since it may serve another by then.
         """
         if target:
-            found = (each for each in self.members if each.target == target)
-            return [each for each in found if each.health is not Health.UNREACHABLE]
+            serving = (each for each in self.members if each.target == target)
+            return [each for each in serving if each.health is not Health.UNREACHABLE]
         return [each for each in self.members if each.target in ("", self.target)]
 
     async def heard(self, patience: float) -> None:
@@ -153,9 +153,9 @@ class Verifiers:
         """Return what the best ready verifier serves, else one that was ready once, else None."""
         members = self.of("")
         ready = {str(each.address): each for each in members if each.health is Health.READY}
-        found = best([each.candidate() for each in ready.values()], NO_DRAFT)
-        if found:
-            return ready[found[0].name].description
+        nearest = best([each.candidate() for each in ready.values()], NO_DRAFT)
+        if nearest:
+            return ready[nearest[0].name].description
         known = (each.description for each in members if each.health is not Health.UNFIT)
         return next((each for each in known if each is not None), None)
 
@@ -252,11 +252,11 @@ class Verifiers:
 
     async def _resolve(self, place: StreamPlace) -> None:
         try:
-            found = await resolve(place.address)
+            machines = await resolve(place.address)
         except ForerunError as error:
             logger.info("x %s", error)
             return  # known machines may come back
-        for member in self._set_members(place, found):
+        for member in self._set_members(place, machines):
             logger.info("> %s is no longer a machine of %s", member.address, place.address)
 
     def _set_members(self, place: StreamPlace, addresses: Iterable[VerifierAddress]) -> list[VerifierMember]:
@@ -362,9 +362,9 @@ class Route:
     def _best(self) -> VerifierMember | None:
         """Return the verifier of a stream that is opened now; None if none fits."""
         passed_over = self._demerits.passed_over(time.monotonic())
-        found = choose(self._key, self._candidates(), passed_over, self._skill)
+        candidate = choose(self._key, self._candidates(), passed_over, self._skill)
         members = {str(each.address): each for each in self._verifiers.members}
-        return None if found is None else members[found.name]
+        return None if candidate is None else members[candidate.name]
 
     def _candidates(self) -> list[VerifierCandidate]:
         return [member.candidate() for member in self._verifiers.of(self._target)]

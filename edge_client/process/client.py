@@ -162,12 +162,12 @@ class LocalClient:
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         if self.address.startswith(UNIX):
             return _UnixConnection(self.address.removeprefix(UNIX), timeout)
-        found = host_and_port(self.address)
-        if found is None:
+        host_port = host_and_port(self.address)
+        if host_port is None:
             raise UserError(
                 f"{self.address!r} is no {self._name}'s address; it must be HOST:PORT or unix:PATH"
             )
-        host, port = found[0].strip("[]"), found[1]
+        host, port = host_port[0].strip("[]"), host_port[1]
         host = ANYWHERE.get(host, host)
         if self._tls is not None:
             return http.client.HTTPSConnection(host, port, timeout=timeout, context=self._tls)
@@ -257,8 +257,8 @@ def _refusal(name: str, answer: http.client.HTTPResponse, text: str) -> ForerunE
 def _told(text: str) -> str:
     """Return the message of {"error": {"message": ...}}, as in OpenAI's API; empty if there is none."""
     try:
-        found = json.loads(text)
-        message = found["error"]["message"]
+        body = json.loads(text)
+        message = body["error"]["message"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return ""
     return message if isinstance(message, str) else ""

@@ -187,8 +187,8 @@ def read_token(path: Path) -> str:
 def _first(environment: Mapping[str, str], manager: tuple[str, ...], xdg: str, fallback: Path) -> Path:
     """Return the service manager's folder (the first of several), the XDG variable's, or the fallback."""
     for name in manager:
-        if found := environment.get(name, "").split(":")[0]:
-            return Path(found)
+        if folder := environment.get(name, "").split(":")[0]:
+            return Path(folder)
     home = environment.get(xdg, "")
     return Path(home) / APPLICATION if os.path.isabs(home) else fallback  # XDG: a relative one is no path
 

@@ -65,7 +65,7 @@ def read(path: Path) -> DaemonRecord | None:
 def read_any(path: Path) -> DaemonRecord | None:
     """Return the record as `read` does, even of a daemon that has died without removing its file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -74,20 +74,20 @@ def read_any(path: Path) -> DaemonRecord | None:
         ) from error
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); remove it and start the daemon again") from error
-    if not _is_record(found):
+    if not _is_record(content):
         raise UserError(f"{path} was written by another version; remove it and start the daemon again")
     return DaemonRecord(
-        **{each.name: found[each.name] for each in fields(DaemonRecord) if each.name in found}
+        **{each.name: content[each.name] for each in fields(DaemonRecord) if each.name in content}
     )
 
 
-def _is_record(found: Any) -> bool:
+def _is_record(content: Any) -> bool:
     """Return whether all fields are present; a newer version may add others."""
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         return False
-    found = {"flags": "", **found}  # an older version did not write them
+    content = {"flags": "", **content}  # an older version did not write them
     kinds = {each.name: str for each in fields(DaemonRecord)} | {"pid": int, "started_at": int | float}
-    return all(isinstance(found.get(name), kind) for name, kind in kinds.items()) and found["pid"] > 0
+    return all(isinstance(content.get(name), kind) for name, kind in kinds.items()) and content["pid"] > 0
 
 
 def refuse_second(path: Path) -> None:

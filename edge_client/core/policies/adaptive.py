@@ -116,9 +116,9 @@ class AdaptivePolicy:
             """Return the log of the tokens that `node` may save, drafted in a step of so many seconds. All
             further steps take as long."""
             ends_at = begins_at + step
-            found = view.tree.worth(node)
-            found += outlook.through_missing_levels(node, ends_at, step, log_survival)
-            return found + log_news[min(outlook.usual.lead(node, ends_at), len(log_news) - 1)]
+            log_chance = view.tree.worth(node)
+            log_chance += outlook.through_missing_levels(node, ends_at, step, log_survival)
+            return log_chance + log_news[min(outlook.usual.lead(node, ends_at), len(log_news) - 1)]
 
         single = view.pace.rows.predict(1)
         return as_wide_as_it_pays(
@@ -133,19 +133,19 @@ class AdaptivePolicy:
     ) -> list[tuple[float, Node]]:
         """Return the nodes that promise most, `max_width` at most and best first, each after its promise in
         tokens. `promise` gives its log, which is never higher than the node's own worth."""
-        found = list[tuple[float, Node]]()
-        least = self._cut  # once `found` is full, the lowest promise in it
+        best = list[tuple[float, Node]]()
+        least = self._cut  # once `best` is full, the lowest promise in it
         for node in sorted(possible, key=PATH_LOGPROB, reverse=True):
             if tree.worth(node) < least:
                 break  # so is what follows
             promised = promise(node)
             if promised < least:
                 continue
-            insort(found, (promised, node), key=lambda each: -each[0])
-            del found[self.settings.max_width :]
-            if len(found) == self.settings.max_width:
-                least = found[-1][0]
-        return [(math.exp(promised), node) for promised, node in found]
+            insort(best, (promised, node), key=lambda each: -each[0])
+            del best[self.settings.max_width :]
+            if len(best) == self.settings.max_width:
+                least = best[-1][0]
+        return [(math.exp(promised), node) for promised, node in best]
 
     def send(self, view: GrowthView) -> Sequence[Node]:
         nodes = unsent(view)

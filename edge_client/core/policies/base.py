@@ -86,15 +86,15 @@ class GrowthPolicy(Protocol):
 
 def unsent(view: GrowthView) -> list[Node]:
     """Return the live nodes below the tip that the verifier does not know, parents first."""
-    missing, found = view.tree.num_speculative - view.num_sent, list[Node]()
+    missing, unsent_nodes = view.tree.num_speculative - view.num_sent, list[Node]()
     for node in reversed(view.tree.live.values()):  # the newest first: most of the others were sent long ago
         if not missing:
             break
         if not node.wire_id:
-            found.append(node)
+            unsent_nodes.append(node)
             missing -= 1
-    found.reverse()
-    return found
+    unsent_nodes.reverse()
+    return unsent_nodes
 
 
 def can_expand(view: GrowthView, node: Node) -> bool:
@@ -132,11 +132,11 @@ def as_wide_as_it_pays(
         step = view.pace.rows.predict(len(rows))
         least = best_rate * (sunk + step)  # to be the best so far
         if total > least and promised is not None and len(rows) > 1:
-            found = promised(nodes, step)
+            total_promise = promised(nodes, step)
         else:
-            found = total
-        if found > least:
-            chosen, best_rate, best_total = list(nodes), found / (sunk + step), found
+            total_promise = total
+        if total_promise > least:
+            chosen, best_rate, best_total = list(nodes), total_promise / (sunk + step), total_promise
     return chosen, best_total
 
 

@@ -200,11 +200,11 @@ class Foresight:
     def _arrival(self, node: Node) -> tuple[int, int]:
         """Return the turn that `node` comes for and the tip's depth then; unsent nodes leave now."""
         missing = list[Node]()
-        while (found := self._known.get(node.id) or self._leaving.get(node.id)) is None:
+        while (arrival := self._known.get(node.id) or self._leaving.get(node.id)) is None:
             missing.append(node)
             assert node.parent is not None, "the tip is known"
             node = self._live[node.parent]
-        turn, tip = found
+        turn, tip = arrival
         for each in reversed(missing):
             sent_at = self._sent_at.get(each.id) if each.wire_id else None
             coming = self._coming if sent_at is None else self._turn_at(sent_at)
