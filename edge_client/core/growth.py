@@ -11,12 +11,12 @@ from common.calibration import LEAST_MISS, SHIPPED, Calibration, promised
 from common.chances import Chances, SeededChances
 from common.errors import LocalError
 from common.messages import INITIAL_CREDIT
+from common.offers import offered
 from common.prompt_lookup import LEAST, NO_TEXTS, SharedTexts
 from common.tree import Node, SpeculationTree
 from edge_client.core.coupled import RuleFacts, edge_rule
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.effects import DraftRow, Expansion, Reroot, SessionConfig
-from edge_client.core.expected_tokens import Hints
 from edge_client.core.given_text import GivenText
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate
 from edge_client.core.policies.base import missing_above
@@ -215,9 +215,13 @@ class Growth:
         return Reroot(tuple(committed), tuple(dead))
 
 
+SOURCES = "forerun.sources"
+"""The group of entry points by which a package offers further sources, as `schemes` does."""
+
+
 def _sources_of(config: SessionConfig, shared: SharedTexts) -> list[ProposalSource]:
     """Return a session's sources in the order in which they grow."""
-    sources: list[ProposalSource] = [Hints()]
+    sources: list[ProposalSource] = [entry.load()() for entry in offered(SOURCES).values()]
     if config.references:
         sources.append(GivenText(config.references, config.committed))
     if config.recall:

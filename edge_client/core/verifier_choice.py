@@ -154,9 +154,7 @@ def choose(
         fitting,
     )
     group = next((kind for kind in kinds if kind), [])
-    weights = {
-        each.name: blake2b(f"{key}\0{each.name}".encode(), digest_size=8).digest() for each in group
-    }
+    weights = {each.name: blake2b(f"{key}\0{each.name}".encode(), digest_size=8).digest() for each in group}
     return max(best(group, skill), key=lambda each: weights[each.name], default=None)
 
 

@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
 from common.llama.runtime import LlamaRuntime
+from common.offers import offered
 from edge_client.core.effects import (
     NOTHING_READ,
     Drafted,
@@ -26,7 +27,6 @@ from edge_client.core.effects import (
     ReadingTime,
     StartDrafter,
 )
-from edge_client.draft.cascade import CascadeGroup
 from edge_client.draft.group import DraftGroup, MemberAnswer
 from edge_client.draft.llama_session import num_equal
 
@@ -108,11 +108,11 @@ class DraftPool:
         small: LlamaRuntime | None = None,
     ) -> None:
         """Call `on_release` whenever a seat is released. `batch_times`: measured seconds of a batch by its
-        tokens; None: learnt online. `small`: a smaller draft in front (`CascadeGroup`)."""
+        tokens; None: learnt online. `small`: a smaller draft in front."""
         self.on_release = on_release
         self.num_seats = seats
         self.is_closing = False
-        self._group = DraftGroup(runtime, seats) if small is None else CascadeGroup(runtime, seats, small)
+        self._group = DraftGroup(runtime, seats) if small is None else _cascade(runtime, seats, small)
         if batch_times is not None:
             self._group.measured(batch_times)
         self._latest: list[PoolSeat | None] = [None] * seats  # by place: who has it, or had it last
@@ -280,6 +280,16 @@ class DraftPool:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop was closed meanwhile: no caller waits
             logger.debug("x a draft step ended after its loop")
+
+
+def _cascade(runtime: LlamaRuntime, seats: int, small: LlamaRuntime) -> DraftGroup:
+    """Return the group of a draft model with a smaller one in front. An installed package offers it as the
+    entry point `cascade` of the group `forerun.draft_groups`, as `schemes` does."""
+    entry = offered("forerun.draft_groups").get("cascade")
+    if entry is None:
+        raise LocalError("no installed package offers a group with a small draft in front")
+    group: DraftGroup = entry.load()(runtime, seats, small)
+    return group
 
 
 def put_away() -> UnavailableError:

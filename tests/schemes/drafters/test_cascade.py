@@ -12,8 +12,8 @@ import pytest
 from common.errors import UserError
 from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
-from edge_client.draft.cascade import CHAIN, CascadeGroup
 from edge_client.draft.group import MemberDrafter
+from schemes.drafters.cascade import CHAIN, CascadeGroup
 from tests.edge_client.draft.test_group import Crowd, checker
 from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 from tests.edge_client.draft.tree_world import (

@@ -13,9 +13,9 @@ from common.messages import Commit, Hint, Open, Opened, Propose
 from common.sampling import SamplingParams
 from common.tree import Node
 from edge_client.core.effects import Expand, Expansion, Send, SessionConfig
-from edge_client.core.expected_tokens import FIRST
 from edge_client.core.policies import GrowthPolicy, OffPolicy, SyncPolicy, TreePolicy
 from edge_client.core.session import EdgeSession
+from schemes.drafters.hints import FIRST
 
 GREEDY = SamplingParams(max_tokens=12)
 DRAWN = SamplingParams(temperature=1.0, max_tokens=40)

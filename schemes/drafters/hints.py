@@ -1,4 +1,4 @@
-"""Learn how far to trust hints: tokens that the verifier or a relay expects after a node.
+"""Learns how far to trust hints: tokens that the verifier or a relay expects after a node.
 
 A verifier may send the choices of an early exit (Mirror-SD, arXiv 2510.13161), a relay those of its own
 model. A hint decides nothing: it grows children, and their promise is how often such hints held.

@@ -1,0 +1,1 @@
+"""Published drafters, found by name: sources of proposals, and groups of draft models."""
