@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import time
@@ -147,42 +146,20 @@ def _start_on_linux(pid: int) -> str | None:
     return None if state in ("Z", "X") else f"{boot}:{ticks}"
 
 
-# Ends the daemon of a record: the very process, and not one that has its number by now.
-
 LOOK = 0.05
-"""Seconds between two checks where the kernel does not report a process's end."""
+"""Seconds between two checks whether the process has ended."""
 
 
 def stop(record: DaemonRecord, timeout: float, kind: signal.Signals = signal.SIGTERM) -> bool:
-    """End the process and wait at most `timeout` seconds; return whether it has ended. Raise `UserError` for
-    another user's process."""
+    """End the very process of the record and wait at most `timeout` seconds; return whether it has ended.
+    Raise `UserError` for another user's process."""
     try:
-        if hasattr(os, "pidfd_open"):
-            return _stop_by_descriptor(record, timeout, kind)
         if is_alive(record):
             os.kill(record.pid, kind)
-        return _gone(record, timeout)
     except ProcessLookupError:
         return True
     except PermissionError as error:
         raise UserError(f"process {record.pid} is another user's; stop the daemon as that user") from error
-
-
-def _stop_by_descriptor(record: DaemonRecord, timeout: float, kind: signal.Signals) -> bool:
-    """Stop it by a Linux descriptor, which stays this process's even if its id is reused."""
-    descriptor = os.pidfd_open(record.pid)
-    try:
-        if not is_alive(record):  # looked at after the descriptor was had, so it is of the same process
-            return True
-        signal.pidfd_send_signal(descriptor, kind)
-        ended = select.poll()
-        ended.register(descriptor, select.POLLIN)
-        return bool(ended.poll(timeout * 1e3))
-    finally:
-        os.close(descriptor)
-
-
-def _gone(record: DaemonRecord, timeout: float) -> bool:
     until = time.monotonic() + timeout
     while is_alive(record):
         if time.monotonic() >= until:
