@@ -22,12 +22,7 @@ TOLD_ONCE = ("chat_template", "bos_token", "eos_token", "response_template")
 PROBE_TIME = 1.8
 """Seconds for an answer, so that a wrong address is known within two."""
 
-TABLE_AGAIN = 600.0
-"""Seconds between two fetches of a mismatched verifier's token table. The table takes megabytes, so a
-verifier whose fingerprint keeps changing must not cause a fetch each time."""
-
 IS_DRAINING = "it is draining: it goes away and takes no new sessions"
-OTHERS = "its tokens are others than the draft's, and others again than it said some minutes ago"
 
 
 class Health(Enum):
@@ -92,7 +87,6 @@ class VerifierMember:
         self.code = Code.FAILED_PRECONDITION  # of why it is unfit
         self._fits: bool | None = None
         self._explained = (b"", "")  # the newest fingerprint that was not ours, and what differs
-        self._table_at = clock() - TABLE_AGAIN  # all its tokens were asked for
         self._told_once: Description | None = None  # with the fields of `TOLD_ONCE`
 
     @property
@@ -204,9 +198,6 @@ class VerifierMember:
         if own is None or told.fingerprint == own.fingerprint:
             return ""
         if told.fingerprint != self._explained[0]:
-            if self._clock() - self._table_at < TABLE_AGAIN:
-                return OTHERS
-            self._table_at = self._clock()
             self._explained = (told.fingerprint, await self.channel.explain_mismatch(own))
         return self._explained[1]
 

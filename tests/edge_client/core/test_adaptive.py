@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.calibration import Survival
 from common.estimators import RttEstimator
 from common.messages import INITIAL_CREDIT, NO_WAIT, Commit, Wait
 from common.tree import Node, SpeculationTree
@@ -20,13 +19,11 @@ from edge_client.core.policies import (
     GrowthView,
     TokenCandidate,
 )
-from edge_client.core.policies.foresight import JITTER_KNOWN, ArrivalModel, Foresight, wait_for
+from edge_client.core.policies.foresight import ArrivalModel, Foresight, wait_for
 from edge_client.core.policies.governor import (
     DEAREST,
-    FIRST_PRICE,
     LENT,
     LOOK_AGAIN,
-    LOOK_STEPS,
     SETTLED,
     STEPS_SAVED,
     Governor,
@@ -201,26 +198,6 @@ def test_what_was_foreseen_is_forgotten_when_there_is_news() -> None:
     assert foresight.tip_met(node.id, later) is view.tree.tip
 
 
-def test_what_is_dead_is_not_remembered() -> None:
-    view, foresight = make_view(), Foresight()
-    foresight.update(view)
-    for token in range(50):
-        dead = view.tree.grow(view.tree.tip, 1, -1.0)
-        live = view.tree.grow(view.tree.tip, 2, -1.0)
-        note_sent(foresight, [dead, live], view.now + token)
-        view.tree.advance(2)
-        foresight.update(view)
-        assert set(foresight._sent_at) <= set(view.tree.live)
-
-
-def test_a_round_trip_is_never_less_than_none() -> None:
-    """However far below the mean the early case lies: what left an instant ago has not come before that."""
-    view, foresight = make_view(rtt=0.010), Foresight()
-    foresight.update(view, -0.050)
-    assert foresight.tip_met(view.tree.tip.id, view.now) is view.tree.tip
-    assert foresight.tip_met(view.tree.tip.id, view.now + 0.1 * TURN) is None  # its turn began with the news
-
-
 def jittery(deviation: float, samples: int = 400) -> GrowthView:
     """Round trips one turn long, half of them longer and half shorter by `deviation`."""
     view = make_view(rtt=TURN)
@@ -236,30 +213,6 @@ def test_a_round_trip_that_is_steady_or_spreads_over_turns_is_one_case(deviation
     assert [likely for likely, _ in outlook.cases] == [1.0]
 
 
-def test_half_of_the_first_round_trip_is_no_jitter() -> None:
-    """With which the estimator begins."""
-    view, outlook = make_view(), ArrivalModel()
-    view.rtt = type(view.rtt)()
-    for _ in range(JITTER_KNOWN):
-        outlook.update(view)
-        assert len(outlook.cases) == 1
-        view.rtt.sample(RTT)
-    outlook.update(view)
-    assert len(outlook.cases) == 1  # by then it has faded
-
-
-def test_a_shaky_round_trip_has_the_moments_of_a_normal_one() -> None:
-    """Mean, variance and fourth moment of the turns after which a node comes that leaves now."""
-    view, outlook = jittery(0.3 * TURN), ArrivalModel()
-    outlook.update(view)
-    deviation = view.rtt.rtt_variance
-    shifts = [2 * (case._one_way - 0.5 * view.rtt.smoothed_rtt) for _, case in outlook.cases]
-    chances = [likely for likely, _ in outlook.cases]
-    sigma = deviation * math.sqrt(math.pi / 2)
-    moments = [sum(p * shift**n for p, shift in zip(chances, shifts, strict=True)) for n in range(5)]
-    assert moments == pytest.approx([1, 0, sigma**2, 0, 3 * sigma**4], rel=0.02, abs=1e-12)
-
-
 def test_what_comes_in_time_by_luck_alone_is_worth_that_chance() -> None:
     """On average the second is a little late; one round trip in six is short enough."""
     sent = {}
@@ -270,20 +223,6 @@ def test_what_comes_in_time_by_luck_alone_is_worth_that_chance() -> None:
         view.now += 0.3 * TURN
         sent[deviation] = policy.send(view) == chain
     assert sent == {0.0: False, 0.3 * TURN: True}
-
-
-def test_levels_are_weighed_case_by_case() -> None:
-    view, outlook = jittery(0.3 * TURN), ArrivalModel()
-    outlook.update(view)
-    survival = math.log(0.7)
-    each = [case.levels_to_catch_up(view.tree.tip, view.now + STEP, STEP) for _, case in outlook.cases]
-    assert each == sorted(each)
-    assert each[0] < each[-1]
-    expected = sum(p * 0.7 ** (1 + n) for (p, _), n in zip(outlook.cases, each, strict=True))
-    found = outlook.through_missing_levels(view.tree.tip, view.now + STEP, STEP, survival)
-    assert math.exp(found) == pytest.approx(expected)
-    hopeless = outlook.through_missing_levels(view.tree.tip, view.now + 9.0, 2 * TURN, survival)
-    assert hopeless == -math.inf  # a draft slower than the verifier
 
 
 # Growing --------------------------------------------------------------------------------------------------
@@ -346,19 +285,6 @@ def test_a_path_that_is_too_unlikely_is_no_child() -> None:
     )
     assert [child.token for child in kept] == [1]
     assert not policy.branch(view, view.tree.tip, [])
-
-
-def test_what_is_usual_is_a_mean_over_all_so_far_and_then_over_a_hundred() -> None:
-    """Far behind, the first promise that is not usual must not end all drafting."""
-    survival = Survival()
-    for _ in range(16):
-        survival.add(0.95)
-    assert survival.mean == pytest.approx((4 * 0.7 + 16 * 0.95) / 20)
-    for _ in range(500):
-        survival.add(0.95)
-    assert survival.mean == pytest.approx(0.95, abs=0.002)
-    survival.add(0.05)
-    assert survival.mean == pytest.approx(0.94, abs=0.002)
 
 
 def test_nothing_is_drafted_beyond_the_credit_or_its_own_bound() -> None:
@@ -518,12 +444,6 @@ def test_a_traffic_budget_is_used_and_kept(worth: float) -> None:
     assert spend(traffic, worth, 600) == pytest.approx(600 * budget, rel=0.02)
 
 
-def test_a_budget_larger_than_what_is_worth_sending_changes_nothing() -> None:
-    traffic = TrafficBudget(0.002, 1000.0)
-    spend(traffic, 0.02, 600)
-    assert traffic.price == pytest.approx(0.002, rel=0.2)
-
-
 def test_a_price_that_nothing_can_pay_comes_down_again() -> None:
     """Where the budget allows next to nothing a single node is wanted again and again."""
     traffic = TrafficBudget(0.002, 0.02)
@@ -531,37 +451,6 @@ def test_a_price_that_nothing_can_pay_comes_down_again() -> None:
         traffic.update(position)
         traffic.spend(1)
     assert traffic.price <= DEAREST
-
-
-def test_a_budget_beyond_all_numbers_is_none() -> None:
-    traffic = TrafficBudget(0.002, 1e308)
-    for position in range(5):
-        traffic.update(position)
-    assert traffic.spend(200) == 200
-
-
-def test_what_the_credit_keeps_here_is_not_paid_for() -> None:
-    view, policy = make_view(rtt=0.0, credit=1), AdaptivePolicy(AdaptiveSettings(max_sent_per_token=4.0))
-    before = policy._traffic._saved
-    for token in (1, 2, 3):
-        view.tree.grow(view.tree.tip, token, math.log(0.3))
-    assert len(policy.send(view)) == 1
-    assert policy._traffic._saved == before - 1
-
-
-def test_never_more_than_the_budget_however_much_is_worth_it() -> None:
-    view, policy = make_view(rtt=0.0, credit=500), AdaptivePolicy(AdaptiveSettings(max_sent_per_token=2.0))
-    sent = 0
-    for token in range(200):
-        for child in range(8):
-            view.tree.grow(view.tree.tip, 1000 + child, math.log(0.124))
-        for node in policy.send(view):
-            node.wire_id = node.id
-            sent += 1
-        assert sent <= LENT + 2.0 * token
-        view.tree.advance(7)
-    assert sent > 200
-    assert policy._traffic.price > FIRST_PRICE
 
 
 # The governor ---------------------------------------------------------------------------------------------
@@ -682,13 +571,6 @@ def test_a_round_trip_that_changes_is_looked_at_more_often() -> None:
     assert governor.should_look(view)
 
 
-def test_where_nothing_is_won_the_first_step_is_a_look() -> None:
-    """Pace is kept from text to text, so a text may begin with a draft that is too slow."""
-    view, governor = make_view(), Governor()
-    assert not governor.allows(view, 0.0, STEP)
-    assert governor.should_look(view)
-
-
 def test_a_look_goes_on_until_a_step_tells_the_pace() -> None:
     """The first step of a look reads what the verifier wrote meanwhile, and so tells no pace."""
     view, governor = make_view(), Governor()
@@ -698,17 +580,6 @@ def test_a_look_goes_on_until_a_step_tells_the_pace() -> None:
         assert governor.should_look(view)
         governor.began(view)
         view.is_paced = is_paced
-    assert not governor.should_look(view)
-
-
-def test_a_look_that_never_tells_the_pace_ends() -> None:
-    view, governor = make_view(), Governor()
-    view.is_paced = False
-    governor.began(view)
-    view.now += LOOK_AGAIN
-    for _ in range(LOOK_STEPS):
-        assert governor.should_look(view)
-        governor.began(view)
     assert not governor.should_look(view)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from common.errors import CapacityError, LocalError, UnavailableError
-from common.messages import INITIAL_CREDIT, Commit, Finish, FinishReason, Opened, Propose
+from common.messages import INITIAL_CREDIT, Commit, Finish, FinishReason, Opened
 from common.sampling import SamplingParams
 from edge_client.core.effects import (
     ChangeMode,
@@ -34,9 +34,6 @@ from edge_client.core.policies import (
     AdaptiveSettings,
     ChainPolicy,
     GrowthPolicy,
-    SyncPolicy,
-    TreePolicy,
-    TreeSettings,
     make_policy,
 )
 from edge_client.core.policies.governor import STEPS_SAVED
@@ -173,14 +170,6 @@ def test_without_a_drafter_nobody_writes() -> None:
     assert not {Preview, Expand} & {type(each) for each in session.effects()}
 
 
-def test_the_mode_is_told_before_there_is_anything_to_show() -> None:
-    session = lost()
-    timer(session, 1.1)
-    draft(session, 1.2, ())
-    assert kinds(timer(session, 2.0)) == [ChangeMode]
-    assert session.next_timer_at is None
-
-
 # What it shows ----------------------------------------------------------------------------------------
 
 
@@ -191,19 +180,6 @@ def test_the_guess_is_the_drafts_first_choice_though_the_policy_left_it_out() ->
     assert session.tree.num_speculative == 0
     assert timer(session, 2.0)[1] == Preview(2, (5,))
     assert [node.token for node in session.tree.speculative()] == [5]
-
-
-def test_it_goes_deep_and_not_wide_and_takes_no_heed_of_the_cut() -> None:
-    session = lost(TreePolicy(TreeSettings(width=4, max_children=2, cut=0.4)))
-    session.on_timer(1.1)
-    draft(session, 1.2, by=0.1)
-    draft(session, 1.3, by=0.1)
-    effects = timer(session, 2.0)
-    for place in range(10):
-        (expand,) = [effect for effect in effects if isinstance(effect, Expand)]
-        assert len(expand.rows) == 1
-        effects = draft(session, 2.1 + place, by=0.1)
-        assert effects[0] == Preview(4 + place, (5,))
 
 
 @pytest.mark.parametrize(
@@ -222,15 +198,6 @@ def test_it_ends_at_an_end_token(sampling: SamplingParams, eos: tuple[int, ...])
     effects = timer(session, 2.0)
     assert kinds(effects) == [ChangeMode, Preview, PreviewEnds]
     assert PreviewEnds(3, FinishReason.STOP) in effects
-
-
-def test_an_end_token_of_the_prompt_ends_nothing() -> None:
-    session = lost(eos_token_ids=PROMPT)
-    timer(session, 1.1)
-    draft(session, 1.2)
-    assert preview(session) == []
-    timer(session, 2.0)
-    assert preview(session) == [5]
 
 
 def test_it_has_a_greatest_length() -> None:
@@ -254,13 +221,6 @@ def test_it_may_run_to_the_end_of_a_long_text_and_says_once_that_it_has() -> Non
     session.on_timer(now + 1.0)
     assert len(session.preview) == 400
     assert ends == [PreviewEnds(401, FinishReason.LENGTH)]
-
-
-def test_a_text_that_was_whole_before_has_a_finished_guess_of_nothing() -> None:
-    session = make(sampling=SamplingParams(stop_token_ids=(6,)), committed=(5, 6))
-    session.start(0.0)
-    session.on_timer(1.0)
-    assert PreviewEnds(3, FinishReason.STOP) in session.effects()
 
 
 def test_the_power_budget_holds_and_a_timer_says_when_it_goes_on() -> None:
@@ -327,18 +287,6 @@ def test_a_text_that_ends_before_its_guess_takes_the_rest_back() -> None:
     assert session.effects() == [Withdraw(3, (6, 4)), Finished(FinishReason.STOP)]
 
 
-def test_a_text_that_was_whole_when_the_stream_broke_ends_it_without_a_commit() -> None:
-    session = alone((5, 6))
-    session.on_message(Opened(1, 32), 3.0)
-    session.effects()
-    session.on_message(Finish(FinishReason.STOP, 1), 3.1)
-    assert session.effects() == [
-        Withdraw(2, (5, 6)),
-        ChangeMode(ModeStatus(Mode.AHEAD, "the verifier writes again after 2.1 s; the draft runs ahead")),
-        Finished(FinishReason.STOP),
-    ]
-
-
 def test_a_second_outage_goes_on_where_the_guess_stands() -> None:
     session = alone((5, 6, 4))
     session.on_message(Opened(1, 32), 3.0)
@@ -378,15 +326,6 @@ def test_a_guess_that_is_right_becomes_text_as_fast_as_it_can_be_sent(policy: st
         taken += 1
     assert taken == 4, "32 nodes before Opened tells the credit, then 8 a turn"
     assert Withdraw not in kinds(session.effects())
-
-
-def test_without_fill_a_server_that_is_back_is_asked_for_a_step_when_the_guess_has_ended() -> None:
-    session = lost(SyncPolicy(4), sampling=SamplingParams(max_tokens=9, stop_token_ids=(6,)))
-    timer(session, 1.1)
-    draft(session, 1.2, (5,))
-    timer(session, 2.0)
-    effects = draft(session, 2.1, (6,))  # two tokens are no block of four, and nothing follows an end
-    assert [e.message for e in effects if isinstance(e, Send)] == [Propose()]
 
 
 # The other fallbacks ----------------------------------------------------------------------------------

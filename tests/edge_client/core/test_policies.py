@@ -12,7 +12,6 @@ from common.errors import UserError
 from common.messages import INITIAL_CREDIT
 from common.tree import Node, SpeculationTree
 from edge_client.core.policies import (
-    POLICIES,
     ChainPolicy,
     GrowthPolicy,
     GrowthView,
@@ -68,11 +67,6 @@ def commit(view: GrowthView, token: int) -> None:
 
 
 # By name ----------------------------------------------------------------------------------------------
-
-
-def test_every_policy_is_made_by_its_name() -> None:
-    for name in POLICIES:
-        assert make_policy(name).name == name
 
 
 @pytest.mark.parametrize("text", ["sync:7", "sync:block=7", "sync: block = 7,"])
@@ -167,15 +161,6 @@ def test_a_block_ends_where_the_text_or_the_credit_ends(last: int, credit: int, 
     assert all(node.position <= last for node in view.tree.live.values())
 
 
-@pytest.mark.parametrize("credit", [0, 1, 3])
-def test_a_block_drafted_before_the_credit_shrank_is_sent_as_far_as_it_reaches(credit: int) -> None:
-    view, policy = make_view(), SyncPolicy(4)
-    while draft(policy, view):
-        pass
-    view.credit = credit
-    assert send(policy, view) == [1] * credit
-
-
 # Chain ------------------------------------------------------------------------------------------------
 
 
@@ -200,17 +185,6 @@ def test_a_chain_stops_where_its_path_is_less_likely_than_the_cut() -> None:
     assert len(draft(policy, view)) == 1, "seen from the new tip it is likelier"
 
 
-def test_a_chain_is_no_longer_than_the_credit_and_sends_no_more() -> None:
-    view, policy = make_view(credit=3), ChainPolicy(cut=1e-6)
-    while draft(policy, view):
-        pass
-    assert view.tree.num_speculative == 3
-    view.credit = 2
-    assert send(policy, view) == [1, 1]
-    view.credit = 1
-    assert send(policy, view) == []
-
-
 # Tree -------------------------------------------------------------------------------------------------
 
 
@@ -229,14 +203,6 @@ def test_a_tree_has_no_more_children_than_set_and_none_below_the_cut() -> None:
     assert [c.token for c in strict.branch(view, view.tree.tip, CANDIDATES)] == [1, 2]
     below = view.tree.grow(view.tree.tip, 1, math.log(0.6))
     assert [c.token for c in strict.branch(view, below, CANDIDATES)] == [1]
-
-
-def test_a_tree_rests_when_the_credit_is_used() -> None:
-    view, policy = make_view(credit=3), TreePolicy(TreeSettings(width=8, max_children=4, cut=0.01))
-    draft(policy, view)
-    assert view.tree.num_speculative == 4
-    assert draft(policy, view) == []
-    assert send(policy, view) == [1, 2, 3]
 
 
 # All --------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from edge_client.core.reconnect import (
     SHORTEST,
     Reconnects,
     Silence,
-    own_luck,
     patience_for,
     same_kind,
 )
@@ -47,14 +46,6 @@ def test_each_is_drawn_from_the_shortest_up_to_three_times_the_one_before() -> N
     assert pauses(reconnects(1.0), 5) == [0.3, 0.9, 2.7, 5.0, 5.0], "never beyond the largest"
 
 
-def test_text_begins_them_anew() -> None:
-    own = reconnects(1.0)
-    assert pauses(own, 3)[-1] == 2.7
-    own.text_came()
-    assert pauses(own, 1) == [0.3]
-    assert own.attempts == 1
-
-
 def test_devices_that_were_cut_off_at_once_come_back_one_by_one() -> None:
     """The same prompt and seed on a hundred devices: in each tenth of the first pauses' range some come."""
     first = [pauses(reconnects(session_id=f"device-{number}"), 1)[0] for number in range(100)]
@@ -64,11 +55,6 @@ def test_devices_that_were_cut_off_at_once_come_back_one_by_one() -> None:
     ]
     assert min(counts) >= 3
     assert sum(counts) == 100
-
-
-def test_a_session_draws_the_same_again() -> None:
-    assert pauses(reconnects(), 20) == pauses(reconnects(), 20)
-    assert own_luck(1, "s")(1) != own_luck(2, "s")(1) != own_luck(2, "t")(1)
 
 
 def test_who_turns_up_shortens_a_pause_and_never_makes_one() -> None:
@@ -157,11 +143,6 @@ def test_one_slow_gap_in_twenty_is_usual_and_two_are_not() -> None:
             now += 0.5 if number < slow else 0.01
             silence.heard(now, usual=True)
         assert silence.at == pytest.approx(now + usual)
-
-
-def test_before_anything_is_usual_it_asks_late() -> None:
-    session = opened()
-    assert timer(session, 1.0 + LONGEST) == [Probe(1.0)]
 
 
 def test_whoever_answers_is_slow_and_not_gone() -> None:

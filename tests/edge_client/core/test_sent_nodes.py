@@ -34,12 +34,6 @@ def verifier() -> VerifySession:
     return VerifySession(1, request, 100, frozenset(), max_live=1000, now=0.0)
 
 
-def test_a_chain_at_the_tip_names_only_its_anchor() -> None:
-    tree = SpeculationTree(PROMPT)
-    message = Outgoing().propose(tree, chain(tree, (1, 2, 3)), 0.0)
-    assert message == Propose((1, 2, 3), b"\x08\x08\x08", (), anchor=2)
-
-
 def test_a_wait_is_told_with_nodes_and_again_when_it_has_changed_much() -> None:
     tree, outgoing = SpeculationTree(PROMPT), Outgoing()
     nodes = chain(tree, (1, 2, 3, 4))
@@ -49,14 +43,6 @@ def test_a_wait_is_told_with_nodes_and_again_when_it_has_changed_much() -> None:
         outgoing.propose(tree, [node], 0.0, wait=wait).wait for node, wait in zip(nodes, waits, strict=True)
     ]
     assert told == [waits[0], None, waits[2], Wait()]
-
-
-def test_a_chain_that_goes_on_names_nothing() -> None:
-    tree, outgoing = SpeculationTree(PROMPT), Outgoing()
-    nodes = chain(tree, (1, 2, 3))
-    outgoing.propose(tree, nodes[:2], 0.0)
-    assert outgoing.propose(tree, nodes[2:], 0.0) == Propose((3,), b"\x08")
-    assert [node.wire_id for node in nodes] == [1, 2, 3]
 
 
 def test_a_tree_names_each_parent_by_how_many_ids_it_is_back() -> None:

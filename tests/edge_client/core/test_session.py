@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from inspect import signature
 from typing import Any
 
 import pytest
@@ -51,7 +49,6 @@ from edge_client.core.effects import (
     Fallback,
     Finished,
     Mode,
-    ModeStatus,
     MoveTip,
     ReadingTime,
     Reroot,
@@ -62,7 +59,6 @@ from edge_client.core.effects import (
 )
 from edge_client.core.policies import (
     AdaptivePolicy,
-    AdaptiveSettings,
     ChainPolicy,
     GrowthPolicy,
     GrowthView,
@@ -73,7 +69,6 @@ from edge_client.core.policies import (
     make_policy,
 )
 from edge_client.core.session import EdgeSession, StreamState
-from schemes.rules.drawing import FIRST
 from tests import wording
 
 PROMPT = (7, 8)
@@ -300,16 +295,6 @@ def test_target_steps_beside_a_draft_step_are_told_from_those_alone(shares: bool
     assert cores.cost(1.0) == pytest.approx(1.0 - 3 / 8 if shares else 0.0)
 
 
-def test_a_draft_that_waits_does_so_on_the_next_stream_if_the_first_brought_no_text() -> None:
-    session = opened(chain(), draft_waits=True)
-    session.on_stream_lost(GONE, 1.1)
-    session.on_timer(session.next_timer_at or 0.0)
-    session.on_message(Opened(1, 32), 2.0)
-    assert not expands(session.effects())
-    session.on_message(Commit(2, (5,)), 2.1)
-    assert expands(session.effects())
-
-
 def test_a_later_stream_finds_a_draft_that_need_not_wait() -> None:
     session = opened(chain(), draft_waits=True)
     session.on_message(Commit(2, (5,)), 1.1)
@@ -408,16 +393,6 @@ def test_each_input_in_each_state(state: StreamState, name: str) -> None:
         assert session.effects() == []
 
 
-def test_every_method_that_takes_a_time_is_an_input_that_finds_commits_booked() -> None:
-    timed = {
-        name: method
-        for name, method in vars(EdgeSession).items()
-        if not name.startswith("_") and callable(method) and "now" in signature(method).parameters
-    }
-    assert {"start", "on_message", "on_drafted", "close"} <= timed.keys()
-    assert [name for name, method in timed.items() if not hasattr(method, "__wrapped__")] == []
-
-
 def test_a_draft_nobody_asked_for_is_our_own_fault() -> None:
     with wording.raises(LocalError):
         opened().on_drafted([], 2.0)
@@ -482,14 +457,6 @@ def test_a_session_opened_elsewhere_is_refused(position: int) -> None:
     session = in_state(StreamState.OPENING)
     with wording.raises(PeerError):
         session.on_message(Opened(position, 32), 0.1)
-
-
-def test_a_commit_without_tokens_changes_nothing() -> None:
-    session = opened(chain())
-    draft(session, (5,), 1.1)
-    session.on_message(Commit(2, ()), 1.2)
-    assert session.text == ()
-    session.check_integrity()
 
 
 def test_what_was_committed_is_counted() -> None:
@@ -852,15 +819,6 @@ def test_what_waits_for_a_draft_step_leaves_in_one_message_when_drafting_rests()
     assert session.stats.proposes == policy.num_asked == 1
 
 
-def test_a_draft_step_is_expected_to_end_as_others_did() -> None:
-    policy = PatientChain(max_depth=8)
-    session = opened(policy)
-    for now in (1.0, 1.1, 1.2, 1.3):
-        draft(session, (5,), now)
-    session.on_message(Commit(2, (6,), 1), 1.35)  # in the middle of one that began at 1.3
-    assert policy.ends_at == pytest.approx(1.3 + session.view.pace.rows.predict(1))
-
-
 def test_nothing_waits_for_a_drafter_that_has_failed() -> None:
     session = make(PatientChain(max_depth=8))
     session.start(0.0)
@@ -876,19 +834,6 @@ def test_a_session_without_fill_asks_once_a_commit_for_a_step_without_a_draft() 
     session.on_message(Commit(2, (5,), 1, echo=1), 1.2)
     session.effects()
     assert proposals(draft(session, (), 1.3)) == [Propose(seen_advance=1)]
-
-
-def test_a_draft_that_is_dead_on_arrival_does_not_stall_a_session_without_fill() -> None:
-    session = make(SyncPolicy(4))
-    session.start(0.0)
-    draft(session, (5,), 0.1)
-    draft(session, (6,), 0.2)
-    assert proposals(draft(session, (), 0.3)) == [Propose()]
-    session.on_message(Opened(1, 2), 0.4)  # a credit of 2 makes the two nodes a block
-    assert proposals(session.effects())[0].tokens == (5, 6)
-    session.on_message(Commit(2, (4,), 1, echo=1), 0.5)  # crossed them; nothing will echo the second Propose
-    session.effects()
-    assert proposals(draft(session, (), 0.6)) == [Propose(seen_advance=1)]
 
 
 def test_a_drafter_that_fails_leaves_the_text_to_the_verifier() -> None:
@@ -1006,16 +951,6 @@ def test_what_the_text_repeats_is_sent_with_the_open_and_takes_no_draft() -> Non
     assert session.stats.draft_steps == 0
 
 
-def test_guesses_are_sent_while_the_draft_waits() -> None:
-    config = SessionConfig(COPIED, SamplingParams(max_tokens=20), b"print", recall=True, draft_waits=True)
-    session = EdgeSession(config, TreePolicy())
-    session.start(0.0)
-    effects = session.effects()
-    (message,) = proposals(effects)
-    assert message.tokens[:3] == (1, 2, 3)
-    assert not expands(effects)
-
-
 def test_guesses_follow_each_commit_though_the_drafter_has_failed() -> None:
     session = guessing(TreePolicy())
     session.on_message(Opened(17, 64), 0.1)
@@ -1058,27 +993,6 @@ def test_the_plain_service_the_classic_scheme_and_drawn_drafts_are_not_helped(
     assert (session.tree.num_speculative > 0) is (isinstance(policy, TreePolicy) and not drawn)
 
 
-def test_guesses_stay_within_the_credit() -> None:
-    session = guessing(TreePolicy())
-    session.on_message(Opened(17, 3), 0.1)
-    for position in range(18, 23):
-        session.on_message(Commit(position, (position % 2,)), 0.2)
-        assert session.view.num_sent <= session.view.credit
-
-
-def test_drafts_that_stay_here_take_no_room_from_guesses() -> None:
-    """Credit bounds what is sent."""
-    session = guessing(AdaptivePolicy(AdaptiveSettings(send=0.99)))
-    session.on_message(Opened(17, 32), 0.1)
-    above = session.tree.grow(session.tree.grow(session.tree.tip, 11, -9.0), 12, -9.0)
-    for token in range(100, 140):
-        session.tree.grow(above, token, -9.0)
-    session.on_drafter_failed(OUT_OF_PAPER, 0.2)
-    session.on_message(Commit(18, (11, 12)), 0.3)
-    assert session.view.credit_left > 0
-    assert [node.token for node in session.tree.speculative()][40:43] == [13, 14, 15]
-
-
 def test_a_device_guesses_from_what_it_wrote_before() -> None:
     shared = SharedTexts(GrowingIndex(capacity=100))
     first = EdgeSession(
@@ -1107,18 +1021,6 @@ def test_guesses_go_on_below_what_the_draft_has_found() -> None:
     draft(session, (1,), 0.1)
     assert [node.token for node in session.tree.speculative()][:4] == [1, 2, 3, 4]
     session.check_integrity()
-
-
-def test_while_the_draft_rests_less_likely_guesses_count_too() -> None:
-    policy = AdaptivePolicy()
-    config = SessionConfig((1, 2, 3, 4, 5, 1), SamplingParams(max_tokens=20), b"print", recall=True)
-    session = EdgeSession(config, policy)
-    session.start(0.0)
-    assert session.tree.num_speculative == 0
-    policy.governor.standing = ModeStatus(Mode.SERVER_ONLY, "the draft is too slow")
-    session.on_message(Opened(5, 64), 0.1)
-    session.on_message(Commit(6, (2,)), 0.2)
-    assert [node.token for node in session.tree.speculative()][:1] == [3]
 
 
 def test_beside_a_draft_model_only_likely_guesses_count() -> None:
@@ -1178,39 +1080,3 @@ def test_live_drafts_are_sent_again_on_a_new_stream_as_they_were_drawn() -> None
     session.on_timer(session.next_timer_at or 0.0)
     again = proposals(session.effects())[0]
     assert (again.tokens[:2], again.drafts[:2]) == (first.tokens, first.drafts)
-
-
-def test_a_commit_teaches_what_draws_are_worth() -> None:
-    session = drawing()
-    session.effects()
-    (message,) = proposals(draft(session, (5, 6, 4), 0.1))
-    session.on_message(Opened(1, 32), 0.2)
-    for turn in range(8):
-        token = message.tokens[-1]
-        session.on_message(Commit(2 + turn, (token,)), 0.3 + turn)
-        sent = [
-            each
-            for each in proposals([*session.effects(), *draft(session, (5, 6, 4), 0.4 + turn)])
-            if each.tokens
-        ]
-        message = sent[-1]
-    promises = [node.logprob for node in session.tree.speculative()]
-    assert promises[-1] > math.log(FIRST[2])
-
-
-@pytest.mark.parametrize("policy", ["tree", "chain", "adaptive", "sync:3"])
-def test_the_order_of_sending_is_the_order_of_drawing_under_every_policy(policy: str) -> None:
-    """`Outgoing` would raise; here credit lets one node at a time pass."""
-    session = drawing(make_policy(policy))
-    session.on_message(Opened(1, 2), 0.1)
-    session.effects()
-    for turn in range(12):
-        if any(node.busy for node in session.tree.live.values()):
-            draft(session, (5, 6, 4, 3), 0.2 + turn)
-        if turn % 3 == 2:
-            tip = session.tree.tip
-            child = next((session.tree.live[each] for each in tip.children.values()), None)
-            token = child.token if child else 1
-            session.on_message(Commit(tip.position + 1, (token,), credit=2 + turn % 4), 0.5 + turn)
-            session.effects()
-        session.check_integrity()

@@ -14,7 +14,6 @@ from edge_client.core.verifier_choice import (
     best,
     choose,
     common_target,
-    has_another,
     key_of,
     pause,
     target_name,
@@ -142,12 +141,6 @@ def test_a_verifier_that_is_known_to_be_unfit_gets_no_session() -> None:
     assert choose("s", (), ()) is None
 
 
-def test_a_fair_chance_is_a_ready_one_that_fits_and_did_not_just_fail() -> None:
-    assert has_another(THREE, (THREE[0].name, THREE[1].name))
-    assert not has_another(THREE, tuple(each.name for each in THREE))
-    assert not has_another((VerifierCandidate("a", fits=False), VerifierCandidate("b", ready=False)), ())
-
-
 def test_a_demerit_ends_and_doubles_with_failures_in_a_row() -> None:
     own = Demerits()
     lasted = []
@@ -204,10 +197,6 @@ def test_a_verifier_is_asked_quickly_while_it_is_needed_and_hardly_ever_while_it
     failures: tuple[int, ...], idle: tuple[int, ...], seconds: list[float]
 ) -> None:
     assert [pause(bad, rest, 0.5) for bad in failures for rest in idle] == seconds
-
-
-def test_devices_do_not_ask_in_step() -> None:
-    assert (pause(0, 0, 0.0), pause(0, 0, 1.0)) == (3.75, 6.25)
 
 
 @pytest.mark.parametrize(

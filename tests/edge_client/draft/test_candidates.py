@@ -139,12 +139,6 @@ def test_candidates_stand_in_the_order_of_brute_force(
         np.testing.assert_allclose(found - found[0], scores[order] - scores[order[0]], atol=2e-4)
 
 
-@pytest.mark.parametrize("params", [SamplingParams(temperature=1.0, top_k=4), SamplingParams(top_k=4)])
-def test_filters_leave_fewer_candidates_only_when_sampling(params: SamplingParams) -> None:
-    (expansion,) = ranked(random_logits(1, 300), params)
-    assert len(expansion.tokens) == (8 if params.greedy else 4)
-
-
 def test_the_likeliest_tokens_are_enough_for_nearly_all_choices() -> None:
     logits = 2.0 * random_logits(200, 4096, seed=8)
     params = SamplingParams(temperature=1.0, seed=9)
@@ -164,8 +158,3 @@ def test_passes_find_the_largest_of_a_row_in_order(num_vocab: int, count: int, s
     tokens, values = best_by_passes(row.copy(), count)
     assert tokens == order.tolist()
     assert values == row[order].tolist()
-
-
-def test_a_vocabulary_smaller_than_the_candidates_is_ranked_whole() -> None:
-    (expansion,) = ranked(random_logits(1, 3), SamplingParams(temperature=1.0))
-    assert sorted(expansion.tokens) == [0, 1, 2]

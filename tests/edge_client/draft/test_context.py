@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from forerun.commands.edge import PipeOptions
 from forerun.commands.relay import RelayOptions
 from forerun.options import read_fields
 from tests.edge_client.draft.tiny_architectures import write_architecture
-from tests.edge_client.draft.tiny_gguf import TinyShape, write_copy, write_tiny_gguf
+from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 from tests.edge_client.draft.tree_world import GREEDY, exact_settings
 
 pytestmark = pytest.mark.llama
@@ -137,12 +136,6 @@ def test_a_size_that_no_model_has_is_named(key: str, number: int, model: Path, t
         _ = tokens.kv_bytes
 
 
-def test_more_layers_that_keep_nothing_than_there_are_keep_nothing(model: Path, tmp_path: Path) -> None:
-    path = write_copy(tmp_path / "m.gguf", model, {"llama.attention.shared_kv_layers": 3})
-    with LlamaModel(LlamaSettings(str(path)), weights=False) as tokens:
-        assert tokens.kv_bytes == 0
-
-
 async def test_a_context_is_chosen_at_each_loading(model: Path) -> None:
     """The target may have become known, and memory free, since the last one."""
     settings = replace(exact_settings(model), n_ctx=0)
@@ -232,26 +225,6 @@ def test_layers_go_to_an_accelerator_if_there_is_one(
     monkeypatch.setattr(llama_library, "available_memory", lambda: 5 * GIB)
     assert offloaded_layers(asked) == layers
     assert free_memory(layers) == free
-
-
-def test_the_devices_of_this_machine_can_be_asked() -> None:
-    assert ctypes.sizeof(ctypes.c_size_t) == 8
-    assert all(free > 0 for free in llama_library._device_memory())
-
-
-@pytest.mark.parametrize("devices", [[PROCESSOR], [CARD, PROCESSOR]], ids=["processor", "card"])
-def test_every_command_that_drafts_has_the_same_defaults(
-    devices: list[Device], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from edge_client.pair import _llama
-    from edge_client.settings import DraftSection
-
-    monkeypatch.setattr(llama_library, "library", lambda: Bindings(*devices))
-    found = [options().llama("x.gguf") for options in (pipe, relay)]
-    found.append(replace(_llama("x.gguf", DraftSection()), n_seq_max=0))
-    assert found == [LlamaSettings("x.gguf", n_ctx=0, gpu_layers=ALL_LAYERS if CARD in devices else 0)] * 3
-    words = "--context", "4096", "--gpu-layers", "0"
-    assert pipe(*words).llama("x.gguf") == relay(*words).llama("x.gguf") == LlamaSettings("x.gguf")
 
 
 @pytest.mark.parametrize("value", ["0", "-1"])

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from common.child import available_memory
 from common.llama.model import LlamaSettings
 from edge_client.draft.draft_models import MEMORY, DraftModels, OpenedDraft
 from edge_client.draft.shared_model import ModelState, SharedDraftModel
@@ -112,22 +111,6 @@ async def test_the_model_that_would_be_unloaded_first_goes_first(folder: Folder)
     folder.models._available = lambda: int(next(asked))
     await new.load()
     assert (soon.state, late.state) == (ModelState.UNLOADED, ModelState.LOADED)
-
-
-def test_free_memory_is_of_a_plausible_size() -> None:
-    assert available_memory() == 0 or 2**20 < available_memory() < 2**50
-
-
-async def test_slow_work_is_logged_as_it_begins(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
-    """A user who starts a daemon, or sends the first text, sees what it waits for."""
-    caplog.set_level("INFO")
-    model = folder.model(0)
-    begun = [each.getMessage() for each in caplog.records if each.getMessage().startswith("> ")]
-    assert all(str(folder.files[0]) in words for words in begun)
-    assert len(begun) == 2, "the tokens, and the trial in a process of its own"
-    caplog.clear()
-    await model.load()
-    assert sum(each.getMessage().startswith("> ") for each in caplog.records) == 3, "load, trial, steps"
 
 
 async def test_any_name_of_a_file_can_be_asked_for(folder: Folder) -> None:

@@ -40,18 +40,6 @@ def test_a_random_tree_equals_its_paths_from_scratch(
     assert len(world.text) > 20
 
 
-def test_growing_inside_the_sequences_needs_no_resync(drafter: MemberDrafter) -> None:
-    world = TreeWorld(drafter, Random(5))
-    world.start(list(range(40)))
-    for _ in range(30):
-        (found,) = world.expand([world.tip])
-        stems = [world.child(world.tip, token) for token in found.tokens[:4]]
-        world.expand(stems)
-        world.expand([world.child(stem, world.expanded[stem].tokens[0]) for stem in stems])
-        world.reroot([(stems[1], world.tokens[stems[1]])])
-    assert num_resyncs(drafter) == 0
-
-
 def test_a_commit_of_server_made_tokens_is_evaluated_with_the_next_rows(
     drafter: MemberDrafter, runtime: LlamaRuntime, oracle: MemberDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,17 +64,6 @@ def test_nothing_is_evaluated_before_it_is_asked_for(
     drafter.expand([DraftRow(1, None, 69, 69)])
     assert num_decodes() == 3  # 69 tokens, 32 a batch, the tip with the last of them
     assert drafter.reading.num_tokens == 69
-
-
-def test_more_leaves_than_sequences_are_drafted_in_turn(
-    drafter: MemberDrafter, oracle: MemberDrafter
-) -> None:
-    world = TreeWorld(drafter, Random(2))
-    world.begin(list(range(30)))
-    rows = [world.child(world.tip, token) for token in range(30)]
-    for node, found in zip(rows, world.expand(rows), strict=True):
-        assert_same(found, from_scratch(oracle, world.text_of(node), GREEDY))
-    world.expand([world.child(node, 7) for node in rows[::5]])
 
 
 def test_a_full_context_makes_room_by_forgetting_branches(model: Path, oracle: MemberDrafter) -> None:

@@ -38,7 +38,6 @@ pytestmark = [pytest.mark.llama, pytest.mark.grammar]
 
 WORDS = "start: /(the|an|x[0-9]{2} )+/"
 SAMPLED = SamplingParams(temperature=0.9, seed=3)
-END = 298
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +45,6 @@ def oracle(model: Path) -> Iterator[MemberDrafter]:
     """Knows no grammar and names every token, the end token too."""
     with LlamaRuntime(exact_settings(model, n_seq_max=2)) as loaded:
         yield MemberDrafter(DraftGroup(loaded, 1, loaded.num_vocab))
-
-
-def test_special_tokens_and_pieces_are_those_of_the_file(runtime: LlamaRuntime) -> None:
-    assert runtime.special_ids == runtime.eos_ids == (END,)
-    pieces = runtime.pieces()
-    assert pieces[-1] is None
-    assert pieces[:-1] == [runtime.piece(token) for token in range(END + 1)]
 
 
 @pytest.mark.parametrize(

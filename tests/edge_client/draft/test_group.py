@@ -380,20 +380,6 @@ def test_draft_rows_are_shared_out_fairly(runtime: LlamaRuntime) -> None:
     assert jain(rows) >= 0.95
 
 
-def test_a_session_asking_for_much_takes_nothing_from_one_that_asks_for_little(runtime: LlamaRuntime) -> None:
-    group = group_on(runtime, 2)
-    greedy, modest = worlds_on(group)
-    for world in (greedy, modest):
-        world.begin([1, 2, 3])
-    many = [greedy.child(greedy.tip, token) for token in range(40)]
-    group.ask(0, [greedy.row(node) for node in many])
-    for token in range(3):
-        group.ask(1, [modest.row(modest.child(modest.tip, token))])
-        assert [answer.member for answer in group.turn()] == [1]
-    (answer,) = group.turn()
-    assert answer.member == 0
-
-
 def test_a_lone_session_may_have_all_branches_and_gives_them_up(runtime: LlamaRuntime) -> None:
     group = group_on(runtime, 8)
     worlds = worlds_on(group)
@@ -406,33 +392,6 @@ def test_a_lone_session_may_have_all_branches_and_gives_them_up(runtime: LlamaRu
         world.begin([4, 5, 6])
         world.expand([world.child(world.tip, token) for token in range(6)])
     rich.expand([rich.child(node, 7) for node in list(rich.paths)[:3]])
-
-
-def test_branches_kept_by_one_are_taken_by_another(runtime: LlamaRuntime) -> None:
-    group = group_on(runtime, 2)
-    first, second = worlds_on(group)
-    for world in (first, second):
-        world.begin([1, 2, 3])
-    for world in (first, second, first):
-        nodes = [world.child(world.tip, token) for token in range(62)]
-        world.expand(nodes)
-        world.reroot([(world.new_id(), 8)])
-        world.expand([world.tip])
-    assert sum(member.session.num_resyncs for member in group.members) == 0
-
-
-def test_a_released_text_is_not_read_again(runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = group_on(runtime, 2)
-    world, _ = worlds_on(group)
-    world.begin(list(range(100)))
-    stem = world.child(world.tip, 9)
-    world.expand([stem])
-    group.release(0)
-    check_group(group)
-    num_decodes = count_decodes(runtime, monkeypatch)
-    world.begin([*range(100), 50, 51])
-    assert group.members[0].session.num_held == 102
-    assert num_decodes() <= 2
 
 
 def test_a_prefix_that_another_session_holds_is_shared(
@@ -487,21 +446,6 @@ def test_kept_texts_go_first_and_the_oldest_of_them_is_forgotten_first(model: Pa
         group.release(3)
         worlds[0].begin([5])
         assert [each.tokens[0] for each in group.parked] == [1, 9]
-        assert sum(member.session.num_resyncs for member in group.members) == 0
-
-
-def test_parked_texts_share_the_cells_of_a_session_with_the_same_beginning(model: Path) -> None:
-    stem = list(range(150))
-    with LlamaRuntime(exact_settings(model, 512, 16)) as runtime:
-        group = group_on(runtime, 3)
-        worlds = worlds_on(group)
-        for end, world in enumerate(worlds):
-            world.begin([*stem, *[end] * 10])
-        for place in range(3):
-            group.release(place)
-        for end, world in enumerate(worlds):
-            world.begin([*stem, *[end] * 70])  # 3 times 220 tokens are more than 512
-        assert [member.session.num_held for member in group.members] == [220] * 3
         assert sum(member.session.num_resyncs for member in group.members) == 0
 
 
@@ -587,22 +531,6 @@ def test_a_failed_decode_costs_nobody_an_answer(
     fail_decodes(runtime, monkeypatch, code, num_failures)
     ask(group, worlds, asked)
     check_answers(group, worlds, asked, oracle)
-
-
-def test_kv_that_one_session_lost_costs_the_others_nothing(
-    runtime: LlamaRuntime, oracle: MemberDrafter
-) -> None:
-    group = DraftGroup(runtime, 2)
-    worlds = worlds_on(group)
-    for world in worlds:
-        world.begin([world.chance.randrange(300) for _ in range(40)])
-    runtime.seq_remove(0, 20)
-    asked = [[world.child(world.tip, 5)] for world in worlds]
-    ask(group, worlds, asked)
-    check_answers(group, worlds, asked, oracle)
-    assert group.members[0].session.num_resyncs > 0
-    assert group.members[1].session.num_resyncs == 0
-    check_group(group)
 
 
 def test_a_defect_of_one_session_ends_it_alone_until_its_next_text(runtime: LlamaRuntime) -> None:

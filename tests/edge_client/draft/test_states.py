@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from common.llama.model import STATE_SEQUENCES, LlamaSettings
+from common.llama.model import LlamaSettings
 from common.llama.runtime import LlamaRuntime
 from common.llama.trial import ModelTrials
 from common.sampling import SamplingParams
@@ -147,15 +147,6 @@ def test_a_failed_batch_that_moved_the_trunk_is_noticed(
     assert_same(found, from_scratch(oracle, world.text, GREEDY))
 
 
-def test_a_lost_tip_is_evaluated_before_its_children(drafter: MemberDrafter, oracle: MemberDrafter) -> None:
-    world = TreeWorld(drafter, Random(5))
-    world.begin(list(range(60)))
-    drafter.group.members[0].session.clear()
-    rows = [world.child(world.tip, token) for token in (3, 4)]
-    for node, found in zip(rows, world.expand(rows), strict=True):
-        assert_same(found, from_scratch(oracle, world.text_of(node), GREEDY))
-
-
 @pytest.mark.parametrize(
     ("text", "num_read"),
     [
@@ -245,21 +236,6 @@ def test_a_last_state_outlasts_kept_beginnings(model: Path) -> None:
         for world in worlds:
             world.expand([world.child(world.tip, 7)])
         assert [member.session.num_branches for member in group.members] == [1] * 4
-
-
-def test_a_full_context_makes_room_by_forgetting_states(model: Path, oracle: MemberDrafter) -> None:
-    with LlamaRuntime(exact_settings(model, n_ctx=256, n_seq_max=24)) as runtime:
-        (world,) = worlds_on(group_on(runtime, 1))
-        world.begin(list(range(240)))
-        rows = [world.child(world.tip, token) for token in range(40)]
-        for node in rows:
-            world.expand([node])
-        assert_same(world.expanded[rows[-1]], from_scratch(oracle, world.text_of(rows[-1]), GREEDY))
-
-
-def test_a_context_has_few_states_and_steps_of_at_most_half_as_many_rows(model: Path) -> None:
-    with LlamaRuntime(LlamaSettings(str(model), n_ctx=256, threads=1)) as runtime:
-        assert (runtime.n_seq_max, runtime.max_rows) == (STATE_SEQUENCES, STATE_SEQUENCES // 2)
 
 
 def test_the_trial_and_the_measured_pace_take_such_a_file(model: Path, runtime: LlamaRuntime) -> None:

@@ -25,7 +25,6 @@ from edge_client.core.verifier_choice import VerifierCandidate, choose
 from edge_client.network import verifiers as module
 from edge_client.network.addresses import VerifierAddress, parse_address
 from edge_client.network.generation import Generation
-from edge_client.network.member import TABLE_AGAIN, Health, VerifierMember
 from edge_client.network.verifiers import Verifiers
 from simulator.proxy import Link, Timeout, both_ways
 from tests import wording
@@ -482,39 +481,3 @@ async def test_a_route_knows_whether_its_next_verifier_shares_the_machine(
             monkeypatch.setattr("edge_client.network.channel.SAME_MACHINE", limit)
             assert route.shares_machine is (limit > 0)
     assert not route.shares_machine, "no verifier is left"
-
-
-async def test_one_whose_tokens_are_others_each_time_is_asked_for_all_of_them_once() -> None:
-    own = Vocabulary([b"a", b"b"])
-
-    class Changing(pb_grpc.VerifierServiceServicer):
-        """Says another fingerprint each time."""
-
-        asked, tables = 0, 0
-
-        async def Describe(self, request: Any, context: Any) -> Any:
-            self.asked += 1
-            self.tables += request.include_vocabulary
-            table = (b"a", b"x") if request.include_vocabulary else None
-            name = self.asked.to_bytes(32, "big")
-            return encode_description(Description("m", 2, 64, name, vocabulary=table))
-
-    server, service, now = grpc.aio.server(), Changing(), [0.0]
-    pb_grpc.add_VerifierServiceServicer_to_server(service, server)
-    address = VerifierAddress("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
-    await server.start()
-    member = VerifierMember(address, "127.0.0.1", own, None, lambda: now[0], lambda member: None)
-    try:
-        for _ in range(5):
-            await member.probe()
-            now[0] += TABLE_AGAIN / 10
-            assert member.health is Health.UNFIT
-        assert service.tables == 1
-        wording.keep(member.why)
-        now[0] += TABLE_AGAIN
-        await member.probe()
-        assert service.tables == 2
-        assert "others again" not in member.why
-    finally:
-        await member.close()
-        await server.stop(None)

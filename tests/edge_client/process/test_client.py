@@ -58,11 +58,6 @@ def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:
     assert (told["path"], told["host"]) == ("/v1/status", "localhost")
 
 
-def test_what_is_no_json_is_a_text() -> None:
-    with serving(lambda request: request.reply(200, b"ok\n", Content_Type="text/plain")) as address:
-        assert LocalClient(address).get("/healthz") == "ok\n"
-
-
 @pytest.mark.parametrize("unix", [False, True])
 def test_events_come_one_by_one(unix: bool, tmp_path: Path) -> None:
     stream = (
