@@ -27,7 +27,7 @@ from edge_client.core.policies.base import (
     unsent,
 )
 from edge_client.core.policies.foresight import ArrivalModel, wait_for
-from edge_client.core.policies.governor import LOOK_AGAIN, Governor, TrafficBudget
+from edge_client.core.policies.governor import LOOK_AGAIN, Governor
 
 EARLY = 0.25
 """Turns of margin before a node must leave: the turn may begin sooner, and the awaited draft step may end
@@ -47,14 +47,14 @@ class AdaptiveSettings:
     cut: float = 0.002  # paths less likely than this, seen from the tip, are not drafted
     send: float = 0.002  # turns that a token sent must save, if the draft were always right; more sends less
     max_steps_per_second: float = 0.0  # draft steps; a power budget, 0 = unlimited
-    max_sent_per_token: float = 0.0  # draft tokens per token of text; a traffic budget, 0 = unlimited
 
     def __post_init__(self) -> None:
         check_counts(max_width=self.max_width, max_children=self.max_children, max_live=self.max_live)
         check_shares(cut=self.cut, send=self.send)
-        for name in ("max_steps_per_second", "max_sent_per_token"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be finite and 0 or more")
+        if not 0 <= self.max_steps_per_second < math.inf:
+            raise UserError(
+                f"max_steps_per_second is {self.max_steps_per_second}; it must be finite and 0 or more"
+            )
 
 
 class AdaptivePolicy:
@@ -70,7 +70,6 @@ class AdaptivePolicy:
         self._cut = math.log(self.settings.cut)
         self._outlook = ArrivalModel()
         self._sent_at = 0.0  # seconds, the newest nodes
-        self._traffic = TrafficBudget(self.settings.send, self.settings.max_sent_per_token)
 
     @property
     def standing(self) -> ModeStatus:
@@ -78,7 +77,7 @@ class AdaptivePolicy:
         return self.governor.standing
 
     def hold_nothing_back(self) -> None:
-        """Send every node at once from now on, likeliest first, within credit and budget."""
+        """Send every node at once from now on, likeliest first, within the credit."""
         self._holds_back = False
 
     def branch(self, view: GrowthView, node: Node, candidates: Offered) -> Offered:
@@ -152,12 +151,11 @@ class AdaptivePolicy:
         if not nodes:
             return nodes
         self._outlook.update(view)
-        self._traffic.update(view.tree.tip_position)
         chosen = self._worth_sending(view, nodes) if self._holds_back else list(nodes)
         if not chosen and view.now - self._sent_at >= LOOK_AGAIN:
             chosen = nodes[:1]  # only sent nodes measure the round trip
         sort_likeliest_first(chosen)
-        chosen = chosen[: self._traffic.spend(min(len(chosen), view.credit_left))]
+        chosen = chosen[: view.credit_left]
         if chosen:
             self._sent_at = view.now
             self._outlook.usual.sent(chosen, view.now)
@@ -184,7 +182,7 @@ class AdaptivePolicy:
     def _worth_sending(self, view: GrowthView, nodes: Sequence[Node]) -> list[Node]:
         """Return the unsent nodes that save more than they cost, counted with the nodes below. No node hangs
         on one left out."""
-        price = self._traffic.price * view.survival.mean  # each token of a weaker draft saves less
+        price = self.settings.send * view.survival.mean  # each token of a weaker draft saves less
         gains = dict[int, float]()  # by node: its own gain and that of the nodes worth sending below
         for node in reversed(nodes):  # children before parents
             gain = gains.get(node.id, 0.0) + self._saved(view, node) - price

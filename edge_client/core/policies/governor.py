@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from edge_client.core.effects import Mode, ModeStatus
 from edge_client.core.policies.base import GrowthView
 
@@ -118,56 +116,3 @@ def why_not(view: GrowthView, step: float) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.0f} ms"
-
-
-# The price of sending a token, and its budget.
-
-FIRST_PRICE = 0.07
-"""Least saving in turns at first under a budget: about five tokens per token of text reach it."""
-
-PRICE_GAIN = 0.01
-"""Rise of the log price per token wanted and not earned: the price follows a change within 1 / (gain *
-budget) tokens."""
-
-DEAREST = 4.0
-"""The highest price, in turns: hardly a token saves as much, and from there it soon falls again."""
-
-LENT = 64
-"""Tokens that a budget lends at the start."""
-
-MOST_SAVED = 1e6
-"""The most tokens that a budget saves up, more than any text needs."""
-
-
-class TrafficBudget:
-    """Sets the saving, in turns, that a draft token must promise to be sent: at least `least`.
-
-    With a `budget`, at most that many tokens leave per token of text, and `LENT` once; 0 is no limit.
-    """
-
-    def __init__(self, least: float, budget: float) -> None:
-        self.price = max(least, FIRST_PRICE) if budget else least
-        self._least, self._budget = least, budget
-        self._saved = float(LENT)  # tokens that may leave now
-        self._position: int | None = None  # of the tip
-
-    def update(self, position: int) -> None:
-        """Note that the tip is at `position` now."""
-        if self._budget and self._position is not None and position > self._position:
-            earned = self._budget * (position - self._position)
-            self._saved = min(MOST_SAVED, self._saved + earned)
-            self._raise_by(-earned)
-        self._position = position
-
-    def spend(self, wanted: int) -> int:
-        """Return how many of `wanted` tokens leave now."""
-        if not self._budget:
-            return wanted
-        self._raise_by(wanted)  # also for what stays here, and so is wanted again
-        leaving = min(wanted, math.floor(self._saved))
-        self._saved -= leaving
-        return leaving
-
-    def _raise_by(self, tokens: float) -> None:
-        dearest = max(self._least, DEAREST)
-        self.price = min(dearest, max(self._least, self.price * math.exp(min(PRICE_GAIN * tokens, 1.0))))

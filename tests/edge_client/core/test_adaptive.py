@@ -21,13 +21,10 @@ from edge_client.core.policies import (
 )
 from edge_client.core.policies.foresight import ArrivalModel, Foresight, wait_for
 from edge_client.core.policies.governor import (
-    DEAREST,
-    LENT,
     LOOK_AGAIN,
     SETTLED,
     STEPS_SAVED,
     Governor,
-    TrafficBudget,
 )
 
 TURN, RTT, STEP = 0.030, 0.060, 0.005
@@ -421,36 +418,6 @@ def test_never_more_than_the_credit_the_likeliest_first() -> None:
     view, policy = make_view(rtt=0.0, credit=2), AdaptivePolicy()
     nodes = [view.tree.grow(view.tree.tip, token, math.log(0.1 * token)) for token in (1, 2, 3)]
     assert policy.send(view) == [nodes[2], nodes[1]]
-
-
-def spend(traffic: TrafficBudget, worth: float, tokens: int) -> int:
-    """Tokens sent over so many tokens of text if twice the price sends half; `worth` at a price of 1."""
-    total, owed = 0, 0.0
-    for position in range(tokens):
-        traffic.update(position)
-        owed += worth / traffic.price
-        wanted = int(owed)
-        owed -= wanted
-        total += traffic.spend(wanted)
-    return total
-
-
-@pytest.mark.parametrize("worth", [0.05, 0.35, 3.0])
-def test_a_traffic_budget_is_used_and_kept(worth: float) -> None:
-    """By a price, not by leaving out whatever comes when it is spent."""
-    budget, traffic = 5.0, TrafficBudget(0.002, 5.0)
-    assert spend(traffic, worth, 600) <= 600 * budget + LENT
-    assert traffic.price == pytest.approx(worth / budget, rel=0.1)
-    assert spend(traffic, worth, 600) == pytest.approx(600 * budget, rel=0.02)
-
-
-def test_a_price_that_nothing_can_pay_comes_down_again() -> None:
-    """Where the budget allows next to nothing a single node is wanted again and again."""
-    traffic = TrafficBudget(0.002, 0.02)
-    for position in range(10_000):
-        traffic.update(position)
-        traffic.spend(1)
-    assert traffic.price <= DEAREST
 
 
 # The governor ---------------------------------------------------------------------------------------------

@@ -117,7 +117,6 @@ def test_an_unknown_policy_is_refused_with_those_there_are(text: str) -> None:
         "adaptive:cut=nan",
         "adaptive:max_steps_per_second=-1",
         "adaptive:max_steps_per_second=nan",
-        "adaptive:max_sent_per_token=inf",
     ],
 )
 def test_a_setting_that_is_not_understood_is_the_users_to_change(text: str) -> None:
