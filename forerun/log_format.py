@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from logging.handlers import QueueHandler
 from typing import Any, TextIO
 
-OURS = ("cloud_verifier", "edge_client", "common", "forerun", "relay")
+OURS = ("cloud_verifier", "edge_client", "common", "forerun", "schemes")
 """Loggers that `--log-level` controls; the libraries' warnings are always shown."""
 
 TALKATIVE = ("torchao", "torch.utils._pytree")

@@ -18,16 +18,14 @@ from forerun.options import REQUIRED, add_command, option, write_out
 from forerun.prompts import bundled, some_of
 from forerun.rig import Rig, RigSettings, check_models
 from forerun.terminal import note, table
-from simulator.canvas import check_drawing
 from simulator.drafts import ReplayedDraft, recorded_draft
 from simulator.figures import pace
 from simulator.link import LinkSpec
-from simulator.plots import plot_validation
 from simulator.recordings import RecordedText, read_recording
 from simulator.schemes import run_scheme
 from simulator.world import DeviceSpec, StepTimeLine, VerifierSpec, World, fit_line
 
-REPORT, PLOT = "validation.json", "validation.png"
+REPORT = "validation.json"
 MEDIAN_PROMISED, WORST_PROMISED = 8.0, 20.0
 """Allowed error of predictions, in percent of ms per token."""
 
@@ -80,7 +78,7 @@ SETTINGS = tuple(
 class ValidateOptions:
     """Declares what is run. Raises `UserError`."""
 
-    out: Path = option(REQUIRED, f"folder for {REPORT}, {PLOT} and the recordings", "FOLDER")
+    out: Path = option(REQUIRED, f"folder for {REPORT} and the recordings", "FOLDER")
     num_prompts: int = option(4, "number of bundled prompts", "N")
     max_tokens: int = option(96, "number of tokens of each text", "N")
     seed: int = option(1, "seed of sampling and of the link's jitter", "N")
@@ -107,7 +105,6 @@ def add_parser(actions: Any) -> None:
 def _run(options: ValidateOptions) -> int:
     check_models(Path(options.target), Path(options.draft))
     prompts = some_of(bundled(), options.num_prompts)
-    check_drawing()  # before ten minutes are spent
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -115,7 +112,6 @@ def _run(options: ValidateOptions) -> int:
     report = _report(options, asyncio.run(_measure(options, prompts)))
     try:
         write_out("the report", options.out / REPORT, json.dumps(report, indent=2) + "\n")
-        plot_validation(report["results"], options.out / PLOT)
     finally:  # ten minutes are not lost to a full disk
         print(json.dumps(report, indent=2) if options.json else "\n".join(_table(report)))
     return 0 if _is_kept(report) else 1

@@ -214,23 +214,14 @@ def numbers(rows: Sequence[Row], column: str) -> list[float]:
     return [math.nan if row[column] is None else float(row[column]) for row in rows]
 
 
-def handles(found: Mapping[str, Style], has_markers: bool = True) -> list[Any]:
+def handles(found: Mapping[str, Style]) -> list[Any]:
     """Make a legend's handles, one per scheme."""
     from matplotlib.lines import Line2D
 
     return [
         Line2D(
             [], [], label=name, color=style.colour, linestyle=style.line,
-            marker=style.marker if has_markers else "", markersize=4,
+            marker=style.marker, markersize=4,
         )
         for name, style in found.items()
     ]  # fmt: skip
-
-
-def plain_numbers(axis: Any, subs: Sequence[float] = (1, 2, 5)) -> None:
-    """Write these numbers and their multiples by powers of ten in full on a logarithmic axis."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())

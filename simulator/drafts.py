@@ -54,7 +54,7 @@ class BetaDraft:
         """Return a session's first belief about its scores."""
         return HONEST
 
-    def session(self, draws: Draws, place: int = 0, first: int = 0) -> BetaKnowledge:
+    def session(self, draws: Draws, place: int = 0, first: int = 0) -> Knowledge:
         """Return the knowledge of a session with these draws, whatever its place is."""
         return BetaKnowledge(self.mean, self.k, draws)
 

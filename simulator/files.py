@@ -24,19 +24,18 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from common.errors import UserError
+from common.offers import offered
 from simulator.arrivals import Arrivals, Poisson, Window, read_arrivals
 from simulator.documents import read_text
 from simulator.drafts import BetaDraft, Draft, logged_draft, recorded_draft
 from simulator.heads import HeadsSpec
 from simulator.link import Handovers, LinkSpec, Outage, Trace, read_schedule, read_trace
-from simulator.middle import TierSpec
-from simulator.planner import Pairs, TierModel, TierPair
 from simulator.profiles import profile
 from simulator.recordings import read_lengths, read_recording
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, SYNC_BEST, check_scheme
@@ -155,14 +154,6 @@ SMALL: dict[str, Field] = {
     "agreement": ("agreement", float, 1.0),
     "tokens": ("tokens", int, 1),
 }
-TIER: dict[str, Field] = {
-    "rtt_ms": ("rtt", float, MS),
-    "draft_ms": ("draft_time", float, MS),
-    "draft_ms_per_node": ("draft_time_per_node", float, MS),
-    "mean": ("mean", float, 1.0),
-    "k": ("k", float, 1.0),
-    "likeness": ("likeness", float, 1.0),
-}
 STEP_CHANGE: dict[str, Field] = {"at_s": ("at", float, 1.0), "step_ms": ("step_time", float, MS)}
 POISSON: dict[str, Field] = {"rate_per_s": ("rate", float, 1.0), "sessions": ("sessions", int, 1)}
 WINDOW: dict[str, Field] = {
@@ -179,82 +170,33 @@ TABLES = {
     "verifier": {**VERIFIER, **SERVER_DRAFT},
     "draft": DRAFT,
     "arrivals": {**POISSON, **WINDOW},
-    "tier": TIER,
 }
 
-
-MODEL: dict[str, Field] = {"step_ms": ("step_time", float, MS)}
-PAIR: dict[str, Field] = {"acceptance": ("acceptance", float, 1.0), "rtt_ms": ("rtt", float, MS)}
+OFFERED = "forerun.world_tables"
+"""Entry points of further tables. Each is called with a world and the table, and returns another world."""
 
 
 def read_experiment(path: Path) -> Experiment:
     """Read a document by its suffix, `.toml` or `.json`. Raises `UserError` that names the field."""
-    return _read("the world", path, lambda document: experiment_from(document, path.parent))
-
-
-def read_tiers(path: Path) -> tuple[list[TierModel], Pairs]:
-    """Read the models of a hierarchy, the target last, and their pairs, `.toml` or `.json`. Raises
-    `UserError` that names the field."""
-    return _read("the hierarchy", path, _tiers_from)
-
-
-def _read(what: str, path: Path, made_of: Callable[[Any], Made]) -> Made:
-    text = read_text(what, path)
+    text = read_text("the world", path)
     try:
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:  # both parsers' errors, which tell line and column
         kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise UserError(f"{what} {path} is not {kind}: {error}") from error
+        raise UserError(f"the world {path} is not {kind}: {error}") from error
     try:
-        return made_of(document)
+        return experiment_from(document, path.parent)
     except UserError as error:
-        raise UserError(f"{what} {path}: {error}") from error
-
-
-def _tiers_from(document: Any) -> tuple[list[TierModel], Pairs]:
-    if not (isinstance(document, dict) and document.keys() == {"models", "pairs"}):
-        raise UserError("tables [[models]] and [[pairs]] were expected, and nothing else")
-    models = [
-        TierModel(row["name"], **_fields("models.", row, MODEL))
-        for row in _named_rows("models", document["models"], ("name",), MODEL)
-    ]
-    places = {model.name: place for place, model in enumerate(models)}
-    if len(places) < len(models):
-        raise UserError("two models have the same name")
-    pairs = dict[tuple[str, str], TierPair]()
-    for row in _named_rows("pairs", document["pairs"], ("draft", "verifier"), PAIR):
-        names = row["draft"], row["verifier"]
-        for name in names:
-            if name not in places:
-                raise UserError(f"pairs names {name!r}; the models are {', '.join(places)}")
-        if not places[names[0]] < places[names[1]] or names in pairs:
-            raise UserError(f"pairs has {' and '.join(names)} in the wrong order or twice")
-        pairs[names] = TierPair(**_fields("pairs.", row, PAIR))
-    return models, pairs
-
-
-def _named_rows(
-    where: str, value: Any, names: tuple[str, ...], known: dict[str, Field]
-) -> list[dict[str, Any]]:
-    """Return a list of tables with texts at `names` and the first of `known`; the others are optional."""
-    needed = (*names, next(iter(known)))
-    if not (isinstance(value, list) and value and all(isinstance(each, dict) for each in value)):
-        raise UserError(f"{where} is no list of tables [[{where}]] with {', '.join(needed)}")
-    for each in value:
-        _refuse_unknown(f"[[{where}]]", each, [*names, *known])
-        if missing := [key for key in needed if key not in each]:
-            raise UserError(f"a table of [[{where}]] has no {missing[0]}")
-        for name in names:
-            _text(f"{where}.{name}", each[name])
-    return value
+        raise UserError(f"the world {path}: {error}") from error
 
 
 def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
     """Build it from the parsed document; paths of traces start at `folder`. Raises `UserError`."""
     if not isinstance(document, dict):
         raise UserError("a world is a table of keys and values")
-    _refuse_unknown("a world", document, [*TOP, *TABLES, "verifiers", "association", "schemes"])
-    top = _fields("", document, TOP)
+    tables = offered(OFFERED)
+    refuse_unknown("a world", document, [*TOP, *TABLES, *tables, "verifiers", "association", "schemes"])
+    top = read_fields("", document, TOP)
     repeats = top.pop("repeats", 20)
     draft, draft_ms, target_ms = _draft(_table(document, "draft", extra=REPLAYS), folder)
     device = _table(document, "device", (*DEVICE_TABLES, "small"))
@@ -264,7 +206,7 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
     }
     if "verifiers" in document:
         target_ms = {}  # each has its own step
-    given = _with_recorded(DRAFT_TIME, draft_ms, _fields("device.", device, DEVICE))
+    given = _with_recorded(DRAFT_TIME, draft_ms, read_fields("device.", device, DEVICE))
     small = _small(device["small"]) if "small" in device else None
     on_device = DeviceSpec(**given, **by_number, small=small)
     world = World(
@@ -273,11 +215,12 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
         verifier=_verifier(verifier, target_ms, on_device),
         draft=draft,
         arrivals=_arrivals(document, folder),
-        tier=TierSpec(**_fields("tier.", _table(document, "tier"), TIER)) if "tier" in document else None,
         sites=_sites(document.get("verifiers", []), folder),
         association=_text("association", document.get("association", NEAREST)),
         **top,
     )
+    for name in tables.keys() & document.keys():
+        world = tables[name].load()(world, document[name])
     return Experiment(world, repeats, _schemes(document.get("schemes", list(DEFAULT_SCHEMES))))
 
 
@@ -285,17 +228,19 @@ def _table(document: Mapping[str, Any], name: str, extra: tuple[str, ...] = ()) 
     table = document.get(name, {})
     if not isinstance(table, dict):
         raise UserError(f"{name} is {table!r}; a table [{name}] was expected")
-    _refuse_unknown(f"[{name}]", table, [*TABLES[name], *extra])
+    refuse_unknown(f"[{name}]", table, [*TABLES[name], *extra])
     return dict(table)
 
 
-def _refuse_unknown(where: str, table: Mapping[str, Any], known: list[str]) -> None:
+def refuse_unknown(where: str, table: Mapping[str, Any], known: list[str]) -> None:
+    """Raise `UserError` if the table has a key that is not `known`."""
     unknown = [key for key in table if key not in known]
     if unknown:
         raise UserError(f"{where} has no {unknown[0]!r}; it may have {', '.join(known)}")
 
 
-def _fields(prefix: str, table: Mapping[str, Any], known: Mapping[str, Field]) -> dict[str, Any]:
+def read_fields(prefix: str, table: Mapping[str, Any], known: Mapping[str, Field]) -> dict[str, Any]:
+    """Return a table's values by our names, in our units. Raise `UserError` for one of another type."""
     found: dict[str, Any] = {}
     for key, (name, kind, unit) in known.items():
         if key in table:
@@ -323,7 +268,7 @@ def _link(table: dict[str, Any], folder: Path) -> LinkSpec:
             _text(f"link.{key}", table[key])
     name = table.get("profile")
     base = LinkSpec() if name is None else profile(name)
-    found = _fields("link.", table, LINK)
+    found = read_fields("link.", table, LINK)
     if "jitter_law" in table:
         found["jitter_law"] = table["jitter_law"]
     for way in ("up", "down"):
@@ -358,7 +303,7 @@ def _with_recorded(
 
 def _verifier(table: dict[str, Any], recorded: Mapping[int, float], device: DeviceSpec) -> VerifierSpec:
     """A draft beside the target is the device's in what is not said of it."""
-    found, beside = (_fields("verifier.", table, known) for known in (VERIFIER, SERVER_DRAFT))
+    found, beside = (read_fields("verifier.", table, known) for known in (VERIFIER, SERVER_DRAFT))
     if ROW_TABLE in table:
         if found.keys() & {*STEP_TIME}:
             raise UserError(f"verifier.{ROW_TABLE} stands in place of step_ms and step_ms_per_node")
@@ -380,10 +325,10 @@ def _sites(value: Any, folder: Path) -> tuple[VerifierSite, ...]:
         raise UserError("verifiers is no list of tables [[verifiers]]")
     sites = []
     for each in value:
-        _refuse_unknown("[[verifiers]]", each, [*VERIFIER, *SITE, "link"])
+        refuse_unknown("[[verifiers]]", each, [*VERIFIER, *SITE, "link"])
         link = _link(_table(each, "link", LINK_EXTRA), folder)
-        spec = VerifierSpec(**_fields("verifiers.", each, VERIFIER))
-        sites.append(VerifierSite(spec, link, **_fields("verifiers.", each, SITE)))
+        spec = VerifierSpec(**read_fields("verifiers.", each, VERIFIER))
+        sites.append(VerifierSite(spec, link, **read_fields("verifiers.", each, SITE)))
     return tuple(sites)
 
 
@@ -394,8 +339,8 @@ def _heads(value: Any) -> HeadsSpec:
             f"verifier.heads is {value!r}; a table with the accuracy by level was expected, like "
             "{ accuracy = [0.8, 0.75, 0.7], ms_per_level = 1.0 }"
         )
-    _refuse_unknown("verifier.heads", value, ["accuracy", *HEADS])
-    return HeadsSpec(tuple(accuracy), **_fields("verifier.heads.", value, HEADS))
+    refuse_unknown("verifier.heads", value, ["accuracy", *HEADS])
+    return HeadsSpec(tuple(accuracy), **read_fields("verifier.heads.", value, HEADS))
 
 
 def _small(value: Any) -> SmallDraft:
@@ -404,8 +349,8 @@ def _small(value: Any) -> SmallDraft:
             f"device.small is {value!r}; a table with the smaller draft was expected, like "
             "{ ms = 0.5, agreement = 0.7, tokens = 4 }"
         )
-    _refuse_unknown("device.small", value, list(SMALL))
-    return SmallDraft(**_fields("device.small.", value, SMALL))
+    refuse_unknown("device.small", value, list(SMALL))
+    return SmallDraft(**read_fields("device.small.", value, SMALL))
 
 
 def _text(where: str, value: Any) -> str:
@@ -422,8 +367,8 @@ def _handovers(value: Any) -> Handovers | None:
             "link.handovers is neither false nor a table like "
             "{ every_ms = 15000, duration_ms = 50, rtt_step_ms = 20 }, of which every_ms must be there"
         )
-    _refuse_unknown("link.handovers", value, list(HANDOVERS))
-    return Handovers(**_fields("link.handovers.", value, HANDOVERS))
+    refuse_unknown("link.handovers", value, list(HANDOVERS))
+    return Handovers(**read_fields("link.handovers.", value, HANDOVERS))
 
 
 def _arrivals(document: Mapping[str, Any], folder: Path) -> Arrivals | None:
@@ -437,11 +382,11 @@ def _arrivals(document: Mapping[str, Any], folder: Path) -> Arrivals | None:
     for key in drawn if is_read else [key for key in WINDOW if key in table]:
         raise UserError(f"arrivals.{key} {'does not go with' if is_read else 'needs'} an arrivals.trace")
     if is_read:
-        window = Window(**_fields("arrivals.", table, WINDOW))
+        window = Window(**read_fields("arrivals.", table, WINDOW))
         return read_arrivals(folder / _text("arrivals.trace", table["trace"]), window)
     if len(drawn) < len(POISSON):
         raise UserError("[arrivals] needs rate_per_s and sessions, or a trace")
-    return Poisson(**_fields("arrivals.", table, POISSON))
+    return Poisson(**read_fields("arrivals.", table, POISSON))
 
 
 def _rows(where: str, value: Any, known: dict[str, Field], example: Sequence[int]) -> list[dict[str, Any]]:
@@ -450,15 +395,15 @@ def _rows(where: str, value: Any, known: dict[str, Field], example: Sequence[int
         shown = ", ".join(f"{key} = {number}" for key, number in zip(known, example, strict=True))
         raise UserError(f"{where} is not a list of tables like {{ {shown} }}")
     for each in value:
-        _refuse_unknown(where, each, list(known))
+        refuse_unknown(where, each, list(known))
         if len(each) < len(known):
             raise UserError(f"each of {where} needs {' and '.join(known)}")
-    return [_fields(f"{where}.", each, known) for each in value]
+    return [read_fields(f"{where}.", each, known) for each in value]
 
 
 def _trace(link: dict[str, Any], folder: Path) -> Trace | None:
     name, session = link.get("trace"), link.get("trace_session")
-    options = _fields("link.", link, TRACE)
+    options = read_fields("link.", link, TRACE)
     if name is None:
         if options or session is not None:
             raise UserError(f"link.trace_session, link.{' and link.'.join(TRACE)} need a link.trace")
@@ -479,7 +424,7 @@ def _draft(table: dict[str, Any], folder: Path) -> tuple[Draft, Mapping[int, flo
     target, milliseconds by rows; empty where none were recorded."""
     names = {key: table[key] for key in REPLAYS if key in table}
     if not names:
-        return BetaDraft(**_fields("draft.", table, DRAFT)), {}, {}
+        return BetaDraft(**read_fields("draft.", table, DRAFT)), {}, {}
     for key, value in names.items():
         _text(f"draft.{key}", value)
     if len(table) > len(names) or names.keys() not in ({"recording"}, {"lengths", "lengths_key"}):

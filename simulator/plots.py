@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,12 @@ from simulator.canvas import (
     grouped,
     handles,
     numbers,
-    plain_numbers,
     schemes_of,
     styles,
     varied,
 )
-from simulator.figures import GAP, PERCENTS, WINDOW
-from simulator.schemes import COLOCATED, FORERUN, NAMED, SERVER_STREAMING
-from simulator.sweep import AXES, NUMBERS, PERCENTILES
+from simulator.schemes import COLOCATED, FORERUN, SERVER_STREAMING
+from simulator.sweep import AXES, NUMBERS
 from simulator.tables import Row
 
 # Ratios of two schemes over round trip and acceptance, as coloured surfaces with contours.
@@ -194,53 +192,6 @@ def _check_between(x: str) -> None:
         )
 
 
-# Latency ----------------------------------------------------------------------------------------------------
-
-
-@drawing
-def plot_latency(rows: Sequence[Row], out: Path) -> None:
-    """Plot inter-token latency, a column of panels per network profile (or whatever varies).
-
-    `rows` are those of `read_latencies`. Raises `UserError` if there is nothing to draw.
-    """
-    rows = [row for row in rows if row[PERCENTILES[0]] is not None]
-    groups = grouped(rows)
-    found = styles(schemes_of(rows))
-    sheet = Sheet(out, 2, len(groups), sharex="row", sharey=True)
-    for kind, line in zip((GAP, WINDOW), sheet.panels, strict=True):
-        least = _left_edge([row for row in rows if row["kind"] == kind])
-        line[0].set_xscale("log")
-        line[0].set_xlim(least, 1.2 * max(row[PERCENTILES[-1]] for row in rows if row["kind"] == kind))
-        for axes, (title, inside) in zip(line, groups, strict=True):
-            axes.set_title(title if kind == GAP else "")
-            for row in inside:
-                if row["kind"] == kind:
-                    _cdf(axes, row, found[row["scheme"]], least)
-            plain_numbers(axes.xaxis)
-            axes.set_ylim(0, 100)
-            axes.grid(**GRID)
-            axes.set_xlabel(
-                f"gap between two tokens, ms\n(left edge: {least:g} or less, they came together)"
-                if kind == GAP
-                else "pace over 16 tokens, ms per token"
-            )
-        line[0].set_ylabel("share at most so long, %")
-    sheet.legend(handles(found, has_markers=False))
-    sheet.save()
-
-
-def _left_edge(rows: Sequence[Row]) -> float:
-    """Return the place of shorter latencies, zeros included: 1 ms, or less if all are fast."""
-    longest = max((row[name] for row in rows for name in PERCENTILES), default=0.0)
-    return min(1.0, 0.05 * longest) or 1.0
-
-
-def _cdf(axes: Any, row: Row, style: Style, least: float) -> None:
-    values = [max(least, row[name]) for name in PERCENTILES]
-    look = {"color": style.colour, "linestyle": style.line, "linewidth": 1.4}
-    axes.step([values[0], *values], [0, *PERCENTS], where="post", **look)
-
-
 # Capacity ---------------------------------------------------------------------------------------------------
 
 
@@ -276,97 +227,6 @@ def plot_capacity(rows: Sequence[Row], out: Path) -> None:
     sheet.panels[0][0].set_ylabel("tokens per second of a client\n(median; band: 10 to 90 %)")
     sheet.legend(handles(found))
     sheet.save()
-
-
-# Costs ------------------------------------------------------------------------------------------------------
-
-WASTE = {
-    "unused_draft_tokens_per_token": "draft tokens sent\nand never text",
-    "unused_target_rows_per_token": "target rows evaluated\nand never text",
-    "unused_draft_rows_per_token": "draft rows evaluated\nwithout an accepted token",
-}
-BYTES = {"bytes_up_per_token": "bytes up", "bytes_down_per_token": "bytes down"}
-
-
-@drawing
-def plot_waste(rows: Sequence[Row], out: Path) -> None:
-    """Plot wasted work per committed token. Raises `UserError` if there is nothing to draw."""
-    _bars(rows, out, WASTE)
-
-
-@drawing
-def plot_bytes(rows: Sequence[Row], out: Path) -> None:
-    """Plot bytes per committed token. Raises `UserError` if there is nothing to draw."""
-    _bars(rows, out, BYTES)
-
-
-def _bars(rows: Sequence[Row], out: Path, quantities: Mapping[str, str]) -> None:
-    """Draw a bar per scheme, with a column of panels per quantity and a row per combination that varies."""
-    groups = grouped(rows, most=6)
-    known = schemes_of(rows)
-    found = styles(known)
-    size = (3.2, 0.9 + 0.24 * len(known))
-    sheet = Sheet(out, len(groups), len(quantities), size, sharex="col", sharey=True)
-    for line, (title, inside) in zip(sheet.panels, groups, strict=True):
-        line[0].set_ylabel(title)
-        for axes, column in zip(line, quantities, strict=True):
-            by_scheme = dict(zip([row["scheme"] for row in inside], numbers(inside, column), strict=True))
-            names = [name for name in known if name in by_scheme]
-            colours = [found[name].colour for name in names]
-            bars = axes.barh(names, [by_scheme[name] for name in names], color=colours, height=0.7)
-            axes.bar_label(bars, fmt="{:.3g}", padding=2, fontsize=7.5)
-            axes.margins(x=0.2)  # room for the figures
-            axes.grid(axis="x", **GRID)
-            axes.set_axisbelow(True)
-    for axes, label in zip(sheet.panels[-1], quantities.values(), strict=True):
-        axes.set_xlabel(f"{label},\nper token of text")
-    sheet.panels[0][0].invert_yaxis()  # of all: they share it
-    sheet.save()
-
-
-# Simulated against measured ---------------------------------------------------------------------------------
-
-BANDS = (0.20, 0.08)
-
-
-@drawing
-def plot_validation(rows: Sequence[Row], out: Path) -> None:
-    """Plot predicted against measured ms per token.
-
-    `rows` have `setting`, `policy`, `rtt_ms`, `predicted_ms_per_token` and `measured_ms_per_token`. Raises
-    `UserError` if there are none.
-    """
-    if not rows:
-        raise UserError("there is nothing to plot: no setting was both simulated and measured")
-    schemes = {row["policy"]: _scheme_of(row["policy"]) for row in rows}
-    found = styles(schemes.values())
-    sheet = Sheet(out, 1, 1, (5.0, 4.6))
-    axes = sheet.panels[0][0]
-    values = [row[f"{what}_ms_per_token"] for row in rows for what in ("predicted", "measured")]
-    ends = np.array([0.8 * min(values), 1.25 * max(values)])
-    for shade, band in zip((0.10, 0.16), BANDS, strict=True):
-        look = {"color": "black", "alpha": shade, "linewidth": 0, "label": f"within {100 * band:.0f} %"}
-        axes.fill_between(ends, (1 - band) * ends, (1 + band) * ends, **look)
-    axes.plot(ends, ends, color="black", linewidth=0.8, label="as measured")
-    for policy, scheme in schemes.items():
-        own = [row for row in rows if row["policy"] == policy]
-        points = [[row[f"{what}_ms_per_token"] for row in own] for what in ("measured", "predicted")]
-        style = found[scheme]
-        look = {"color": style.colour, "marker": style.marker, "label": scheme}
-        axes.scatter(*points, s=28, edgecolors="white", linewidths=0.4, **look)
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
-    axes.set_xlabel("measured, ms per token")
-    axes.set_ylabel("simulated, ms per token")
-    for axis in (axes.xaxis, axes.yaxis):
-        plain_numbers(axis, (1, 2, 3, 5, 7))
-    axes.grid(**GRID)
-    sheet.legend(axes.get_legend_handles_labels()[0])
-    sheet.save()
-
-
-def _scheme_of(policy: str) -> str:
-    """Return a growth policy's name among the schemes, where it has one."""
-    return next((scheme for scheme, own in NAMED.items() if own == policy), policy)
 
 
 # Rows -------------------------------------------------------------------------------------------------------

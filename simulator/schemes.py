@@ -8,30 +8,28 @@ from functools import partial
 
 from common.errors import UserError
 from common.messages import Open
+from common.offers import offered
 from common.tree import Node
 from common.wire.size import request_size, response_size
 from edge_client.core.effects import Emit, SessionStats
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate, make_policy
 from edge_client.core.policies.base import expandable, unsent
-from simulator.association import dealt
 from simulator.events import Draws, EventHeap
 from simulator.figures import SessionResult
 from simulator.knowledge import BEST, Knowledge
 from simulator.lane import DOWN, UP, VirtualLane
 from simulator.link import LinkSpec
-from simulator.relayed import RelayedDevice
 from simulator.system import (
     FRAME,
     PolicyMaker,
     SimulatedDevice,
     SimulatedVerifier,
     ToEdge,
-    both_knowledges,
     dealt_back,
     simulate_replica,
     target_text,
 )
-from simulator.world import World
+from simulator.world import World, dealt
 
 # The device without a server: its own text, which is not the target's.
 
@@ -108,29 +106,18 @@ class ColocatedDraft(SimulatedDevice):
             super()._emit(effect)
 
 
-class NearDraft(ColocatedDraft):
-    """Drafts with the middle model at the near edge. The device only shows the text."""
-
-    def _place(self, world: World) -> tuple[World, LinkSpec]:
-        return world.beyond_tier(), LinkSpec(rtt=world.middle.rtt)
-
-    def _known(self) -> Knowledge:
-        return both_knowledges(self.world, self.key)[1]
-
-
 SERVER_STREAMING, SYNC_BEST, FORERUN, CLAIRVOYANT = "server_streaming", "sync_best", "forerun", "clairvoyant"
 COLOCATED, DEVICE_ONLY = "colocated", "device_only"
-NEAR, RELAY = "near", "relay"
 BLOCKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Lengths searched for `sync_best`, and for `colocated` without a policy of its own."""
 
 SEARCHED = {SYNC_BEST: "sync", COLOCATED: f"{COLOCATED}:sync"}
 
-NAMED = {SERVER_STREAMING: "off", FORERUN: "adaptive", NEAR: "adaptive", RELAY: "adaptive"}
+NAMED = {SERVER_STREAMING: "off", FORERUN: "adaptive"}
 
-ELSEWHERE = {COLOCATED: ColocatedDraft, NEAR: NearDraft, RELAY: RelayedDevice}
-"""Where a scheme's draft runs if not on the device alone; `near:POLICY` sets the policy there, `relay:POLICY`
-that of the device."""
+PLACES = "forerun.places"
+"""Entry points of a `SimulatedDevice` whose draft does not run on the device alone, besides `colocated`. A
+scheme is PLACE or PLACE:POLICY; without a policy it is `adaptive`."""
 
 
 class ClairvoyantPolicy:
@@ -167,7 +154,7 @@ def variants(scheme: str) -> list[str]:
 
 def is_bounded(scheme: str) -> bool:
     """Return whether the clairvoyant bound bounds the scheme."""
-    return scheme != DEVICE_ONLY and _place_of(scheme) not in ELSEWHERE
+    return scheme != DEVICE_ONLY and _device_of(scheme) is SimulatedDevice
 
 
 def check_scheme(scheme: str) -> None:
@@ -186,8 +173,7 @@ def run_replica(scheme: str, world: World, replica: int) -> list[SessionResult]:
     if scheme == DEVICE_ONLY:
         texts = draft_alone(world)
         return [texts[key] for key in dealt(world)[replica]]
-    device = ELSEWHERE.get(_place_of(scheme), SimulatedDevice)
-    return simulate_replica(world, policy_maker(_policy(scheme)), device, replica)
+    return simulate_replica(world, policy_maker(_policy(scheme)), _device_of(scheme), replica)
 
 
 def policy_maker(scheme: str) -> PolicyMaker:
@@ -207,10 +193,17 @@ def policy_maker(scheme: str) -> PolicyMaker:
     return make
 
 
-def _place_of(scheme: str) -> str:
-    return scheme.partition(":")[0]
+def _device_of(scheme: str) -> type[SimulatedDevice]:
+    """Return the kind of device that runs the scheme."""
+    place = scheme.partition(":")[0]
+    if place == COLOCATED:
+        return ColocatedDraft
+    elsewhere = offered(PLACES).get(place)
+    return SimulatedDevice if elsewhere is None else elsewhere.load()
 
 
 def _policy(scheme: str) -> str:
     place, _, policy = scheme.partition(":")
-    return policy if place in ELSEWHERE and policy else scheme
+    if place == COLOCATED:
+        return policy or scheme
+    return (policy or NAMED[FORERUN]) if place in offered(PLACES) else scheme

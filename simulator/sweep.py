@@ -184,11 +184,6 @@ def read_results(folder: Path) -> list[Row]:
     return read_rows(folder / RESULTS, (SCHEME, *FIGURES))
 
 
-def read_latencies(folder: Path) -> list[Row]:
-    """Read a row per finished cell, scheme and kind. Raises `UserError`."""
-    return read_rows(folder / LATENCIES, (SCHEME, "kind", *PERCENTILES))
-
-
 def parquet_path(table: Path) -> Path:
     """Return the place of a CSV's twin."""
     return table.with_suffix(".parquet")

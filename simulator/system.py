@@ -32,15 +32,13 @@ from edge_client.core.draft_pace import AFTER_REST
 from edge_client.core.effects import NOTHING_READ, DraftRow, Expansion, ReadingTime, Reroot, SessionConfig
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession
-from simulator.association import dealt
-from simulator.drafts import HONEST, BetaDraft
+from simulator.drafts import HONEST
 from simulator.events import Draws, DrawStream, EventHeap
 from simulator.figures import SessionResult
 from simulator.heads import HeadKnowledge, guess
 from simulator.knowledge import PROMPT_TOKEN, VOCAB_SIZE, Knowledge
 from simulator.lane import DOWN, UP, VirtualLane
-from simulator.middle import MiddleKnowledge, TieredKnowledge
-from simulator.world import SmallDraft, World
+from simulator.world import SmallDraft, World, dealt
 
 FINGERPRINT = b"simulated"
 FRAME = 14  # bytes that gRPC and HTTP/2 put before a message (lab.benchmarks.wire_size)
@@ -222,11 +220,14 @@ class SimulatedDevice:
 
     def _receive(self, message: ToEdge) -> None:
         if self.finished is None:
-            self.session.on_message(message, self._events.now, plan=False)
+            self._take(message)
             self._carry_out()  # as in production, text goes out before the session plans
             if isinstance(message, Commit):
                 self.session.plan(self._events.now)
                 self._carry_out()
+
+    def _take(self, message: ToEdge) -> None:
+        self.session.on_message(message, self._events.now, plan=False)
 
     def _carry_out(self) -> None:
         for effect in self.session.effects():
@@ -435,7 +436,7 @@ def simulate(
 ) -> list[SessionResult]:
     """Return every session's result, in the order of their keys. Equal arguments give equal results.
 
-    Each verifier serves its own sessions (`simulator.association`). `device` selects where the draft runs.
+    Each verifier serves its own sessions (`dealt`). `device` selects where the draft runs.
     """
     return dealt_back(
         world, [simulate_replica(world, make, device, each) for each in range(world.num_verifiers)]
@@ -475,20 +476,9 @@ def dealt_back(world: World, parts: Sequence[Sequence[SessionResult]]) -> list[S
 
 def knowledge_of(world: World, key: int) -> Knowledge:
     """Return the truth of session `key` and its draft's knowledge of that truth."""
-    if world.tier is not None:
-        return both_knowledges(world, key)[0]
     draft = world.draft
     make = draft.read if world.looks_up else draft.session
     return make(Draws(world.seed, key), world.session_place(key), world.prompt_tokens)
-
-
-def both_knowledges(world: World, key: int) -> tuple[TieredKnowledge, MiddleKnowledge]:
-    """Return what the device's draft and the middle model know of session `key` in a world with a tier."""
-    draws = Draws(world.seed, key)
-    assert isinstance(world.draft, BetaDraft), "checked by the world"
-    draft = world.draft.session(draws)
-    middle = MiddleKnowledge(world.middle, draft, draws)
-    return TieredKnowledge(draft, middle), middle
 
 
 def target_text(knowledge: Knowledge, world: World) -> tuple[int, ...]:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 from cloud_verifier.core.nouns import SchedulerConfig
 from common.errors import LocalError, UserError
 from common.estimators import WidthTimes
+from common.offers import offered
 from edge_client.core.draft_pace import DraftPace
 from simulator.arrivals import Arrival, Arrivals
 from simulator.drafts import BetaDraft, Draft
 from simulator.events import Draws, DrawStream
 from simulator.heads import HeadsSpec
 from simulator.link import LinkSpec
-from simulator.middle import TierSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +202,11 @@ class VerifierSite:
         return replace(self.link, rtt=self.link.rtt + more, trace=trace)
 
 
-NEAREST, PACE, MATCHING = ASSOCIATIONS = ("nearest", "pace", "matching")
-"""How devices are associated with several verifiers (`simulator.association`)."""
+NEAREST = "nearest"
+"""The association of devices with several verifiers that takes the shortest round trip."""
+
+ASSOCIATIONS = "forerun.associations"
+"""Entry points of the others: `Associate`, by the name that a world gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +226,6 @@ class World:
     clients: int = 1
     seed: int = 1
     arrivals: Arrivals | None = None
-    tier: TierSpec | None = None  # a model near the edge, for the schemes that use it
     sites: tuple[VerifierSite, ...] = ()
     association: str = NEAREST  # of devices with sites
 
@@ -237,45 +240,17 @@ class World:
                 f"world clients is {self.clients} and its arrivals tell how many sessions there are, too; "
                 "leave one of them out"
             )
-        if self.tier is not None:
-            self._check_tier(self.tier)
-        if self.association not in ASSOCIATIONS:
-            raise UserError(f"world association is {self.association!r}; it can be {', '.join(ASSOCIATIONS)}")
+        if self.association != NEAREST and self.association not in offered(ASSOCIATIONS):
+            names = ", ".join([NEAREST, *offered(ASSOCIATIONS)])
+            raise UserError(f"world association is {self.association!r}; it can be {names}")
         if not self.sites and self.association != NEAREST:
             raise UserError(f"association {self.association} needs several verifiers; list [[verifiers]]")
-        alone = LinkSpec(), VerifierSpec(), None, None
-        if self.sites and (self.link, self.verifier, self.arrivals, self.tier) != alone:
+        alone = LinkSpec(), VerifierSpec(), None
+        if self.sites and (self.link, self.verifier, self.arrivals) != alone:
             raise UserError(
                 "several verifiers have their own links and steps, and their sessions begin together; leave "
-                "out the world's link, verifier, arrivals and tier"
+                "out the world's link, verifier and arrivals"
             )
-
-    def _check_tier(self, tier: TierSpec) -> None:
-        if not isinstance(self.draft, BetaDraft) or self.looks_up:
-            raise UserError("a tier needs a draft with a mean, and neither recall nor a recording")
-        if not tier.rtt <= self.link.rtt:
-            raise UserError(
-                f"tier rtt is {1e3 * tier.rtt:g} ms and link rtt {1e3 * self.link.rtt:g} ms; the first is a "
-                "part of the second"
-            )
-
-    @property
-    def middle(self) -> TierSpec:
-        """Return the tier. Raises `UserError` if there is none."""
-        if self.tier is None:
-            raise UserError("this scheme drafts near the edge too, and the world has no [tier]")
-        return self.tier
-
-    def beyond_tier(self) -> World:
-        """Return the world of the middle model: its step times, and the link from the near edge on."""
-        tier = self.middle
-        steps = DeviceSpec(tier.draft_time, tier.draft_time_per_node)
-        return replace(
-            self,
-            device=steps,
-            link=replace(self.link, rtt=self.link.rtt - tier.rtt),
-            tier=replace(tier, rtt=0.0),
-        )
 
     @property
     def looks_up(self) -> bool:
@@ -313,6 +288,35 @@ class World:
         if self.arrivals is None:
             return (Arrival(0.0, self.prompt_tokens, self.tokens),) * self.clients
         return self.arrivals.plan(self.seed, self.prompt_tokens, self.tokens)
+
+
+# Sessions among verifiers.
+
+Associate = Callable[["World", list[list[float]]], Sequence[int]]
+"""Returns the number of the verifier of each device of a world; gets round trips [device][verifier], s."""
+
+
+def dealt(world: World) -> list[list[int]]:
+    """Return the keys of the sessions that each verifier serves, rising."""
+    if not world.sites:
+        count = world.num_verifiers
+        return [list(range(place, world.num_sessions, count)) for place in range(count)]
+    served = associated(world)
+    return [[key for key, at in enumerate(served) if at == place] for place in range(world.num_verifiers)]
+
+
+@lru_cache(maxsize=64)
+def associated(world: World) -> tuple[int, ...]:
+    """Return the number of the verifier of each session of a world with several sites."""
+    paths = [
+        [site.path(Draws(world.seed, key), place) for place, site in enumerate(world.sites)]
+        for key in range(world.num_sessions)
+    ]
+    rtts = [[link.rtt if link.trace is None else fmean(link.trace.rtts) for link in each] for each in paths]
+    if world.association == NEAREST:
+        return tuple(each.index(min(each)) for each in rtts)
+    associate: Associate = offered(ASSOCIATIONS)[world.association].load()
+    return tuple(associate(world, rtts))
 
 
 @lru_cache(maxsize=64)

@@ -70,7 +70,7 @@ build() {
 # The project's packages, out of a tree that stays as it is.
 source_of() {
 	mkdir "$1"
-	(cd "$root" && cp -R pyproject.toml README.md LICENSE forerun edge_client cloud_verifier common relay simulator \
+	(cd "$root" && cp -R pyproject.toml README.md LICENSE forerun edge_client cloud_verifier common schemes simulator \
 		"$1")
 }
 

@@ -40,9 +40,10 @@ class Growth:
         shared: SharedTexts = NO_TEXTS,
         chances: Chances | None = None,
         pace: DraftPace | None = None,
+        sources: Sequence[ProposalSource] = (),
     ) -> None:
         """Guess from `shared` texts; draw drafts by `chances` (default: the seed's); learn the draft model's
-        `pace`."""
+        `pace`; go through further `sources` first."""
         self.tree = SpeculationTree(config.begins_with)
         last_position = len(config.prompt) + config.sampling.max_tokens - 1
         unread = max(0, len(config.begins_with) - 1 - config.num_read)
@@ -59,7 +60,7 @@ class Growth:
         facts = RuleFacts(self.view, self.expansions, self.calibration, config.acceptance, chances)
         self._rule = edge_rule(facts, is_coupled=not config.draws)
         guesses = self._rule.takes_guesses and policy.fill and policy.name != "off"  # sync, off: as published
-        self._sources = _sources_of(config, shared) if guesses else []
+        self._sources = [*sources, *(_sources_of(config, shared) if guesses else ())]
 
     @property
     def untold(self) -> Untold | None:

@@ -59,6 +59,7 @@ from edge_client.core.policies import AdaptivePolicy, GrowthPolicy
 from edge_client.core.policies.governor import SETTLED
 from edge_client.core.reconnect import Luck, Reconnects, Silence, patience_for, same_kind
 from edge_client.core.sent_nodes import Outgoing
+from edge_client.core.sources import ProposalSource
 
 MOST_READ = 0.8
 """The greatest share of the text's remaining time to spend reading: later drafts would not pay."""
@@ -141,16 +142,17 @@ class EdgeSession:
         chances: Chances | None = None,
         luck: Luck | None = None,
         pace: DraftPace | None = None,
+        sources: Sequence[ProposalSource] = (),
     ) -> None:
         """Guess from `shared` texts; draw drafts by `chances` and vary pauses by `luck` (default: both from
-        the seed); learn the draft model's `pace`."""
+        the seed); learn the draft model's `pace`; go through further `sources` first."""
         self.config = config
         self.policy = policy
         self.state = StreamState.NEW
         self.stats = SessionStats()
         self.draft_times = StepTimeSums()
         self.target_times = StepTimeSums()  # by this session's rows, as the verifier reports them
-        self._growth = Growth(config, policy, shared, chances, pace)
+        self._growth = Growth(config, policy, shared, chances, pace, sources)
         self.tree, self.view = self._growth.tree, self._growth.view
         self.calibration = self._growth.calibration
         self._effects: list[Effect] = []
@@ -329,6 +331,11 @@ class EdgeSession:
     def text(self) -> tuple[int, ...]:
         """The tokens generated and committed so far."""
         return tuple(self.tree.committed[len(self.config.prompt) :])
+
+    def judged(self, node: Node, token: int, logprob: float) -> float:
+        """Return the draft model's log chance of `token` after a live node; `logprob` if it has not evaluated
+        the node."""
+        return self._growth.judged(node, token, logprob)
 
     def check_integrity(self) -> None:
         """Raise `LocalError` unless the tree is whole and the counts of sent nodes agree."""

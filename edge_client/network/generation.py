@@ -148,9 +148,12 @@ class Generation:
 
     def _on_message(self, stream: VerifierStream, message: ServerMessage) -> None:
         if stream is self._stream:
-            self._input(lambda now: self.session.on_message(message, now, plan=False))
+            self._input(lambda now: self._take(message, now))
             if isinstance(message, Commit):
                 self._plan_after(TURNS_TO_READERS)
+
+    def _take(self, message: ServerMessage, now: float) -> None:
+        self.session.on_message(message, now, plan=False)
 
     def _plan_after(self, turns: int) -> None:
         """Plan after the reader has had its text. Planning takes a millisecond."""

@@ -87,7 +87,7 @@ async def _serve(options: RelayOptions) -> None:
     from cloud_verifier.identity.tls import ServerTls
     from edge_client.draft.draft_models import DraftModels
     from edge_client.network.channel import VerifierChannel
-    from relay.service import RelayServer, RelayService, RelaySettings
+    from schemes.relay.service import RelayServer, RelayService, RelaySettings
 
     llama = options.llama(options.model)
     stop, loop = asyncio.Event(), asyncio.get_running_loop()

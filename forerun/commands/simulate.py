@@ -30,10 +30,9 @@ from simulator.experiment import (
 )
 from simulator.figures import KINDS
 from simulator.figures import as_json as figures_as_json
-from simulator.files import Experiment, read_experiment, read_tiers
+from simulator.files import Experiment, read_experiment
 from simulator.link import LinkSpec
-from simulator.planner import best_hierarchies, farther, gain
-from simulator.plots import plot_bytes, plot_capacity, plot_latency, plot_pace, plot_speedup, plot_waste
+from simulator.plots import plot_capacity, plot_pace, plot_speedup
 from simulator.proxy.cli import main as link
 from simulator.recordings import read_recording
 from simulator.schemes import (
@@ -56,7 +55,6 @@ from simulator.sweep import (
     axis_values,
     grids,
     parquet_path,
-    read_latencies,
     read_results,
     run_sweep,
     shown,
@@ -140,8 +138,6 @@ def add_parser(commands: Any) -> None:
     advice = "Recommend a mode, and report the RTT at which drafting stops paying and what it costs."
     words = "report whether drafting pays for a network and two models"
     add_command(actions, "advise", words, _advise, AdviseOptions, advice)
-    words = "plan which models draft for a target, and whether a middle tier pays"
-    add_command(actions, "plan", words, _plan, PlanOptions, PLAN)
     words = "run published schemes in their papers' own settings, beside their claims"
     add_command(actions, "published", words, _published, PublishedOptions, PUBLISHED)
     words = "draw all published schemes over the round trip"
@@ -360,58 +356,6 @@ def _advice_as_json(world: World, advice: Advice) -> dict[str, Any]:
     }
 
 
-# plan -------------------------------------------------------------------------------------------------------
-
-PLAN = """\
-Find the best stack of models by the closed form of hierarchical speculative decoding (arXiv 2510.19705): the
-fastest hierarchy of each number of tiers, its blocks, and where a middle tier pays (docs/simulation.md)."""
-
-FARTHER_MS = (0, 20, 40, 80, 160)
-"""By how much the target is moved away, to show where a middle tier pays."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions(JsonOption):
-    """Declares the models of a hierarchy."""
-
-    models: Path = argument(REQUIRED, "file with [[models]] and [[pairs]], .toml or .json")
-
-
-def _plan(options: PlanOptions) -> int:
-    models, pairs = read_tiers(options.models)
-    target = models[-1].name
-    plans = {moved: best_hierarchies(models, farther(pairs, target, moved / 1e3)) for moved in FARTHER_MS}
-    gains = {moved: gain(found) for moved, found in plans.items()}
-    if options.json:
-        stacks = [
-            {"models": each.models, "blocks": each.blocks, "ms_per_token": round(1e3 * each.pace, 3)}
-            for each in plans[0]
-        ]
-        farther_by = {str(moved): round(found, 3) for moved, found in gains.items()}
-        print(json.dumps({"hierarchies": stacks, "middle_tier_gain_by_ms_farther": farther_by}, indent=2))
-        return 0
-    alone = plans[0][0].pace
-    rows = [
-        (
-            " > ".join(each.models),
-            ", ".join(map(str, each.blocks)) or "-",
-            f"{1e3 * each.pace:.2f}",
-            f"{alone / each.pace:.2f}",
-        )
-        for each in plans[0]
-    ]
-    print("\n".join(table(("hierarchy", "blocks", "ms/token", "x alone"), rows, left=("hierarchy",))))
-    print(_middle_tier(gains))
-    return 0
-
-
-def _middle_tier(gains: dict[int, float]) -> str:
-    """Return a sentence that says where a middle tier pays."""
-    pays = ", ".join(f"{found:.2f}x at +{moved} ms" for moved, found in gains.items() if found > 1.0)
-    where = f"pays: {pays}" if pays else f"does not pay, up to {FARTHER_MS[-1]} ms farther"
-    return f"A middle tier {where} (round trip to the target; against the best of fewer tiers)."
-
-
 # published --------------------------------------------------------------------------------------------------
 
 PUBLISHED = """\
@@ -529,20 +473,14 @@ Draw the results of a sweep. The kinds:
 
   pace      ms per token against an axis, a line per scheme: mean, and 95th percentile of windows of 16 tokens
   speedup   how many times as fast as server streaming, over round trip and acceptance
-  latency   distributions of inter-token latency, a panel per network profile
   capacity  tokens per second of a client against the number of clients or the rate of sessions
-  waste     tokens that were sent or evaluated but never committed, per scheme
-  bytes     bytes sent per token, per scheme
 
 Axes of the sweep that a kind does not use become panels; --at selects values of an axis."""
 
 PICTURES: dict[str, Callable[[list[Row], PlotOptions], None]] = {
     "pace": lambda rows, options: plot_pace(rows, options.out, options.x),
     "speedup": lambda rows, options: plot_speedup(rows, options.out, options.scheme, options.x),
-    "latency": lambda rows, options: plot_latency(rows, options.out),
     "capacity": lambda rows, options: plot_capacity(rows, options.out),
-    "waste": lambda rows, options: plot_waste(rows, options.out),
-    "bytes": lambda rows, options: plot_bytes(rows, options.out),
 }
 
 
@@ -559,8 +497,7 @@ class PlotOptions:
 
 
 def _plot(options: PlotOptions) -> int:
-    read = read_latencies if options.kind == "latency" else read_results
-    PICTURES[options.kind](chosen(read(options.folder), options.at), options)
+    PICTURES[options.kind](chosen(read_results(options.folder), options.at), options)
     print(f"drawn: {options.out}")
     return 0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.errors import UserError
 from lab.bench.load import ORACLE, SEQUENTIAL, STREAMING
-from simulator.canvas import COLOURS, MARKERS, Sheet, Style, drawing, handles, numbers, plain_numbers, styles
+from simulator.canvas import COLOURS, MARKERS, Sheet, Style, drawing, handles, numbers, styles
 from simulator.schemes import FORERUN, SERVER_STREAMING
 
 GRID = {"alpha": 0.3, "linewidth": 0.6}
@@ -94,3 +94,12 @@ def _draw(axes: Any, rows: Sequence[dict[str, Any]], columns: tuple[str, str], s
     if slow is not None:
         wide = [row for row in known if row.get(slow) is not None]
         axes.plot([row[x] for row in wide], numbers(wide, slow), linewidth=0.6, **look)
+
+
+def plain_numbers(axis: Any, subs: Sequence[float] = (1, 2, 5)) -> None:
+    """Write these numbers and their multiples by powers of ten in full on a logarithmic axis."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())

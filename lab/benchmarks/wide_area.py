@@ -39,12 +39,13 @@ from forerun.commands.comparison import HEADS_ALONE, MeasuredScheme, Progress, S
 from forerun.commands.edge import DEVICE
 from forerun.rig import Rig, RigSettings, check_models
 from forerun.terminal import ProgressBar
+from lab.bench.plots import plain_numbers
 from lab.bench.report import Machine
 from lab.bench.report import settings_of as settings_given
 from lab.bench.report import table as table_of
 from lab.benchmarks import reports
 from lab.benchmarks.reports import Row, add_prompts, carry_out, plain_parser_of, prompts_from
-from simulator.canvas import AXIS_WORDS, Sheet, drawing, handles, plain_numbers, styles
+from simulator.canvas import AXIS_WORDS, Sheet, drawing, handles, styles
 from simulator.figures import Figures, as_json, figures, pace, rounded
 from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 

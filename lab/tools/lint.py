@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     *("cloud_verifier", "common", "edge_client", "forerun", "lab/integrations"),
-    *("relay", "schemes", "simulator", "training"),
+    *("schemes", "simulator", "training"),
 )
 READS = {"read", "readline", "readlines", "readall", "read_text", "read_bytes"}
 CALLS = {"json.load", "tomllib.load", "request.body", "request.form", "request.json"}

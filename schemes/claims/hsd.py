@@ -4,11 +4,10 @@ relay between two machines."""
 from __future__ import annotations
 
 from schemes.claims.claims import Claim, Results, mean_pace, seeds
-from simulator.drafts import BetaDraft
+from schemes.relay.tier import TieredDraft, TierSpec
+from schemes.worlds.hierarchy import TierModel, TierPair, best_hierarchies, gain
 from simulator.link import LinkSpec
-from simulator.middle import TierSpec
-from simulator.planner import TierModel, TierPair, best_hierarchies, gain
-from simulator.schemes import FORERUN, NEAR, RELAY
+from simulator.schemes import FORERUN
 from simulator.world import DeviceSpec, VerifierSpec, World
 
 # Llama 3 of 1B, 8B and 70B: memory-bound steps take as long as the weights are large (12 ms for the 8B).
@@ -23,9 +22,8 @@ def _world(rtt: float, near: float) -> World:
     return World(
         link=LinkSpec(rtt=rtt),
         device=DeviceSpec(draft_time=0.0018),
-        tier=TierSpec(rtt=near, draft_time=0.012, mean=0.8),
         verifier=VerifierSpec(step_time=0.1059),
-        draft=BetaDraft(mean=0.75),
+        draft=TieredDraft(mean=0.75, tier=TierSpec(rtt=near, draft_time=0.012, mean=0.8)),
         tokens=300,
     )
 
@@ -38,7 +36,7 @@ def _over_two_tiers(results: Results) -> float:
 
 
 def _claim(where: str, world: World, remark: str) -> Claim:
-    jobs = tuple(job for scheme in (FORERUN, NEAR, RELAY) for job in seeds(scheme, world, REPEATS))
+    jobs = tuple(job for scheme in (FORERUN, "near", "relay") for job in seeds(scheme, world, REPEATS))
     quantity = f"speed-up of a relay over the better of two tiers, {where}"
     return Claim("HSD", quantity, 1.2, _over_two_tiers, jobs, remark=remark)
 

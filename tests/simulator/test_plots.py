@@ -16,15 +16,10 @@ from edge_client.core.policies import offered
 from forerun.cli import main
 from forerun.commands import simulate
 from simulator.canvas import AXIS_WORDS, SPARE, styles
-from simulator.figures import PERCENTS
 from simulator.plots import (
-    plot_bytes,
     plot_capacity,
-    plot_latency,
     plot_pace,
     plot_speedup,
-    plot_validation,
-    plot_waste,
 )
 from simulator.schemes import CLAIRVOYANT, COLOCATED, FORERUN, SERVER_STREAMING
 from simulator.sweep import AXES, FIGURES
@@ -71,13 +66,6 @@ def test_every_axis_of_a_sweep_has_its_words() -> None:
 
 # Kinds ----------------------------------------------------------------------------------------------------
 
-LATENCIES = [
-    {"profile": profile, "scheme": FORERUN, "kind": kind, **{f"p{each:g}": 3.0 * each for each in PERCENTS}}
-    for profile in ("wifi", "lte")
-    for kind in ("gap", "window")
-]
-MEASURED = [{"policy": "off", "measured_ms_per_token": 20.0, "predicted_ms_per_token": 23.0}]
-
 
 @pytest.mark.parametrize(
     ("plot", "rows", "arguments"),
@@ -86,11 +74,7 @@ MEASURED = [{"policy": "off", "measured_ms_per_token": 20.0, "predicted_ms_per_t
         (plot_pace, [row(FORERUN, 10.0, profile=name) for name in ("wifi", "lte")], ("profile",)),
         (plot_speedup, surface(), ()),
         (plot_speedup, surface(with_colocated=False), ()),
-        (plot_latency, LATENCIES, ()),
         (plot_capacity, [row(FORERUN, 10.0, clients=count) for count in (1.0, 8.0)], ()),
-        (plot_waste, [row(FORERUN, 10.0, rtt_ms=20.0)], ()),
-        (plot_bytes, [row(FORERUN, 10.0, rtt_ms=20.0)], ()),
-        (plot_validation, MEASURED, ()),
     ],
 )
 def test_a_plot_is_drawn(
@@ -105,8 +89,7 @@ def test_points_without_a_pace_are_left_out(tmp_path: Path) -> None:
     rows = surface(with_colocated=False)
     for each in rows[:2]:
         each.update(dict.fromkeys(name for name in FIGURES if name not in ("policy", "identical")))
-    for plot in (plot_pace, plot_waste):
-        plot(rows, tmp_path / "plot.png")
+    plot_pace(rows, tmp_path / "plot.png")
     with wording.raises(UserError):
         plot_speedup(rows, tmp_path / "plot.png")
 
@@ -118,7 +101,6 @@ def test_points_without_a_pace_are_left_out(tmp_path: Path) -> None:
     ("plot", "rows", "arguments"),
     [
         (plot_pace, [], ()),
-        (plot_validation, [], ()),
         (plot_capacity, [row(FORERUN, 10.0, rtt_ms=rtt) for rtt in (1.0, 8.0)], ()),
         (plot_pace, surface(), ("speed",)),
         (plot_speedup, surface()[:3], ()),
@@ -127,7 +109,7 @@ def test_points_without_a_pace_are_left_out(tmp_path: Path) -> None:
         (plot_speedup, surface(), (FORERUN, "speed")),
         (plot_speedup, surface()[1:], ()),
         (plot_speedup, surface(), ("pearl",)),
-        (plot_waste, [row(FORERUN, 1.0, rtt_ms=float(rtt)) for rtt in range(7)], ()),
+        (plot_pace, [row(FORERUN, 1.0, rtt_ms=1.0, loss=float(loss)) for loss in range(9)], ()),
     ],
 )
 def test_a_plot_that_cannot_be_is_refused(
@@ -163,7 +145,7 @@ def test_the_command_draws_every_kind(tmp_path: Path, capsys: pytest.CaptureFixt
     folder = str(tmp_path / "out")
     axes = ["--axis", "rtt_ms=0,40", "--axis", "mean=0.5,0.9", "--axis", "clients=1,2"]
     assert main(["simulate", "sweep", str(world), *axes, "--out", folder, "--workers", "1"]) == 0
-    for kind in ("pace", "speedup", "latency", "capacity", "waste", "bytes"):
+    for kind in ("pace", "speedup", "capacity"):
         out = tmp_path / f"{kind}.png"
         point = [] if kind == "speedup" else ["--at", "mean=0.9"]
         assert main(["simulate", "plot", folder, "--kind", kind, *point, "--out", str(out)]) == 0

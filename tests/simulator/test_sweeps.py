@@ -33,10 +33,10 @@ from simulator.sweep import (
     SweepProgress,
     grids,
     parquet_path,
-    read_latencies,
     read_results,
     run_sweep,
 )
+from simulator.tables import Row, read_rows
 from simulator.world import World
 
 EXPERIMENT = Experiment(World(tokens=20), repeats=1, schemes=(SERVER_STREAMING, FORERUN))
@@ -46,6 +46,10 @@ FILES = (RESULTS, LATENCIES)
 
 def contents(folder: Path) -> list[str]:
     return [(folder / name).read_text() for name in FILES]
+
+
+def read_latencies(folder: Path) -> list[Row]:
+    return read_rows(folder / LATENCIES, ("kind", *sweeps.PERCENTILES))
 
 
 # Running ------------------------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from cloud_verifier.core import nouns as server_effects
 from common.errors import UnavailableError
-from common.messages import Close, Open, Propose
+from common.messages import Close, Open, Propose, ServerMessage
 from common.prompt_lookup import NO_TEXTS
 from edge_client.core.policies import GrowthPolicy
-from relay.session import RelaySession, config_of
+from schemes.relay.session import RelaySession, config_of
 from tests.worlds.models import FINGERPRINT, TinyDrafter
 from tests.worlds.world import Edge, EdgeSpec, World, WorldSpec
 
@@ -37,8 +37,12 @@ class RelayedWorld(World):
     def _relay_at(self, stream: int) -> Relay | None:
         return next((each for each in self.relays if each.stream == stream), None)
 
+    def _relay_of(self, edge: Edge) -> Relay | None:
+        return next((relay for relay in self.relays if relay.edge is edge), None)
+
     def _up(self, edge: Edge, message: Open | Propose | Close) -> None:
-        if any(edge is each.edge for each in self.relays):
+        if (relay := self._relay_of(edge)) is not None:
+            relay.session.sent(message)
             super()._up(edge, message)
             return
         stream = edge.stream
@@ -60,13 +64,19 @@ class RelayedWorld(World):
         begun = message.committed
         spec = EdgeSpec(message.prompt, message.sampling, self._policy, self._drafter, committed=begun)
         edge = Edge(len(self.edges) + len(self.relays), spec, self.spec.memory, NO_TEXTS)
-        edge.session = session = RelaySession(message, config_of(message, FINGERPRINT), self._policy())
+        session = RelaySession(message, config_of(message, FINGERPRINT), self._policy())
+        edge.session = session.edge
         self.relays.append(Relay(edge, session, stream))
-        self._input(edge, lambda: session.start(self.now))
+        self._input(edge, lambda: session.edge.start(self.now))
+
+    def _take(self, edge: Edge, message: ServerMessage, plan: bool) -> None:
+        relay = self._relay_of(edge)
+        machine = edge.session if relay is None else relay.session
+        machine.on_message(message, self.now, plan=plan)
 
     def _input(self, edge: Edge, call: Callable[[], None]) -> None:
         super()._input(edge, call)
-        relay = next((each for each in self.relays if each.edge is edge), None)
+        relay = self._relay_of(edge)
         if relay is None:
             return
         for answer in relay.session.answers():
@@ -85,7 +95,7 @@ class RelayedWorld(World):
         def relay_learns() -> None:
             relay.stream = -1
             if relay.edge.end is None:
-                self._input(relay.edge, lambda: relay.session.close(self.now))
+                self._input(relay.edge, lambda: relay.edge.session.close(self.now))
 
         def edge_learns() -> None:
             if edge.stream == stream and edge.is_waiting:

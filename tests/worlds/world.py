@@ -402,9 +402,12 @@ class World:
         if isinstance(message, Drain):
             edge.demerits.failed(str(edge.host), self.now, self.random.random())
         later = self.spec.plans_later > 0 and self.random.random() < self.spec.plans_later
-        self._input(edge, lambda: edge.session.on_message(message, self.now, plan=not later))
+        self._input(edge, lambda: self._take(edge, message, not later))
         if later and isinstance(message, Commit):
             self.at(self.now + 0.001, lambda: self._input(edge, lambda: edge.session.plan(self.now)))
+
+    def _take(self, edge: Edge, message: ServerMessage, plan: bool) -> None:
+        edge.session.on_message(message, self.now, plan=plan)
 
     def _break_all_streams(self) -> None:
         for stream in sorted(self.streams):

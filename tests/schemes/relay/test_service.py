@@ -20,8 +20,8 @@ from edge_client.core.effects import Drafted, Expand, MoveTip, StartDrafter
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
-from relay import service
-from relay.service import CallerStreams, RelayServer, RelayService, RelaySettings
+from schemes.relay import service
+from schemes.relay.service import CallerStreams, RelayServer, RelayService, RelaySettings
 from simulator.proxy import Link, rtt
 from tests.drivers.drafter_thread import DrafterThread
 from tests.drivers.sleeping import SleepingChannel

@@ -8,21 +8,24 @@ luck where that is wrong, as a smaller model of the same kind is.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from common.errors import UserError
+from simulator.drafts import BetaDraft
 from simulator.events import Draws, DrawStream
+from simulator.files import MS, Field, read_fields, refuse_unknown
 from simulator.knowledge import (
     CANDIDATES,
     NUM_CANDIDATES,
     NUM_QUANTILES,
     OUTSIDE,
-    BetaKnowledge,
     Candidates,
     Knowledge,
     beta_scores,
     drawn_rank,
 )
+from simulator.world import DeviceSpec, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,80 @@ class TierSpec:
             raise UserError(f"tier k is {self.k}; it must be finite and above 0")
 
 
+@dataclass(frozen=True, slots=True)
+class TieredDraft(BetaDraft):
+    """Describes a device's draft beside a middle model, whose choices its `mean` and `k` foretell."""
+
+    tier: TierSpec = field(default_factory=TierSpec)
+
+    def session(self, draws: Draws, place: int = 0, first: int = 0) -> Knowledge:
+        """Return what the device's draft knows."""
+        return self.both(draws)[0]
+
+    def read(self, draws: Draws, place: int = 0, first: int = 0) -> Knowledge:
+        """Raise `UserError`: nothing is looked up in such a text."""
+        raise UserError("a tier does not go with recall")
+
+    def both(self, draws: Draws) -> tuple[TieredKnowledge, MiddleKnowledge]:
+        """Return what the device's draft and the middle model know."""
+        draft = BetaDraft(self.mean, self.k).session(draws)
+        middle = MiddleKnowledge(self.tier, draft, draws)
+        return TieredKnowledge(draft, middle), middle
+
+
+TIER: dict[str, Field] = {
+    "rtt_ms": ("rtt", float, MS),
+    "draft_ms": ("draft_time", float, MS),
+    "draft_ms_per_node": ("draft_time_per_node", float, MS),
+    "mean": ("mean", float, 1.0),
+    "k": ("k", float, 1.0),
+    "likeness": ("likeness", float, 1.0),
+}
+
+
+def with_tier(world: World, table: Any) -> World:
+    """Return the world with the middle model of a document's [tier]. Raises `UserError`."""
+    if not isinstance(table, dict):
+        raise UserError(f"tier is {table!r}; a table [tier] was expected")
+    refuse_unknown("[tier]", table, list(TIER))
+    draft = world.draft
+    if not isinstance(draft, BetaDraft) or world.looks_up or world.sites:
+        raise UserError(
+            "a tier needs one verifier and a draft with a mean, and neither recall nor a recording"
+        )
+    tier = TierSpec(**read_fields("tier.", table, TIER))
+    tiered = replace(world, draft=TieredDraft(draft.mean, draft.k, tier))
+    beyond(tiered)
+    return tiered
+
+
+def tier_of(world: World) -> TierSpec:
+    """Return the world's middle model. Raises `UserError` if there is none."""
+    if not isinstance(world.draft, TieredDraft):
+        raise UserError("this scheme drafts near the edge too, and the world has no [tier]")
+    return world.draft.tier
+
+
+def beyond(world: World) -> World:
+    """Return the world of the middle model: its step times, and the link from the near edge on. Raises
+    `UserError`."""
+    tier, rtt = tier_of(world), world.link.rtt
+    if not tier.rtt <= rtt:
+        raise UserError(
+            f"tier rtt is {1e3 * tier.rtt:g} ms and link rtt {1e3 * rtt:g} ms; the first is a part of the "
+            "second"
+        )
+    steps = DeviceSpec(tier.draft_time, tier.draft_time_per_node)
+    return replace(world, device=steps, link=replace(world.link, rtt=rtt - tier.rtt))
+
+
+def both_knowledges(world: World, key: int) -> tuple[TieredKnowledge, MiddleKnowledge]:
+    """Return what the device's draft and the middle model know of session `key`."""
+    tier_of(world)
+    assert isinstance(world.draft, TieredDraft), "it has a tier"
+    return world.draft.both(Draws(world.seed, key))
+
+
 class TieredKnowledge:
     """Holds what the device's draft says of a text that the target writes.
 
@@ -75,7 +152,7 @@ class TieredKnowledge:
 class MiddleKnowledge:
     """Holds what the middle model says of the same text. Everything is a function of (draws, position)."""
 
-    def __init__(self, spec: TierSpec, draft: BetaKnowledge, draws: Draws) -> None:
+    def __init__(self, spec: TierSpec, draft: Knowledge, draws: Draws) -> None:
         self._likeness, self._draft, self._draws = spec.likeness, draft, draws
         self._table = beta_scores(spec.mean, spec.k)
 

@@ -1,4 +1,4 @@
-"""Plans a hierarchy of models: which tiers draft for the target, and how long their blocks are.
+"""Stacks models: which tiers draft for the target, and how long their blocks are.
 
 The closed form is that of hierarchical speculative decoding (HSD, Globerson et al., arXiv 2510.19705), with
 round trips added. Tier i proposes blocks of T tokens to tier j, which verifies them in one step. Of
@@ -17,40 +17,25 @@ A tier here waits for each verdict. A device that drafts ahead hides a part of i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import isfinite
-
-from common.errors import UserError
+from typing import NamedTuple
 
 MAX_BLOCK = 64
 """Longest block tried: at an acceptance of 0.98 the 64th token is right once in four times."""
 
 
-@dataclass(frozen=True, slots=True)
-class TierModel:
+class TierModel(NamedTuple):
     """Describes one model. `step_time`, in seconds, is that of a step of one row or of a block's rows."""
 
     name: str
     step_time: float
 
-    def __post_init__(self) -> None:
-        if not (isfinite(self.step_time) and self.step_time > 0):
-            raise UserError(f"model {self.name} has a step of {self.step_time} s; it must be above 0")
 
-
-@dataclass(frozen=True, slots=True)
-class TierPair:
-    """Describes how well one model drafts for another: `acceptance` of a token, `rtt` in seconds."""
+class TierPair(NamedTuple):
+    """Describes how well one model drafts for another: `acceptance` (below 1), `rtt` in seconds."""
 
     acceptance: float
     rtt: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.acceptance < 1:
-            raise UserError(f"an acceptance is {self.acceptance}; it must lie in [0, 1)")
-        if not (isfinite(self.rtt) and self.rtt >= 0):
-            raise UserError(f"a round trip is {self.rtt} s; it must be finite and 0 or more")
 
     def tokens(self, block: int) -> float:
         """Return the mean tokens of a step that verifies `block` tokens."""
@@ -61,8 +46,7 @@ Pairs = Mapping[tuple[str, str], TierPair]
 """By names of drafter and verifier. Models without a pair are not stacked on each other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hierarchy:
+class Hierarchy(NamedTuple):
     """Names stacked models, the target last. `blocks` are the tokens that each but the last proposes at
     once; `pace` is the mean time of a token of the target, seconds."""
 
@@ -95,25 +79,17 @@ def best_hierarchies(models: Sequence[TierModel], pairs: Pairs) -> list[Hierarch
                 if drafter.name in below and (pair := pairs.get((drafter.name, verifier.name))) is not None
             ]
             if stacked:
-                longer[verifier.name] = min(stacked, key=lambda found: found.pace)
+                longer[verifier.name] = min(stacked, key=lambda stack: stack.pace)
         fastest.append(longer)
     target = models[-1].name
-    return [found[target] for found in fastest if target in found]
+    return [stacks[target] for stacks in fastest if target in stacks]
 
 
-def farther(pairs: Pairs, target: str, rtt: float) -> Pairs:
-    """Return the pairs with the target `rtt` seconds farther from every model."""
-    return {
-        names: replace(pair, rtt=pair.rtt + rtt) if names[1] == target else pair
-        for names, pair in pairs.items()
-    }
-
-
-def gain(found: Sequence[Hierarchy]) -> float:
+def gain(stacks: Sequence[Hierarchy]) -> float:
     """Return how many times as fast the best hierarchy of three tiers or more is as the best of fewer; 1
     where there is none."""
-    fewer = min(each.pace for each in found if len(each.models) < 3)
-    return max((fewer / each.pace for each in found if len(each.models) > 2), default=1.0)
+    fewer = min(stack.pace for stack in stacks if len(stack.models) < 3)
+    return max((fewer / stack.pace for stack in stacks if len(stack.models) > 2), default=1.0)
 
 
 def _stacked(below: Hierarchy, verifier: TierModel, pair: TierPair) -> Hierarchy:

@@ -7,20 +7,17 @@ from dataclasses import replace
 import pytest
 
 from common.errors import UserError
-from simulator.drafts import BetaDraft
+from schemes.relay.tier import TieredDraft, TierSpec, both_knowledges, tier_of
+from schemes.worlds.hierarchy import TierModel, TierPair, best_hierarchies, gain
 from simulator.files import experiment_from
 from simulator.link import LinkSpec
-from simulator.middle import TierSpec
-from simulator.planner import TierModel, TierPair, best_hierarchies, gain
 from simulator.schemes import run_scheme
-from simulator.system import both_knowledges
 from simulator.world import DeviceSpec, World
 
 WORLD = World(
     link=LinkSpec(rtt=0.1),
     device=DeviceSpec(draft_time=0.004),
-    draft=BetaDraft(mean=0.8),
-    tier=TierSpec(rtt=0.01, draft_time=0.015, mean=0.9),
+    draft=TieredDraft(mean=0.8, tier=TierSpec(rtt=0.01, draft_time=0.015, mean=0.9)),
     tokens=200,
 )
 
@@ -53,7 +50,7 @@ def test_each_model_is_as_often_right_as_the_world_says() -> None:
 
 def planned_gain(world: World) -> float:
     """Predict what three tiers gain over the best two, by the closed form of HSD."""
-    tier, rtt = world.middle, world.link.rtt
+    tier, rtt = tier_of(world), world.link.rtt
     models = [
         TierModel("device", world.device.draft_time),
         TierModel("middle", tier.draft_time),
@@ -71,8 +68,7 @@ GRID = [
     replace(
         WORLD,
         link=LinkSpec(rtt=rtt),
-        tier=TierSpec(rtt=0.2 * rtt, draft_time=draft_time, mean=mean),
-        draft=BetaDraft(mean=0.75),
+        draft=TieredDraft(mean=0.75, tier=TierSpec(rtt=0.2 * rtt, draft_time=draft_time, mean=mean)),
         tokens=150,
     )
     for rtt in (0.02, 0.05)
@@ -103,7 +99,7 @@ def test_three_places_beat_two_where_the_middle_model_is_good_and_slow() -> None
 
 def test_a_middle_model_slower_than_the_target_costs_little() -> None:
     """The device's nodes pass it by: its policy sends them on before it has evaluated them."""
-    slow = replace(WORLD, tier=TierSpec(rtt=0.01, draft_time=0.060, mean=0.9))
+    slow = replace(WORLD, draft=TieredDraft(mean=0.8, tier=TierSpec(rtt=0.01, draft_time=0.060, mean=0.9)))
     assert pace("relay", slow) < pace("server_streaming", slow)
 
 

@@ -25,7 +25,7 @@ from common.sampling import SamplingParams
 from edge_client.core.effects import Effect, Expand, Expansion, Finished, Send
 from edge_client.core.policies import TreePolicy
 from edge_client.core.session import StreamState
-from relay.session import CREDIT, RelaySession, config_of
+from schemes.relay.session import CREDIT, RelaySession, config_of
 
 SAMPLING = SamplingParams(max_tokens=40)
 SURE = (9.0, 1.0, 0.0, -1.0, -2.0)  # scores of a draft's five candidates
@@ -35,18 +35,28 @@ def opened(hints: bool = True, **config: Any) -> RelaySession:
     """Open since 1.0, the middle model's first step under way."""
     request = Open((7, 8), SAMPLING, b"print", hints=hints)
     session = RelaySession(request, config_of(request, b"print", **config), TreePolicy())
-    session.start(0.5)
+    session.edge.start(0.5)
+    effects(session)
     session.on_message(Opened(1, 64, hold_us=3, cached=1), 1.0)
     assert session.answers() == [Opened(1, CREDIT, hold_us=3, cached=1)]
-    session.effects()
+    effects(session)
     return session
+
+
+def effects(session: RelaySession) -> list[Effect]:
+    """Carry out the effects as a driver does."""
+    effects = session.edge.effects()
+    for effect in effects:
+        if isinstance(effect, Send):
+            session.sent(effect.message)
+    return effects
 
 
 def drafted(session: RelaySession, tokens: tuple[int, ...], now: float) -> list[ServerMessage]:
     """Answer the draft step under way with the same candidates for each row."""
-    busy = [node.id for node in session.tree.live.values() if node.busy]
-    session.on_drafted([Expansion(node, tokens, SURE[: len(tokens)]) for node in busy], now)
-    session.check_integrity()
+    busy = [node.id for node in session.edge.tree.live.values() if node.busy]
+    session.edge.on_drafted([Expansion(node, tokens, SURE[: len(tokens)]) for node in busy], now)
+    session.edge.check_integrity()
     return session.answers()
 
 
@@ -57,10 +67,10 @@ def proposed(effects: list[Effect]) -> list[Propose]:
 def test_a_devices_nodes_go_on_to_the_verifier_and_are_evaluated_as_one_block() -> None:
     session = opened()
     session.on_propose(Propose((5, 6, 9), b"\x00\x00\x00", anchor=1), 1.1)
-    (sent,) = proposed(session.effects())
+    (sent,) = proposed(effects(session))
     assert (sent.tokens, sent.anchor) == ((5, 6, 9), 1)
     drafted(session, (5, 4, 3, 2, 1), 1.2)
-    (expand,) = [effect for effect in session.effects() if isinstance(effect, Expand)]
+    (expand,) = [effect for effect in effects(session) if isinstance(effect, Expand)]
     assert {5, 6, 9} <= {row.token for row in expand.rows}
 
 
@@ -74,10 +84,12 @@ def test_what_the_middle_model_says_of_a_node_counts_and_not_what_the_device_say
         drafted(session, (5, 4, 3, 2, 1), 1.2)
         if not device_first:
             session.on_propose(message, 1.3)
-        children = {token: session.tree.live[node] for token, node in session.tree.tip.children.items()}
+        children = {
+            token: session.edge.tree.live[node] for token, node in session.edge.tree.tip.children.items()
+        }
         assert children[5].logprob > -0.1
         assert max(children[4].logprob, children[6].logprob) < -1.0
-        session.check_integrity()
+        session.edge.check_integrity()
 
 
 def test_the_middle_models_choices_are_hints_at_places_that_the_device_knows() -> None:
@@ -91,11 +103,11 @@ def test_the_middle_models_choices_are_hints_at_places_that_the_device_knows() -
 
 def test_no_hint_hangs_deeper_than_a_message_may_say() -> None:
     session = opened()
-    node = session.tree.tip
+    node = session.edge.tree.tip
     for token in range(MAX_NODES):
-        node = session.tree.grow(node, token, -0.01)
-    assert hint_at(session.tree, node, (5,)) == Hint(0, 1, tuple(range(MAX_NODES)), (5,))
-    assert hint_at(session.tree, session.tree.grow(node, 9, -0.01), (5,)) is None
+        node = session.edge.tree.grow(node, token, -0.01)
+    assert hint_at(session.edge.tree, node, (5,)) == Hint(0, 1, tuple(range(MAX_NODES)), (5,))
+    assert hint_at(session.edge.tree, session.edge.tree.grow(node, 9, -0.01), (5,)) is None
 
 
 def test_a_device_that_asks_for_no_hints_gets_none() -> None:
@@ -107,9 +119,9 @@ def test_a_commit_goes_down_in_the_numbers_of_the_devices_stream() -> None:
     """The device's message came at 1.1 and left at once. The middle model drafted token 6 alone."""
     session = opened()
     session.on_propose(Propose((5,), b"\x00", anchor=1), 1.1)
-    session.effects()
+    effects(session)
     drafted(session, (6, 5, 3, 2, 1), 1.2)
-    number = 1 + len(proposed(session.effects()))
+    number = 1 + len(proposed(effects(session)))
     session.on_message(
         Commit(2, (5, 6), echo=number, hold_us=7, queue_us=1, compute_us=2, credit=9, evaluated=3), 1.4
     )
@@ -122,7 +134,7 @@ def test_a_commit_goes_down_in_the_numbers_of_the_devices_stream() -> None:
 def test_a_commit_tells_no_echo_of_messages_that_the_device_did_not_send() -> None:
     session = opened()
     drafted(session, (5, 4, 3, 2, 1), 1.1)
-    session.effects()
+    effects(session)
     session.on_message(Commit(2, (5,), server_made=1, echo=1, hold_us=7), 1.2)
     assert session.answers() == [Commit(2, (5,), server_made=1)]
 
@@ -130,11 +142,11 @@ def test_a_commit_tells_no_echo_of_messages_that_the_device_did_not_send() -> No
 def test_a_lost_stream_to_the_verifier_is_the_relays_own_matter() -> None:
     session = opened()
     session.on_propose(Propose((5,), b"\x00", anchor=1), 1.1)
-    session.on_stream_lost(UnavailableError("gone"), 1.2)
-    session.on_timer(session.next_timer_at or 0.0)
+    session.edge.on_stream_lost(UnavailableError("gone"), 1.2)
+    session.edge.on_timer(session.edge.next_timer_at or 0.0)
     session.on_message(Opened(1, 64), 2.0)
     assert session.answers() == []
-    assert any(sent.tokens == (5,) for sent in proposed(session.effects())), "the device's node is sent again"
+    assert any(sent.tokens == (5,) for sent in proposed(effects(session))), "the device's node is sent again"
     session.on_message(Finish(FinishReason.STOP, 1), 2.1)
     assert session.answers() == [Finish(FinishReason.STOP, 1)]
 
@@ -143,11 +155,11 @@ def test_a_goodbye_is_answered_and_goes_on() -> None:
     session = opened()
     session.on_close(1.1)
     assert session.answers() == [Finish(FinishReason.CANCELLED, 1)]
-    sent, finished = session.effects()[-2:]
+    sent, finished = effects(session)[-2:]
     assert (sent, finished) == (Send(Close()), Finished(FinishReason.CANCELLED))
     session.on_propose(Propose((5,), b"\x00", anchor=1), 1.2)
     session.on_close(1.3)
-    assert session.state is StreamState.OVER
+    assert session.edge.state is StreamState.OVER
     assert session.answers() == []
 
 

@@ -1,4 +1,4 @@
-"""Runs the real `RelaySession` near the edge, between a simulated device and the verifier."""
+"""Simulates a relay near the edge: the real `RelaySession`, between a simulated device and the verifier."""
 
 from __future__ import annotations
 
@@ -8,20 +8,32 @@ from dataclasses import replace
 from common.errors import LocalError
 from common.messages import Close, Open, Propose
 from edge_client.core.policies import make_policy
-from relay.session import RelaySession, config_of
+from schemes.relay.session import RelaySession, config_of
+from schemes.relay.tier import beyond, both_knowledges, tier_of
 from simulator.drafts import HONEST
 from simulator.events import EventHeap
 from simulator.knowledge import Knowledge
 from simulator.link import LinkSpec
+from simulator.schemes import ColocatedDraft
 from simulator.system import (
     FINGERPRINT,
     PolicyMaker,
+    Receiver,
     SimulatedDevice,
     SimulatedVerifier,
     ToEdge,
-    both_knowledges,
 )
 from simulator.world import World
+
+
+class NearDraft(ColocatedDraft):
+    """Drafts with the middle model at the near edge. The device only shows the text."""
+
+    def _place(self, world: World) -> tuple[World, LinkSpec]:
+        return beyond(world), LinkSpec(rtt=tier_of(world).rtt)
+
+    def _known(self) -> Knowledge:
+        return both_knowledges(self.world, self.key)[1]
 
 
 class RelayedDevice(SimulatedDevice):
@@ -31,7 +43,8 @@ class RelayedDevice(SimulatedDevice):
         self, events: EventHeap, verifier: SimulatedVerifier, world: World, key: int, make: PolicyMaker
     ) -> None:
         relay = SimulatedRelay(events, verifier, world, key, super().to_edge)
-        super().__init__(events, relay, replace(world, link=LinkSpec(rtt=world.middle.rtt)), key, make)
+        near = LinkSpec(rtt=tier_of(world).rtt)
+        super().__init__(events, relay, replace(world, link=near), key, make)
         self._relay = relay
 
     def to_edge(self, message: ToEdge) -> None:
@@ -45,12 +58,12 @@ class SimulatedRelay(SimulatedDevice):
     def __init__(
         self,
         events: EventHeap,
-        verifier: SimulatedVerifier,
+        verifier: Receiver,
         world: World,
         key: int,
         answer: Callable[[ToEdge], None],
     ) -> None:
-        super().__init__(events, verifier, world.beyond_tier(), key, lambda _: make_policy("adaptive"))
+        super().__init__(events, verifier, beyond(world), key, lambda _: make_policy("adaptive"))
         self._answer = answer
         self._relayed: RelaySession | None = None
 
@@ -64,9 +77,9 @@ class SimulatedRelay(SimulatedDevice):
             case Open():
                 config = config_of(message, FINGERPRINT, prior=HONEST, asks_when_silent=False)
                 config = replace(config, num_read=len(message.prompt))
-                self.session = self._relayed = RelaySession(
-                    message, config, make_policy("adaptive"), self.world.device.pace()
-                )
+                pace = self.world.device.pace()
+                self._relayed = RelaySession(message, config, make_policy("adaptive"), pace)
+                self.session = self._relayed.edge
                 self._start_session()
             case Propose():
                 self._open_session().on_propose(message, now)
@@ -74,6 +87,13 @@ class SimulatedRelay(SimulatedDevice):
             case Close():
                 self._open_session().on_close(now)
                 self._carry_out()
+
+    def _take(self, message: ToEdge) -> None:
+        self._open_session().on_message(message, self._events.now, plan=False)
+
+    def _send(self, message: Open | Propose | Close) -> None:
+        self._open_session().sent(message)
+        super()._send(message)
 
     def _carry_out(self) -> None:
         super()._carry_out()

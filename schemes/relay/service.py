@@ -21,7 +21,7 @@ from cloud_verifier.server.interceptor import Guard
 from cloud_verifier.server.outbox import Outbox, Pace
 from common.calibration import Beliefs
 from common.errors import Code, ForerunError, LocalError, PeerError, UnavailableError, UserError
-from common.messages import Close, Drain, Open, Propose
+from common.messages import Close, Drain, Open, Propose, ServerMessage
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.privacy import Privacy
@@ -29,13 +29,14 @@ from common.vocabulary import Vocabulary
 from common.wire.codec import decode_request
 from common.wire.options import MAX_MESSAGE_BYTES, server_options
 from common.wire.wire_fields import check_padding, check_request
+from edge_client.core.effects import Effect, Send
 from edge_client.core.policies import make_policy
 from edge_client.draft.late_seat import DraftSeat
 from edge_client.network.channel import OnLost, OnMessage, VerifierChannel, VerifierStream
 from edge_client.network.client_tls import Metadata
 from edge_client.network.generation import Generation
 from edge_client.texts.text_service import DraftSource
-from relay.session import RelaySession, config_of
+from schemes.relay.session import RelaySession, config_of
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +83,10 @@ class CallerStreams:
 class RelayedText(Generation):
     """Runs one `RelaySession` over streams to the verifier. The messages for the device go to `outbox`."""
 
-    def __init__(self, session: RelaySession, streams: CallerStreams, seat: DraftSeat | None) -> None:
-        super().__init__(session, streams, seat)
+    def __init__(self, relayed: RelaySession, streams: CallerStreams, seat: DraftSeat | None) -> None:
+        super().__init__(relayed.edge, streams, seat)
         self.outbox = Outbox(self._on_full)
-        self._relayed = session
+        self._relayed = relayed
         self._stall: asyncio.TimerHandle | None = None  # while the device does not read
         self._broken: PeerError | None = None  # the device broke a rule
 
@@ -122,6 +123,14 @@ class RelayedText(Generation):
         except PeerError as error:
             self._broken = error
             raise
+
+    def _take(self, message: ServerMessage, now: float) -> None:
+        self._relayed.on_message(message, now, plan=False)
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Send):
+            self._relayed.sent(effect.message)
+        super()._carry_out(effect)
 
     def _carry_out_all(self) -> None:
         super()._carry_out_all()
@@ -200,7 +209,7 @@ class RelayService(pb_grpc.VerifierServiceServicer):
             privacy=Privacy.PADDED if padded else Privacy.OFF,
         )
         session = RelaySession(request, config, make_policy("adaptive"), self._drafts.pace)
-        held.callback(lambda: self._beliefs.learn(request.sampling, session.calibration))
+        held.callback(lambda: self._beliefs.learn(request.sampling, session.edge.calibration))
         return RelayedText(session, CallerStreams(self._channel, self._entries(context)), seat)
 
     async def _seat(self, request: Open) -> DraftSeat | None:

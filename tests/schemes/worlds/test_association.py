@@ -12,13 +12,16 @@ import pytest
 
 from common.errors import UserError
 from forerun.cli import main
-from simulator.association import _Crowd, associated, dealt, turn
+from schemes.worlds.association import _Crowd, turn
 from simulator.events import Draws
 from simulator.experiment import Pool
 from simulator.files import experiment_from
 from simulator.link import LinkSpec, Trace
 from simulator.schemes import FORERUN, SERVER_STREAMING, run_scheme
-from simulator.world import ASSOCIATIONS, MATCHING, NEAREST, PACE, VerifierSite, VerifierSpec, World
+from simulator.world import NEAREST, VerifierSite, VerifierSpec, World, associated, dealt
+
+PACE, MATCHING = "pace", "matching"
+ASSOCIATIONS = NEAREST, PACE, MATCHING
 
 SLOW = VerifierSpec(step_time=0.02, step_time_per_node=0.002)
 CELLS = tuple(VerifierSite(SLOW, LinkSpec(rtt=rtt), spread=0.03) for rtt in (0.01, 0.02, 0.03))
@@ -152,7 +155,7 @@ def test_a_document_lists_verifiers_and_a_sweep_compares_associations(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"association": "luck"}, "association is 'luck'; it can be nearest, pace, matching"),
+        ({"association": "luck"}, "association is 'luck'; it can be nearest, matching, pace"),
         ({"link": {"rtt_ms": 10}}, "several verifiers have their own links and steps"),
         ({"verifier": {"step_ms": 10}}, "several verifiers have their own links and steps"),
         ({"clients": 1, "arrivals": {"rate_per_s": 1, "sessions": 3}}, "clients and|several verifiers"),

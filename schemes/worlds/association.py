@@ -1,20 +1,16 @@
 """Associates devices with verifiers: which of several serves each session.
 
-`nearest` takes the shortest round trip. `pace` is the product's choice (`edge_client.core.verifier_choice`),
-for one device after the other, each of which knows the turns that the sessions before it have caused.
-`matching` solves the association problem of UARA (Koh & Yang, arXiv 2511.01695) by two phases of matching,
-with full knowledge of all devices. Their bandwidths and computing shares, which they learn by reinforcement,
-are not allotted here: a verifier serves its sessions in common steps.
+`pace` is the product's choice (`edge_client.core.verifier_choice`), for one device after the other, each of which
+knows the turns that the sessions before it have caused. `matching`
+solves the association problem of UARA (Koh & Yang, arXiv 2511.01695) by two phases of matching, with full
+knowledge of all devices. Their bandwidths and computing shares, which they learn by reinforcement, are not
+allotted here: a verifier serves its sessions in common steps.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from statistics import fmean
-
 from edge_client.core.verifier_choice import DraftSkill, VerifierCandidate, choose, token_time
-from simulator.events import Draws
-from simulator.world import NEAREST, PACE, VerifierSpec, World
+from simulator.world import VerifierSpec, World
 
 ROWS = 4
 """Rows of a session in a target step, as `forerun` has in the worlds of docs/simulation.md (2 to 6)."""
@@ -23,27 +19,14 @@ LEAST_GAIN = 1e-9
 """Seconds by which an exchange must shorten all tokens, so that rounding never goes in circles."""
 
 
-def dealt(world: World) -> list[list[int]]:
-    """Return the keys of the sessions that each verifier serves, rising."""
-    if not world.sites:
-        count = world.num_verifiers
-        return [list(range(place, world.num_sessions, count)) for place in range(count)]
-    served = associated(world)
-    return [[key for key, at in enumerate(served) if at == place] for place in range(world.num_verifiers)]
+def by_pace(world: World, rtts: list[list[float]]) -> list[int]:
+    """Choose for one device after the other as the product does. An `Associate`."""
+    return _Crowd(world, rtts).by_pace()
 
 
-@lru_cache(maxsize=64)
-def associated(world: World) -> tuple[int, ...]:
-    """Return the number of the verifier of each session of a world with several sites."""
-    paths = [
-        [site.path(Draws(world.seed, key), place) for place, site in enumerate(world.sites)]
-        for key in range(world.num_sessions)
-    ]
-    rtts = [[link.rtt if link.trace is None else fmean(link.trace.rtts) for link in each] for each in paths]
-    if world.association == NEAREST:
-        return tuple(each.index(min(each)) for each in rtts)
-    crowd = _Crowd(world, rtts)
-    return tuple(crowd.by_pace() if world.association == PACE else crowd.by_matching())
+def by_matching(world: World, rtts: list[list[float]]) -> list[int]:
+    """Match devices and verifiers by deferred acceptance, then exchange devices. An `Associate`."""
+    return _Crowd(world, rtts).by_matching()
 
 
 class _Crowd:

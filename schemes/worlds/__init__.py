@@ -1,0 +1,1 @@
+"""Worlds of published papers: associations with verifiers, and hierarchies of models."""
