@@ -98,7 +98,7 @@ def test_an_installation_has_the_product_alone() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     found = {name for name in packages if any(fnmatch(name, pattern) for pattern in include)}
     parts = {"cloud_verifier", "common", "edge_client", "forerun"}
-    assert found == parts | {"relay", "schemes", "simulator", "training"}
+    assert found == parts | {"schemes", "simulator", "training"}
 
 
 def test_prompts_of_the_clone_are_missed_with_what_to_do(

@@ -11,7 +11,7 @@ import pytest
 
 from common.acceptance import make_acceptance
 from forerun.cli import build_parser
-from schemes.claims import CLAIMS
+from schemes.claims.table import CLAIMS
 from simulator.schemes import run_scheme
 from simulator.world import World
 

@@ -14,8 +14,8 @@ from common.errors import UserError
 from edge_client.core.policies import offered
 from forerun.options import REQUIRED, JsonOption, WorkersOption, add_command, argument, option, write_out
 from forerun.terminal import Painter, ProgressBar, note, table
-from schemes.claims import CLAIMS
-from schemes.claims.claims import Comparison, compare
+from schemes.claims.runner import Comparison, compare
+from schemes.claims.table import CLAIMS
 from simulator.advice import Advice, advise, in_words, map_lines
 from simulator.canvas import check_drawing
 from simulator.drafts import BetaDraft, Draft, recorded_draft

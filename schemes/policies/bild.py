@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from common.errors import UserError
 from common.tree import Node
-from edge_client.core.policies.base import GrowthView, Offered, unsent
-from edge_client.core.policies.plain import SyncPolicy
-
-
-class StoppingPolicy(SyncPolicy):
-    """Drafts a block per round trip, at most `block` tokens. Subclasses end it early in `branch` or `expand`.
-
-    `expand` must have no side effect: it is also asked whether a block goes on.
-    """
-
-    def send(self, view: GrowthView) -> Sequence[Node]:
-        nodes = unsent(view)
-        if view.num_sent or (nodes and nodes[-1].busy) or self.expand(view):
-            return ()
-        return nodes[: view.credit_left]
+from edge_client.core.policies.base import GrowthView, Offered
+from schemes.policies.rounds import StoppingPolicy
 
 
 class BildPolicy(StoppingPolicy):

@@ -10,7 +10,7 @@ from operator import mul
 from common.errors import UserError
 from common.tree import Node
 from edge_client.core.policies.base import GrowthView, Offered, check_counts, check_shares
-from schemes.policies.bild import StoppingPolicy
+from schemes.policies.rounds import StoppingPolicy
 
 SUREST = 1e-4
 """Chance of a miss at least: the logit of a surer promise would outweigh all else."""

@@ -1,13 +1,29 @@
-"""Predicts synchronous rounds from a view's measurements."""
+"""Rounds of a block: the base of policies that stop one early, and what a round takes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from edge_client.core.policies.base import GrowthView
+from common.tree import Node
+from edge_client.core.policies.base import GrowthView, unsent
+from edge_client.core.policies.plain import SyncPolicy
 
 MAX_BLOCK = 24
 """Longest block that a rule may ask for; at acceptance 0.9 one more gains less than 0.1 token."""
+
+
+class StoppingPolicy(SyncPolicy):
+    """Drafts a block per round trip, at most `block` tokens. Subclasses end it early in `branch` or `expand`.
+
+    `expand` must have no side effect: it is also asked whether a block goes on.
+    """
+
+    def send(self, view: GrowthView) -> Sequence[Node]:
+        nodes = unsent(view)
+        if view.num_sent or (nodes and nodes[-1].busy) or self.expand(view):
+            return ()
+        return nodes[: view.credit_left]
 
 
 def round_time(view: GrowthView, block: int) -> float:

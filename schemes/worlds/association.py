@@ -1,10 +1,10 @@
 """Associates devices with verifiers: which of several serves each session.
 
-`pace` is the product's choice (`edge_client.core.verifier_choice`), for one device after the other, each of which
-knows the turns that the sessions before it have caused. `matching`
-solves the association problem of UARA (Koh & Yang, arXiv 2511.01695) by two phases of matching, with full
-knowledge of all devices. Their bandwidths and computing shares, which they learn by reinforcement, are not
-allotted here: a verifier serves its sessions in common steps.
+`pace` is the product's choice (`edge_client.core.verifier_choice`), for one device after the other, each of
+which knows the turns that the sessions before it have caused. `matching` solves the association problem of
+UARA (Koh & Yang, arXiv 2511.01695) by two phases of matching, with full knowledge of all devices. Their
+bandwidths and computing shares, which they learn by reinforcement, are not allotted here: a verifier serves
+its sessions in common steps.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edge_client.core.verifier_choice import DraftSkill, token_time
-from schemes.claims.claims import mean_pace
+from schemes.claims.runner import mean_pace
 from simulator.drafts import BetaDraft
 from simulator.link import LinkSpec
 from simulator.schemes import FORERUN, run_scheme

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from schemes.claims import CLAIMS
-from schemes.claims.claims import Claim, Comparison, compare, fitted_acceptance, seeds
+from schemes.claims.runner import Claim, Comparison, compare, fitted_acceptance, seeds
+from schemes.claims.table import CLAIMS
 from simulator.experiment import Job, Pool
 from simulator.figures import SessionResult
 from simulator.world import World

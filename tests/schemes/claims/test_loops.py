@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from schemes.claims.claims import mean_pace
+from schemes.claims.runner import mean_pace
 from schemes.policies.rounds import tokens_per_round
 from simulator.drafts import BetaDraft
 from simulator.link import LinkSpec

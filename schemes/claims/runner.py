@@ -14,6 +14,9 @@ from simulator.world import World
 Results = Sequence[Sequence[SessionResult]]
 """The sessions of each job, in the order of the jobs."""
 
+ALONE = "colocated:off"
+"""The target on one machine, without drafts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -56,19 +59,42 @@ def compare(claims: Iterable[Claim], pool: Pool) -> Iterator[Comparison]:
     """Yield a comparison for each claim, in order. A job that several claims name runs once."""
     claims = list(claims)
     jobs = list(dict.fromkeys(job for claim in claims for job in claim.jobs))
-    found = dict(zip(jobs, pool.map(jobs), strict=True))
+    results = dict(zip(jobs, pool.map(jobs), strict=True))
     for claim in claims:
-        yield Comparison(claim, claim.measure([found[job] for job in claim.jobs]))
+        yield Comparison(claim, claim.measure([results[job] for job in claim.jobs]))
 
 
-def seeds(scheme: str, world: World, repeats: int) -> tuple[Job, ...]:
+# Jobs -------------------------------------------------------------------------------------------------------
+
+
+def seeds(scheme: str, world: World, repeats: int = 5) -> tuple[Job, ...]:
     """Return one job for each of `repeats` seeds, so that two schemes meet the same texts."""
+    if scheme == ALONE:  # every seed has the same pace
+        return ((scheme, world),) * repeats
     return tuple((scheme, replace(world, seed=world.seed + place)) for place in range(repeats))
 
 
-def plain(world: World, repeats: int) -> tuple[Job, ...]:
-    """Return autoregressive jobs of one machine for `speedup`. Every seed has the same pace, so one runs."""
-    return seeds("colocated:off", world, 1) * repeats
+# Measures ---------------------------------------------------------------------------------------------------
+
+
+def mean_pace(results: Results) -> float:
+    """Return the mean over jobs of ms per token."""
+    return fmean(pace([each.as_run() for each in sessions]) for sessions in results)
+
+
+def paces(results: Results, count: int) -> list[float]:
+    """Return the mean pace of each of `count` equal parts of the jobs."""
+    size = len(results) // count
+    return [mean_pace(results[place * size : (place + 1) * size]) for place in range(count)]
+
+
+def speedup(results: Results) -> float:
+    """Return how many times as fast the second half of the jobs is as the first half, token for token."""
+    before, after = paces(results, 2)
+    return before / after
+
+
+# Fits -------------------------------------------------------------------------------------------------------
 
 
 def fitted_acceptance(pace_at: Callable[[float], float], figure: float) -> float:
@@ -87,14 +113,3 @@ def acceptance_of_blocks(block: int, draft_time: float, step_time: float, token_
         return (block * draft_time + step_time) / tokens_per_round(block, acceptance)
 
     return fitted_acceptance(speculative, token_time)
-
-
-def mean_pace(results: Results) -> float:
-    """Return the mean over jobs of ms per token."""
-    return fmean(pace([each.as_run() for each in sessions]) for sessions in results)
-
-
-def speedup(results: Results) -> float:
-    """Return how many times as fast the second half of the jobs is as the first half, token for token."""
-    half = len(results) // 2
-    return mean_pace(results[:half]) / mean_pace(results[half:])
