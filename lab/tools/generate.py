@@ -20,7 +20,7 @@ from edge_client import settings as edge
 from lab.tools.clients import table
 
 ROOT = Path(__file__).resolve().parents[2]
-EDGE_METRICS = ROOT / "edge_client" / "texts" / "metrics.py"
+EDGE_METRICS = ROOT / "edge_client" / "texts" / "device_metrics.py"
 RULES = ROOT / "deploy" / "kubernetes" / "components" / "monitoring" / "alerts.yaml"
 BEGIN, END = "<!-- begin: make generate -->\n", "<!-- end -->\n"
 

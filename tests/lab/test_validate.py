@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from simulator.link import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader
 from simulator.schemes import run_scheme
 from simulator.world import DeviceSpec, VerifierSpec, World
-from tests import wording
 
 TREE = ValidationSetting(rtt_ms=60.0, jitter_ms=0.0, step_floor_ms=30.0, policy="tree", temperature=0.8)
 
@@ -143,15 +141,6 @@ def test_what_cannot_be_written_is_printed_all_the_same(
     printed = capsys.readouterr()
     assert str(TREE) in printed.out
     assert "cannot be written" in printed.err
-
-
-def test_matplotlib_is_missed_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["validate", "--out", str(tmp_path / "v")]) == 2
-    wording.keep(capsys.readouterr().err)
-    assert not (tmp_path / "v").exists()
 
 
 @pytest.mark.soak
