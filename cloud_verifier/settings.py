@@ -383,9 +383,6 @@ class OperationsSection:
         form="HOST:PORT",
         check=_check_address,
     )
-    metrics_tenants: int = setting(
-        0, "number of tenants, the first, with series of their own; others share one", unit="tenants", low=0
-    )
     log_level: str | None = setting(
         None,
         "least level logged to standard error; unset: info for Forerun's modules, warning for libraries",

@@ -7,29 +7,23 @@ rounding error could differ in another batch. The counter says how often that co
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 
 from cloud_verifier.core.nouns import FloatArray
 
-BOUNDS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-"""Upper bounds of the margin histogram, in logits, a factor of ten apart."""
-
 
 class NearTies:
-    """Counts near ties and margins of committed choices, over all sessions since the verifier began.
+    """Counts near ties of committed choices, over all sessions since the verifier began.
 
     A margin is the choice's score minus the runner-up's, in logits. Under sampling the scores are logits over
     the temperature plus noise, so a margin times the temperature is the change of a logit that turns the
-    choice.
-    Choices of rejected draft rows do not count. Neither do candidates removed by a filter (top-k, top-p,
-    min-p), although rounding may also move a filter's edge.
+    choice. Choices of rejected draft rows do not count. Neither do candidates removed by a filter (top-k,
+    top-p, min-p), although rounding may also move a filter's edge.
     """
 
     def __init__(self, near_tie: float) -> None:
         self.near_tie = near_tie  # logits below which rounding could turn a choice
         self.num_near_ties = 0
         self.smallest = math.inf
-        self.counts = [0] * (len(BOUNDS) + 1)  # choices by margin: below BOUNDS[0], ..., BOUNDS[-1] or above
 
     def note(self, margins: FloatArray, temperature: float) -> None:
         """Count the `margins` of committed choices of one session, any number, as in `StepResult`."""
@@ -37,4 +31,3 @@ class NearTies:
             margin = scaled * temperature if temperature > 0.0 else scaled
             self.num_near_ties += margin < self.near_tie
             self.smallest = min(self.smallest, margin)
-            self.counts[bisect_right(BOUNDS, margin)] += 1

@@ -60,7 +60,6 @@ class Tenants:
 
     def __init__(self, config: SchedulerConfig | None = None, num_slots: int = 0) -> None:
         self.refused = Counter[str]()  # by limit
-        self.num_held = 0  # times that a session was ready for a step and its tenant's bucket was empty
         self.positions = Meters(lambda tenant: None)
         self.texts = TenantTexts(0 if config is None else config.shared_texts)
         self._config = config or SchedulerConfig()
@@ -196,7 +195,6 @@ class Tenants:
             else:
                 let.append(session)
             rooms[name] = room - 1 if room else room
-        self.num_held += held.total()
         waits = [self.positions.wait(name, count, now) for name, count in held.items()]
         return let, now + min(waits) if waits else None
 

@@ -102,6 +102,5 @@ class Lifecycle:
     def _trust(self) -> Trust:
         return Trust(
             math.inf if self._tls is None else self._tls.expires_at,
-            {name: files.num_reloads for name, files in self._files.items()},
             {name: files.num_failures for name, files in self._files.items()},
         )

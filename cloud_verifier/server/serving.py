@@ -216,7 +216,7 @@ def worker_of(config: VerifierConfig, engine: TargetEngine, watch: SchedulerWatc
     sys.setswitchinterval(SWITCH_INTERVAL)
     _keep_what_is_loaded()
     seen = scheduler if watch is None else watch.watched(scheduler)
-    return Worker(engine, seen, max_tenants=config.operations.metrics_tenants)
+    return Worker(engine, seen)
 
 
 def _keep_what_is_loaded() -> None:

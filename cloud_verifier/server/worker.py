@@ -160,7 +160,7 @@ class Worker:
     """Joins one engine and one scheduler. All methods belong to the event loop's thread.
 
     A stream calls `connect` for a key and an outbox, `charge_stream` once, `check` for its `Open`, `receive`
-    for each message, and `disconnect` when it has ended for any reason. `max_tenants` is `Monitor`'s.
+    for each message, and `disconnect` when it has ended for any reason.
     """
 
     def __init__(
@@ -168,11 +168,9 @@ class Worker:
         engine: TargetEngine,
         scheduler: VerifyScheduler,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        max_tenants: int = 0,
     ) -> None:
         self.scheduler = scheduler
-        self.monitor = Monitor(max_tenants, clock)
+        self.monitor = Monitor(clock)
         self.version = version()
         self._engine = engine
         self._clock = clock

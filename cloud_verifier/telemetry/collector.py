@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
@@ -34,10 +33,10 @@ class _Collector(Collector):
 
 def registry(snapshot: Snapshot) -> CollectorRegistry:
     """Return a registry of a snapshot's metrics, and on Linux of the process' memory, time and files."""
-    found = CollectorRegistry(auto_describe=False)
-    found.register(_Collector([*families(snapshot)]))
-    ProcessCollector(registry=found)
-    return found
+    made = CollectorRegistry(auto_describe=False)
+    made.register(_Collector([*families(snapshot)]))
+    ProcessCollector(registry=made)
+    return made
 
 
 def families(snapshot: Snapshot) -> Iterator[Family]:
@@ -63,8 +62,7 @@ def _family(metric: Metric, value: Value, constant: dict[str, str]) -> Family:
     names, values = list(constant), list(constant.values())
     if isinstance(value, Histogram):
         distribution = HistogramMetricFamily(metric.name, metric.meaning, labels=names)
-        total = value.total if math.isfinite(value.total) else None  # not finite: the sum is not kept
-        distribution.add_metric(values, value.buckets(), total)
+        distribution.add_metric(values, value.buckets(), value.total)
         return distribution
     if metric.kind == "info":
         info = InfoMetricFamily(metric.name, metric.meaning, labels=names)
@@ -73,7 +71,7 @@ def _family(metric: Metric, value: Value, constant: dict[str, str]) -> Family:
     names += [metric.label] if metric.label else []
     by_label = cast(Mapping[str, float], value) if isinstance(value, Mapping) else {"": value}
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    found = kind(metric.name, metric.meaning, labels=names)
+    family = kind(metric.name, metric.meaning, labels=names)
     for label, number in by_label.items():
-        found.add_metric([*values, label] if metric.label else values, float(number))
-    return found
+        family.add_metric([*values, label] if metric.label else values, float(number))
+    return family

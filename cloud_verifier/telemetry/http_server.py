@@ -1,7 +1,7 @@
 """Serve metrics, probes and live sessions to operators by HTTP, on a port of its own.
 
-The event loop answers, so any answer proves that it runs. A connection carries one request and has a time
-limit. Nothing identifies callers, so live sessions are shown to this machine alone.
+Threads serve the clients and ask the verifier's event loop for each page, so an answer proves that the loop
+runs. Nothing identifies callers, so live sessions are shown to this machine alone.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler
 
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from cloud_verifier.telemetry.collector import registry
 from cloud_verifier.telemetry.snapshot import Snapshot, overview
@@ -23,14 +27,7 @@ from common.wire.options import is_loopback
 logger = logging.getLogger(__name__)
 
 CLIENT_TIME = 10.0
-"""Seconds from a connection's begin to its end. Prometheus gives up after 10 s as well."""
-
-MAX_CLIENTS = 64
-"""Connections at once. A new one replaces the oldest. An answer takes milliseconds, so the oldest one belongs
-to a slow client."""
-
-MAX_HEAD_BYTES = 16 * 1024
-"""Limit on a request's line and headers."""
+"""Seconds that a client may be silent, and that the event loop may take. Prometheus waits as long."""
 
 TEXT, JSON = "text/plain; charset=utf-8", "application/json"
 
@@ -54,87 +51,55 @@ class HttpServer:
         self._why_not_ready = why_not_ready
         self._host = host
         self.port = port
-        self._server: asyncio.Server | None = None
-        self._clients = dict[asyncio.Task[None], None]()  # the oldest first
-        self._one_page = asyncio.Lock()  # of metrics: some 5 ms of processor time and 0.5 MB each
         self._logged = ""  # the reason that was logged last
 
     async def __aenter__(self) -> HttpServer:
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         try:
-            places = await loop.getaddrinfo(self._host.strip("[]"), self.port, type=socket.SOCK_STREAM)
-            host = str(places[0][4][0])  # the first one alone: a system may lack the other family
-            self._server = await asyncio.start_server(self._connected, host, self.port, limit=MAX_HEAD_BYTES)
+            self._server = await asyncio.to_thread(_listening, self._host.strip("[]"), self.port)
         except OSError as error:
             words = "it is in use, or not an address of this machine; choose another --http HOST:PORT"
             raise UserError(f"cannot listen on {self._host}:{self.port}: {words}") from error
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = self._server.server_port
+        self._server.set_app(self._app)
+        threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True).start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None, "entered before"
-        self._server.close()
-        clients = [*self._clients]
-        for task in clients:
-            task.cancel()
-        await asyncio.gather(*clients)
+        await asyncio.to_thread(self._server.shutdown)
+        self._server.server_close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection in its own task."""
-        task = asyncio.current_task()
-        assert task is not None, "it is a task"
-        if len(self._clients) >= MAX_CLIENTS:
-            oldest = next(iter(self._clients))
-            del self._clients[oldest]
-            oldest.cancel()
-        self._clients[task] = None
+    def _app(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Answer one request, in a thread of its own."""
+        asked = asyncio.run_coroutine_threadsafe(self._page(environ), self._loop)
         try:
-            async with asyncio.timeout(CLIENT_TIME):
-                await self._answer(reader, writer)
-        except (OSError, EOFError, asyncio.LimitOverrunError):
-            pass  # the client left, is too slow, or sends no HTTP
-        except asyncio.CancelledError:
-            pass  # replaced, or the server ends; asyncio 3.11 logs a handler that is cancelled as an error
-        finally:
-            self._clients.pop(task, None)
-            writer.transport.abort()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        line, *fields = head.split("\r\n")
-        pairs = (field.partition(":") for field in fields)
-        headers = {name.lower(): value.strip() for name, _, value in pairs}
-        method, path, *_ = [*line.split(" "), ""]
-        peer, *_ = writer.get_extra_info("peername") or ("",)  # none: it has left already
-        try:
-            status, kind, body = await self._page(method, path.partition("?")[0], headers, peer)
+            page = asked.result(CLIENT_TIME)
+        except TimeoutError:
+            page = _plain(HTTPStatus.SERVICE_UNAVAILABLE, "the verifier's event loop does not answer")
         except Exception:  # outermost frame of a request
             logger.exception("! a request failed")
-            status, kind, body = _plain(HTTPStatus.INTERNAL_SERVER_ERROR, "a defect; the log has more")
-        answer = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
-            f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
-        )
-        writer.write(answer.encode() + (b"" if method == "HEAD" else body))
-        writer.close()
-        await writer.wait_closed()
+            page = _plain(HTTPStatus.INTERNAL_SERVER_ERROR, "a defect; the log has more")
+        if isinstance(page, CollectorRegistry):
+            exposed: Iterable[bytes] = make_wsgi_app(page)(environ, start_response)
+            return exposed
+        status, kind, body = page
+        fields = [("Content-Type", kind), ("Content-Length", str(len(body))), ("Cache-Control", "no-store")]
+        start_response(f"{status.value} {status.phrase}", fields)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
-    async def _page(self, method: str, path: str, headers: Mapping[str, str], peer: str) -> Page:
-        if method not in ("GET", "HEAD"):
+    async def _page(self, environ: dict[str, Any]) -> Page | CollectorRegistry:
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are answered")
-        match path:
+        match environ["PATH_INFO"]:
             case "/metrics":
-                encode, kind = choose_encoder(headers.get("accept", ""))
-                async with self._one_page:
-                    body = await asyncio.to_thread(encode, registry(self._take()))
-                return HTTPStatus.OK, kind, body
+                return registry(self._take())
             case "/livez":
                 return _plain(HTTPStatus.OK, "ok")
             case "/readyz":
                 why_not = self._ask_ready()
                 return _plain(HTTPStatus.SERVICE_UNAVAILABLE if why_not else HTTPStatus.OK, why_not or "ok")
             case "/sessions":
-                if not _is_local(peer, headers.get("host", "")):
+                if not _is_local(environ["REMOTE_ADDR"], environ.get("HTTP_HOST", "")):
                     return _plain(HTTPStatus.FORBIDDEN, "only for this machine; use ssh -L or port-forward")
                 return HTTPStatus.OK, JSON, json.dumps(overview(self._take())).encode()
             case _:
@@ -147,6 +112,25 @@ class HttpServer:
             logger.info("%s", f"! not ready: {why_not}" if why_not else "> ready again")
         self._logged = why_not
         return why_not
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = CLIENT_TIME
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: a scraper asks every few seconds."""
+
+
+class _Server(ThreadingWSGIServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: the client left, is too slow, or sends no HTTP."""
+
+
+def _listening(host: str, port: int) -> _Server:
+    """Return a server that listens. Raises `OSError`."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    server: type[_Server] = type("_FamilyServer", (_Server,), {"address_family": family})
+    return server((str(address[0]), port), _Handler)
 
 
 def _plain(status: HTTPStatus, words: str) -> Page:

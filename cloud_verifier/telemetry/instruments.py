@@ -1,4 +1,4 @@
-"""Measure a verifier beyond the scheduler's totals: distributions, and messages on the wire.
+"""Measure a verifier beyond the scheduler's totals: distributions.
 
 Histograms under vLLM's names have vLLM's bounds, so that its dashboards and alerts can be used.
 An addition to a histogram takes a few hundred nanoseconds: every session of every step makes several.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 from cloud_verifier.core.ledger import StepReport
@@ -66,7 +65,6 @@ STEP_TIME_BOUNDS = (
     0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0,
 )  # fmt: skip
 QUEUE_TIME_BOUNDS = (0.0001, 0.0005, *STEP_TIME_BOUNDS)
-ROW_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 RATIO_BOUNDS = (0.25, 0.5, 0.75, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 
@@ -76,8 +74,6 @@ class Instruments:
     def __init__(self) -> None:
         self.step_time = Histogram(STEP_TIME_BOUNDS)
         self.step_ratio = Histogram(RATIO_BOUNDS)
-        self.step_rows = Histogram(ROW_BOUNDS)
-        self.step_tips = Histogram(ROW_BOUNDS)
         self.step_tokens = Histogram(STEP_TOKEN_BOUNDS)
         self.queue_time = Histogram(QUEUE_TIME_BOUNDS)
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS)
@@ -92,12 +88,9 @@ class Instruments:
         self.text_tokens = Histogram(TEXT_BOUNDS)
 
     def note_step(self, report: StepReport) -> None:
-        num_rows = report.num_tips + report.num_drafts + report.num_prefilled
         self.step_time.add(report.duration)
         if report.predicted > 0:
             self.step_ratio.add(report.duration / report.predicted)
-        self.step_rows.add(num_rows)
-        self.step_tips.add(report.num_tips)
         self.step_tokens.add(report.num_prefilled + report.num_committed)
         self.queue_time.add_all(report.queue_times)
         self.first_token.add_all(report.waits.first)
@@ -115,15 +108,3 @@ class Instruments:
         self.first_queue_time.add(tally.began_at - tally.opened_at)
         self.prefill_time.add(tally.first_commit_at - tally.began_at)
         self.decode_time.add(now - tally.first_commit_at)
-
-
-@dataclass(slots=True)
-class Wire:
-    """Counts messages of one direction and their serialised bytes, without the framing of gRPC and HTTP/2."""
-
-    num_messages: dict[str, int] = field(default_factory=dict)  # by kind
-    num_bytes: dict[str, int] = field(default_factory=dict)
-
-    def add(self, kind: str, size: int) -> None:
-        self.num_messages[kind] = self.num_messages.get(kind, 0) + 1
-        self.num_bytes[kind] = self.num_bytes.get(kind, 0) + size

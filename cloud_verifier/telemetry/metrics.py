@@ -7,17 +7,15 @@ can read them. Names, kinds and labels are those of vLLM's `vllm/v1/metrics/logg
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cloud_verifier.core.near_ties import BOUNDS
 from cloud_verifier.core.tenants import LIMITS
 from cloud_verifier.telemetry.instruments import Histogram
 from cloud_verifier.telemetry.monitor import FILES
-from cloud_verifier.telemetry.snapshot import LiveSession, SessionMode, Snapshot
+from cloud_verifier.telemetry.snapshot import SessionMode, Snapshot
 from common.errors import Code
 from common.wire.describe import PROTOCOL_VERSION
 
@@ -63,8 +61,8 @@ def _info(snapshot: Snapshot) -> Mapping[str, str]:
 
 
 def _modes(snapshot: Snapshot) -> Mapping[str, float]:
-    found = Counter(each.mode for each in snapshot.sessions)
-    return {mode.value: found[mode] for mode in SessionMode}
+    counts = Counter(session.mode for session in snapshot.sessions)
+    return {mode.value: counts[mode] for mode in SessionMode}
 
 
 def _all_of(names: tuple[str, ...], counts: Mapping[str, float]) -> Mapping[str, float]:
@@ -83,45 +81,24 @@ def _slots(snapshot: Snapshot) -> Mapping[str, float]:
     return {"free": slots.free, "cached": slots.cached, "shared": slots.shared, "owned": slots.owned}
 
 
-def _of_tenants(name: str) -> Callable[[Snapshot], Mapping[str, float]]:
-    return lambda snapshot: {tenant: totals[name] for tenant, totals in snapshot.monitor.tenants().items()}
-
-
-def _of_live(value: Callable[[LiveSession], float]) -> Callable[[Snapshot], Mapping[str, float]]:
-    """Return a function that sums `value` over the live sessions of each tenant with a series."""
-
-    def summed(snapshot: Snapshot) -> Mapping[str, float]:
-        found = dict.fromkeys(snapshot.monitor.tenants(), 0.0)
-        for each in snapshot.sessions:
-            if (name := snapshot.monitor.series_of(each.tenant)) in found:
-                found[name] += value(each)
-        return found
-
-    return summed
-
-
-def _margins(snapshot: Snapshot) -> Histogram:
-    return Histogram(BOUNDS, [*snapshot.scheduler.ledger.near_ties.counts], math.nan)
-
-
 def _used(snapshot: Snapshot) -> float:
     slots = snapshot.slots
     return (slots.shared + slots.owned) / (slots.free + slots.cached + slots.shared + slots.owned)
 
 
 def _running(snapshot: Snapshot) -> float:
-    return sum(each.mode is not SessionMode.PREEMPTED for each in snapshot.sessions)
+    return sum(session.mode is not SessionMode.PREEMPTED for session in snapshot.sessions)
 
 
 def _waiting(snapshot: Snapshot) -> float:
-    return sum(each.mode is SessionMode.PREEMPTED for each in snapshot.sessions)
+    return sum(session.mode is SessionMode.PREEMPTED for session in snapshot.sessions)
 
 
 def _success(snapshot: Snapshot) -> Mapping[str, float]:
-    found = dict.fromkeys((*REASONS.values(), "error"), 0.0)
+    ends = dict.fromkeys((*REASONS.values(), "error"), 0.0)
     for reason, number in snapshot.counters.num_finished.items():
-        found[REASONS.get(reason, "error")] += number
-    return found
+        ends[REASONS.get(reason, "error")] += number
+    return ends
 
 
 def _queried(snapshot: Snapshot) -> float:
@@ -156,15 +133,12 @@ OWN = (
     Metric("forerun_draining", "gauge", lambda s: s.scheduler.draining,
         "1 while the verifier is draining and admits no session, else 0."),
     Metric("forerun_open_streams", "gauge", lambda s: len(s.monitor.streams), "Connected streams."),
-    Metric("forerun_streams", "counter", lambda s: s.monitor.num_streams, "Streams connected so far."),
     Metric("forerun_sessions", "gauge", _modes,
         "Open sessions by mode: `prefill`, `decode`, `waiting` (without fill, for a Propose), "
         "`preempted`.", "mode"),
     Metric("forerun_max_sessions", "gauge", lambda s: s.scheduler.config.max_sessions,
         "Most sessions that may be open at once."),
     Metric("forerun_sessions_opened", "counter", lambda s: s.counters.num_opened, "Sessions admitted."),
-    Metric("forerun_sessions_resumed", "counter", lambda s: s.counters.num_resumed,
-        "Admitted sessions that continued a text begun on another stream, here or elsewhere."),
     Metric("forerun_sessions_ended", "counter", lambda s: _all_of((*ENDS, *CODES), s.counters.num_finished),
         "Ended sessions by reason: that of the `Finish`, `LOST` for a broken stream, or the status of an "
         "error.", "reason"),
@@ -180,9 +154,6 @@ OWN = (
         "Seconds from the plan of a step to its result."),
     Metric("forerun_queue_time_seconds", "histogram", lambda s: s.instruments.queue_time,
         "Seconds from a session's readiness to the begin of its step; one sample a session and step."),
-    Metric("forerun_step_rows", "histogram", lambda s: s.instruments.step_rows, "Rows in a step."),
-    Metric("forerun_step_tips", "histogram", lambda s: s.instruments.step_tips,
-        "Tips in a step, one for each decoding session."),
     Metric("forerun_rows", "counter", _rows,
         "Rows evaluated, by kind: `prefill` (tokens of prompts and of texts that are read again), `tip` and "
         "`draft`.", "kind"),
@@ -196,88 +167,48 @@ OWN = (
         "Committed tokens that the edge had proposed in time."),
     Metric("forerun_server_made_tokens", "counter", lambda s: s.counters.num_server_made,
         "Committed tokens that the edge had not proposed in time."),
-    Metric("forerun_proposed_nodes", "counter", lambda s: s.counters.num_proposed,
-        "Nodes that edges have sent."),
     Metric("forerun_dropped_nodes", "counter", lambda s: s.counters.num_dropped,
         "Nodes dropped above the hard limit of their session; the edge ignored its credit."),
     Metric("forerun_guessed_nodes", "counter", lambda s: s.counters.num_guessed,
         "Nodes that the verifier's own drafter proposed and no edge had proposed."),
     Metric("forerun_guessed_tokens", "counter", lambda s: s.counters.num_guesses_won,
         "Committed tokens that steps wrote more because of the verifier's own drafter."),
-    Metric("forerun_live_nodes", "gauge", lambda s: sum(each.live_nodes for each in s.sessions),
-        "Live nodes, the verifier's own guesses included."),
     Metric("forerun_credit_pressure", "gauge", lambda s: s.scheduler.credit.pressure,
         "Share of the wanted draft rows that other sessions' rows displace, smoothed. Credit shrinks as it "
         "grows."),
     # choices
     Metric("forerun_near_ties", "counter", lambda s: s.scheduler.ledger.near_ties.num_near_ties,
         "Committed tokens whose margin was so small that different rounding might have changed the choice."),
-    Metric("forerun_near_tie_margin", "gauge", lambda s: s.scheduler.ledger.near_ties.near_tie,
-        "Margin in logits below which a choice is a near tie."),
     Metric("forerun_smallest_margin", "gauge", lambda s: s.scheduler.ledger.near_ties.smallest,
         "Smallest margin of a committed token, in logits; infinite before the first token."),
-    Metric("forerun_choice_margin", "histogram", _margins,
-        "Margins of committed tokens over the runner-up, in logits. The sum is not kept."),
     # the cost of steps
-    Metric("forerun_step_cost_fixed_seconds", "gauge", lambda s: s.scheduler.cost.fixed,
-        "Estimated seconds of a step without rows."),
-    Metric("forerun_step_cost_row_seconds", "gauge", lambda s: s.scheduler.cost.per_row,
-        "Estimated seconds that each row adds to a step."),
-    Metric("forerun_step_cost_read_seconds", "gauge", lambda s: s.scheduler.cost.per_read,
-        "Estimated seconds that each KV slot read adds to a step."),
     Metric("forerun_step_time_ratio", "histogram", lambda s: s.instruments.step_ratio,
         "Measured over predicted time of a step."),
     # memory
     Metric("forerun_kv_slots", "gauge", _slots,
         "KV slots by state: `free`, `cached` (without a reader), `shared` (cached and read), `owned` by a "
         "session.", "state"),
-    Metric("forerun_kv_slots_reserved", "gauge", lambda s: s.scheduler.memory.num_reserved,
-        "KV slots reserved for open sessions, taken or not."),
     Metric("forerun_kv_slots_available", "gauge", lambda s: s.slots.available,
         "KV slots that can still be reserved for new sessions."),
     Metric("forerun_memory_short", "gauge", lambda s: s.scheduler.backoff.active,
         "1 while the size of steps is reduced because the engine ran out of memory, else 0."),
-    Metric("forerun_evicted_slots", "counter", lambda s: s.scheduler.memory.cache.num_evicted,
-        "KV slots that the prefix cache evicted for sessions."),
     # the wire
-    Metric("forerun_received_messages", "counter", lambda s: _all_of(RECEIVED, s.received.num_messages),
-        "Messages from edges.", "message"),
-    Metric("forerun_received_bytes", "counter", lambda s: _all_of(RECEIVED, s.received.num_bytes),
+    Metric("forerun_received_bytes", "counter", lambda s: _all_of(RECEIVED, s.received),
         "Serialised bytes of messages from edges, without framing, which takes 14 bytes or more each.",
         "message"),
-    Metric("forerun_sent_messages", "counter", lambda s: _all_of(SENT, s.sent.num_messages),
-        "Messages to edges.", "message"),
-    Metric("forerun_sent_bytes", "counter", lambda s: _all_of(SENT, s.sent.num_bytes),
+    Metric("forerun_sent_bytes", "counter", lambda s: _all_of(SENT, s.sent),
         "Serialised bytes of messages to edges, without framing.", "message"),
     # tenants
     Metric("forerun_tenants", "gauge", lambda s: len(s.scheduler.tenants), "Tenants with an open session."),
-    Metric("forerun_tenant_sessions", "gauge", _of_live(lambda each: 1.0),
-        "Open sessions of a tenant. All series by tenant need `--metrics-tenants`.", "tenant"),
-    Metric("forerun_tenant_kv_slots", "gauge", _of_live(lambda each: each.promised_slots),
-        "KV slots reserved for a tenant's sessions.", "tenant"),
-    Metric("forerun_tenant_sessions_opened", "counter", _of_tenants("sessions"),
-        "Admitted sessions of a tenant.", "tenant"),
-    Metric("forerun_tenant_prompt_tokens", "counter", _of_tenants("prompt_tokens"),
-        "Tokens of a tenant's prompts.", "tenant"),
-    Metric("forerun_tenant_generation_tokens", "counter", _of_tenants("committed"),
-        "Tokens committed for a tenant.", "tenant"),
-    Metric("forerun_tenant_rows", "counter", _of_tenants("rows"),
-        "Rows evaluated for a tenant, the measure of its cost.", "tenant"),
-    Metric("forerun_tenant_wasted_rows", "counter", _of_tenants("wasted"),
-        "Draft rows of a tenant that were rejected.", "tenant"),
     # files that are renewed while the verifier runs, and quotas
     Metric("forerun_certificate_expiry_seconds", "gauge", lambda s: s.trust.expires_at,
         "Expiry of the TLS certificate in use, in seconds since 1970; infinite without one."),
-    Metric("forerun_file_reloads", "counter", lambda s: _all_of(FILES, s.trust.reloads),
-        "Newer files taken into use: `certificate`, `token_keys`, `tenant_limits`, `denied`.", "file"),
     Metric("forerun_failed_file_reloads", "counter", lambda s: _all_of(FILES, s.trust.failures),
         "Newer files that could not be used; the previous file stays. The log names the reason.", "file"),
     Metric("forerun_quota_refusals", "counter",
         lambda s: _all_of(LIMITS, s.scheduler.tenants.refused),
         "Sessions refused by their tenant's quota, by limit; also counted in `forerun_refusals_total`.",
         "limit"),
-    Metric("forerun_quota_held", "counter", lambda s: s.scheduler.tenants.num_held,
-        "Times that a ready session stayed out of a step because its tenant had used up its rate."),
 )  # fmt: skip
 
 VLLM = (
@@ -286,8 +217,6 @@ VLLM = (
         "Preempted sessions that wait for KV slots. A new session without room is refused instead."),
     Metric("vllm:kv_cache_usage_perc", "gauge", _used,
         "Share of the KV slots that sessions use, 0 to 1. Cached slots without a reader count as free."),
-    Metric("vllm:gpu_cache_usage_perc", "gauge", _used,
-        "Same as `vllm:kv_cache_usage_perc`, under the name of older versions."),
     Metric("vllm:cache_config", "info", _cache_config, "All KV slots, as blocks of one token."),
     Metric("vllm:prefix_cache_queries", "counter", _queried, "Tokens looked up in the prefix cache."),
     Metric("vllm:prefix_cache_hits", "counter", lambda s: s.counters.num_cached_tokens,

@@ -14,16 +14,13 @@ from dataclasses import dataclass, field
 
 from cloud_verifier.core.ledger import StepReport
 from cloud_verifier.core.session import SessionTally, VerifySession
-from cloud_verifier.telemetry.instruments import Instruments, Wire
+from cloud_verifier.telemetry.instruments import Instruments
 from common.acceptance import AcceptanceRule
 from common.errors import NOT_LET_IN, CapacityError, ForerunError, LocalError, UnavailableError
 from common.messages import FinishReason, Open
 from common.wire.status import fault_word
 
 logger = logging.getLogger(__name__)
-
-OTHERS, NOBODY = "(others)", "(none)"
-"""Series names for tenants without a series of their own, and for callers without a tenant."""
 
 MAX_NAME_CHARS = 64
 """Characters to which names that clients choose are cut."""
@@ -49,10 +46,9 @@ FILES = CERTIFICATE, TOKEN_KEYS, TENANT_LIMITS, DENIED = (
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Holds the certificate's expiry and the reloads of `FILES`. Counts are over all time, by name."""
+    """Holds the certificate's expiry and the failed reloads of `FILES`, over all time, by name."""
 
     expires_at: float = math.inf  # seconds since 1970, of the TLS certificate; infinite without one
-    reloads: Mapping[str, int] = field(default_factory=dict)  # newer files taken into use
     failures: Mapping[str, int] = field(default_factory=dict)  # newer files that could not be used
 
 
@@ -77,25 +73,18 @@ class Monitor:
     """Records streams, steps and messages; the worker and the service report them. All methods belong to the
     event loop's thread.
 
-    Args: max_tenants, the number of tenants with series of their own, first come first served; 0: no series
-    by tenant. clock, seconds, the worker's; wall, seconds since 1970.
+    Args: clock, seconds, the worker's; wall, seconds since 1970.
     """
 
     def __init__(
-        self,
-        max_tenants: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
     ) -> None:
         self.instruments = Instruments()
-        self.received, self.sent = Wire(), Wire()
+        self.received, self.sent = Counter[str](), Counter[str]()  # bytes of messages, by kind
         self.streams: dict[int, StreamRecord] = {}
-        self.num_streams = 0  # over all time
-        self.max_tenants = max_tenants
         self.trust: Callable[[], Trust] = Trust  # set by `Lifecycle`
         self.started_at, self.started_wall = clock(), wall()
         self._clock = clock
-        self._ended: dict[str, Counter[str]] = {}  # totals of ended sessions, by name
         self._last_step: StepReport | None = None
         self._refusals_full_at = clock()  # seconds; when a whole burst of lines may be written again
         self._num_untold = 0  # refused streams without a line, since the last line
@@ -104,7 +93,6 @@ class Monitor:
 
     def connected(self, key: int, tenant: str) -> None:
         self.streams[key] = StreamRecord(key, tenant)
-        self.num_streams += 1
 
     def asked(self, key: int, request: Open) -> None:
         """Note the `Open` of a stream. Only the number of its tokens is kept."""
@@ -117,8 +105,6 @@ class Monitor:
     def admitted(self, key: int, session: VerifySession) -> None:
         stream = self.streams[key]
         stream.session = session
-        if self.max_tenants:
-            self._ended.setdefault(self.series_of(stream.tenant), Counter())  # its name from now on
         fields: dict[str, object] = {
             "max_tokens": stream.max_tokens,
             "cached_tokens": session.tally.num_cached,
@@ -163,12 +149,12 @@ class Monitor:
     # The wire ---------------------------------------------------------------------------------------------
 
     def note_received(self, key: int, message: object, size: int) -> None:
-        self.received.add(type(message).__name__, size)
+        self.received[type(message).__name__] += size
         if (stream := self.streams.get(key)) is not None:
             stream.num_received += size
 
     def note_sent(self, key: int, message: object, size: int) -> None:
-        self.sent.add(type(message).__name__, size)
+        self.sent[type(message).__name__] += size
         if (stream := self.streams.get(key)) is not None:
             stream.num_sent += size
 
@@ -183,31 +169,12 @@ class Monitor:
     def draining(self, grace: float, num_sessions: int) -> None:
         logger.info("draining", extra={"fields": {"grace_s": grace, "sessions": num_sessions}})
 
-    # Tenants ----------------------------------------------------------------------------------------------
-
-    def tenants(self) -> dict[str, Counter[str]]:
-        """Return the totals by tenant, open sessions included; empty without series by tenant."""
-        found = {name: totals.copy() for name, totals in self._ended.items()}
-        for stream in self.streams.values():
-            if stream.session is not None and self.max_tenants:
-                totals = found.setdefault(self.series_of(stream.tenant), Counter())
-                totals.update(_totals(stream.num_prompt_tokens, stream.session.tally))
-        return found
-
-    def series_of(self, tenant: str) -> str:
-        """Return the name of a tenant's series: its own, or the shared `OTHERS`."""
-        name = shortened(tenant) or NOBODY
-        return name if name in self._ended or len(self._ended) < self.max_tenants else OTHERS
-
     # Inside -----------------------------------------------------------------------------------------------
 
     def _close(
         self, stream: StreamRecord, reason: str, tally: SessionTally, now: float, **fields: object
     ) -> None:
         stream.session, stream.over = None, True
-        if self.max_tenants:
-            name = self.series_of(stream.tenant)
-            self._ended.setdefault(name, Counter()).update(_totals(stream.num_prompt_tokens, tally))
         stream.account = {"reason": reason, **fields, **_account(tally, now)}
 
     def _refused(self, stream: StreamRecord, **fields: object) -> None:
@@ -239,17 +206,6 @@ def shortened(name: str) -> str:
     """Return a peer's name made printable and cut to `MAX_NAME_CHARS`."""
     printable = name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
     return printable if len(printable) <= MAX_NAME_CHARS else printable[: MAX_NAME_CHARS - 3] + "..."
-
-
-def _totals(num_prompt_tokens: int, tally: SessionTally) -> dict[str, int]:
-    """Return one session's share of its tenant's totals."""
-    return {
-        "sessions": 1,
-        "prompt_tokens": num_prompt_tokens,
-        "committed": tally.num_committed,
-        "rows": tally.num_rows,
-        "wasted": tally.num_drafts - tally.num_won,  # rejected draft rows
-    }
 
 
 def _account(tally: SessionTally, now: float) -> dict[str, object]:

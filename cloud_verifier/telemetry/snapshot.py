@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -10,7 +11,7 @@ from cloud_verifier.core.ledger import VerifierCounters
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.session import VerifySession
 from cloud_verifier.engine.around import Stats
-from cloud_verifier.telemetry.instruments import Instruments, Wire
+from cloud_verifier.telemetry.instruments import Instruments
 from cloud_verifier.telemetry.monitor import Monitor, StreamRecord, Trust, shortened
 
 
@@ -79,8 +80,8 @@ class Snapshot:
     slots: KvSlots
     counters: VerifierCounters
     instruments: Instruments
-    received: Wire
-    sent: Wire
+    received: Mapping[str, int]  # bytes of messages, by kind, without the framing of gRPC and HTTP/2
+    sent: Mapping[str, int]
     engine: Stats
     trust: Trust
 
@@ -150,8 +151,8 @@ def overview(snapshot: Snapshot) -> dict[str, Any]:
             "opened": counters.num_opened,
             "refused": sum(counters.num_refused.values()),
             "preempted": snapshot.scheduler.preemption.num_preempted,
-            "bytes_received": sum(snapshot.received.num_bytes.values()),
-            "bytes_sent": sum(snapshot.sent.num_bytes.values()),
+            "bytes_received": sum(snapshot.received.values()),
+            "bytes_sent": sum(snapshot.sent.values()),
         },
         "slots": asdict(snapshot.slots),
         "sessions": [asdict(session) for session in snapshot.sessions],

@@ -67,9 +67,6 @@ def _sum_up(found: Sequence[Verdict]) -> None:
     print(f"{'':8} {'attack':24} {'against':20} {'honest text':24} {'memory':9}")
     for verdict in found:
         print(line(verdict))
-    bounds = {each.bound for each in found if each.bound}
-    if bounds:
-        print(f"memory bounded by: {', '.join(sorted(bounds))}, 2 GiB")
 
 
 def _chosen(options: argparse.Namespace) -> list[Attack]:

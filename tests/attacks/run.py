@@ -41,7 +41,6 @@ class Verdict:
     p95_ms: float | None = None  # of the honest text's gaps
     undisturbed_ms: float | None = None
     peak_mib: int | None = None  # of the processes of the stage
-    bound: str = ""  # what bounded their memory
 
     @property
     def ratio(self) -> float | None:
@@ -216,4 +215,3 @@ async def _also_dead(stage: Stage, why: str) -> str:
 def _measure(verdict: Verdict, stage: Stage) -> None:
     if stage.subjects:
         verdict.peak_mib = max(each.peak for each in stage.subjects) >> 20
-        verdict.bound = stage.subjects[0].bound

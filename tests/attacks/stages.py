@@ -29,7 +29,7 @@ from lab.benchmarks.http_stream import BrokenError, HttpClient
 from lab.benchmarks.processes import LoggedProcess, attempts, free_port, own_places
 from lab.demo_models import DRAFT_GGUF, TARGET_DIR
 from tests.attacks.honest import PATIENCE, Honest, Text
-from tests.drivers.town import AUDIENCE, DOMAIN, ISSUER, Town
+from tests.drivers.town import AUDIENCE, ISSUER, Town
 from tests.fuzz.laws import Broken
 
 Write = Callable[[bytes], Awaitable[None]]
@@ -111,12 +111,6 @@ INTERVAL = 0.05
 LATE = 4.0
 """Seconds after its grace in which a process must be gone: two are promised, two are for a busy machine."""
 
-GROUPS = (
-    (Path("/sys/fs/cgroup"), "memory.max"),
-    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
-)
-"""Where control groups of version 2 and 1 are, and the file of their memory limit."""
-
 PAGE = resource.getpagesize()
 
 
@@ -128,22 +122,13 @@ class Subject:
         self.peak = 0  # resident bytes of it and its children
         self.killed = False  # by the watcher, over the limit
         self._files = files
-        self._group: Path | None = None
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None
 
-    @property
-    def bound(self) -> str:
-        """What bounds its memory."""
-        return "control group" if self._group is not None else "watcher"
-
     async def start(self) -> None:
-        """Start it, bounded before it has loaded anything."""
+        """Start it, and watch its memory."""
         await self.program.spawn()
         pid = self.program.pid
-        self._group = self._group or limited_group(f"forerun-attacks-{os.getpid()}-{pid}")
-        if self._group is not None:
-            (self._group / "cgroup.procs").write_text(str(pid))
         if self._files:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (self._files, self._files))
         self._over.clear()
@@ -181,13 +166,6 @@ class Subject:
             self._watcher = None
         await self.program.close()
 
-    async def close(self) -> None:
-        await self.kill()
-        if self._group is not None:
-            with contextlib.suppress(OSError):  # what it left may still be ending
-                self._group.rmdir()
-            self._group = None
-
     def _watch(self, pid: int, over: threading.Event) -> None:
         while not over.wait(INTERVAL):
             now = resident(pid)
@@ -201,23 +179,6 @@ class Subject:
     def _last_words(self) -> str:
         lines = self.log.read_text("utf-8", "replace").strip().splitlines()
         return lines[-1][:300] if lines else "its log is empty"
-
-
-def limited_group(name: str) -> Path | None:
-    """A new control group with the limit, where this user may make one. The watcher is there in any case."""
-    for parent, limit in GROUPS:
-        group = parent / name
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            (group / limit).write_text(str(LIMIT))
-        except OSError:
-            group.rmdir()
-            continue
-        return group
-    return None
 
 
 def family(pid: int) -> list[int]:
@@ -248,8 +209,6 @@ TOKENS = 150
 
 HONEST, HOSTILE = "honest", "hostile"
 """Two tenants."""
-
-TENANT_KEY = "x-tenant"
 
 
 class Stage:
@@ -299,30 +258,26 @@ class Stage:
 
     async def _subject(self, program: LoggedProcess, log: Path, files: int = 0) -> Subject:
         subject = Subject(program, log, files)
-        self._stack.push_async_callback(subject.close)
+        self._stack.push_async_callback(subject.kill)
         await subject.start()
         self.subjects.append(subject)
         return subject
 
 
 class VerifierStage(Stage):
-    """A verifier. `identity` is how it knows its callers: "", tokens, certificates or header."""
+    """A verifier. With `has_tokens` it knows its callers by tokens."""
 
-    def __init__(self, folder: Path, honest: Honest, *flags: str, identity: str = "", files: int = 0) -> None:
+    def __init__(self, folder: Path, honest: Honest, *, has_tokens: bool = False) -> None:
         super().__init__(folder, honest)
-        self._flags, self._identity, self._files = flags, identity, files
+        self._has_tokens = has_tokens
         self.town: Town | None = None
         self.tls: TlsSettings | None = None  # of an honest edge
-        self.address = self.http = ""
+        self.address = ""
         self.described = pb.DescribeResponse()
 
     @property
     def verifier(self) -> Subject:
         return self.subjects[0]
-
-    @property
-    def port(self) -> int:
-        return int(self.address.rpartition(":")[2])
 
     def asked(self) -> dict[str, Any]:
         """See `Stage`."""
@@ -343,9 +298,7 @@ class VerifierStage(Stage):
 
     def metadata(self, tenant: str = HOSTILE) -> tuple[tuple[str, str], ...]:
         """What a call of this tenant brings."""
-        if self._identity == "header":
-            return ((TENANT_KEY, tenant),)
-        if self._identity == "tokens":
+        if self._has_tokens:
             assert self.town is not None, "made at the start"
             return (("authorization", f"Bearer {self.town.token(tenant)}"),)
         return ()
@@ -368,16 +321,15 @@ class VerifierStage(Stage):
         program = LoggedProcess(
             "verifier", "verify", "--model", str(TARGET_DIR.resolve()), "--listen", "127.0.0.1:0",
             "--json", "--threads", "1", "--step-floor", "30", "--grace", str(GRACE), "--deterministic",
-            "--http", "127.0.0.1:0", *self._flags, *self._identity_flags(),
+            *self._identity_flags(),
             log=log,
         )  # fmt: skip
-        await self._subject(program, log, self._files)
+        await self._subject(program, log)
         async for _ in attempts():
             program.check()
             found = [line for line in log.read_text("utf-8").splitlines() if line.startswith('{"listening')]
             if found:
-                told = json.loads(found[-1])
-                self.address, self.http = told["listening"], told["http"]
+                self.address = json.loads(found[-1])["listening"]
                 break
         async with self.channel() as channel:
             stub = pb_grpc.VerifierServiceStub(channel)
@@ -387,15 +339,9 @@ class VerifierStage(Stage):
             )
 
     def _identity_flags(self) -> list[str]:
-        if self._identity == "header":
-            return ["--tenant-header", TENANT_KEY, "--metrics-tenants", "3"]
-        if not self._identity:
+        if not self._has_tokens:
             return []
         town = self.town = Town(self.folder)
-        flags = ["--tls-cert", str(self.folder / "tls.crt"), "--tls-key", str(self.folder / "tls.key")]
-        if self._identity == "certificates":
-            self.tls = town.of(HONEST)
-            return [*flags, "--tls-client-ca", str(self.folder / "ca.crt"), "--tenant-certificate", DOMAIN]
         self.tls = town.bearer(town.token(HONEST))
         limits = self.folder / "limits.toml"
         limits.write_text(
@@ -403,6 +349,7 @@ class VerifierStage(Stage):
         )
         keys = str(self.folder / "keys.json")
         tokens = ["--token-keys", keys, "--token-audience", AUDIENCE, "--token-issuer", ISSUER]
+        flags = ["--tls-cert", str(self.folder / "tls.crt"), "--tls-key", str(self.folder / "tls.key")]
         return [*flags, *tokens, "--tenant-limits", str(limits)]
 
 

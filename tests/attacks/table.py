@@ -35,8 +35,7 @@ class Attack:
     skipped: str = ""  # why it is not played
 
 
-PLAIN, TOKENS, CERTIFICATES, HEADER = "verifier", "verifier, tokens", "verifier, mTLS", "verifier, header"
-SMALL, LARGE, FEW_FILES = "verifier of 64", "verifier of 512", "verifier, 160 files"
+PLAIN, TOKENS = "verifier", "verifier, tokens"
 DAEMON, DURABLE, DAEMON_FILES = "daemon", "daemon, durable", "daemon, 1,024 files"
 CROWDED, STEPPED, LIED_TO, NOTHING = "daemon, 256 places", "daemon, clock", "daemon, lies", "files"
 
@@ -45,20 +44,9 @@ Make = Callable[[Path, Honest, VerifierStage], Stage]
 
 DRAFTS = ("--policy", "adaptive")
 
-NO_GUESSES = "--no-recall"
-"""For crowds whose paces are compared. A text that repeats itself is guessed and ends in fewer steps, which
-costs the others nothing. Without guesses each step brings each session one token."""
-
 STAGES: dict[str, Make] = {
     PLAIN: lambda folder, honest, _: VerifierStage(folder, honest),
-    TOKENS: lambda folder, honest, _: VerifierStage(folder, honest, identity="tokens"),
-    CERTIFICATES: lambda folder, honest, _: VerifierStage(folder, honest, identity="certificates"),
-    HEADER: lambda folder, honest, _: VerifierStage(folder, honest, identity="header"),
-    SMALL: lambda folder, honest, _: VerifierStage(folder, honest, "--max-sessions", "64", NO_GUESSES),
-    LARGE: lambda folder, honest, _: VerifierStage(
-        folder, honest, "--max-sessions", "512", "--slots", "65536", NO_GUESSES
-    ),
-    FEW_FILES: lambda folder, honest, _: VerifierStage(folder, honest, files=160),
+    TOKENS: lambda folder, honest, _: VerifierStage(folder, honest, has_tokens=True),
     DAEMON: lambda folder, honest, behind: DaemonStage(folder, honest, behind, *DRAFTS),
     DURABLE: lambda folder, honest, behind: DaemonStage(
         folder, honest, behind, *DRAFTS, "--api-resume", "durable"
@@ -75,39 +63,10 @@ STAGES: dict[str, Make] = {
 }
 
 VERIFIER_ATTACKS = (
-    Attack("ambiguous grammars", PLAIN, on_verifier.ambiguous_grammars, "no mask holds others up"),
     Attack("slow grammars", PLAIN, on_verifier.slow_grammars, "honest grammars are taken"),
-    Attack("large grammars", PLAIN, on_verifier.large_grammars, "their memory is bounded together"),
-    Attack("empty proposals", PLAIN, on_verifier.empty_proposals, "many small messages cost their sender"),
-    Attack("calls without identity", PLAIN, on_verifier.calls_without_identity, "the log grows by < 1 MiB"),
-    Attack("resets", PLAIN, on_verifier.resets, "streams that are reset at once cost little"),
-    Attack("broken rules", PLAIN, on_verifier.broken_rules, "each is answered as the client's fault"),
-    Attack("idle connections", PLAIN, on_verifier.one_address, "a newcomer of another address gets in"),
-    Attack("half scrapes", PLAIN, on_verifier.half_scrapes, "the metrics are read within 12 s"),
-    Attack("unread token tables", PLAIN, on_verifier.unread_tables, "another edge has it in 20 s"),
-    Attack("name of the folder", PLAIN, on_verifier.name_of_the_folder, "no path of the server is told"),
-    Attack(
-        "drain beside a compile", PLAIN, on_verifier.drain_beside_a_compile, "gone in time", beside=False
-    ),
     Attack("compressed padding", TOKENS, on_verifier.compressed_padding, "8 KB stay 8 KB"),
     Attack("forged tokens", TOKENS, on_verifier.forged_tokens, "nobody comes in"),
-    Attack("forged certificates", CERTIFICATES, on_verifier.forged_certificates, "nobody comes in"),
-    Attack("prompts of others", HEADER, on_verifier.cached_prompts, "no tenant reads another's cache"),
-    Attack("hostile tenant names", HEADER, on_verifier.hostile_names, "four labels of 64 characters"),
-    Attack("few descriptors", FEW_FILES, on_verifier.few_descriptors, "sessions go on, newcomers come later"),
-    Attack(
-        "crowd at the door",
-        SMALL,
-        on_verifier.crowd_at_the_door,
-        "equal pace inside, refusals with advice in 3 s",
-        beside=False,
-    ),
-    Attack(
-        "equal advice", SMALL, on_verifier.equal_advice, "refused sessions come again at different times",
-        beside=False,
-    ),
-    Attack("full house", LARGE, on_verifier.full_house, "all whole, equal pace", beside=False),
-)  # fmt: skip
+)
 
 DAEMON_ATTACKS = (
     Attack("slow grammar, daemon", DAEMON, on_daemon.slow_grammar, "compiling ends, /healthz answers"),
@@ -135,8 +94,7 @@ DAEMON_ATTACKS = (
 )
 
 FILE_ATTACKS = (
-    Attack("reader behind", NOTHING, on_files.reader_behind, "no holes", beside=False),
-    Attack("damaged models", NOTHING, on_files.damaged_models, "refused in a sentence", beside=False),
+    Attack("damaged target", NOTHING, on_files.damaged_target, "refused in a sentence", beside=False),
 )
 
 ATTACKS = (*VERIFIER_ATTACKS, *DAEMON_ATTACKS, *FILE_ATTACKS)

@@ -47,7 +47,7 @@ async def test_known_attacks_on_a_verifier_break_nothing(tmp_path: Path) -> None
 
 
 async def test_known_attacks_on_files_break_nothing(tmp_path: Path) -> None:
-    found = await played(tmp_path, *named("reader behind"))
+    found = await played(tmp_path, *named("damaged target"))
     assert not [verdict for verdict in found.values() if verdict.why]
 
 
@@ -83,7 +83,6 @@ async def test_a_process_beyond_its_memory_is_ended(tmp_path: Path, monkeypatch:
     from tests.attacks import stages
     from tests.fuzz.laws import Broken
 
-    monkeypatch.setattr(stages, "limited_group", lambda name: None)
     monkeypatch.setattr(stages, "LIMIT", 1 << 20)
     log = tmp_path / "log"
     under = stages.Subject(LoggedProcess("client", module="tests.attacks.honest", log=log), log)
@@ -94,4 +93,4 @@ async def test_a_process_beyond_its_memory_is_ended(tmp_path: Path, monkeypatch:
         with pytest.raises(Broken, match="was killed"):
             under.check()
     finally:
-        await under.close()
+        await under.kill()

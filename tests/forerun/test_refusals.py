@@ -30,7 +30,6 @@ REFUSED = f"""
 {VERIFY} --http 9464
 {VERIFY} --http localhost:x
 {VERIFY} --http localhost:²
-{VERIFY} --metrics-tenants -1
 {VERIFY} --tls-cert c
 {VERIFY} --tls-key k
 {VERIFY} --tls-client-ca a

@@ -100,8 +100,7 @@ async def serve(config: BesideConfig, make: Callable[[httpx.AsyncClient], Engine
         rules = tuple(rule for rule in client.rules if rule in config.server.rules)
         limits = limits_of(engine.max_sessions, rules)
         scheduler = RequestScheduler(info, limits, client.refuse)
-        tenants = config.operations.metrics_tenants
-        worker = RequestWorker(client, scheduler, sender, max_tenants=tenants)
+        worker = RequestWorker(client, scheduler, sender)
         await serve_worker(config.server, config.identity, config.operations, worker, table, announce)
     sender.close()
 

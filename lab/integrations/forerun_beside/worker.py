@@ -76,10 +76,8 @@ class RequestWorker(Worker):
         scheduler: RequestScheduler,
         sender: Sender,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        max_tenants: int = 0,
     ) -> None:
-        super().__init__(NoSteps(scheduler.info), scheduler, clock, max_tenants=max_tenants)
+        super().__init__(NoSteps(scheduler.info), scheduler, clock)
         self._client = client
         self._sender = sender
         self._requests: dict[int, tuple[str, asyncio.Task[None]]] = {}  # by stream: key of its drafts

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_verifier.core.ledger import Waits
-from cloud_verifier.core.near_ties import BOUNDS, NearTies
+from cloud_verifier.core.near_ties import NearTies
 from cloud_verifier.core.nouns import RowLogprobs, StepResult
 from common.errors import PeerError
 from common.messages import Propose, TokenLogprobs
@@ -158,22 +158,15 @@ def some(*margins: float) -> np.ndarray:
 
 
 @given(st.lists(st.lists(st.floats(0, 100, width=32), max_size=5), max_size=6), st.floats(0, 3))
-def test_counts_add_up_and_the_smallest_is_kept(batches: list[list[float]], temperature: float) -> None:
+def test_near_ties_are_counted_and_the_smallest_margin_is_kept(
+    batches: list[list[float]], temperature: float
+) -> None:
     counter = NearTies(0.01)
     for batch in batches:
         counter.note(some(*batch), temperature)
     scaled = [margin * (temperature or 1.0) for batch in batches for margin in batch]
-    assert len(scaled) == sum(counter.counts)
     assert counter.num_near_ties == sum(1 for margin in scaled if margin < 0.01)
     assert counter.smallest == min(scaled, default=math.inf)
-    for bound, upto in zip(BOUNDS, np.cumsum(counter.counts), strict=False):
-        assert upto == sum(1 for margin in scaled if margin < bound)
-
-
-def test_a_choice_without_a_runner_up_is_far_from_a_tie() -> None:
-    counter = NearTies(0.1)
-    counter.note(some(math.inf), 1.0)
-    assert (sum(counter.counts), counter.num_near_ties, counter.counts[-1]) == (1, 0, 1)
 
 
 def step(bench: Bench, margins: dict[int, float]) -> None:
@@ -192,7 +185,6 @@ def test_only_choices_on_the_committed_path_count() -> None:
     bench.propose(1, chain(3, 8, anchor=None))
     step(bench, {1: 0.5, 2: 0.25, 3: 0.125, 5: 0.01, 8: 0.02})
     assert bench.text(1) == [2, 3, 4]
-    assert sum(bench.scheduler.ledger.near_ties.counts) == 3
     assert bench.scheduler.ledger.near_ties.smallest == 0.125
 
 
@@ -202,7 +194,6 @@ def test_a_token_that_ends_the_text_brings_no_choice_of_its_own() -> None:
     bench.open(1, ask((1,), ignore_eos=False))
     bench.propose(1, chain(2, 3, anchor=0))
     step(bench, {1: 0.5, 2: 0.25, 3: 1e-9})
-    assert sum(bench.scheduler.ledger.near_ties.counts) == 2
     assert bench.scheduler.ledger.near_ties.smallest == 0.25
 
 
@@ -212,4 +203,3 @@ def test_sessions_of_one_step_count_by_their_own_temperature() -> None:
     bench.open(2, ask((2,), temperature=0.5))
     step(bench, {1: 0.75, 2: 1.0})
     assert bench.scheduler.ledger.near_ties.smallest == 0.5
-    assert sum(bench.scheduler.ledger.near_ties.counts) == 2

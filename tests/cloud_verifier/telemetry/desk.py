@@ -29,10 +29,10 @@ def ask(
     return Open(prompt, params, FINGERPRINT, committed=committed, fill=fill, session_id=session_id)
 
 
-def make(max_tenants: int = 0, **limits: float) -> Worker:
+def make(**limits: float) -> Worker:
     """A worker that takes messages and runs no step."""
     config = SchedulerConfig(**limits)  # type: ignore[arg-type]  # as the fields are
-    return Worker(TinyTarget(INFO), VerifyScheduler(INFO, config), max_tenants=max_tenants)
+    return Worker(TinyTarget(INFO), VerifyScheduler(INFO, config))
 
 
 def begin(worker: Worker, request: Open, tenant: str = "") -> tuple[int, Outbox]:

@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.telemetry.monitor import (
-    NOBODY,
-    OTHERS,
-    REFUSALS_BURST,
-    REFUSALS_RATE,
-    Monitor,
-    shortened,
-)
+from cloud_verifier.telemetry.monitor import REFUSALS_BURST, REFUSALS_RATE, Monitor, shortened
 from common.acceptance import Acceptance, AcceptanceRule
 from common.errors import PeerError, UserError
 from common.messages import Close, Propose
@@ -126,30 +119,6 @@ def test_an_end_is_told_once(lines: pytest.LogCaptureFixture) -> None:
 )
 def test_names_that_others_choose_are_short_and_printable(name: str, short: str) -> None:
     assert shortened(name) == short
-
-
-# Tenants ----------------------------------------------------------------------------------------------
-
-
-async def test_a_tenant_has_had_what_its_sessions_had() -> None:
-    async with running(make(max_tenants=2)) as worker:
-        for tenant, number in (("a", 4), ("b", 5), ("a", 6)):
-            await whole(worker, ask(max_tokens=number), tenant)
-        begin(worker, ask(), "b")
-        found = worker.monitor.tenants()
-    assert set(found) == {"a", "b"}
-    assert (found["a"]["sessions"], found["a"]["committed"], found["a"]["prompt_tokens"]) == (2, 10, 6)
-    assert found["b"]["sessions"] == 2, "the open one included"
-
-
-def test_those_that_come_late_share_a_name_and_keep_it() -> None:
-    worker = make(max_tenants=2)
-    for tenant in ("", "b", "c", "d", "b"):
-        key, _ = begin(worker, ask(), tenant)
-        worker.disconnect(key)
-        begin(worker, ask(), tenant)
-    found = worker.monitor.tenants()
-    assert {name: totals["sessions"] for name, totals in found.items()} == {NOBODY: 2, "b": 4, OTHERS: 4}
 
 
 def test_a_session_under_another_rule_says_so(lines: pytest.LogCaptureFixture) -> None:
